@@ -1,10 +1,11 @@
-"""What aggregation costs for N perceptrons 784-400-200-100-10: seconds next to those of the MA-Echo paper, and memory.
+"""What aggregation costs for N perceptrons 784-400-200-100-10: seconds next to those of the MA-Echo
+paper, and memory.
 
     python -m benchmarks.aggregation
 
-Models are random, projectors those of as many batches of random samples as MNIST would give. Seconds are those of one
-core, so that a busy machine does not matter. Every number of clients has a process of its own; its peak is what it
-needs beyond an empty one.
+Models are random, projectors those of as many batches of random samples as MNIST would give.
+Seconds are those of one core, so that a busy machine does not matter. Every number of clients has a
+process of its own; its peak is what it needs beyond an empty one.
 """
 
 import resource
@@ -48,9 +49,14 @@ class TimedDENSE(DENSE):
         """As DENSE does."""
         return timed("synthesis", lambda: super(TimedDENSE, self).synthesise(fed, teacher, student))
 
-    def distil(self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
+    def distil(
+        self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor
+    ) -> None:
         """As DENSE does."""
-        timed("distillation", lambda: super(TimedDENSE, self).distil(fed, teacher, student, momentum, pool))
+        timed(
+            "distillation",
+            lambda: super(TimedDENSE, self).distil(fed, teacher, student, momentum, pool),
+        )
 
 
 SECONDS: dict[str, float] = {}
@@ -72,11 +78,15 @@ def network(seed: int) -> Network:
 
 
 def contribution(seed: int, clients: int) -> Contribution:
-    """What one of so many clients of MA-Echo sends, if it has its share of the 60,000 samples of MNIST."""
+    """What one of so many clients of MA-Echo sends, if it has its share of the 60,000 samples of
+    MNIST.
+    """
     own = network(seed)
     batches = [(torch.rand(64, *SHAPE), torch.zeros(64)) for _ in range(60_000 // (64 * clients))]
     found = projectors(own.module.eval(), own.layout.hidden, batches, closed=False)
-    return Contribution(own.weights(), [p.float() for p in found], torch.ones(CLASSES, dtype=torch.bool))
+    return Contribution(
+        own.weights(), [p.float() for p in found], torch.ones(CLASSES, dtype=torch.bool)
+    )
 
 
 def echo(clients: int) -> tuple[float, int, int]:
@@ -109,7 +119,9 @@ def others(clients: int) -> dict[str, float]:
     data = federate([(x, y)] * clients, test=(x, y), val_fraction=0)
     run(TimedDENSE(epochs=1, distill_epochs=1), data, "mlp_ma_echo", hardware=Hardware(threads=1))
     epochs = DENSE().distill_epochs  # epoch e synthesises one batch and learns from e
-    SECONDS["DENSE"] = epochs * SECONDS["synthesis"] + epochs * (epochs + 1) / 2 * SECONDS["distillation"]
+    SECONDS["DENSE"] = (
+        epochs * SECONDS["synthesis"] + epochs * (epochs + 1) / 2 * SECONDS["distillation"]
+    )
     return {name: SECONDS[name] for name in ("average", "OT fusion", "DENSE")}
 
 
@@ -126,8 +138,15 @@ def main() -> int:
         for i, n in enumerate(CLIENTS):
             seconds, most, sent = pool.apply(echo, (n,))
             cells = {"MA-Echo": seconds} | pool.apply(others, (n,))
-            print(f"N = {n}:", ", ".join(f"{name} {cells[name]:.3f} ({PAPER[name][i]:g})" for name in PAPER))
-            print(f"  MA-Echo's peak memory {most / 1e9:.2f} GB, {most / sent:.2f} of N·(M + projectors)", flush=True)
+            print(
+                f"N = {n}:",
+                ", ".join(f"{name} {cells[name]:.3f} ({PAPER[name][i]:g})" for name in PAPER),
+            )
+            print(
+                f"  MA-Echo's peak memory {most / 1e9:.2f} GB, {most / sent:.2f} of N·(M + "
+                "projectors)",
+                flush=True,
+            )
     print(f"limit of memory for N = {CLIENTS[-1]}: {LIMIT / 1e9:g} GB")
     return int(most > LIMIT)
 

@@ -1,6 +1,7 @@
 """Accuracy of FedGram over the bytes of a hand-off, drawn from a record of finished runs.
 
-    python -m benchmarks.bytes_curve experiments/records/exact-bytes.jsonl --out docs/assets/fedgram-bytes.png
+    python -m benchmarks.bytes_curve experiments/records/exact-bytes.jsonl --out
+    docs/assets/fedgram-bytes.png
 
 Points are means over seeds, bars their standard deviations. The table is printed, too.
 """
@@ -14,7 +15,12 @@ from statistics import mean, stdev
 
 from matplotlib import pyplot as plt
 
-NAMES = {"pacs": "PACS", "office_caltech10": "Office-Caltech-10", "mnist": "MNIST", "cifar10": "CIFAR-10"}
+NAMES = {
+    "pacs": "PACS",
+    "office_caltech10": "Office-Caltech-10",
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+}
 UNITS = {"kB": 1e3, "MB": 1e6}
 
 Curves = dict[str, dict[str, list[float]]]
@@ -51,8 +57,18 @@ def main() -> None:
         texts = sorted(points, key=size)
         means = [mean(points[t]) for t in texts]
         bars = [stdev(points[t]) if len(points[t]) > 1 else 0.0 for t in texts]
-        axes.errorbar([size(t) / 1e6 for t in texts], means, bars, marker="o", capsize=3, label=NAMES.get(data, data))
-        print(NAMES.get(data, data), *(f"{t}: {m:.2f} ± {b:.2f}" for t, m, b in zip(texts, means, bars, strict=True)))
+        axes.errorbar(
+            [size(t) / 1e6 for t in texts],
+            means,
+            bars,
+            marker="o",
+            capsize=3,
+            label=NAMES.get(data, data),
+        )
+        print(
+            NAMES.get(data, data),
+            *(f"{t}: {m:.2f} ± {b:.2f}" for t, m, b in zip(texts, means, bars, strict=True)),
+        )
     axes.set(xscale="log", xlabel="hand-off (MB)", ylabel="accuracy (%)")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=4, frameon=False)

@@ -1,13 +1,15 @@
-"""What runs with 100 to 1,000,000 clients cost: seconds to the first step, seconds a step, memory, size of the folder.
+"""What runs with 100 to 1,000,000 clients cost: seconds to the first step, seconds a step, memory,
+size of the folder.
 
     python -m benchmarks.clients            # all rows, each in its own process
     python -m benchmarks.clients fedavg 1000
 
-Each client has 4 training samples of 8 numbers and the network is an mlp with 32 hidden units, so that the table has
-what clients cost, not what training costs. Methods of rounds call 10 clients in each round. A chain calls one client in
-a step, and gossip calls all of them. A few steps are done in a run folder; "start" is everything before the first step,
-with the division of the data, and "a step" is the median of the steps after the first. Models are measured after each
-step in the row that says so, and in no other. Seconds are CPU time of one thread.
+Each client has 4 training samples of 8 numbers and the network is an mlp with 32 hidden units, so
+that the table has what clients cost, not what training costs. Methods of rounds call 10 clients in
+each round. A chain calls one client in a step, and gossip calls all of them. A few steps are done
+in a run folder; "start" is everything before the first step, with the division of the data, and "a
+step" is the median of the steps after the first. Models are measured after each step in the row
+that says so, and in no other. Seconds are CPU time of one thread.
 """
 
 import argparse
@@ -60,7 +62,9 @@ def measure(name: str, clients: int) -> str:
     """Run, and return a row of the table."""
     torch.set_num_threads(1)
     x, y = torch.rand(clients * EACH, FEATURES), torch.arange(clients * EACH) % 2
-    dataset = from_tensors((x, y), (torch.rand(200, FEATURES), torch.arange(200) % 2), classes=("a", "b"))
+    dataset = from_tensors(
+        (x, y), (torch.rand(200, FEATURES), torch.arange(200) % 2), classes=("a", "b")
+    )
     memory = resident()
     began, times = time.process_time(), list[float]()
     with tempfile.TemporaryDirectory() as scratch:
@@ -100,14 +104,18 @@ def main() -> None:
         print(measure(given.method, given.clients))
         return
     print(
-        "| method | clients | start, s | a step, s | memory, MB | folder, MB | files |\n|---|---|---|---|---|---|---|"
+        "| method | clients | start, s | a step, s | memory, MB | folder, MB | files "
+        "|\n|---|---|---|---|---|---|---|"
     )
     for name in METHODS:
         for clients in SIZES:
             if name == "gossip" and clients > MOST_AT_ONCE:
                 continue
             command = [sys.executable, "-m", "benchmarks.clients", name, str(clients)]
-            print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip(), flush=True)
+            print(
+                subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip(),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

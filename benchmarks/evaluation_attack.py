@@ -1,10 +1,12 @@
-"""What 100 evaluations show of one record, to a coordinator that makes up the models and knows all other samples.
+"""What 100 evaluations show of one record, to a coordinator that makes up the models and knows all
+other samples.
 
     python -m benchmarks.evaluation_attack
 
-Each model gives one test sample a score that says something about it, and the other samples scores that make this easy
-to read. The record is taken to have as many bits as anybody wants to know. The table has, for each setting, how many
-answers of a silo the coordinator can tell apart, and how many bits of a random record it really reads by 100 models.
+Each model gives one test sample a score that says something about it, and the other samples scores
+that make this easy to read. The record is taken to have as many bits as anybody wants to know. The
+table has, for each setting, how many answers of a silo the coordinator can tell apart, and how many
+bits of a random record it really reads by 100 models.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,9 +61,13 @@ def arrangements() -> Iterator[list[int]]:
     """Yield bins of the scores of all other samples."""
     n = SAMPLES - 1
     yield [BINS // 2] * n
-    yield [0] * 4 + [BINS - 2] * 5 + [BINS - 1] * (n - 9)  # the sample is the median of the first ten
+    yield (
+        [0] * 4 + [BINS - 2] * 5 + [BINS - 1] * (n - 9)
+    )  # the sample is the median of the first ten
     groups = n // 9
-    yield sorted(int((k % groups + 0.5) * BINS / groups) for k in range(n))  # it makes a group of nine large enough
+    yield sorted(
+        int((k % groups + 0.5) * BINS / groups) for k in range(n)
+    )  # it makes a group of nine large enough
     yield torch.linspace(0, BINS - 1, n).long().tolist()
 
 
@@ -83,14 +89,17 @@ def counts(place: int, others: tuple[int, ...], setting: Setting) -> Tensor:
 
 
 def answer(place: int, others: Sequence[int], setting: Setting) -> bytes:
-    """Return what the coordinator reads: the silo's counts, and those of others where masks hide single ones."""
+    """Return what the coordinator reads: the silo's counts, and those of others where masks hide
+    single ones.
+    """
     rest = counts(BINS - 1, tuple(others), setting)
     found = counts(place, tuple(others), setting) + (setting.silos - 1) * rest
     return found.numpy().tobytes()
 
 
 def attack(setting: Setting, step: int) -> tuple[int, int]:
-    """Return how many answers can be told apart, and how many bits of a random record 100 models show.
+    """Return how many answers can be told apart, and how many bits of a random record 100 models
+    show.
 
     Args:
         setting: how carefully silos report.
@@ -111,7 +120,10 @@ def attack(setting: Setting, step: int) -> tuple[int, int]:
 
 def main() -> None:
     """Print the table."""
-    print("| what the coordinator reads | answers told apart | bits of a record by 100 models |\n|---|---:|---:|")
+    print(
+        "| what the coordinator reads | answers told apart | bits of a record by 100 models "
+        "|\n|---|---:|---:|"
+    )
     for setting in SETTINGS:
         apart, bits = attack(setting, 32)  # 129 scores, 7 bits
         print(f"| {setting.name} | {apart:,} | {bits:,} |", flush=True)

@@ -2,17 +2,18 @@
 
     EKIDEN_DATA=... python -m benchmarks.fedgram_view --out docs/assets/fedgram-view.png
 
-The first client of Office-Caltech-10 (amazon, 32 pixels) settles the features and hands its sums to the second
-(caltech10), which tries to see its images:
+The first client of Office-Caltech-10 (amazon, 32 pixels) settles the features and hands its sums to
+the second (caltech10), which tries to see its images:
 
-- patches: filters are whitened patches; the second client undoes that with the moments of patches of its own images;
-- one image: where the first client holds one image of a class, the sums of that class are its features, and pixels with
-  the same features are searched for by gradient descent;
+- patches: filters are whitened patches; the second client undoes that with the moments of patches
+  of its own images;
+- one image: where the first client holds one image of a class, the sums of that class are its
+  features, and pixels with the same features are searched for by gradient descent;
 - class means: the same search for the mean features of all images of a class.
 
-Printed is how alike (correlation of pixels) pictures found and true ones are; since features are averaged with those of
-the mirror image, the more alike of the two counts. In brackets: the same for the mean of the second client's images of
-that class, which needs no attack.
+Printed is how alike (correlation of pixels) pictures found and true ones are; since features are
+averaged with those of the mirror image, the more alike of the two counts. In brackets: the same for
+the mean of the second client's images of that class, which needs no attack.
 """
 
 import argparse
@@ -58,7 +59,10 @@ class Soft:
         depth = pixels.shape[1] * SIZE**2
         one = torch.ones(1, pixels.shape[1], SIZE, SIZE)
         mean, square = F.conv2d(pixels, one) / depth, F.conv2d(pixels.square(), one) / depth
-        v = F.conv2d(pixels, self._filters) / (square - mean.square() + CONTRAST).clamp(min=1).sqrt()
+        v = (
+            F.conv2d(pixels, self._filters)
+            / (square - mean.square() + CONTRAST).clamp(min=1).sqrt()
+        )
         t = self._thresholds.view(-1, 1, 1)
         both = torch.stack([(v - t).relu(), (-v - t).relu()], 2)  # (b, F, 2, rows, columns)
         pooled: Tensor = self._rows @ both @ self._columns.T
@@ -94,7 +98,9 @@ def alike(a: Tensor, b: Tensor) -> float:
 
 def main() -> None:
     """Attack, print and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the picture, a .png")
     parser.add_argument("--steps", type=int, default=600, help="of gradient descent")
     options = parser.parse_args()
@@ -117,8 +123,14 @@ def main() -> None:
     undo = torch.linalg.inv(_whitening(sample.T @ sample / len(sample)))
     patches = dictionary.filters.flatten(1).double() @ undo @ undo
     likeness = F.cosine_similarity(patches, true)
-    print(f"patches: correlation {float(likeness.mean()):.3f}, the least alike {float(likeness.min()):.3f}")
-    rows += [("patches of the first client", _shown(true)), ("found by the second", _shown(patches))]
+    print(
+        f"patches: correlation {float(likeness.mean()):.3f}, the least alike "
+        f"{float(likeness.min()):.3f}"
+    )
+    rows += [
+        ("patches of the first client", _shown(true)),
+        ("found by the second", _shown(patches)),
+    ]
 
     rows.append(("an image of its class\nat the first client", images))
     searched = []
@@ -132,7 +144,10 @@ def main() -> None:
         single = found(soft, module(images), options.steps)
         mean = torch.stack([module(x[first.y == c]).mean(0) for c in classes])
         middle = found(soft, mean, options.steps)
-        print(f"D = {width}: one image {alike(single, images):.3f} ({alike(prior, images):.3f})", end=", ")
+        print(
+            f"D = {width}: one image {alike(single, images):.3f} ({alike(prior, images):.3f})",
+            end=", ",
+        )
         print(f"class mean {alike(middle, means):.3f} ({alike(prior, means):.3f})")
         rows.append((f"found, D = {width}", single))
         searched.append((f"found, D = {width}", middle))
@@ -149,7 +164,9 @@ def _shown(patches: Tensor) -> Tensor:
 def _draw(rows: list[tuple[str, Tensor]], out: Path) -> None:
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    figure, axes = plt.subplots(len(rows), SHOWN, figsize=(1.1 * SHOWN + 2.2, 1.1 * len(rows)), dpi=80)
+    figure, axes = plt.subplots(
+        len(rows), SHOWN, figsize=(1.1 * SHOWN + 2.2, 1.1 * len(rows)), dpi=80
+    )
     for line, (name, pictures) in zip(axes, rows, strict=True):
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
         for place, picture in zip(line, pictures, strict=True):

@@ -1,11 +1,13 @@
-"""How much CPU time known features of a frozen network save: three runs of the same method in one process.
+"""How much CPU time known features of a frozen network save: three runs of the same method in one
+process.
 
     python -m benchmarks.frozen_features
 
-FedSeq trains a head on EfficientNet-Lite0 with the images of Office-Caltech-10 at 128 pixels, without augmentation.
-Printed is CPU time (of one thread), so other programs on the machine change little: features computed again in each
-batch; computed once a sample, from nothing; and known from the second run. Ratios are of CPU time a pass, over all
-forward passes of a run (training, validation and test).
+FedSeq trains a head on EfficientNet-Lite0 with the images of Office-Caltech-10 at 128 pixels,
+without augmentation. Printed is CPU time (of one thread), so other programs on the machine change
+little: features computed again in each batch; computed once a sample, from nothing; and known from
+the second run. Ratios are of CPU time a pass, over all forward passes of a run (training,
+validation and test).
 """
 
 import argparse
@@ -24,11 +26,15 @@ DOMAINS = "domains:amazon,caltech10,dslr,webcam"
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=20, help="of the runs that keep features")
     given = parser.parse_args()
     silos = split(load("office_caltech10", size=128), parse(DOMAINS), None, seed=0)
-    settings = Training(optimizer="adam", batch_size=128, augment=False, mean=(0.498,), std=(0.502,))
+    settings = Training(
+        optimizer="adam", batch_size=128, augment=False, mean=(0.498,), std=(0.502,)
+    )
 
     def measure(epochs: int) -> tuple[float, float]:
         """CPU seconds and forward passes."""
@@ -51,10 +57,14 @@ def main() -> None:
         rows.append(("once a sample", given.epochs, *measure(given.epochs)))
         rows.append(("known", given.epochs, *measure(given.epochs)))
     dear = rows[0][2] / rows[0][3]
-    print(f"{'features':<16}{'epochs':>8}{'CPU s':>10}{'passes':>10}{'ms a pass':>12}{'times less':>12}")
+    print(
+        f"{'features':<16}{'epochs':>8}{'CPU s':>10}{'passes':>10}{'ms a pass':>12}{'times less':>12}"
+    )
     for name, epochs, seconds, passes in rows:
         each = seconds / passes
-        print(f"{name:<16}{epochs:>8}{seconds:>10.1f}{passes:>10.0f}{1000 * each:>12.3f}{dear / each:>12.1f}")
+        print(
+            f"{name:<16}{epochs:>8}{seconds:>10.1f}{passes:>10.0f}{1000 * each:>12.3f}{dear / each:>12.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What a hop of 45 MB costs: ours, sealed and signed, against a bare Flower message of the same bytes there and back.
+"""What a hop of 45 MB costs: ours, sealed and signed, against a bare Flower message of the same
+bytes there and back.
 
-Both go over the same SuperLink and SuperNodes in one run, taking turns: before each of our tasks the coordinator sends
-random bytes to the same silo, which answers with others. A SuperNode looks for messages every 3 seconds, and at once
-after an answer; so what comes second would always just miss it. Pauses before both, spread evenly over 3 seconds and
-not counted, let both find it at any moment alike. Run with `python -m benchmarks.hop`, on an idle machine.
+Both go over the same SuperLink and SuperNodes in one run, taking turns: before each of our tasks
+the coordinator sends random bytes to the same silo, which answers with others. A SuperNode looks
+for messages every 3 seconds, and at once after an answer; so what comes second would always just
+miss it. Pauses before both, spread evenly over 3 seconds and not counted, let both find it at any
+moment alike. Run with `python -m benchmarks.hop`, on an idle machine.
 """
 
 import json
@@ -109,9 +111,17 @@ def main(grid: Grid, context: Context) -> None:
     """Run `Relay` with bare messages between."""
     install()
     config = context.run_config
-    plan: RemotePlan[Method] = RemotePlan(Recipe(Relay(), model="resnet18", evaluate_every=0), ",".join(NAMES))
+    plan: RemotePlan[Method] = RemotePlan(
+        Recipe(Relay(), model="resnet18", evaluate_every=0), ",".join(NAMES)
+    )
     folder = Path(str(config["folder"]))
-    session.run(plan, Turns(grid, folder.with_name("bare.jsonl")), folder, json.loads(str(config["keys"])), say)
+    session.run(
+        plan,
+        Turns(grid, folder.with_name("bare.jsonl")),
+        folder,
+        json.loads(str(config["keys"])),
+        say,
+    )
 
 
 def install() -> None:
@@ -130,24 +140,42 @@ def write_app(app: Path, settings: Mapping[str, str]) -> None:
     """The Flower app whose server is `main`."""
     commands.write_app(app)
     file = app / "pyproject.toml"
-    text = file.read_text().replace("ekiden.transports.flower.server_app:app", "benchmarks.hop:server")
+    text = file.read_text().replace(
+        "ekiden.transports.flower.server_app:app", "benchmarks.hop:server"
+    )
     file.write_text(text)
-    (app / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+    (app / "run.toml").write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    )
 
 
 def measure(folder: Path) -> None:
     """Start everything, run, and print both costs."""
-    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    os.environ["PYTHONPATH"] = (
+        f"{ROOT}{os.pathsep}{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    )
     with running(folder, start_silo) as federation:
         public = commands.read_keys(folder / "keys", NAMES)
         write_app(folder / "app", {"folder": str(folder / "run"), "keys": json.dumps(public)})
         security = commands.Security(folder / "ca.crt")
-        arguments = ["run", str(folder / "app"), "ekiden", "--run-config", str(folder / "app" / "run.toml"), "--stream"]
+        arguments = [
+            "run",
+            str(folder / "app"),
+            "ekiden",
+            "--run-config",
+            str(folder / "app" / "run.toml"),
+            "--stream",
+        ]
         commands._flwr(arguments, federation.link, security, print)
-    turns = list(read_lines(folder / "bare.jsonl"))[1:-1]  # the first finds caches cold, the last measures the model
+    turns = list(read_lines(folder / "bare.jsonl"))[
+        1:-1
+    ]  # the first finds caches cold, the last measures the model
     steps = list(read_lines(folder / "run" / "times.jsonl"))[1:-1]
     bare = [turn["seconds"] for turn in turns]
-    ours = [step["seconds"] - turn["seconds"] - turn["pauses"] for step, turn in zip(steps, turns, strict=True)]
+    ours = [
+        step["seconds"] - turn["seconds"] - turn["pauses"]
+        for step, turn in zip(steps, turns, strict=True)
+    ]
     rows = [r for r in read_lines(folder / "run" / "network.jsonl") if r["kind"] == "task"][1:-1]
     payload = sum(r["bytes"] for r in read_lines(folder / "run" / "ledger.jsonl")) / (len(bare) + 1)
     moved = mean(r["sent"] + r["received"] + r["engine"] for r in rows)

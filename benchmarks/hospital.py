@@ -1,11 +1,13 @@
-"""Eight hospitals train one model while processes are killed at random; it ends with the bits of a run without faults.
+"""Eight hospitals train one model while processes are killed at random; it ends with the bits of a
+run without faults.
 
     make hospital                                     # or: python -m benchmarks.hospital --seed 1 --faults 10
 
-A real SuperLink and eight SuperNodes run on this machine, with TLS and keys. Faults follow from the seed, but not when
-they strike: SIGKILL to all processes of a hospital, one that stays dead for more than a minute, and SIGKILL to the
-process that leads the run, which `ekiden resume` continues. Then model and ledger are compared byte by byte with those
-of a run in one process that nothing disturbed. It ends with code 1 if they differ.
+A real SuperLink and eight SuperNodes run on this machine, with TLS and keys. Faults follow from the
+seed, but not when they strike: SIGKILL to all processes of a hospital, one that stays dead for more
+than a minute, and SIGKILL to the process that leads the run, which `ekiden resume` continues. Then
+model and ledger are compared byte by byte with those of a run in one process that nothing
+disturbed. It ends with code 1 if they differ.
 """
 
 import argparse
@@ -55,7 +57,15 @@ class Hospitals:
                 probe.bind(("127.0.0.1", 0))
             ports = [str(probe.getsockname()[1]) for probe in probes]
         self.ekiden(
-            *("federation", "init", "fed", "--silos", ",".join(SITES), "--data", f"{folder / 'own.py'}:mine"),
+            *(
+                "federation",
+                "init",
+                "fed",
+                "--silos",
+                ",".join(SITES),
+                "--data",
+                f"{folder / 'own.py'}:mine",
+            ),
             *("--port", ports[0], "--control-port", ports[1]),
         )
         for site in SITES:
@@ -100,7 +110,9 @@ class Hospitals:
     def lines(self, name: str) -> list[str]:
         """Return what a command has printed."""
         file = self.folder / f"{name}.log"
-        return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+        return (
+            file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+        )
 
 
 _EKIDEN = (sys.executable, "-m", "ekiden")
@@ -151,7 +163,9 @@ def disturbed(made: Hospitals, seed: int, faults: int) -> Path:
         for line in new:
             if line.startswith("ekiden: ") and "step" in line:
                 made.say(f"coordinator: {line.removeprefix('ekiden: ')}")
-                strike = min(strike, time.monotonic())  # nothing is killed before the run is on its way
+                strike = min(
+                    strike, time.monotonic()
+                )  # nothing is killed before the run is on its way
         for site in [site for site, moment in back.items() if moment < time.monotonic()]:
             del back[site]
             made.open(site)
@@ -180,7 +194,9 @@ def disturbed(made: Hospitals, seed: int, faults: int) -> Path:
 
 def main() -> None:
     """Compare the two runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0, help="which faults (default 0)")
     parser.add_argument("--faults", type=int, default=6, help="how many (default 6)")
     options = parser.parse_args()
@@ -188,7 +204,12 @@ def main() -> None:
         scope: dict[str, Any] = {}
         exec(OWN, scope)
         result = ekiden.run(
-            METHOD, scope["mine"](), "mlp", folder=Path(here) / "run", hardware=ekiden.Hardware(threads=1), quiet=True
+            METHOD,
+            scope["mine"](),
+            "mlp",
+            folder=Path(here) / "run",
+            hardware=ekiden.Hardware(threads=1),
+            quiet=True,
         )
         made.say(f"undisturbed, in one process: {result.metrics[-1]['accuracy']:.4f}")
         there = disturbed(made, options.seed, options.faults)

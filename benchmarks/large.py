@@ -4,11 +4,12 @@
     python -m benchmarks.large 1000      # other megabytes, both methods
     python -m benchmarks.large 1000 fedseq
 
-The network is one linear layer, and each client takes one step of SGD on two samples, so that the numbers have what
-moving and keeping a model costs, not what training costs. "Bare" copies the model into a network that it keeps, takes
-the step and, for FedAvg with four clients, averages. "Writing" is one write of the model with a digest, which each step
-needs to survive a power cut. All take turns in a process for each method. Seconds are CPU time of one thread, with what
-the system spends for this process. Memory is the peak of a run, with PyTorch and the data, and of a process that goes
+The network is one linear layer, and each client takes one step of SGD on two samples, so that the
+numbers have what moving and keeping a model costs, not what training costs. "Bare" copies the model
+into a network that it keeps, takes the step and, for FedAvg with four clients, averages. "Writing"
+is one write of the model with a digest, which each step needs to survive a power cut. All take
+turns in a process for each method. Seconds are CPU time of one thread, with what the system spends
+for this process. Memory is the peak of a run, with PyTorch and the data, and of a process that goes
 on with this run for one step.
 """
 
@@ -47,7 +48,9 @@ def network(megabytes: int) -> nn.Linear:
 
 
 def bare(model: Tensor, x: Tensor, y: Tensor, clients: int) -> Callable[[], None]:
-    """Return a step that trains so many clients from `model` and averages, in memory that it has already."""
+    """Return a step that trains so many clients from `model` and averages, in memory that it has
+    already.
+    """
     weights, total = model.clone().requires_grad_(), torch.zeros_like(model)
     weights.grad = torch.zeros_like(model)
 
@@ -79,7 +82,10 @@ def steps(method: Method, megabytes: int, x: Tensor, y: Tensor, folder: Path) ->
     layer = network(megabytes)
     classes = tuple(map(str, range(layer.out_features)))
     silos = split(
-        from_tensors((x, y), (torch.rand_like(x[:1]), y[:1]), classes=classes), "iid", CLIENTS, val_fraction=0
+        from_tensors((x, y), (torch.rand_like(x[:1]), y[:1]), classes=classes),
+        "iid",
+        CLIENTS,
+        val_fraction=0,
     )
     times: list[float] = []
     run(
@@ -98,7 +104,9 @@ def steps(method: Method, megabytes: int, x: Tensor, y: Tensor, folder: Path) ->
 
 
 def peak_of(megabytes: int, name: str, x: Tensor, y: Tensor, folder: Path) -> tuple[float, float]:
-    """Return the CPU seconds of a step and the peak in GB, of a run that begins or goes on in `folder`."""
+    """Return the CPU seconds of a step and the peak in GB, of a run that begins or goes on in
+    `folder`.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     times = steps(METHODS[name][0], megabytes, x, y, folder)
@@ -120,7 +128,9 @@ def measure(megabytes: int, name: str) -> str:
         for turn in range(TURNS):
             base = clocked(step)
             writing = clocked(
-                lambda: write(place / "model", with_digest(safetensors_chunks({"0": model}, {})), sync=True)
+                lambda: write(
+                    place / "model", with_digest(safetensors_chunks({"0": model}, {})), sync=True
+                )
             )
             ours = median(steps(method, megabytes, x, y, place / f"{turn}")) if turn else ours
             found.append((base, writing, ours, ours / (base + writing)))
@@ -130,7 +140,9 @@ def measure(megabytes: int, name: str) -> str:
 
 def samples() -> tuple[Tensor, Tensor]:
     """Make the samples and labels, always the same."""
-    return torch.rand(CLIENTS * BATCH, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(CLIENTS * BATCH)
+    return torch.rand(
+        CLIENTS * BATCH, WIDTH, generator=torch.Generator().manual_seed(0)
+    ), torch.arange(CLIENTS * BATCH)
 
 
 def called(*words: str) -> str:
@@ -149,7 +161,8 @@ def main() -> None:
         print(measure(megabytes, sys.argv[2]))
         return
     print(
-        "| method | MB | bare, s | writing once, s | a step, s | of bare plus writing | memory, GB | of a resume, GB |"
+        "| method | MB | bare, s | writing once, s | a step, s | of bare plus writing | memory, GB "
+        "| of a resume, GB |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for name in METHODS:

@@ -2,10 +2,11 @@
 
     python -m benchmarks.masking
 
-Times are the least of three measurements of `PartMasks.added`: the members' signatures are checked, keys derived,
-numbers masked, and the masks noted on the disk. Without masks a silo only adds its part. The last column is a model of
-a million values with `--secure`, with its conversion to fixed point. Bytes are those that a request has more with the
-list of members, and those of the part under masks.
+Times are the least of three measurements of `PartMasks.added`: the members' signatures are checked,
+keys derived, numbers masked, and the masks noted on the disk. Without masks a silo only adds its
+part. The last column is a model of a million values with `--secure`, with its conversion to fixed
+point. Bytes are those that a request has more with the list of members, and those of the part under
+masks.
 """
 
 import time
@@ -41,7 +42,9 @@ def part(width: int, silos: int) -> Sums:
 def model() -> Weights:
     """A model of a million values."""
     draw = torch.Generator().manual_seed(0)
-    return Weights(torch.randn(10**6, generator=draw), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    return Weights(
+        torch.randn(10**6, generator=draw), torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+    )
 
 
 def masks(folder: Path, silos: int) -> PartMasks:
@@ -55,7 +58,11 @@ def masks(folder: Path, silos: int) -> PartMasks:
         proof = keys.sign(folder / name, sealing.key_text("run", name, key))
         members.append(Reader(name, 0, key, proof))
     return PartMasks(
-        Party(names[0], "run", "terms", private[names[0]], public, None), tuple(members), 2, "0-add", folder / "run"
+        Party(names[0], "run", "terms", private[names[0]], public, None),
+        tuple(members),
+        2,
+        "0-add",
+        folder / "run",
     )
 
 
@@ -66,7 +73,11 @@ def main() -> None:
         **{name: partial(part, width) for name, width in WIDTHS.items()},
         "a million values": lambda silos: ModelSums.of(silos, model(), 600.0),
     }
-    print("| silos | list of members, bytes | " + " | ".join(f"{name}, ms" for name in makers) + " | bytes |")
+    print(
+        "| silos | list of members, bytes | "
+        + " | ".join(f"{name}, ms" for name in makers)
+        + " | bytes |"
+    )
     print("|---" * (3 + len(makers)) + "|")
     for silos in SILOS:
         with TemporaryDirectory() as scratch:
@@ -80,7 +91,9 @@ def main() -> None:
                     own = make(silos)
                     if number < len(WIDTHS):
                         began = time.process_time()  # how a part is made depends on the method
-                    masked = PartMasks(mine.party, mine.members, 2, f"{number}-add", mine.folder).added(None, own, None)
+                    masked = PartMasks(
+                        mine.party, mine.members, 2, f"{number}-add", mine.folder
+                    ).added(None, own, None)
                     spent.append(1000 * (time.process_time() - began))
                 row.append(f"{min(spent):.0f}")
                 sizes.append(f"{wire.size(masked):,}")

@@ -2,9 +2,10 @@
 
     python -m benchmarks.memory
 
-Two fresh processes train on the same batch size: one holds only parameters and gradients (2 M) and its activations,
-the other runs FedELMY with S = 5 in a run folder. The difference of their peaks, plus those 2 M, is what the method
-and its safety need. The allocator is told to give freed blocks back at once, so that a peak is what was alive.
+Two fresh processes train on the same batch size: one holds only parameters and gradients (2 M) and
+its activations, the other runs FedELMY with S = 5 in a run folder. The difference of their peaks,
+plus those 2 M, is what the method and its safety need. The allocator is told to give freed blocks
+back at once, so that a peak is what was alive.
 """
 
 import gc
@@ -40,7 +41,9 @@ def plain() -> int:
     torch.optim.Adam([torch.zeros(1)])
     network = models.build("resnet18", (3, 32, 32), 10)
     for _ in range(3):
-        loss = F.cross_entropy(network(torch.rand(BATCH, 3, 32, 32)), torch.zeros(BATCH, dtype=torch.int64))
+        loss = F.cross_entropy(
+            network(torch.rand(BATCH, 3, 32, 32)), torch.zeros(BATCH, dtype=torch.int64)
+        )
         network.zero_grad(set_to_none=False)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.inference_mode():
@@ -51,7 +54,9 @@ def plain() -> int:
 
 
 def fedelmy() -> tuple[int, float]:
-    """Peak bytes of a run of two hops, and the most models' worth of tensors alive after an epoch."""
+    """Peak bytes of a run of two hops, and the most models' worth of tensors alive after an
+    epoch.
+    """
     most = 0.0
 
     def watch(client: str, epoch: int, epochs: int) -> None:

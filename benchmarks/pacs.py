@@ -2,9 +2,9 @@
 
     EKIDEN_DATA=... python -m benchmarks.pacs
 
-The authors' released code does about 750 samples a second on such a machine with both cores, evaluation included (420
-when the machine is busy): it decodes JPEGs in every epoch. That figure was measured once, elsewhere; the ratio to it
-is not a ratio of one run.
+The authors' released code does about 750 samples a second on such a machine with both cores,
+evaluation included (420 when the machine is busy): it decodes JPEGs in every epoch. That figure was
+measured once, elsewhere; the ratio to it is not a ratio of one run.
 """
 
 import time
@@ -17,12 +17,16 @@ from ekiden.runs.plan import Plan
 
 RELEASED_CODE = 750.0
 PLAN = Plan(
-    Recipe(FedELMY(models=3, epochs=4, warmup=2)), data="pacs", partition="domains:photo,art_painting,cartoon,sketch"
+    Recipe(FedELMY(models=3, epochs=4, warmup=2)),
+    data="pacs",
+    partition="domains:photo,art_painting,cartoon,sketch",
 )
 
 
 def measure(seed: int, threads: int = 1) -> float:
-    """Training samples a second of a whole run; data are decoded before, as they are once in a project."""
+    """Training samples a second of a whole run; data are decoded before, as they are once in a
+    project.
+    """
     data = PLAN.federation()
     began = time.perf_counter()
     result = run(PLAN.recipe.method, data, hardware=Hardware(threads=threads), seed=seed)
@@ -39,7 +43,10 @@ def main() -> None:
         ("one run, two threads", both),
         ("two runs side by side", together),
     ):
-        print(f"{name:22} {speed:8.0f} samples/s   {speed / RELEASED_CODE:5.1f} times the released code's 750")
+        print(
+            f"{name:22} {speed:8.0f} samples/s   {speed / RELEASED_CODE:5.1f} times the released "
+            "code's 750"
+        )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python -m benchmarks.patches
 
-One core. Contestants take turns; printed are ratios of medians of CPU time, so that other load on the machine counts
-little. The bare convolution reads the images and their mirror images with the same filters and does nothing else; its
-batches are of the size that suits it best among some. Then the CPU seconds of FedGram for as many images of 3x32x32
-bytes as CIFAR-10 has: features and sums, measured on fewer, and the solution.
+One core. Contestants take turns; printed are ratios of medians of CPU time, so that other load on
+the machine counts little. The bare convolution reads the images and their mirror images with the
+same filters and does nothing else; its batches are of the size that suits it best among some. Then
+the CPU seconds of FedGram for as many images of 3x32x32 bytes as CIFAR-10 has: features and sums,
+measured on fewer, and the solution.
 """
 
 import argparse
@@ -42,7 +43,9 @@ def compare(width: int, images: int, turns: int) -> tuple[float, float]:
         return module(x)
 
     def bare(batch: int) -> Callable[[], object]:
-        return lambda: [F.conv2d(part, weight) for face in faces for part in torch.split(face, batch)]
+        return lambda: [
+            F.conv2d(part, weight) for face in faces for part in torch.split(face, batch)
+        ]
 
     contestants = [features, *map(bare, BATCHES)]
     times: list[list[float]] = [[] for _ in contestants]
@@ -75,8 +78,10 @@ def main() -> None:
         own, bare = compare(width, args.images, args.turns)
         added, solved = closing(width, 2048)
         print(
-            f"D = {width}: {1 / own:6.0f} images/s, {bare / own:.2f} of a bare convolution of image and mirror image, "
-            f"{bare / 2 / own:.2f} of one of the image alone; 50,000 images in {5e4 * (own + added) + solved:.0f} s: "
+            f"D = {width}: {1 / own:6.0f} images/s, {bare / own:.2f} of a bare convolution of "
+            "image and mirror image, "
+            f"{bare / 2 / own:.2f} of one of the image alone; 50,000 images in "
+            f"{5e4 * (own + added) + solved:.0f} s: "
             f"features {5e4 * own:.0f}, sums {5e4 * added:.0f}, solution {solved:.1f}",
             flush=True,
         )

@@ -1,13 +1,14 @@
 """FedAvg in other simulators, side by side: CPU seconds a round, memory, accuracy.
 
-    python -m venv --system-site-packages /tmp/peers && /tmp/peers/bin/pip install pfl fedjax "flwr[simulation]"
-    PYTHONPATH=.:src /tmp/peers/bin/python -m benchmarks.peers
+    python -m venv --system-site-packages /tmp/peers && /tmp/peers/bin/pip install pfl fedjax
+    "flwr[simulation]" PYTHONPATH=.:src /tmp/peers/bin/python -m benchmarks.peers
 
-All have the same data (normal clouds, 20 clients of 200 samples of 64 numbers), the same network (64-200-10), and the
-same rounds: all clients train for one epoch of SGD with batches of 20, and the server averages. Nobody measures models
-during the run. Each system does a short and a long run in processes of its own, and the difference is what its rounds
-cost, without the start and without compiling. CPU seconds are those of all processes of a run together, memory is the
-largest sum of what they hold. A system that is not installed is left out, with its name.
+All have the same data (normal clouds, 20 clients of 200 samples of 64 numbers), the same network
+(64-200-10), and the same rounds: all clients train for one epoch of SGD with batches of 20, and the
+server averages. Nobody measures models during the run. Each system does a short and a long run in
+processes of its own, and the difference is what its rounds cost, without the start and without
+compiling. CPU seconds are those of all processes of a run together, memory is the largest sum of
+what they hold. A system that is not installed is left out, with its name.
 """
 
 # ruff: noqa: PLC0415  (each system is imported in its own process only)
@@ -35,12 +36,19 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def samples() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the clients' samples (clients, samples, features) and labels, and those of the test."""
+    """Return the clients' samples (clients, samples, features) and labels, and those of the
+    test.
+    """
     draw = np.random.default_rng(0)
     centres = draw.normal(size=(CLASSES, FEATURES)).astype(np.float32)
     labels = draw.integers(0, CLASSES, size=(CLIENTS + 5, SAMPLES))
     x = centres[labels] + 2 * draw.normal(size=(*labels.shape, FEATURES)).astype(np.float32)
-    return x[:CLIENTS], labels[:CLIENTS], x[CLIENTS:].reshape(-1, FEATURES), labels[CLIENTS:].ravel()
+    return (
+        x[:CLIENTS],
+        labels[:CLIENTS],
+        x[CLIENTS:].reshape(-1, FEATURES),
+        labels[CLIENTS:].ravel(),
+    )
 
 
 def layers() -> Any:
@@ -68,7 +76,9 @@ def with_ekiden(rounds: int) -> float:
     from ekiden.methods import FedAvg
 
     x, y, x_test, y_test = samples()
-    silos = {f"client-{i}": (torch.from_numpy(x[i]), torch.from_numpy(y[i])) for i in range(CLIENTS)}
+    silos = {
+        f"client-{i}": (torch.from_numpy(x[i]), torch.from_numpy(y[i])) for i in range(CLIENTS)
+    }
     training = Training(optimizer="sgd", lr=RATE, weight_decay=0.0, batch_size=BATCH, select="last")
     result = run(
         FedAvg(rounds=rounds, epochs=1),
@@ -83,7 +93,9 @@ def with_ekiden(rounds: int) -> float:
 
 
 def with_flower(rounds: int) -> float:
-    """Run FedAvg in Flower's simulation, with one CPU for each client that works and all CPUs for Ray."""
+    """Run FedAvg in Flower's simulation, with one CPU for each client that works and all CPUs for
+    Ray.
+    """
     import torch
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -108,7 +120,10 @@ def with_flower(rounds: int) -> float:
             loss = torch.nn.functional.cross_entropy(network(own_x[batch]), own_y[batch])
             torch.autograd.backward(loss)
             optimizer.step()
-        reply = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": SAMPLES})}
+        reply = {
+            "arrays": ArrayRecord(network.state_dict()),
+            "metrics": MetricRecord({"num-examples": SAMPLES}),
+        }
         return Message(RecordDict(reply), reply_to=message)
 
     @server.main()  # type: ignore[untyped-decorator]
@@ -117,7 +132,10 @@ def with_flower(rounds: int) -> float:
         end.append(strategy.start(grid, ArrayRecord(layers().state_dict()), num_rounds=rounds))
 
     run_simulation(
-        server, client, CLIENTS, backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}}
+        server,
+        client,
+        CLIENTS,
+        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}},
     )
     network = layers()
     network.load_state_dict(end[0].arrays.to_torch_state_dict())
@@ -176,7 +194,9 @@ def with_fedjax(rounds: int) -> float:
     """Run FedAvg in FedJAX, on one device of the CPU."""
     import jax
 
-    jax.tree_map = jax.tree_util.tree_map  # FedJAX uses the name that newer versions of JAX do not have
+    jax.tree_map = (
+        jax.tree_util.tree_map
+    )  # FedJAX uses the name that newer versions of JAX do not have
     import fedjax
     import haiku
     from fedjax.algorithms import fed_avg
@@ -220,13 +240,25 @@ SYSTEMS: dict[str, tuple[str, Callable[[int], float]]] = {
 
 def measured(system: str, rounds: int) -> tuple[float, float, float]:
     """Return CPU seconds, megabytes and accuracy of a run and all processes that it starts."""
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu"} | {
-        "RAY_raylet_start_wait_time_s": "300"
-    }
+    quiet = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "JAX_PLATFORMS": "cpu",
+    } | {"RAY_raylet_start_wait_time_s": "300"}
     env = os.environ | dict.fromkeys(_ONE_THREAD, "1") | quiet
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
-        words = [sys.executable, "-m", "benchmarks.peers", "--one", system, "--rounds", str(rounds), "--out", str(out)]
+        words = [
+            sys.executable,
+            "-m",
+            "benchmarks.peers",
+            "--one",
+            system,
+            "--rounds",
+            str(rounds),
+            "--out",
+            str(out),
+        ]
         with (Path(scratch) / "log").open("w+") as log:
             process = psutil.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT)
             spent: dict[int, float] = {}
@@ -268,7 +300,10 @@ def main() -> None:
         accuracy = SYSTEMS[given.one][1](given.rounds)
         given.out.write_text(json.dumps({"accuracy": accuracy, "seconds": time.process_time()}))
         return
-    print("| system | version | CPU seconds a round | of Ekiden's | start, CPU seconds | memory, MB | accuracy % |")
+    print(
+        "| system | version | CPU seconds a round | of Ekiden's | start, CPU seconds | memory, MB "
+        "| accuracy % |"
+    )
     print("|---|---|---|---|---|---|---|")
     ours = 0.0
     for name, (package, _) in SYSTEMS.items():

@@ -1,8 +1,10 @@
 """Training speed in bf16 against float32 on this machine.
 
-    python -m benchmarks.precision [--networks lenet cnn] [--device cpu] [--threads 1] [--batches 50]
+    python -m benchmarks.precision [--networks lenet cnn] [--device cpu] [--threads 1] [--batches
+    50]
 
-Both take short turns, so that a machine that slows down slows both; printed are medians of ratios within a turn.
+Both take short turns, so that a machine that slows down slows both; printed are medians of ratios
+within a turn.
 """
 
 import argparse
@@ -30,7 +32,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=11)
-    parser.add_argument("--batches", type=int, default=0, help="a turn; by default 1, or more of the smallest networks")
+    parser.add_argument(
+        "--batches",
+        type=int,
+        default=0,
+        help="a turn; by default 1, or more of the smallest networks",
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for name in args.networks:
@@ -53,13 +60,17 @@ def compare(name: str, batches: int, device: str, threads: int, turns: int) -> N
     for turn in range(turns + 1):
         for i in (turn % 2, 1 - turn % 2):
             began = time.perf_counter()
-            fit(benches[i], start, train, none, epochs=1, seed=0)  # ends with a look at the losses: all is done
+            fit(
+                benches[i], start, train, none, epochs=1, seed=0
+            )  # ends with a look at the losses: all is done
             if turn:  # the first turn warms up
                 times[i].append(time.perf_counter() - began)
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
     rates = [n / statistics.median(seconds) for seconds in times]
     print(
-        f"{name:9} float32 {rates[0]:8.0f} samples/s   bf16 {rates[1]:8.0f} samples/s   {ratio:5.2f} times", flush=True
+        f"{name:9} float32 {rates[0]:8.0f} samples/s   bf16 {rates[1]:8.0f} samples/s   "
+        f"{ratio:5.2f} times",
+        flush=True,
     )
 
 

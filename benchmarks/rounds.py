@@ -1,16 +1,19 @@
-"""A round of many small clients against one bare PyTorch loop, and what clients that are not drawn cost.
+"""A round of many small clients against one bare PyTorch loop, and what clients that are not drawn
+cost.
 
     python -m benchmarks.rounds
 
-100 clients of 100 samples each, one epoch a round: the same samples, batches and optimiser steps as in the bare loop,
-which makes one network and one optimiser and knows no clients. Contestants take turns; printed are ratios of medians of
-CPU time, all in one thread, so that what else runs on the machine does not count. Then 10 clients drawn from 100 and
-from 1,000, in a run folder: milliseconds a round and growth of the memory.
+100 clients of 100 samples each, one epoch a round: the same samples, batches and optimiser steps as
+in the bare loop, which makes one network and one optimiser and knows no clients. Contestants take
+turns; printed are ratios of medians of CPU time, all in one thread, so that what else runs on the
+machine does not count. Then 10 clients drawn from 100 and from 1,000, in a run folder: milliseconds
+a round and growth of the memory.
 
     python -m benchmarks.rounds --workers 2
 
-Instead: how much faster the round is with so many worker processes, by the clock (leave the machine idle), and how much
-so many bare loops side by side do more than one, which is what the cores have to give.
+Instead: how much faster the round is with so many worker processes, by the clock (leave the machine
+idle), and how much so many bare loops side by side do more than one, which is what the cores have
+to give.
 """
 
 import argparse
@@ -40,12 +43,20 @@ def federation(clients: int, samples: int) -> FederatedData:
     """Clients with `samples` training samples each, images of the size of CIFAR-10."""
     n = clients * samples
     x, y = torch.randint(256, (n, *SHAPE), dtype=torch.uint8), torch.randint(CLASSES, (n,))
-    dataset = from_tensors((x, y), (x[:CLASSES], y[:CLASSES]), classes=tuple("abcdefghij"), augment=Augment())
+    dataset = from_tensors(
+        (x, y), (x[:CLASSES], y[:CLASSES]), classes=tuple("abcdefghij"), augment=Augment()
+    )
     none = Subset(dataset.train, torch.arange(0))
-    tests = (Subset(dataset.test, torch.arange(CLASSES)), *(Subset(dataset.test, none.rows) for _ in range(clients)))
+    tests = (
+        Subset(dataset.test, torch.arange(CLASSES)),
+        *(Subset(dataset.test, none.rows) for _ in range(clients)),
+    )
     held = enumerate(zip(torch.split(torch.arange(n), samples), tests, strict=False))
     return FederatedData(
-        dataset, tuple(ClientData(f"client-{i}", Subset(dataset.train, r), none, test) for i, (r, test) in held)
+        dataset,
+        tuple(
+            ClientData(f"client-{i}", Subset(dataset.train, r), none, test) for i, (r, test) in held
+        ),
     )
 
 
@@ -114,14 +125,18 @@ def throughput(clients: int, turns: int) -> None:
 
 
 def scale(method: Method, clients: int, rounds: int) -> tuple[float, float]:
-    """Seconds of a round and megabytes by which the process grows in `rounds`, 10 clients drawn for each."""
+    """Seconds of a round and megabytes by which the process grows in `rounds`, 10 clients drawn for
+    each.
+    """
     torch.set_num_threads(1)
     data = federation(clients, 20)
     with tempfile.TemporaryDirectory() as folder:
         round_seconds(method, data, f"{folder}/warm", 2)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         seconds = round_seconds(method, data, f"{folder}/run", rounds)
-    return statistics.median(seconds), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return statistics.median(seconds), (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    ) / 1024
 
 
 def bare_seconds(samples: int, start: float) -> float:
@@ -142,14 +157,23 @@ def scaling(clients: int, workers: int, turns: int) -> None:
     loops: dict[int, list[float]] = {1: [], workers: []}
     for _ in range(turns):
         for n in seconds:
-            seconds[n] += round_seconds(FedAvg(rounds=9, epochs=1), data, None, 4, n, time.perf_counter)
+            seconds[n] += round_seconds(
+                FedAvg(rounds=9, epochs=1), data, None, 4, n, time.perf_counter
+            )
             with get_context("spawn").Pool(n) as pool:
-                slowest = max(pool.starmap(bare_seconds, [(clients * EACH, time.time() + 12)] * n, chunksize=1))
+                slowest = max(
+                    pool.starmap(
+                        bare_seconds, [(clients * EACH, time.time() + 12)] * n, chunksize=1
+                    )
+                )
             loops[n].append(slowest / n)
     print(f"a round of {clients} clients of {EACH} samples, batch {BATCH}, small CNN, by the clock")
     for name, times in (("--workers", seconds), ("bare loops", loops)):
         one, several = statistics.median(times[1]), statistics.median(times[workers])
-        print(f"  {name:10} 1: {one:5.2f} s   {workers}: {several:5.2f} s   {one / several:5.2f} times")
+        print(
+            f"  {name:10} 1: {one:5.2f} s   {workers}: {several:5.2f} s   {one / several:5.2f} "
+            "times"
+        )
 
 
 def main() -> None:
@@ -167,7 +191,10 @@ def main() -> None:
     throughput(args.clients, args.turns)
     if not args.rounds:
         return
-    print(f"10 clients drawn for each of {args.rounds} rounds, in a run folder: seconds a round, growth of the process")
+    print(
+        f"10 clients drawn for each of {args.rounds} rounds, in a run folder: seconds a round, "
+        "growth of the process"
+    )
     for kind in (FedAvg, SCAFFOLD, FedDC):
         for clients in (100, 1000):
             method = kind(rounds=args.rounds, epochs=1, participation=10 / clients)

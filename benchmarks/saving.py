@@ -1,4 +1,5 @@
-"""What being safe to kill costs: the share of a run's time that goes into writing state, progress and reports.
+"""What being safe to kill costs: the share of a run's time that goes into writing state, progress
+and reports.
 
 EKIDEN_DATA=... python -m benchmarks.saving
 """
@@ -55,7 +56,10 @@ def main() -> None:
             began = time.perf_counter()
             run(plan.recipe.method, data, hardware=plan.hardware, folder=f"{folder}/run")
             total = time.perf_counter() - began
-        print(f"{method.title():8} on PACS, 20 epochs a hop: {sum(spent) / total:.2%} of {total:.0f} s (bound: 2 %)")
+        print(
+            f"{method.title():8} on PACS, 20 epochs a hop: {sum(spent) / total:.2%} of {total:.0f} "
+            "s (bound: 2 %)"
+        )
 
 
 if __name__ == "__main__":

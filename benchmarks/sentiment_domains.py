@@ -1,12 +1,13 @@
-"""Makes four silos of short texts, one for each domain, from the sdist of vaderSentiment 3.2.1 (MIT).
+"""Makes four silos of short texts, one for each domain, from the sdist of vaderSentiment 3.2.1
+(MIT).
 
     pip download --no-deps --no-binary :all: vaderSentiment==3.2.1
     python -m benchmarks.sentiment_domains vaderSentiment-3.2.1.tar.gz data/sentiment --rows 750
 
-Ten people rated each text from -4 to 4 (Hutto and Gilbert, VADER. ICWSM, 2014). Written are `tweets.parquet`,
-`movies.parquet`, `products.parquet` and `news.parquet` with the columns `text`, `rating` (mean of the ten) and `label`:
-positive where the rating is above 0, negative below; texts with a rating of 0 are left out. `--rows` takes so many of
-each domain, drawn with seed 0.
+Ten people rated each text from -4 to 4 (Hutto and Gilbert, VADER. ICWSM, 2014). Written are
+`tweets.parquet`, `movies.parquet`, `products.parquet` and `news.parquet` with the columns `text`,
+`rating` (mean of the ten) and `label`: positive where the rating is above 0, negative below; texts
+with a rating of 0 are left out. `--rows` takes so many of each domain, drawn with seed 0.
 """
 
 import argparse
@@ -49,7 +50,9 @@ def texts(sdist: Path) -> dict[str, list[tuple[str, float]]]:
 
 def main() -> None:
     """Write the four files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sdist", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", type=int, help="of each domain; by default all")
@@ -60,7 +63,11 @@ def main() -> None:
         random.Random(0).shuffle(chosen)
         chosen = chosen[: given.rows]
         labels = ["positive" if rating > 0 else "negative" for _, rating in chosen]
-        columns = {"text": [text for text, _ in chosen], "rating": [rating for _, rating in chosen], "label": labels}
+        columns = {
+            "text": [text for text, _ in chosen],
+            "rating": [rating for _, rating in chosen],
+            "label": labels,
+        }
         pq.write_table(pa.table(columns), given.out / f"{domain}.parquet")
         print(domain, len(chosen), dict(Counter(labels)))
 

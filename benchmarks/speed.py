@@ -1,9 +1,10 @@
 """Training speed against a bare PyTorch loop, and what FedELMY's distances cost.
 
-    python -m benchmarks.speed [--networks lenet resnet18] [--threads 1] [--device cuda --batches 50]
+    python -m benchmarks.speed [--networks lenet resnet18] [--threads 1] [--device cuda --batches
+    50]
 
-Contestants take short turns in changing order, so that a machine that slows down slows all of them; printed are medians
-of ratios within a turn.
+Contestants take short turns in changing order, so that a machine that slows down slows all of them;
+printed are medians of ratios within a turn.
 """
 
 import argparse
@@ -32,7 +33,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=0, help="by default 60, with ResNet-18 7")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batches", type=int, default=0, help="a turn; by default 10, with ResNet-18 1")
+    parser.add_argument(
+        "--batches", type=int, default=0, help="a turn; by default 10, with ResNet-18 1"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for name in args.networks:
@@ -42,7 +45,9 @@ def main() -> None:
 
 
 def compare(name: str, batches: int, turns: int, threads: int, device: str) -> None:
-    """All contestants on one network, without augmentation and validation, which the bare loop does not have."""
+    """All contestants on one network, without augmentation and validation, which the bare loop does
+    not have.
+    """
     n, size = batches * BATCH, 10 if name == "lenet" else 5
     x = torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8)
     y = torch.randint(10, (n,))
@@ -58,12 +63,19 @@ def compare(name: str, batches: int, turns: int, threads: int, device: str) -> N
 
     def ours(penalty: Penalty | None) -> Callable[[], object]:
         return lambda: fit(
-            bench, start, train, Subset(dataset.train, torch.arange(0)), epochs=1, seed=0, penalty=penalty
+            bench,
+            start,
+            train,
+            Subset(dataset.train, torch.arange(0)),
+            epochs=1,
+            seed=0,
+            penalty=penalty,
         )
 
     def pool(models_in_pool: int, form: str, beta: float) -> Penalty | None:
         members = [
-            start.with_params(start.params + 0.01 * torch.randn_like(start.params)) for _ in range(models_in_pool)
+            start.with_params(start.params + 0.01 * torch.randn_like(start.params))
+            for _ in range(models_in_pool)
         ]
         method = FedELMY(form=form, alpha=0.5, beta=beta)  # type: ignore[arg-type]
         return method.diversity(members, members[0])
@@ -77,7 +89,9 @@ def compare(name: str, batches: int, turns: int, threads: int, device: str) -> N
     }
     times: dict[str, list[float]] = {contestant: [] for contestant in contestants}
     for turn in range(turns + 1):
-        order = [*contestants][turn % len(contestants) :] + [*contestants][: turn % len(contestants)]
+        order = [*contestants][turn % len(contestants) :] + [*contestants][
+            : turn % len(contestants)
+        ]
         for contestant in order:
             began = time.perf_counter()
             contestants[contestant]()
@@ -85,12 +99,17 @@ def compare(name: str, batches: int, turns: int, threads: int, device: str) -> N
                 torch.cuda.synchronize()
             if turn:  # the first turn warms up
                 times[contestant].append(time.perf_counter() - began)
-    print(f"\n{name}, {sum(p.numel() for p in twin.parameters()):,} parameters, {threads} thread(s)")
+    print(
+        f"\n{name}, {sum(p.numel() for p in twin.parameters()):,} parameters, {threads} thread(s)"
+    )
     for contestant, seconds in times.items():
         speed = statistics.median(b / s for b, s in zip(times["bare loop"], seconds, strict=True))
         step = statistics.median(s / f for s, f in zip(seconds, times["fit"], strict=True))
         rate = n / statistics.median(seconds)
-        print(f"  {contestant:26} {rate:9.0f} samples/s   {speed:5.3f} of bare   step {step:5.3f} of plain")
+        print(
+            f"  {contestant:26} {rate:9.0f} samples/s   {speed:5.3f} of bare   step {step:5.3f} of "
+            "plain"
+        )
 
 
 def bare(module: nn.Module, x: Tensor, y: Tensor) -> None:

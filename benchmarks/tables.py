@@ -2,9 +2,10 @@
 
     python -m benchmarks.tables
 
-Three real tables of scikit-learn in four skewed silos. A fifth of the rows, drawn by the seed, stays out as validation
-data; it is measured at the end and decides nothing. Printed are means over seeds, and the paired difference from
-`random` with its standard error: accuracy in percent, or R² in percent.
+Three real tables of scikit-learn in four skewed silos. A fifth of the rows, drawn by the seed,
+stays out as validation data; it is measured at the end and decides nothing. Printed are means over
+seeds, and the paired difference from `random` with its standard error: accuracy in percent, or R²
+in percent.
 """
 
 import argparse
@@ -30,14 +31,23 @@ def silos(name: str, seed: int) -> FederatedData:
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     kept, out = order[len(order) // 5 :], order[: len(order) // 5]
     kept = kept[labels[kept].argsort(stable=True)]
-    held: list[tuple[Tensor, Tensor]] = [(rows[part], labels[part]) for part in torch.tensor_split(kept, SILOS)]
+    held: list[tuple[Tensor, Tensor]] = [
+        (rows[part], labels[part]) for part in torch.tensor_split(kept, SILOS)
+    ]
     task = "regression" if name == "diabetes" else "classification"
     return federate(held, test=(rows[out], labels[out]), val_fraction=0.0, task=task)
 
 
 def score(name: str, method: FedGram, seed: int) -> float:
     """Accuracy or R² in percent."""
-    result = run(method, silos(name, seed), "mlp", seed=seed, hardware=Hardware(threads=1), metric=_metric(name))
+    result = run(
+        method,
+        silos(name, seed),
+        "mlp",
+        seed=seed,
+        hardware=Hardware(threads=1),
+        metric=_metric(name),
+    )
     return 100 * float(result.metrics[-1][_metric(name)])
 
 
@@ -55,7 +65,10 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in args.tables:
         for width in args.width:
-            plain = [score(name, FedGram(features="random", width=width), seed) for seed in range(args.seeds)]
+            plain = [
+                score(name, FedGram(features="random", width=width), seed)
+                for seed in range(args.seeds)
+            ]
             line = f"{name:14} D = {width:4}: random {statistics.mean(plain):6.2f}"
             for bandwidth in BANDWIDTHS:
                 method = FedGram(features="fourier", width=width, bandwidth=bandwidth)

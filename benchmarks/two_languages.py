@@ -1,12 +1,17 @@
-"""Makes what experiments/language-model.toml needs: a small network, its tokenizer, and texts of three kinds.
+"""Makes what experiments/language-model.toml needs: a small network, its tokenizer, and texts of
+three kinds.
 
     python -m benchmarks.two_languages vaderSentiment-3.2.1.tar.gz data/language models/small-gpt2
 
-- `public.parquet`: docstrings of Python's standard library, for the tokenizer and the first training;
-- `code.parquet`: source code of the standard library, without docstrings and comments, a few lines each;
-- `films.parquet`: sentences of film reviews, from the sdist of vaderSentiment (see benchmarks/sentiment_domains.py).
+- `public.parquet`: docstrings of Python's standard library, for the tokenizer and the first
+  training;
+- `code.parquet`: source code of the standard library, without docstrings and comments, a few lines
+  each;
+- `films.parquet`: sentences of film reviews, from the sdist of vaderSentiment (see
+  benchmarks/sentiment_domains.py).
 
-The network is a GPT-2 with random values: 4 layers, width 192, 2,000 tokens (2.5 million values with its head).
+The network is a GPT-2 with random values: 4 layers, width 192, 2,000 tokens (2.5 million values
+with its head).
 """
 
 import argparse
@@ -60,7 +65,9 @@ def chosen(found: list[str], rows: int) -> list[str]:
 
 def main() -> None:
     """Write texts, tokenizer and network."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sdist", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("model", type=Path)
@@ -81,7 +88,9 @@ def main() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=2000, special_tokens=["<pad>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=2000,
+        special_tokens=["<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(kinds["public"], trainer)
     given.model.mkdir(parents=True, exist_ok=True)
@@ -89,7 +98,13 @@ def main() -> None:
     torch.manual_seed(0)
     size = tokenizer.get_vocab_size()
     config = GPT2Config(
-        vocab_size=size, n_embd=192, n_layer=4, n_head=6, n_positions=64, bos_token_id=0, eos_token_id=0
+        vocab_size=size,
+        n_embd=192,
+        n_layer=4,
+        n_head=6,
+        n_positions=64,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     network = GPT2LMHeadModel(config)
     network.save_pretrained(given.model)

@@ -41,24 +41,37 @@ ROOT_PAGES = {
 SHIM = "assets/iframe-worker.js"
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 SEARCH: dict[str, dict[str, Any]] = {
-    "results.md": {"exclude": True},  # 60,000 words of single experiments, which would bury all else
+    "results.md": {
+        "exclude": True
+    },  # 60,000 words of single experiments, which would bury all else
     **{page: {"boost": 3} for page in ("own-data.md", "using-the-result.md", "evaluation.md")},
     **{page: {"boost": 0.3} for page in ("real-data.md", "clusters.md")},
-    **{page: {"boost": 1e-4} for page in ("json.md", "architecture.md", "promises.md", "changelog.md")},
+    **{
+        page: {"boost": 1e-4}
+        for page in ("json.md", "architecture.md", "promises.md", "changelog.md")
+    },
 }
-"""Which pages the search leaves out, and which come first or last; a word in a title counts 1000."""
+"""Which pages the search leaves out, and which come first or last; a word in a title counts
+1000."""
 FOLDED = "Cost"
 """The section of a method's page from which on sections are closed until the reader opens them."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the methods' pages in the navigation, by kind, under the names before a colon in their titles."""
+    """List the methods' pages in the navigation, by kind, under the names before a colon in their
+    titles.
+    """
     listed = next(entry for entry in config.nav or [] if "Methods" in entry)["Methods"]
     for sort, methods in SORTS.items():
         names = sorted(map(page_of, methods))
-        titles = ((ROOT / "docs" / name).read_text(encoding="utf-8").partition("\n")[0] for name in names)
+        titles = (
+            (ROOT / "docs" / name).read_text(encoding="utf-8").partition("\n")[0] for name in names
+        )
         kind = sort.partition(":")[0]
-        pages = [{title.removeprefix("# ").partition(":")[0]: name} for title, name in zip(titles, names, strict=True)]
+        pages = [
+            {title.removeprefix("# ").partition(":")[0]: name}
+            for title, name in zip(titles, names, strict=True)
+        ]
         listed.append({kind[0].upper() + kind[1:]: pages})
     return config
 
@@ -83,7 +96,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links out of docs/ to the pages made of these files; add all settings to a method's page."""
+    """Lead links out of docs/ to the pages made of these files; add all settings to a method's
+    page.
+    """
     dull = {"boost": 0.001} if page.file.src_uri.startswith("reference/") else {}
     page.meta["search"] = SEARCH.get(page.file.src_uri, dull)
     markdown = PROMISE.sub("", markdown)
@@ -94,14 +109,25 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = markdown.replace("LEADERBOARD", leaderboard()).replace("COUNTED", told)
     own = [m for m in METHODS if page.file.src_uri == page_of(m)]
     for method in own:
-        markdown = markdown.replace(f"\n## {FOLDED}\n", f"\n{facts(method)}\n## {FOLDED}\n", 1) + settings(method)
-    markdown = re.sub(r"^SIGNATURE ekiden\.(\w+)$", lambda m: signature(getattr(ekiden, m[1])), markdown, flags=re.M)
-    markdown = re.sub(r"(\]\([\w./-]+)\.ipynb\)", r"\1.md)", markdown)  # to the pages made of notebooks
+        markdown = markdown.replace(
+            f"\n## {FOLDED}\n", f"\n{facts(method)}\n## {FOLDED}\n", 1
+        ) + settings(method)
+    markdown = re.sub(
+        r"^SIGNATURE ekiden\.(\w+)$",
+        lambda m: signature(getattr(ekiden, m[1])),
+        markdown,
+        flags=re.M,
+    )
+    markdown = re.sub(
+        r"(\]\([\w./-]+)\.ipynb\)", r"\1.md)", markdown
+    )  # to the pages made of notebooks
     return _linked(markdown, "../" * (page.file.src_uri.count("/") + 1))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Close the later sections of a method's page, link the pages that docstrings name, and keep flags on one line."""
+    """Close the later sections of a method's page, link the pages that docstrings name, and keep
+    flags on one line.
+    """
     html = re.sub(r"<code>(--[^<]{1,30})</code>", r'<code class="flag">\1</code>', html)
     if page.file.src_uri.startswith("reference/"):
         return re.sub(r"docs/([\w-]+)\.md", r'<a href="../\1.html">docs/\1.md</a>', html)
@@ -112,18 +138,34 @@ TAG = r"(?:<[^<>]*>|\s)*"
 """What may stand between the parts of an annotation in HTML."""
 RANGE = re.compile(
     TAG.join(
-        [r"<span[^>]*>Annotated</span>", r"\[", r"(\w+)", ",", "Range", r"\(", rf"((?:[\w=.,-]|{TAG})*?)", r"\)", r"\]"]
+        [
+            r"<span[^>]*>Annotated</span>",
+            r"\[",
+            r"(\w+)",
+            ",",
+            "Range",
+            r"\(",
+            rf"((?:[\w=.,-]|{TAG})*?)",
+            r"\)",
+            r"\]",
+        ]
     )
 )
-NAMED = re.compile(r'<span (?:title="ekiden\.(?:base\.checks|commands)\.|class="n">)(\w+)(?:">\w+)?</span>')
+NAMED = re.compile(
+    r'<span (?:title="ekiden\.(?:base\.checks|commands)\.|class="n">)(\w+)(?:">\w+)?</span>'
+)
 
 
 def spoken(html: str) -> str:
-    """Return a page of the reference with words for ranges and their names, such as `CountOrZero`."""
+    """Return a page of the reference with words for ranges and their names, such as
+    `CountOrZero`.
+    """
 
     def bounded(found: re.Match[str]) -> str:
         bounds = re.findall(r"(\w+)=([\d.e-]+)", re.sub(r"<[^>]*>|\s", "", found[2]))
-        limits = Range(**{name: float(value) if "." in value else int(value) for name, value in bounds})
+        limits = Range(
+            **{name: float(value) if "." in value else int(value) for name, value in bounds}
+        )
         return words(Annotated[{"int": int, "float": float}[found[1]], limits])
 
     def named(found: re.Match[str]) -> str:
@@ -135,7 +177,12 @@ def spoken(html: str) -> str:
     def told(part: re.Match[str]) -> str:
         return NAMED.sub(named, RANGE.sub(bounded, part[0]))
 
-    return re.sub(r'<div class="doc-signature.*?</div>|<code><span title=.*?</code>', told, html, flags=re.DOTALL)
+    return re.sub(
+        r'<div class="doc-signature.*?</div>|<code><span title=.*?</code>',
+        told,
+        html,
+        flags=re.DOTALL,
+    )
 
 
 def folded(html: str) -> str:
@@ -145,12 +192,15 @@ def folded(html: str) -> str:
         return html
     sections = re.findall(r"(<h2 .*?</h2>)(.*?)(?=<h2 |\Z)", html[start:], re.DOTALL)
     return html[:start] + "".join(
-        f'<details class="section"><summary>{heading}</summary>{text}</details>' for heading, text in sections
+        f'<details class="section"><summary>{heading}</summary>{text}</details>'
+        for heading, text in sections
     )
 
 
 def shown(notebook: Path) -> tuple[str, dict[str, bytes]]:
-    """Return a notebook as a page in Markdown, and the pictures that its cells drew by their names."""
+    """Return a notebook as a page in Markdown, and the pictures that its cells drew by their
+    names.
+    """
     lines, pictures = [], {}
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])
@@ -162,7 +212,9 @@ def shown(notebook: Path) -> tuple[str, dict[str, bytes]]:
                 pictures[name] = base64.b64decode("".join(data["image/png"]))
                 lines.append(f"![Drawn by the cell above]({name})")
             elif "text/html" in data:
-                table = re.sub(r"<style.*?</style>|\n\s*", "", "".join(data["text/html"]), flags=re.DOTALL)
+                table = re.sub(
+                    r"<style.*?</style>|\n\s*", "", "".join(data["text/html"]), flags=re.DOTALL
+                )
                 lines.append(re.sub(r' (?:border|style|class)="[^"]*"', "", table))
             elif said := "".join(output.get("text", "") or data.get("text/plain", "")):
                 lines.append(f"```text\n{said.rstrip()}\n```")
@@ -174,14 +226,19 @@ def shown(notebook: Path) -> tuple[str, dict[str, bytes]]:
 def facts(method: type[Method]) -> str:
     """Return the table at the top of a method's page, in Markdown."""
     traits = method.traits
-    ends = {"all models": "all clients' models, which answer together", "personal": "one model for each client"}
+    ends = {
+        "all models": "all clients' models, which answer together",
+        "personal": "one model for each client",
+    }
     end = ends_with(method)
     rows = {
         "in Python": f"`ekiden.{method.__name__}`",
         "moves": f"{moves(method)} model sizes with default settings and ten clients",
         "ends with": ends.get(end, end),
         "a silo that does not answer": (
-            "`--absent skip` goes on without it" if traits.skips else "the run stops until it is back"
+            "`--absent skip` goes on without it"
+            if traits.skips
+            else "the run stops until it is back"
         ),
     }
     return "\n".join(
@@ -195,7 +252,9 @@ def facts(method: type[Method]) -> str:
 
 
 def _linked(text: str, up: str) -> str:
-    """The text with links to files of the root, which is `up` from its own folder, as links to their pages."""
+    """The text with links to files of the root, which is `up` from its own folder, as links to
+    their pages.
+    """
     for name, path in ROOT_PAGES.items():
         text = text.replace(f"]({up}{name}", f"]({up.removesuffix('../')}{path}")
     return text
@@ -211,7 +270,9 @@ def promises() -> str:
         ValueError: a test is gone.
     """
     known = {
-        name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", file.read_text())
     }
     lines = []
     for page in sorted((ROOT / "docs").rglob("*.md")):
@@ -223,7 +284,8 @@ def promises() -> str:
             if gone := [name for name in names if name not in known]:
                 raise ValueError(f"{page}: there is no test {', '.join(gone)}")
             lines.append(
-                f"- {_sentence(PROMISE.sub('', text[: match.start()]))}: {', '.join(f'`{name}`' for name in names)}"
+                f"- {_sentence(PROMISE.sub('', text[: match.start()]))}: "
+                f"{', '.join(f'`{name}`' for name in names)}"
             )
     return "\n".join(lines)
 
@@ -235,7 +297,19 @@ def _sentence(before: str) -> str:
     return plain.strip("|-* .").replace("|", ";").replace("**", "")
 
 
-BOARD = ("data", "skew", "method", "settings", "network", "bytes", "metric", "mean", "std", "seeds", "record")
+BOARD = (
+    "data",
+    "skew",
+    "method",
+    "settings",
+    "network",
+    "bytes",
+    "metric",
+    "mean",
+    "std",
+    "seeds",
+    "record",
+)
 
 
 @cache
@@ -263,7 +337,9 @@ def board() -> tuple[tuple[Any, ...], ...]:
     for (*task, method, told, model, metric, name), runs in groups.items():
         values, moved = zip(*runs.values(), strict=True)
         std = stdev(values) if len(values) > 1 else None
-        rows.append((*task, method, told, model, mean(moved), metric, mean(values), std, len(values), name))
+        rows.append(
+            (*task, method, told, model, mean(moved), metric, mean(values), std, len(values), name)
+        )
     data, tasks = Counter(row[0] for row in rows), Counter(row[:2] for row in rows)
 
     def place(row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -275,7 +351,9 @@ def board() -> tuple[tuple[Any, ...], ...]:
 
 def _as_csv() -> str:
     out = io.StringIO()
-    csv.writer(out).writerows([BOARD, *((*row[:6], f"{row[6].name}{row[6].unit}", *row[7:]) for row in board())])
+    csv.writer(out).writerows(
+        [BOARD, *((*row[:6], f"{row[6].name}{row[6].unit}", *row[7:]) for row in board())]
+    )
     return out.getvalue()
 
 
@@ -291,17 +369,22 @@ def leaderboard() -> str:
         how = f"{escape(told)}; network {escape(model)}; {counted(seeds, 'seed')}; {name.removesuffix('.jsonl')}"
         about = f'data-data="{data}" data-skew="{escape(task)}" data-method="{method}" data-value="{value}"'
         lines.append(
-            f'<tr {about} data-higher="{metric.higher:d}"><td data-key="{method}">{title}<details><summary>settings'
+            f'<tr {about} data-higher="{metric.higher:d}"><td '
+            f'data-key="{method}">{title}<details><summary>settings'
             f'</summary>{how}</details></td><td data-key="{value}">{spread}</td>'
             f'<td data-key="{moved}">{summary.size(moved)}</td></tr>'
         )
-    choice = "".join(f"<option>{data}</option>" for data in dict.fromkeys(data for data, _ in skews))
+    choice = "".join(
+        f"<option>{data}</option>" for data in dict.fromkeys(data for data, _ in skews)
+    )
     options = "".join(f'<option data-data="{data}">{escape(task)}</option>' for data, task in skews)
     head = "".join(f"<th>{name}</th>" for name in ("method", "value", "bytes"))
     return (
-        f'<div id="leaderboard" data-search-exclude><p><label>Data <select id="data">{choice}</select></label> '
+        '<div id="leaderboard" data-search-exclude><p><label>Data <select '
+        f'id="data">{choice}</select></label> '
         f'<label>Skew <select id="skew">{options}</select></label> '
-        '<label><input type="checkbox" id="all"> all settings, not only the best of each method</label></p>'
+        '<label><input type="checkbox" id="all"> all settings, not only the best of each '
+        "method</label></p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         '<script src="assets/leaderboard.js" defer></script>'
     )
@@ -316,8 +399,14 @@ def signature(function: Callable[..., Any]) -> str:
         lines += ["    *,"] if one.kind is one.KEYWORD_ONLY and not named else []
         named = one.kind is one.KEYWORD_ONLY
         called = inspect.signature(one.default).parameters if callable(one.default) else ()
-        default = f"lambda {', '.join(called)}".strip() + ": None" if callable(one.default) else repr(one.default)
-        lines.append(f"    {one.name}," if one.default is one.empty else f"    {one.name}={default},")
+        default = (
+            f"lambda {', '.join(called)}".strip() + ": None"
+            if callable(one.default)
+            else repr(one.default)
+        )
+        lines.append(
+            f"    {one.name}," if one.default is one.empty else f"    {one.name}={default},"
+        )
     return "\n".join([f"ekiden.{function.__name__}(", *lines, ")"])
 
 
@@ -331,7 +420,9 @@ def settings(method: type[Method]) -> str:
     ]
     made = f"In Python `ekiden.{method.__name__}`; on the command line `ekiden run {method.title()}`, each name a flag."
     head = "| name | meaning | default | values |\n| --- | --- | --- | --- |"
-    return "\n".join(["", "", "## All hyperparameters", "", made, "", head, *rows, ""]) if rows else ""
+    return (
+        "\n".join(["", "", "## All hyperparameters", "", made, "", head, *rows, ""]) if rows else ""
+    )
 
 
 def words(hint: Any) -> str:
@@ -350,5 +441,9 @@ def words(hint: Any) -> str:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Take the script that search needs in a page opened as a file from the site itself, not from a network."""
-    return spoken(output).replace("https://unpkg.com/iframe-worker/shim", get_relative_url(SHIM, page.url))
+    """Take the script that search needs in a page opened as a file from the site itself, not from a
+    network.
+    """
+    return spoken(output).replace(
+        "https://unpkg.com/iframe-worker/shim", get_relative_url(SHIM, page.url)
+    )

@@ -12,16 +12,23 @@ from hypothesis import settings
 from tests.fuzz import examples
 from tests.warm import warm_processes
 
-# The process that hands tests out to workers loads this file and no test: PyTorch and Ekiden are imported where used.
+# The process that hands tests out to workers loads this file and no test: PyTorch and Ekiden are
+# imported where used.
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and so do the processes that they start
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # tests run side by side, and so do the processes that they start
+)
 settings.register_profile("ekiden", max_examples=examples(30), deadline=None)
 settings.load_profile("ekiden")
 
 
 def pytest_xdist_auto_num_workers() -> int:
     """One worker more than there are processors: tests of other processes mostly wait."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+    return (
+        len(os.sched_getaffinity(0)) + 1
+        if hasattr(os, "sched_getaffinity")
+        else (os.cpu_count() or 1) + 1
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -35,7 +42,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One cache of data sets for all processes of a session, none of the user's."""
     base = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EKIDEN_CACHE", str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"))
+        patch.setenv(
+            "EKIDEN_CACHE",
+            str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"),
+        )
         yield
 
 
@@ -48,7 +58,8 @@ def warm() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Tests kill processes, never the machine: what a process wrote outlives it without waiting for the disk."""
+    """Tests kill processes, never the machine: what a process wrote outlives it without waiting for
+    the disk."""
 
     def fsync(handle: int) -> None:
         os.fstat(handle)  # a wrong handle is an error all the same
@@ -76,7 +87,8 @@ def blobs() -> object:
 
 @pytest.fixture(scope="session")
 def few() -> object:
-    """The same with 12 to 42 points, for what is slow: two mini-batches of 16 at some clients, one at others."""
+    """The same with 12 to 42 points, for what is slow: two mini-batches of 16 at some clients, one
+    at others."""
     from ekiden.conformance import small_runs
 
     return small_runs.blobs(12)
@@ -92,7 +104,9 @@ def data_home() -> Path:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
     """Runs the command line in this process: exit code, and what was printed."""
     from ekiden.cli import app
 

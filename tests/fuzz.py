@@ -1,4 +1,5 @@
-"""How many payloads the fuzzing tests generate: few in every run, 100 times as many with EKIDEN_FUZZ=100."""
+"""How many payloads the fuzzing tests generate: few in every run, 100 times as many with
+EKIDEN_FUZZ=100."""
 
 import os
 

@@ -2,12 +2,13 @@
 
 What a block's fence says decides what is done with it:
 
-- `sh`: each line is typed in. Plain `ekiden` commands run in this process, others in a shell; `pip` lines are left out.
+- `sh`: each line is typed in. Plain `ekiden` commands run in this process, others in a shell; `pip`
+  lines are left out.
 - `python`: executed, all blocks of a page in one namespace.
 - `python title="mine.py"`, `toml title="..."`, any language: written into that file.
-- `text`: what the last command, or block of Python, before it must have printed. `...` stands for anything. White space
-  and the lines of tables do not count, and numbers with a decimal point may differ by a tenth, since other processors
-  round in another way.
+- `text`: what the last command, or block of Python, before it must have printed. `...` stands for
+  anything. White space and the lines of tables do not count, and numbers with a decimal point may
+  differ by a tenth, since other processors round in another way.
 
 Blocks with other fences are not touched.
 """
@@ -72,7 +73,8 @@ def play(page: Path, command: Command | None = None) -> dict[str, Any]:
 
     Args:
         page: a Markdown file.
-        command: runs the command line, as the fixture of this name; without it, `sh` blocks are left out.
+        command: runs the command line, as the fixture of this name; without it, `sh` blocks are
+            left out.
 
     Returns:
         The names that the page's Python has defined.
@@ -92,13 +94,17 @@ def play(page: Path, command: Command | None = None) -> dict[str, Any]:
                 said, done = _typed(line, block, command), True
         elif block.language == "text":
             assert done, f"{block.place} shows what nothing has printed"
-            assert agrees(block.text, said), f"{block.place} shows\n{block.text}\nbut there came\n{said}"
+            assert agrees(block.text, said), (
+                f"{block.place} shows\n{block.text}\nbut there came\n{said}"
+            )
     return names
 
 
 def agrees(shown: str, said: str) -> bool:
     """Whether a page shows what was said; see the module."""
-    wanted, words = ([word for word in text.split() if not _RULE.match(word)] for text in (shown, said))
+    wanted, words = (
+        [word for word in text.split() if not _RULE.match(word)] for text in (shown, said)
+    )
     here = there = 0
     gap, tried = -1, 0  # the last "...", and the first word after what it stands for
     while there < len(words):
@@ -141,8 +147,12 @@ def _typed(line: str, block: Block, command: Command | None) -> str:
     if command and name == "ekiden" and not set(line) & set("|>&*"):
         code, said = command(*words)
     else:
-        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, env=environment)
+        environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        }
+        done = subprocess.run(
+            line, shell=True, capture_output=True, text=True, check=False, env=environment
+        )
         code, said = done.returncode, done.stdout + done.stderr
     assert code == 0, f"{block.place}: {line}\n{said}"
     return said

@@ -1,4 +1,5 @@
-"""What `ekiden.run`, `split` and `federate` accept: unambiguous arguments run, all others give one line."""
+"""What `ekiden.run`, `split` and `federate` accept: unambiguous arguments run, all others give one
+line."""
 
 import multiprocessing
 import subprocess
@@ -31,16 +32,24 @@ def images() -> Any:
     import datasets
 
     draw = np.random.default_rng(0)
-    pictures = [PIL.Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)) for _ in range(12)]
+    pictures = [
+        PIL.Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)) for _ in range(12)
+    ]
     kinds = datasets.Features(
-        {"img": datasets.Image(), "kind": datasets.ClassLabel(names=["a", "b", "c"]), "id": datasets.Value("int64")}
+        {
+            "img": datasets.Image(),
+            "kind": datasets.ClassLabel(names=["a", "b", "c"]),
+            "id": datasets.Value("int64"),
+        }
     )
     rows = {"img": pictures, "kind": [i % 3 for i in range(12)], "id": list(range(12))}
     return datasets.Dataset.from_dict(rows, features=kinds)
 
 
 @pytest.mark.parametrize("method", ["fedseq", "FedSeq", FedSeq])
-def test_a_name_or_a_class_stands_for_the_method_with_its_defaults(method: Any, blobs: FederatedData) -> None:
+def test_a_name_or_a_class_stands_for_the_method_with_its_defaults(
+    method: Any, blobs: FederatedData
+) -> None:
     result = run(method, blobs, Tiny, training=FAST)
     expected = run(FedSeq(), blobs, Tiny, training=FAST)
     assert result.weights is not None
@@ -65,41 +74,94 @@ def test_a_run_learns_within_no_grad() -> None:
     ("arguments", "keywords", "message"),
     [
         (("fedelmi", SILOS), {}, "unknown method 'fedelmi': did you mean 'fedelmy'?"),
-        ((SILOS, FedSeq()), {}, "run takes the method first, then the data: ekiden.run(method, data)"),
-        ((federate(SILOS), FedSeq), {}, "run takes the method first, then the data: ekiden.run(method, data)"),
-        ((federate(SILOS), "fedseq"), {}, "FederatedData is not a method: ekiden.run(method, data) takes one of"),
+        (
+            (SILOS, FedSeq()),
+            {},
+            "run takes the method first, then the data: ekiden.run(method, data)",
+        ),
+        (
+            (federate(SILOS), FedSeq),
+            {},
+            "run takes the method first, then the data: ekiden.run(method, data)",
+        ),
+        (
+            (federate(SILOS), "fedseq"),
+            {},
+            "FederatedData is not a method: ekiden.run(method, data) takes one of",
+        ),
         ((None, SILOS), {}, "NoneType is not a method"),
         ((Training, SILOS), {}, "type is not a method"),
         ((FedSeq(), "digits"), {}, "data are not divided among clients yet: give ekiden.split("),
-        ((FedSeq(), from_tensors((X, Y))), {}, 'data are not divided among clients yet: give ekiden.split(data, "diri'),
+        (
+            (FedSeq(), from_tensors((X, Y))),
+            {},
+            'data are not divided among clients yet: give ekiden.split(data, "diri',
+        ),
         ((FedSeq(), (X, Y)), {}, "federate needs a list with the samples of each silo"),
         ((FedSeq(), list(zip(X, Y, strict=True))), {}, "silo client-0 is one sample, not many"),
-        ((FedSeq(), list(zip(X, Y.tolist(), strict=True))), {}, "silo client-0 is one sample, not many"),
+        (
+            (FedSeq(), list(zip(X, Y.tolist(), strict=True))),
+            {},
+            "silo client-0 is one sample, not many",
+        ),
         ((FedSeq(), FRAME), {}, "data are not divided among clients yet: give ekiden.split("),
         ((FedSeq(), images), {}, "data cannot be of type Dataset"),
-        ((FedSeq(), SILOS, 3), {}, "model 3 is of the wrong type: it must be a text or of type Module or of type Call"),
+        (
+            (FedSeq(), SILOS, 3),
+            {},
+            "model 3 is of the wrong type: it must be a text or of type Module or of type Call",
+        ),
         (
             (FedSeq(), SILOS, torch.nn.Linear),
             {},
             "Linear needs in_features, out_features: give a module, or a function",
         ),
         ((FedSeq(), SILOS, lambda: 3), {}, "<lambda> returns int: return a torch.nn.Module"),
-        ((FedSeq(), SILOS, "hf:"), {}, "model hf: names no network: write its name after the colon"),
-        (("fedseq", SILOS), {"epochs": 3}, "epochs is a setting of the method: give FedSeq(epochs=...) as the method"),
-        ((FedSeq, SILOS), {"lr": 0.1}, "lr is a setting of training: give training=ekiden.Training(lr=...)"),
+        (
+            (FedSeq(), SILOS, "hf:"),
+            {},
+            "model hf: names no network: write its name after the colon",
+        ),
+        (
+            ("fedseq", SILOS),
+            {"epochs": 3},
+            "epochs is a setting of the method: give FedSeq(epochs=...) as the method",
+        ),
+        (
+            (FedSeq, SILOS),
+            {"lr": 0.1},
+            "lr is a setting of training: give training=ekiden.Training(lr=...)",
+        ),
         ((FedSeq(), SILOS), {"out": "runs"}, "unknown argument 'out': "),
         (
             ("fedseq", SILOS),
             {"epoch": 3},
-            "unknown argument 'epoch': did you mean 'epochs'? It is a setting of the method: give FedSeq(epochs=...)",
+            "unknown argument 'epoch': did you mean 'epochs'? It is a setting of the method: give "
+            "FedSeq(epochs=...)",
         ),
-        (("fedseq", SILOS), {"seeds": [0]}, "unknown argument 'seeds': a run has one seed, ekiden.study takes several"),
+        (
+            ("fedseq", SILOS),
+            {"seeds": [0]},
+            "unknown argument 'seeds': a run has one seed, ekiden.study takes several",
+        ),
         (("fedseq", SILOS), {"worker": 2}, "unknown argument 'worker': did you mean 'workers'?"),
-        ((FedSeq(), SILOS, Tiny), {"seed": "3"}, "seed '3' is of the wrong type: it must be a whole number, 0 or more"),
+        (
+            (FedSeq(), SILOS, Tiny),
+            {"seed": "3"},
+            "seed '3' is of the wrong type: it must be a whole number, 0 or more",
+        ),
         ((FedSeq(), SILOS, Tiny), {"seed": -1}, "seed -1 is out of range: it must be 0 or more"),
         ((FedSeq(), SILOS, Tiny), {"workers": "2"}, "workers '2' is of the wrong type"),
-        ((FedSeq(), SILOS, Tiny), {"workers": 0}, "workers 0 is out of range: it must be 1 or more"),
-        ((FedSeq(), SILOS, Tiny), {"evaluate_every": -1}, "evaluate_every -1 is out of range: it must be 0 or more"),
+        (
+            (FedSeq(), SILOS, Tiny),
+            {"workers": 0},
+            "workers 0 is out of range: it must be 1 or more",
+        ),
+        (
+            (FedSeq(), SILOS, Tiny),
+            {"evaluate_every": -1},
+            "evaluate_every -1 is out of range: it must be 0 or more",
+        ),
         (
             (FedSeq(), SILOS, Tiny),
             {"folder": 3},
@@ -122,7 +184,9 @@ def test_a_run_learns_within_no_grad() -> None:
         ),
     ],
 )
-def test_run_refuses_the_rest_in_one_line(arguments: Any, keywords: Any, message: str, tmp_path: Path) -> None:
+def test_run_refuses_the_rest_in_one_line(
+    arguments: Any, keywords: Any, message: str, tmp_path: Path
+) -> None:
     arguments = [part() if part is images else part for part in arguments]
     with pytest.raises(UserError) as raised:
         run(*arguments, **({"folder": tmp_path / "run"} | keywords))
@@ -132,7 +196,9 @@ def test_run_refuses_the_rest_in_one_line(arguments: Any, keywords: Any, message
 
 
 def test_an_epoch_count_as_a_text_is_refused_where_it_is_written() -> None:
-    with pytest.raises(UserError, match="epochs '3' is of the wrong type: it must be a whole number, 1 or more"):
+    with pytest.raises(
+        UserError, match="epochs '3' is of the wrong type: it must be a whole number, 1 or more"
+    ):
         FedELMY(epochs="3")  # type: ignore[arg-type]
 
 
@@ -141,7 +207,9 @@ def test_an_epoch_count_as_a_text_is_refused_where_it_is_written() -> None:
 def test_split_takes_spellings_and_samples(given: Any, partition: Any) -> None:
     wanted = split(from_tensors((X, Y)), Dirichlet(0.5, 1), 3, seed=0)
     found = split(given, partition, 3)
-    assert [c.train.rows.tolist() for c in found.clients] == [c.train.rows.tolist() for c in wanted.clients]
+    assert [c.train.rows.tolist() for c in found.clients] == [
+        c.train.rows.tolist() for c in wanted.clients
+    ]
     assert torch.equal(found.dataset.train.x, wanted.dataset.train.x)
 
 
@@ -149,12 +217,18 @@ def test_split_takes_spellings_and_samples(given: Any, partition: Any) -> None:
     ("arguments", "message"),
     [
         (("iid", from_tensors((X, Y))), "split takes the data set first"),
-        (("digits", "iid"), "split takes a data set, not its name: ekiden.split(ekiden.load('digits'), ...)"),
+        (
+            ("digits", "iid"),
+            "split takes a data set, not its name: ekiden.split(ekiden.load('digits'), ...)",
+        ),
         ((federate(SILOS), "iid"), "split was given data that are divided already"),
         (((X, Y), "irichlet:0.5"), "'irichlet:0.5' is not a partition"),
         (((X, Y), Iid), "split cannot divide by Iid: give a partition"),
         (((X, Y), 0.5), "split cannot divide by float: give a partition"),
-        (((X, Y), "iid", "3"), "clients '3' is of the wrong type: it must be a whole number or None"),
+        (
+            ((X, Y), "iid", "3"),
+            "clients '3' is of the wrong type: it must be a whole number or None",
+        ),
         (((X, Y), "iid", 2.0), "clients 2.0 is of the wrong type"),
         (
             (FRAME.drop(columns="label"), "iid"),
@@ -186,7 +260,9 @@ def test_samples_that_other_libraries_hold(silo: Any) -> None:
     assert torch.equal(found.dataset.train.y, wanted.dataset.train.y)
 
 
-@pytest.mark.filterwarnings("ignore:.* has columns that no model of images gets:ekiden.base.errors.DataWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.* has columns that no model of images gets:ekiden.base.errors.DataWarning"
+)
 def test_a_hugging_face_data_set_of_images() -> None:
     table = images()
     data = split(table, "iid", 2)
@@ -212,11 +288,15 @@ def two_parts() -> Any:
     return datasets.DatasetDict({"train": images()})
 
 
-@pytest.mark.filterwarnings("ignore:.* has columns that no model of images gets:ekiden.base.errors.DataWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.* has columns that no model of images gets:ekiden.base.errors.DataWarning"
+)
 def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
     assert split(images(), "iid", 2).dataset.classes == ("a", "b", "c")
     named = from_tensors(renamed("zebra", "ant", "moose"))
-    assert named.classes == ("zebra", "ant", "moose"), "in their own order, also of classes without samples"
+    assert named.classes == ("zebra", "ant", "moose"), (
+        "in their own order, also of classes without samples"
+    )
     assert sorted(torch.cat([named.train.y, named.test.y]).tolist()) == [0] * 4 + [1] * 4
     # Silos whose numbers mean other classes go by the names.
     both = federate([renamed("ant", "bee", "cat"), renamed("bee", "ant", "cat")]).dataset
@@ -225,9 +305,13 @@ def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
     assert torch.equal(first, second)
     half = len(both.train) // 2
     assert torch.equal(both.train.y[:half], 1 - both.train.y[half:])
-    with pytest.raises(UserError, match="silo client-0 holds images, silo client-1 arrays: give one kind"):
+    with pytest.raises(
+        UserError, match="silo client-0 holds images, silo client-1 arrays: give one kind"
+    ):
         federate([images(), (torch.zeros(10, 3, 8, 8), torch.arange(10) % 3)])
-    with pytest.raises(UserError, match=r"label 'a' in row 0 .* of silo client-0 is not among the classes: x, y, z"):
+    with pytest.raises(
+        UserError, match=r"label 'a' in row 0 .* of silo client-0 is not among the classes: x, y, z"
+    ):
         federate([images()], classes=("x", "y", "z"))
 
 
@@ -235,7 +319,10 @@ def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
     ("silo", "message"),
     [
         (FRAME.drop(columns="label"), "silo client-0 has no column 'label'"),
-        (lambda: images().remove_columns("kind"), "silo client-0 has no column 'label': say which one holds"),
+        (
+            lambda: images().remove_columns("kind"),
+            "silo client-0 has no column 'label': say which one holds",
+        ),
         (two_parts, "silo client-0 is a DatasetDict of train: give one of its parts"),
         ((FRAME.assign(a="x"), FRAME["label"]), "silo client-0 holds values that are not numbers"),
         (([[1.0], [1.0, 2.0]], [0, 1]), "silo client-0 holds rows of different lengths"),
@@ -271,7 +358,9 @@ silos = [(torch.randn(40, 4), torch.arange(40) % 2) for _ in range(2)]
 def script(folder: Path, guard: str) -> "subprocess.CompletedProcess[str]":
     file = folder / "script.py"
     file.write_text(SCRIPT.format(guard=guard))
-    return subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 @pytest.mark.slow
@@ -293,7 +382,9 @@ def test_a_script_with_a_main_guard_runs(tmp_path: Path) -> None:
 
 def test_workers_cannot_read_a_script_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
-    with pytest.raises(UserError, match="worker processes cannot read <stdin>: put the script into a file"):
+    with pytest.raises(
+        UserError, match="worker processes cannot read <stdin>: put the script into a file"
+    ):
         run(FedSeq(), SILOS, Tiny, workers=2)
 
 

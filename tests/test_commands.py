@@ -24,7 +24,9 @@ FAST: dict[str, Any] = {"training": Training(max_steps=2), "quiet": True}
 def frame(seed: int, rows: int = 60) -> Any:
     """Return rows of patients whose label follows a measurement."""
     x = np.random.default_rng(seed).normal(size=(rows, 3)).round(3)
-    return pandas.DataFrame(x, columns=["age", "dose", "score"]).assign(died=np.where(x[:, 0] > 0, "yes", "no"))
+    return pandas.DataFrame(x, columns=["age", "dose", "score"]).assign(
+        died=np.where(x[:, 0] > 0, "yes", "no")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_file(folder: Path) -> FederatedData:
-    return split(load(folder / "north.csv", label_column="died"), "iid", 2, seed=3, val_fraction=0.2)
+    return split(
+        load(folder / "north.csv", label_column="died"), "iid", 2, seed=3, val_fraction=0.2
+    )
 
 
 def of_files(folder: Path) -> FederatedData:
@@ -62,9 +66,15 @@ def for_tuning(folder: Path) -> FederatedData:
     return of_file(folder).for_tuning()
 
 
-@pytest.mark.parametrize("make", [of_file, of_files, of_named_files, of_a_name, one_less, for_tuning])
+@pytest.mark.parametrize(
+    "make", [of_file, of_files, of_named_files, of_a_name, one_less, for_tuning]
+)
 def test_a_run_from_python_is_resumed_measured_and_shown_on_the_command_line(
-    make: Callable[[Path], FederatedData], files: Path, tmp_path: Path, command: Command, monkeypatch: Any
+    make: Callable[[Path], FederatedData],
+    files: Path,
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: Any,
 ) -> None:
     monkeypatch.chdir(files)
     silos, folder, whole = make(files), tmp_path / "run", tmp_path / "whole"
@@ -101,10 +111,14 @@ def test_data_that_may_have_been_changed_know_no_origin(files: Path) -> None:
     assert split(replace(data, std=(2.0,)), "iid", 2).origin is None
 
 
-def test_other_files_under_the_same_name_are_refused(files: Path, tmp_path: Path, command: Command) -> None:
+def test_other_files_under_the_same_name_are_refused(
+    files: Path, tmp_path: Path, command: Command
+) -> None:
     table, folder = tmp_path / "t.csv", tmp_path / "run"
     frame(0).to_csv(table, index=False)
-    ekiden.run(FedSeq(epochs=1), split(load(table, label_column="died"), "iid", 2), folder=folder, **FAST)
+    ekiden.run(
+        FedSeq(epochs=1), split(load(table, label_column="died"), "iid", 2), folder=folder, **FAST
+    )
     frame(5).to_csv(table, index=False)
     code, said = command("evaluate", str(folder))
     assert code == 2
@@ -127,7 +141,9 @@ def memory_silos(shift: int = 0) -> FederatedData:
     return federate([frame(shift), frame(shift + 1)], names=["north", "south"], label_column="died")
 
 
-def test_evaluate_prints_what_a_run_over_data_in_memory_measured(in_memory: Path, command: Command) -> None:
+def test_evaluate_prints_what_a_run_over_data_in_memory_measured(
+    in_memory: Path, command: Command
+) -> None:
     result = ekiden.open_run(in_memory)
     code, said = command("evaluate", str(in_memory))
     assert code == 0, said
@@ -164,7 +180,10 @@ def test_a_run_over_data_in_memory_goes_on_in_python(tmp_path: Path, command: Co
     code, said = command("show", str(folder))
     assert code == 0
     told = " ".join(said.split())
-    assert f"its data were given in Python, so continue it there: `ekiden.resume('{folder}', silos)`" in told
+    assert (
+        f"its data were given in Python, so continue it there: `ekiden.resume('{folder}', silos)`"
+        in told
+    )
     assert "`ekiden resume" not in told
     code, said = command("resume", str(folder))
     assert code == 2
@@ -188,7 +207,9 @@ def test_a_network_of_ones_own_is_named_on_the_command_line_if_the_data_are_in_f
     files: Path, tmp_path: Path, command: Command
 ) -> None:
     folder, network = tmp_path / "run", torch.nn.Linear(3, 2)
-    ekiden.run(FedAvg(rounds=2, epochs=1), of_files(files), network, folder=folder, stop_after=1, **FAST)
+    ekiden.run(
+        FedAvg(rounds=2, epochs=1), of_files(files), network, folder=folder, stop_after=1, **FAST
+    )
     code, said = command("resume", str(folder))
     assert (code, said.count("\n")) == (2, 1)
     assert "its network (Linear) was made in Python: give it again" in said
@@ -200,7 +221,9 @@ def test_a_network_of_ones_own_is_named_on_the_command_line_if_the_data_are_in_f
 
 
 @pytest.mark.slow
-def test_a_report_draws_runs_over_data_in_memory_if_they_are_given(in_memory: Path, tmp_path: Path) -> None:
+def test_a_report_draws_runs_over_data_in_memory_if_they_are_given(
+    in_memory: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("jinja2")
     without = ekiden.report(in_memory, tmp_path / "without").read_text()
     assert "its data were given in Python" in without
@@ -212,7 +235,8 @@ def test_a_report_draws_runs_over_data_in_memory_if_they_are_given(in_memory: Pa
 
 
 def test_a_frame_gets_rows_of_predictions_as_its_file_does(in_memory: Path, tmp_path: Path) -> None:
-    """Other columns are ignored, a threshold is of the second class, and a missing column is named."""
+    """Other columns are ignored, a threshold is of the second class, and a missing column is
+    named."""
     rows = frame(7, 5).assign(id=range(5))
     rows.to_csv(tmp_path / "new.csv", index=False)
     found = ekiden.predict(in_memory, rows, threshold=0.0)
@@ -229,14 +253,18 @@ def test_a_frame_gets_rows_of_predictions_as_its_file_does(in_memory: Path, tmp_
         ekiden.predict(in_memory, 3)
 
 
-def test_values_by_class_client_and_on_validation_data(in_memory: Path, files: Path, tmp_path: Path) -> None:
+def test_values_by_class_client_and_on_validation_data(
+    in_memory: Path, files: Path, tmp_path: Path
+) -> None:
     silos = of_files(files)
     result = ekiden.run(FedSeq(epochs=2), silos, folder=tmp_path / "run", **FAST)
     model, data = result.load_model().eval(), silos.dataset
     right = (model(data.test.x).argmax(1) == data.test.y).double()
     each = {str(name): float(right[data.test.y == k].mean()) for k, name in enumerate(data.classes)}
     assert result.per_class == pytest.approx(each)
-    assert result.per_client == pytest.approx({c.name: float(right[c.test.rows].mean()) for c in silos.clients})
+    assert result.per_client == pytest.approx(
+        {c.name: float(right[c.test.rows].mean()) for c in silos.clients}
+    )
     held = torch.cat([c.val.rows for c in silos.clients])
     validation = float((model(data.train.x[held]).argmax(1) == data.train.y[held]).double().mean())
     assert result.validation == pytest.approx(validation)
@@ -361,7 +389,11 @@ def test_each_function_gives_what_the_command_prints(
     assert all(finding.holds for finding in ekiden.check(FedSeq)[:1])
     left = ekiden.forget(digits, "client-1", out="left")
     assert left.clients == ("client-0", "client-2")
-    assert ekiden.join("left", "client-1", out="back").clients == ("client-0", "client-1", "client-2")
+    assert ekiden.join("left", "client-1", out="back").clients == (
+        "client-0",
+        "client-1",
+        "client-2",
+    )
     with pytest.raises(UserError, match="nothing in it is signed"):
         ekiden.verify(digits)
     with pytest.raises(UserError, match="unknown format 'docx'"):
@@ -372,17 +404,23 @@ def test_each_function_gives_what_the_command_prints(
         ekiden.compare(3)  # type: ignore[arg-type]
 
 
-def test_a_sweep_with_a_failing_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_with_a_failing_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("table.toml").write_text(SWEEP.replace('"digits"\nclients', '"no-such-data"\nclients'))
-    with pytest.raises(UserError, match=r"1 run failed, such as .*: unknown data set 'no-such-data'"):
+    with pytest.raises(
+        UserError, match=r"1 run failed, such as .*: unknown data set 'no-such-data'"
+    ):
         ekiden.sweep("table.toml", cores=1)
 
 
 def test_a_run_is_followed_until_it_stops(digits: Path, tmp_path: Path, command: Command) -> None:
     code, said = command("log", str(digits), "-f")
     assert code == 0
-    assert [line.split(",")[0] for line in said.splitlines()] == [f"step {k} of 4" for k in (1, 2, 3, 4)]
+    assert [line.split(",")[0] for line in said.splitlines()] == [
+        f"step {k} of 4" for k in (1, 2, 3, 4)
+    ]
     rows = [json.loads(line) for line in command("log", str(digits), "--json")[1].splitlines()]
     assert rows == list(ekiden.open_run(digits).metrics)
     folder, seen = tmp_path / "run", list[int]()
@@ -395,7 +433,9 @@ def test_a_run_is_followed_until_it_stops(digits: Path, tmp_path: Path, command:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    ekiden.run(FedAvg(rounds=4, epochs=1), silos, folder=folder, on_step=lambda row: started.set(), **FAST)
+    ekiden.run(
+        FedAvg(rounds=4, epochs=1), silos, folder=folder, on_step=lambda row: started.set(), **FAST
+    )
     watcher.join(20)
     assert seen == [1, 2, 3, 4]
     assert not is_held(folder / "lock")
@@ -403,15 +443,21 @@ def test_a_run_is_followed_until_it_stops(digits: Path, tmp_path: Path, command:
         assert is_held(folder / "lock")
     ekiden.run(FedAvg(rounds=4), silos, folder=tmp_path / "stopped", stop_after=1, **FAST)
     code, said = command("log", str(tmp_path / "stopped"), "-f")
-    assert "not finished: its data were given in Python, so continue it there" in " ".join(said.split())
+    assert "not finished: its data were given in Python, so continue it there" in " ".join(
+        said.split()
+    )
     assert command("log", str(tmp_path))[0] == 2
 
 
 @pytest.mark.parametrize("rows", [30, 60, 130, 250])
-def test_small_data_are_divided_so_that_each_client_has_some(rows: int, tmp_path: Path, command: Command) -> None:
+def test_small_data_are_divided_so_that_each_client_has_some(
+    rows: int, tmp_path: Path, command: Command
+) -> None:
     file = tmp_path / "t.csv"
     frame(0, rows).to_csv(file, index=False)
-    code, said = command("data", str(file), "--label-column", "died", "--draw", str(tmp_path / "d.png"), "--json")
+    code, said = command(
+        "data", str(file), "--label-column", "died", "--draw", str(tmp_path / "d.png"), "--json"
+    )
     assert code == 0, said
     clients = json.loads(said)["clients"]
     assert 2 <= len(clients) <= 10
@@ -443,7 +489,10 @@ def test_a_mistake_is_told_before_the_data_are_read(
         (lambda: ekiden.topology("ring", "x"), "clients 'x' is of the wrong type"),  # type: ignore[arg-type]
         (lambda: ekiden.evaluate(3), "give a path, not int"),  # type: ignore[arg-type]
         (lambda: ekiden.study(["fedseq"], memory_silos(), seeds=3), "different whole numbers"),  # type: ignore[arg-type]
-        (lambda: federate([frame(0), frame(1)], names="ab", label_column="died"), "a list with a name for each silo"),
+        (
+            lambda: federate([frame(0), frame(1)], names="ab", label_column="died"),
+            "a list with a name for each silo",
+        ),
     ],
 )
 def test_a_mistake_in_python_gets_one_line(mistake: Callable[[], Any], message: str) -> None:

@@ -19,11 +19,15 @@ def test_far_above_guessing_is_ten_times_its_loss() -> None:
     guess = log(40)
     assert not diverged([9.9 * guess, 9.9 * guess], log(40), personal=False)
     assert diverged([10.1 * guess, 10.1 * guess], log(40), personal=False)
-    assert not diverged([1e9, 9.9 * guess], log(40), personal=False)  # it has forgotten one client, or never learned it
+    assert not diverged(
+        [1e9, 9.9 * guess], log(40), personal=False
+    )  # it has forgotten one client, or never learned it
     assert not diverged([nan, 9.9 * guess], log(40), personal=False)
     assert diverged([nan, 10.1 * guess], log(40), personal=False)
     assert not diverged([nan], log(40), personal=False)
-    assert diverged([1e9, 0.1], log(40), personal=True)  # each model is measured where it was trained
+    assert diverged(
+        [1e9, 0.1], log(40), personal=True
+    )  # each model is measured where it was trained
     assert not diverged([15 * guess, 0.1, 0.1], log(40), personal=True)
     assert not diverged([-log(1e-12)], log(2), personal=False)  # an ensemble whose votes all miss
     assert diverged([30.1], log(2), personal=False)
@@ -47,7 +51,9 @@ def test_the_line_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("method", [FedSeq(epochs=3), Local(epochs=3)], ids=lambda m: m.title())
 def test_a_run_that_diverged_warns(method: FedSeq | Local, blobs: FederatedData) -> None:
-    with pytest.warns(DivergenceWarning, match=r"training diverged: .* guessing 1.10 \(ln 3\); lower lr \(now 1e"):
+    with pytest.warns(
+        DivergenceWarning, match=r"training diverged: .* guessing 1.10 \(ln 3\); lower lr \(now 1e"
+    ):
         result = run(method, blobs, plain(), training=Training(lr=1e6))
     assert result.diverged
     with warnings.catch_warnings():
@@ -70,7 +76,9 @@ class Silent(nn.Module):
 
 
 def test_answers_that_are_not_finite_are_divergence(blobs: FederatedData) -> None:
-    with pytest.warns(DivergenceWarning, match="training diverged: the loss is nan, that of guessing"):
+    with pytest.warns(
+        DivergenceWarning, match="training diverged: the loss is nan, that of guessing"
+    ):
         assert run(FedSeq(epochs=1), blobs, Silent(), training=Training(lr=1e-3)).diverged
 
 
@@ -80,15 +88,25 @@ def plain() -> nn.Module:
 
 
 def test_forgetting_and_overfitting_are_no_divergence() -> None:
-    """Two silos without a common class: the model is surely wrong at the first, and right at the second."""
+    """Two silos without a common class: the model is surely wrong at the first, and right at the
+    second."""
     draw = torch.Generator().manual_seed(0)
     silos = [(100 * torch.randn(60, 4, generator=draw), torch.full((60,), k)) for k in range(2)]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    forgot = run(FedSeq(epochs=150), federate(silos), model, training=Training(lr=0.1, select="last"))
-    assert forgot.metrics[-1]["loss"] > 30, "the union of the test data alone would look like divergence"
+    forgot = run(
+        FedSeq(epochs=150), federate(silos), model, training=Training(lr=0.1, select="last")
+    )
+    assert forgot.metrics[-1]["loss"] > 30, (
+        "the union of the test data alone would look like divergence"
+    )
     assert not forgot.diverged
-    noise = [(torch.randn(40, 4, generator=draw), torch.randint(3, (40,), generator=draw)) for _ in range(2)]
-    overfit = run(FedSeq(epochs=100), federate(noise), Tiny(), training=Training(lr=0.01, select="last"))
+    noise = [
+        (torch.randn(40, 4, generator=draw), torch.randint(3, (40,), generator=draw))
+        for _ in range(2)
+    ]
+    overfit = run(
+        FedSeq(epochs=100), federate(noise), Tiny(), training=Training(lr=0.01, select="last")
+    )
     assert overfit.metrics[-1]["loss"] > log(3)
     assert not overfit.diverged

@@ -1,4 +1,5 @@
-"""Each "x ± y" on a page is in a record of the repository, printed by a paper, or said to have no record."""
+"""Each "x ± y" on a page is in a record of the repository, printed by a paper, or said to have no
+record."""
 
 import json
 import re
@@ -46,7 +47,8 @@ def recorded() -> set[tuple[str, str]]:
 
 
 def perplexities() -> Iterable[list[float]]:
-    """What the seeds of a cell have for each group of texts, which the page of results does not show."""
+    """What the seeds of a cell have for each group of texts, which the page of results does not
+    show."""
     found = defaultdict[tuple[str, str], list[float]](list)
     for text in records():
         for run in map(json.loads, text.splitlines()[1:]) if '"perplexity"' in text else ():
@@ -61,22 +63,33 @@ def known() -> tuple[frozenset[Value], frozenset[Value]]:
     kept = sections(RESULTS.read_text(encoding="utf-8"))
     ours = {value for key in recorded() & kept.keys() for value in values(kept[key])}
     ours |= {(f"{mean(of):.2f}", f"{stdev(of):.2f}") for of in perplexities() if len(of) > 1}
-    printed = {value for file in EXPERIMENTS.glob("*.toml") for value in values(file.read_text(encoding="utf-8"))}
+    printed = {
+        value
+        for file in EXPERIMENTS.glob("*.toml")
+        for value in values(file.read_text(encoding="utf-8"))
+    }
     return frozenset(ours), frozenset(printed)
 
 
 def is_among(value: Value, exact: frozenset[Value]) -> bool:
-    """Whether a value, rounded as on the page, is one of `exact`; a difference may be told the other way round."""
+    """Whether a value, rounded as on the page, is one of `exact`; a difference may be told the
+    other way round."""
     near = []
     for text in value:
         decimals = len(text.partition(".")[2])
-        near.append((abs(float(text)), 0.5 * 10**-decimals + 0.00501))  # the page of results is rounded, too
+        near.append(
+            (abs(float(text)), 0.5 * 10**-decimals + 0.00501)
+        )  # the page of results is rounded, too
     (middle, middle_off), (spread, spread_off) = near
-    return any(abs(abs(float(m)) - middle) <= middle_off and abs(float(s) - spread) <= spread_off for m, s in exact)
+    return any(
+        abs(abs(float(m)) - middle) <= middle_off and abs(float(s) - spread) <= spread_off
+        for m, s in exact
+    )
 
 
 def blocks(page: str) -> Iterator[tuple[int, str]]:
-    """Paragraphs, list items and tables with the numbers of their lines; blocks of code are checked elsewhere."""
+    """Paragraphs, list items and tables with the numbers of their lines; blocks of code are checked
+    elsewhere."""
     text = re.sub(r"(?ms)^ *```.*?^ *```$", lambda code: "\n" * code[0].count("\n"), page)
     line = 1
     for block in re.split(r"(\n\s*\n|\n(?=[-*] ))", text):
@@ -101,9 +114,16 @@ def faults(page: str, ours: frozenset[Value], printed: frozenset[Value]) -> list
     for line, block in blocks(page):
         of_papers, marks = re.search("printed|published", block, re.IGNORECASE), False
         for part, about in parts(block):
-            missing = [v for v in values(part) if not is_among(v, ours) and not (of_papers and v in printed)]
+            missing = [
+                v
+                for v in values(part)
+                if not is_among(v, ours) and not (of_papers and v in printed)
+            ]
             if missing and MARK not in about.lower():
-                found.append(f"line {line}: no record of " + ", ".join(" ± ".join(value) for value in missing))
+                found.append(
+                    f"line {line}: no record of "
+                    + ", ".join(" ± ".join(value) for value in missing)
+                )
             marks = marks or bool(missing)
         if MARK in block.lower() and values(block) and not marks:
             found.append(f"line {line}: all that is marked has a record")
@@ -141,7 +161,12 @@ FedB 40.0±2.0 (no record).
 ```
 """
     assert not faults(right, ours, printed)
-    changes = [("1.06", "1.16"), (" (no record) | 40", " | 40"), ("2.0 (no record)", "2.0"), ("printed", "theirs")]
+    changes = [
+        ("1.06", "1.16"),
+        (" (no record) | 40", " | 40"),
+        ("2.0 (no record)", "2.0"),
+        ("printed", "theirs"),
+    ]
     changes += [("-2.0 ± 0.5", "-2.1 ± 0.5"), ("one (no", "one (a"), ("7 ± 1", "51.2 ± 1.1")]
     for old, new in changes:
         assert right.count(old) == 1

@@ -1,4 +1,5 @@
-"""The base install does the main job; a command that needs an extra names it, in one line and before any work."""
+"""The base install does the main job; a command that needs an extra names it, in one line and
+before any work."""
 
 import json
 import os
@@ -41,7 +42,8 @@ LACKING = {
 
 
 def ekiden(folder: Path, *commands: str) -> list[tuple[int, str, str]]:
-    """Run commands where no package of an extra can be imported: exit code, output, errors of each."""
+    """Run commands where no package of an extra can be imported: exit code, output, errors of
+    each."""
     environment = {key: value for key, value in os.environ.items() if key != "EKIDEN_DATA"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *commands],
@@ -70,7 +72,9 @@ def test_the_base_trains_and_compares_and_what_lacks_an_extra_names_it(tmp_path:
     said = ekiden(tmp_path, *runs, *LACKING)
     for command, (code, _, error) in zip(runs, said, strict=False):
         assert (code, error) == (0, ""), command
-    assert 'not drawn, which needs matplotlib: pip install "ekiden[report]"' in said[len(runs) - 1][1]
+    assert (
+        'not drawn, which needs matplotlib: pip install "ekiden[report]"' in said[len(runs) - 1][1]
+    )
     assert len(list(tmp_path.glob("runs/*/model.safetensors"))) == 4
     for (command, extra), (code, _, error) in zip(LACKING.items(), said[len(runs) :], strict=True):
         assert code == 2, command

@@ -16,11 +16,17 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 def test_a_dead_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("# A `b` (c)\n\n```\n# no heading\n[x](no.md)\n```\n\n`[x](no.md)`\n")
+    (tmp_path / "docs" / "a.md").write_text(
+        "# A `b` (c)\n\n```\n# no heading\n[x](no.md)\n```\n\n`[x](no.md)`\n"
+    )
     text = "[a](docs/a.md#a-b-c) [b](docs/b.md) [c](docs/a.md#no-heading) [d](#here) [e](https://x.org)"
     (tmp_path / "README.md").write_text(text)
     monkeypatch.setattr(links, "ROOT", tmp_path)
-    assert [line.split(": ")[1] for line in links.broken()] == ["docs/b.md", "docs/a.md#no-heading", "#here"]
+    assert [line.split(": ")[1] for line in links.broken()] == [
+        "docs/b.md",
+        "docs/a.md#no-heading",
+        "#here",
+    ]
 
 
 def test_addresses_are_well_formed_and_each_is_written_in_one_way() -> None:
@@ -33,12 +39,16 @@ def test_addresses_are_well_formed_and_each_is_written_in_one_way() -> None:
         assert re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}", parts.netloc), (address, where)
         assert not re.search(r"//|\s", parts.path), (address, where)
         host = parts.netloc.removeprefix("www.").removeprefix("dx.")
-        alike[host, parts.path.rstrip("/").removesuffix(".pdf").lower(), parts.query, parts.fragment].add(address)
+        alike[
+            host, parts.path.rstrip("/").removesuffix(".pdf").lower(), parts.query, parts.fragment
+        ].add(address)
     assert [sorted(same) for same in alike.values() if len(same) > 1] == []
 
 
 def test_a_dead_link_of_the_site_is_found(tmp_path: Path) -> None:
-    (tmp_path / "a.html").write_text('<a id="here" href="b.html#there">b</a><img src="no.svg"><a href="https://x.org">')
+    (tmp_path / "a.html").write_text(
+        '<a id="here" href="b.html#there">b</a><img src="no.svg"><a href="https://x.org">'
+    )
     (tmp_path / "b.html").write_text('<a href="a.html#here">a</a><a href="a.html#gone">a</a>')
     assert [line.split(": ")[:2] for line in links.broken_in_site(tmp_path)] == [
         ["a.html", "b.html#there"],
@@ -50,4 +60,6 @@ def test_a_dead_link_of_the_site_is_found(tmp_path: Path) -> None:
 def test_a_docstring_of_a_type_of_python_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(f"<p>lr = 0.1</p><p>{float.__doc__}</p>")
     (tmp_path / "b.html").write_text("<p>lr = 0.1, a floating point number</p>")
-    assert list(links.broken_in_site(tmp_path)) == ["a.html: it prints the docstring of a type of Python's own"]
+    assert list(links.broken_in_site(tmp_path)) == [
+        "a.html: it prints the docstring of a type of Python's own"
+    ]

@@ -19,7 +19,9 @@ from ekiden.engine.method import Method
 from ekiden.results.result import LoadedModel
 
 Command = Callable[..., tuple[int, str]]
-_PIXELS = LoadedModel(nn.Flatten(), ("a", "b"), (1, 4, 4), (0.0,), (1.0,), Images(), Classification())
+_PIXELS = LoadedModel(
+    nn.Flatten(), ("a", "b"), (1, 4, 4), (0.0,), (1.0,), Images(), Classification()
+)
 X, Y = np.zeros((8, 2), np.float32), np.arange(8) % 2
 
 IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
@@ -27,13 +29,25 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "a number for a folder": (lambda: ekiden.show(3), "give a path, not int"),  # type: ignore[arg-type]
     "an empty folder name": (lambda: ekiden.resume(""), "give a path, not an empty text"),
     "a number among folders": (lambda: ekiden.compare(["runs", 3]), "give a path"),  # type: ignore[list-item]
-    "a file for silos": (lambda: run("fedseq", "a.csv"), r"ekiden.split\(ekiden.load\('a.csv'\), 'iid', 10\)"),
+    "a file for silos": (
+        lambda: run("fedseq", "a.csv"),
+        r"ekiden.split\(ekiden.load\('a.csv'\), 'iid', 10\)",
+    ),
     "no silo": (lambda: run("fedseq", []), "the list of silos is empty"),
-    "one table for silos": (lambda: federate("p.csv"), "a list with the samples of each silo.*group_column=NAME"),
+    "one table for silos": (
+        lambda: federate("p.csv"),
+        "a list with the samples of each silo.*group_column=NAME",
+    ),
     "names twice": (lambda: federate({"a": (X, Y)}, names=["a"]), "leave out names"),
-    "data that ignore the seed": (lambda: study(["fedseq"], lambda: None), "takes one argument, the seed"),
+    "data that ignore the seed": (
+        lambda: study(["fedseq"], lambda: None),
+        "takes one argument, the seed",
+    ),
     "too many features": (lambda: FedGram(width=10**9), "width 1000000000 is out of range"),
-    "a name for the label": (lambda: ekiden.load("digits", target="y"), "did you mean 'label_column'"),
+    "a name for the label": (
+        lambda: ekiden.load("digits", target="y"),
+        "did you mean 'label_column'",
+    ),
     "a file without a class": (lambda: run("mine.py", [(X, Y), (X, Y)]), "name one, mine.py:CLASS"),
     "a lambda as metric": (
         lambda: run("fedseq", [(X, Y), (X, Y)], metric=lambda answers, labels: 1.0),
@@ -43,18 +57,30 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run("glm", federate([(X, np.stack([1.0 + Y, Y], 1))] * 2, task="survival")),
         "the task is survival: add family='cox'",
     ),
-    "no such devices": (lambda: ekiden.compare("none", devices="nosuch"), "unknown name of devices"),
+    "no such devices": (
+        lambda: ekiden.compare("none", devices="nosuch"),
+        "unknown name of devices",
+    ),
     "an argument of split": (
         lambda: run("fedseq", [(X, Y)], clients=3),  # type: ignore[arg-type]
         "unknown argument 'clients'.*give it to ekiden.split",
     ),
-    "the model first": (lambda: run("fedseq", "mlp", [(X, Y)]), r"ekiden.run\(method, data, model\)"),  # type: ignore[arg-type]
+    "the model first": (
+        lambda: run("fedseq", "mlp", [(X, Y)]),  # type: ignore[arg-type]
+        r"ekiden.run\(method, data, model\)",
+    ),
     "a number for dp": (
         lambda: run("fedavg", [(X, Y)] * 2, dp="8"),
         "dp '8' is not a list of settings: write epsilon=8",
     ),
-    "arrays for load": (lambda: ekiden.load((X, Y)), r"not tuple: arrays in memory are silos, ekiden.federate"),
-    "an address": (lambda: ekiden.load("https://a.org/p.csv"), "it is an address: download what is there"),
+    "arrays for load": (
+        lambda: ekiden.load((X, Y)),
+        r"not tuple: arrays in memory are silos, ekiden.federate",
+    ),
+    "an address": (
+        lambda: ekiden.load("https://a.org/p.csv"),
+        "it is an address: download what is there",
+    ),
     "a label that is dropped": (
         lambda: ekiden.load("p.csv", label_column="y", drop_columns="y"),
         "column 'y' is in label_column and in drop_columns",
@@ -64,15 +90,28 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         r"is a name with a frame.*dict\(list\(groups\)\)",
     ),
     "a number of seeds": (lambda: study(["fedseq"], [(X, Y)], seeds=3), r"as in range\(3\), not 3"),  # type: ignore[arg-type]
-    "a folder without a format": (lambda: ekiden.export("none", "tf"), "tf does not say the format"),
-    "a negative number of figures": (lambda: ekiden.report("none", details=-1), "details -1 is out of range"),
+    "a folder without a format": (
+        lambda: ekiden.export("none", "tf"),
+        "tf does not say the format",
+    ),
+    "a negative number of figures": (
+        lambda: ekiden.report("none", details=-1),
+        "details -1 is out of range",
+    ),
     "a setting that is not JSON": (
         lambda: run("fedseq", [(X, Y)] * 2, config={"x": object()}, folder="r"),
         "config.json, which cannot hold this",
     ),
     "a metric of other arguments": (
-        lambda: run("average", [(X, Y)] * 2, metric=f1_score, training=ekiden.Training(max_steps=1), quiet=True),
-        r"the metric f1_score failed: .*; it gets answers of shape \(\d+, 2\) and labels of \(\d+,\)",
+        lambda: run(
+            "average",
+            [(X, Y)] * 2,
+            metric=f1_score,
+            training=ekiden.Training(max_steps=1),
+            quiet=True,
+        ),
+        r"the metric f1_score failed: .*; it gets answers of shape \(\d+, 2\) and labels of "
+        r"\(\d+,\)",
     ),
     "files for load": (
         lambda: ekiden.load(["a.csv", "b.csv"]),
@@ -82,7 +121,10 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: federate([ekiden.load("digits")] * 2),  # type: ignore[list-item]
         "silo client-0 is a data set: give what you loaded",
     ),
-    "a silo without a name": (lambda: federate({"": (X, Y), "b": (X, Y)}), "a silo's name is empty"),
+    "a silo without a name": (
+        lambda: federate({"": (X, Y), "b": (X, Y)}),
+        "a silo's name is empty",
+    ),
     "no such device": (
         lambda: run("fedseq", [(X, Y), (X, Y)], hardware=ekiden.Hardware(device="gpu")),
         "there is no device 'gpu': choose cpu or cuda, which is a GPU",
@@ -91,13 +133,31 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run("fedseq", [(X, Y)], device="cuda"),  # type: ignore[arg-type]
         r"give hardware=ekiden.Hardware\(device=...\)",
     ),
-    "a method without steps": (lambda: run(type("Half", (Method,), {}), [(X, Y)]), "Half lacks cost, run, steps"),
-    "a list of two arrays": (lambda: federate([[X, Y], [X, Y]]), r"a list of two arrays: give a pair"),
-    "arrays as columns": (lambda: federate([{"x": X, "y": Y}]), r"'x' .* is an array, not a column"),  # type: ignore[dict-item]
-    "a list for a grid": (lambda: study(["fedseq"], [(X, Y)] * 2, grid=["epochs"]), "grid is a dict of lists"),  # type: ignore[arg-type]
+    "a method without steps": (
+        lambda: run(type("Half", (Method,), {}), [(X, Y)]),
+        "Half lacks cost, run, steps",
+    ),
+    "a list of two arrays": (
+        lambda: federate([[X, Y], [X, Y]]),
+        r"a list of two arrays: give a pair",
+    ),
+    "arrays as columns": (
+        lambda: federate([{"x": X, "y": Y}]),  # type: ignore[dict-item]
+        r"'x' .* is an array, not a column",
+    ),
+    "a list for a grid": (
+        lambda: study(["fedseq"], [(X, Y)] * 2, grid=["epochs"]),  # type: ignore[arg-type]
+        "grid is a dict of lists",
+    ),
     "an array to predict": (lambda: ekiden.predict(_PIXELS, X), "for an array call the model"),
-    "float pixels up to 255": (lambda: _PIXELS(np.full((2, 1, 4, 4), 255.0)), "float pixels are from 0 to 1"),
-    "one sample for a batch": (lambda: _PIXELS(np.zeros((1, 4, 4))), r"which is one sample: give x\[None\]"),
+    "float pixels up to 255": (
+        lambda: _PIXELS(np.full((2, 1, 4, 4), 255.0)),
+        "float pixels are from 0 to 1",
+    ),
+    "one sample for a batch": (
+        lambda: _PIXELS(np.zeros((1, 4, 4))),
+        r"which is one sample: give x\[None\]",
+    ),
     "lists for pixels": (lambda: _PIXELS([[[[0]]]]), "not a list of lists"),
 }
 
@@ -109,7 +169,8 @@ COMMANDS: dict[str, str] = {
     "runn fedseq": "unknown command 'runn': did you mean 'run'?\n",
     "data digits --times 3": "--times is for --table-one: add it, or leave out --times",
     "run fedavg --dp 8": "--dp '8' is not a list of settings: write epsilon=8",
-    "run fedseq --data p.csv --label-column y --drop-columns y": "column 'y' is in --label-column and in --drop-",
+    "run fedseq --data p.csv --label-column y --drop-columns "
+    "y": "column 'y' is in --label-column and in --drop-",
     "data --label-column y p.csv": "'p.csv' is read as a column: name the data first",
     "run fedseq --on flower": "say where the silos are: --federation FOLDER",
     "trust": "FILES is missing: see ekiden trust --help",
@@ -126,7 +187,9 @@ COMMANDS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", IN_PYTHON)
-def test_a_mistake_in_python_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_python_is_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     make, line = IN_PYTHON[name]
     with pytest.raises(UserError, match=line) as refused:
@@ -146,19 +209,33 @@ def test_a_mistake_at_the_command_line_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_of_runs_names_one(command: Command, blobs: ekiden.FederatedData, tmp_path: Path) -> None:
-    run("average", blobs, training=ekiden.Training(max_steps=1), folder=tmp_path / "one", quiet=True)
+def test_a_folder_of_runs_names_one(
+    command: Command, blobs: ekiden.FederatedData, tmp_path: Path
+) -> None:
+    run(
+        "average", blobs, training=ekiden.Training(max_steps=1), folder=tmp_path / "one", quiet=True
+    )
     result = ekiden.open_run(tmp_path / "one")
     for mistake, line in (
-        (lambda: ekiden.evaluate(tmp_path / "one", blobs, metric="auroc"), "unknown argument 'metric': only a file"),
+        (
+            lambda: ekiden.evaluate(tmp_path / "one", blobs, metric="auroc"),
+            "unknown argument 'metric': only a file",
+        ),
         (lambda: ekiden.resume(result), "give a path, not Result: its path is result.folder"),  # type: ignore[arg-type]
-        (lambda: ekiden.Study({"average": (result,)}, (0,), {}, None)[0], "unknown method of the study 0"),  # type: ignore[index]
+        (
+            lambda: ekiden.Study({"average": (result,)}, (0,), {}, None)[0],  # type: ignore[index]
+            "unknown method of the study 0",
+        ),
     ):
         with pytest.raises(UserError, match=line):
             mistake()
-    with pytest.raises(UserError, match=f"holds runs, such as {tmp_path / 'one'}: give one of them"):
+    with pytest.raises(
+        UserError, match=f"holds runs, such as {tmp_path / 'one'}: give one of them"
+    ):
         ekiden.show(tmp_path)
-    code, said = command("evaluate", str(tmp_path / "one"), "--client", "client-0", "--data", "digits")
+    code, said = command(
+        "evaluate", str(tmp_path / "one"), "--client", "client-0", "--data", "digits"
+    )
     assert (code, "has no personal models: leave out --client" in said) == (2, True), said
     code, said = command("evaluate", str(tmp_path / "one"), "--client", "mars")
     assert (code, "unknown client 'mars'" in said) == (2, True), said
@@ -166,7 +243,12 @@ def test_a_folder_of_runs_names_one(command: Command, blobs: ekiden.FederatedDat
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("--target", "--label-column"), ("--learning-rate", "--lr"), ("num_clients", "clients"), ("gpu", "device")],
+    [
+        ("--target", "--label-column"),
+        ("--learning-rate", "--lr"),
+        ("num_clients", "clients"),
+        ("gpu", "device"),
+    ],
 )
 def test_a_name_of_other_libraries_finds_ours(name: str, meant: str) -> None:
     assert nearest(name, ["--lr", "--label-column", "--task", "device", "clients"], n=3) == [meant]
@@ -181,7 +263,14 @@ def test_python_suggests_a_public_name() -> None:
 
 def test_a_threshold_is_shown_with_all_metrics(command: Command, tmp_path: Path) -> None:
     data = ekiden.split(ekiden.load("digits"), "iid", 2)
-    run("average", data, "mlp", training=ekiden.Training(max_steps=1), folder=tmp_path / "run", quiet=True)
+    run(
+        "average",
+        data,
+        "mlp",
+        training=ekiden.Training(max_steps=1),
+        folder=tmp_path / "run",
+        quiet=True,
+    )
     code, said = command("evaluate", str(tmp_path / "run"), "--threshold", "0.4")
     assert code == 2
     assert "--threshold is shown with all metrics: add a metric that measures them" in said

@@ -23,7 +23,9 @@ def test_no_class_name_is_defined_twice() -> None:
 def test_every_method_is_a_public_name() -> None:
     from ekiden.methods import METHODS
 
-    assert {kind.__name__: getattr(ekiden, kind.__name__) for kind in METHODS} == {k.__name__: k for k in METHODS}
+    assert {kind.__name__: getattr(ekiden, kind.__name__) for kind in METHODS} == {
+        k.__name__: k for k in METHODS
+    }
     assert {"FedSeq", "run"} <= set(dir(ekiden))
     with pytest.raises(AttributeError, match="no attribute 'METHODS'"):
         _ = ekiden.METHODS

@@ -84,7 +84,9 @@ Command = Callable[..., tuple[int, str]]
 RUN = ("run", "mine.py:Relay", "--model", "mine.py:net", "--data", "mine.py:houses")
 
 
-def test_all_commands_know_a_file(mine: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_commands_know_a_file(
+    mine: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = "run mine.py:Relay --model mine.py:net --data mine.py:houses --laps 2 --lr 0.1 --batch-size 8"
     code, text = command(*run.split())
     assert code == 0, text
@@ -92,7 +94,9 @@ def test_all_commands_know_a_file(mine: Path, command: Command, monkeypatch: pyt
     folder = "runs/relay-mine-seed0"
     monkeypatch.chdir(mine.parent / "runs")  # the names mean the same from elsewhere
     for args in (["show"], ["compare"], ["evaluate"], ["resume"], ["report"]):
-        code, text = command(*args, "relay-mine-seed0", *(["-o", "page"] if args == ["report"] else []))
+        code, text = command(
+            *args, "relay-mine-seed0", *(["-o", "page"] if args == ["report"] else [])
+        )
         assert code == 0, text
     model = ekiden.load_model(mine.parent / folder)
     x, y = load(f"{mine}:pooled").test.x, load(f"{mine}:pooled").test.y
@@ -108,12 +112,16 @@ def test_an_imported_method_is_found_again_and_one_of_the_program_is_warned_of(
     kind = importlib.import_module("mine").Relay
     data = [(torch.randn(20, 3), torch.arange(20) % 2)] * 2
     ekiden.run(kind(), data, folder="there", quiet=True)
-    with pytest.raises(UserError, match="ekiden trust"):  # another program may have put another file there
+    with pytest.raises(
+        UserError, match="ekiden trust"
+    ):  # another program may have put another file there
         ekiden.open_run("there")
     outside.trust(f"{mine}:Relay")
     assert ekiden.open_run("there").config["recipe"]["method"] == f"{mine}:Relay"
     kind.__module__ = "__main__"
-    with pytest.warns(UserWarning, match="nothing but this program can open here later, because Relay"):
+    with pytest.warns(
+        UserWarning, match="nothing but this program can open here later, because Relay"
+    ):
         ekiden.run(kind, data, folder="here", quiet=True)
 
 
@@ -140,7 +148,9 @@ def test_a_run_folder_executes_no_code_that_the_user_did_not_ask_for(
     config = json.loads((folder / "config.json").read_text())
     text = json.dumps(config).replace(str(mine), str(evil))
     config = json.loads(text)
-    config["plan"]["code"] = outside.digests([f"{evil}:Relay"])  # whoever made the folder knows the digest
+    config["plan"]["code"] = outside.digests(
+        [f"{evil}:Relay"]
+    )  # whoever made the folder knows the digest
     (folder / "config.json").write_text(json.dumps(config))
     for args in ("show", "compare", "evaluate", "resume", "report"):
         code, text = command(args, str(folder), *(["-o", "page"] if args == "report" else []))
@@ -154,7 +164,8 @@ def test_a_run_folder_executes_no_code_that_the_user_did_not_ask_for(
 
 
 def test_a_compiled_copy_next_to_a_trusted_file_is_not_executed(mine: Path) -> None:
-    """Whoever sends a folder with a file that the user trusts may put anything into its `__pycache__`."""
+    """Whoever sends a folder with a file that the user trusts may put anything into its
+    `__pycache__`."""
     sent = mine.parent / "sent" / "mine.py"
     sent.parent.mkdir()
     sent.write_text(MINE)
@@ -196,7 +207,10 @@ def test_a_run_of_a_method_that_is_not_at_hand_can_be_shown(mine: Path, command:
         ("run nothing.py:Relay", "there is no file"),
         ("run fails.py:Relay", "fails.py, line 2, fails: ZeroDivisionError"),
         ("run broken.py:Relay", "broken.py, line 1, fails: SyntaxError"),
-        ("run mine.py:Relay --data mine.py:houses --model mine.py:houses", "gives list, not a torch.nn.Module"),
+        (
+            "run mine.py:Relay --data mine.py:houses --model mine.py:houses",
+            "gives list, not a torch.nn.Module",
+        ),
         ("run mine.py:Relay --data mine.py:houses --clients 3", "leave out --partition, --clients"),
         ("run mine.py:Relay --data mine.py:net", "takes 2 arguments"),
         ("run mine.py:Relay --data mine.py:pooled --size 8", "leave out --size"),
@@ -214,7 +228,9 @@ def test_mistakes_get_one_line(mine: Path, command: Command, args: str, line: st
     assert not (mine.parent / "runs").exists() or not list((mine.parent / "runs").iterdir())
 
 
-def test_entry_points_of_other_packages(mine: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
+def test_entry_points_of_other_packages(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
     (mine.parent / "theirs.py").write_text(MINE)
     info = mine.parent / "theirs-1.0.dist-info"
     info.mkdir()
@@ -241,7 +257,16 @@ def test_entry_points_of_other_packages(mine: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_page_on_ones_own_code_runs_as_it_stands(mine: Path, command: Command) -> None:
     mine.write_text("\n".join(block.text for block in blocks(PAGE, "python")))
-    flags = ("--model", "mine.py:net", "--data", "mine.py:hospitals", "--epochs", "1", "--keep", "0.3")
+    flags = (
+        "--model",
+        "mine.py:net",
+        "--data",
+        "mine.py:hospitals",
+        "--epochs",
+        "1",
+        "--keep",
+        "0.3",
+    )
     code, text = command("run", "mine.py:HalfSeq", *flags)
     assert code == 0, text
     assert "keep=0.3" in text

@@ -45,9 +45,11 @@ def test_what_agrees(shown: str, said: str, same: bool) -> None:
 def test_a_page_is_played_in_order(page: Path, command: Command) -> None:
     page.write_text(
         '# Page\n\n```python title="mine/own.py"\nVALUE = 3\n```\n\n'
-        "```python\nimport sys\nsys.path.insert(0, 'mine')\nfrom own import VALUE\nprint(VALUE)\n```\n\n"
+        "```python\nimport sys\nsys.path.insert(0, 'mine')\nfrom own import "
+        "VALUE\nprint(VALUE)\n```\n\n"
         "```text\n3\n```\n"
-        "```sh\nekiden --version  # a comment\n# a line of comment\nls mine/*.py\n```\n```text\n... mine/own.py\n```\n"
+        "```sh\nekiden --version  # a comment\n# a line of comment\nls "
+        "mine/*.py\n```\n```text\n... mine/own.py\n```\n"
         "```py\nnothing(of, this)\n```\n"
     )
     assert play(page, command)["VALUE"] == 3

@@ -1,4 +1,5 @@
-"""What needs Unix is loaded only where it is used; everything else imports and runs without these Python modules."""
+"""What needs Unix is loaded only where it is used; everything else imports and runs without these
+Python modules."""
 
 import os
 import subprocess
@@ -19,7 +20,20 @@ main()
 @pytest.mark.slow
 def test_a_simulation_with_workers_runs_without_the_modules_of_unix(tmp_path: Path) -> None:
     """Two processes of workers, a run folder and its lock."""
-    flags = ["--clients", "3", "--epochs", "1", "--workers", "2", "--model", "mlp", "--threads", "1", "--out", "."]
+    flags = [
+        "--clients",
+        "3",
+        "--epochs",
+        "1",
+        "--workers",
+        "2",
+        "--model",
+        "mlp",
+        "--threads",
+        "1",
+        "--out",
+        ".",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, "run", "fedseq", *flags],
         capture_output=True,
@@ -35,7 +49,9 @@ def test_a_simulation_with_workers_runs_without_the_modules_of_unix(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_every_module_but_those_of_silos_imports_without_them_and_a_simulation_runs(tmp_path: Path) -> None:
+def test_every_module_but_those_of_silos_imports_without_them_and_a_simulation_runs(
+    tmp_path: Path,
+) -> None:
     program = f"""
 import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys({BLOCKED!r}))
@@ -48,6 +64,8 @@ sys.argv[1:] = "run fedseq --clients 3 --epochs 1 --model mlp --threads 1 --out 
 main()
 print("ok")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["ok"]), done.stderr
     assert (tmp_path / "fedseq-digits-seed0" / "model.safetensors").exists()

@@ -20,7 +20,9 @@ def test_the_example_prints_what_stands_below_it(
     exec(compile(example.text, str(README), "exec"), {"__name__": "readme"})
     said = capsys.readouterr().out
     assert ACCURACY.sub("accuracy", said).strip() == ACCURACY.sub("accuracy", printed.text).strip()
-    ours, theirs = (float(match[1]) for text in (said, printed.text) if (match := ACCURACY.search(text)))
+    ours, theirs = (
+        float(match[1]) for text in (said, printed.text) if (match := ACCURACY.search(text))
+    )
     assert ours == pytest.approx(theirs, abs=0.03)  # processors round differently
 
 

@@ -1,4 +1,5 @@
-"""What is published: all places that name the version agree, the packages hold what they must, and they install."""
+"""What is published: all places that name the version agree, the packages hold what they must, and
+they install."""
 
 import re
 import subprocess
@@ -42,13 +43,21 @@ def test_the_citation_is_valid_and_names_this_version() -> None:
     }  # fmt: skip
     assert cited["cff-version"] == "1.2.0"
     assert cited["type"] in {"software", "dataset"}
-    assert all(isinstance(cited[name], str) and cited[name] for name in ("message", "title", "version", "license"))
+    assert all(
+        isinstance(cited[name], str) and cited[name]
+        for name in ("message", "title", "version", "license")
+    )
     assert all(isinstance(word, str) for word in cited["keywords"])
     assert len(set(cited["keywords"])) == len(cited["keywords"]) > 0
     for author in cited["authors"]:  # a person, or an entity, which has a name
-        assert set(author) <= {"name", "website", "email"} or {"family-names", "given-names"} <= set(author)
+        assert set(author) <= {"name", "website", "email"} or {
+            "family-names",
+            "given-names",
+        } <= set(author)
     assert cited["version"] == __version__
-    assert f'license = "{cited["license"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'license = "{cited["license"]}"' in (ROOT / "pyproject.toml").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_changelog_has_what_is_not_released_above_this_version() -> None:
@@ -60,11 +69,14 @@ def test_the_changelog_has_what_is_not_released_above_this_version() -> None:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The source package, and the wheel that is built from it, as `python -m build` makes them for an upload."""
+    """The source package, and the wheel that is built from it, as `python -m build` makes them for
+    an upload."""
     pytest.importorskip("build")
     out = tmp_path_factory.mktemp("dist")
     subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT], check=True, capture_output=True
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT],
+        check=True,
+        capture_output=True,
     )
     (source,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return source, wheel
@@ -92,18 +104,37 @@ def test_the_packages_hold_what_they_must_and_nothing_else(packages: tuple[Path,
     assert wheel.stat().st_size < 2_000_000
     with tarfile.open(source) as file:
         parts = {name.split("/")[1] for name in file.getnames() if "/" in name}
-    assert {"src", "tests", "docs", "experiments", "LICENSE", "README.md", "CITATION.cff", "PKG-INFO"} <= parts
+    assert {
+        "src",
+        "tests",
+        "docs",
+        "experiments",
+        "LICENSE",
+        "README.md",
+        "CITATION.cff",
+        "PKG-INFO",
+    } <= parts
     assert not parts & {".git", ".venv", "runs", "site", "dist"}
 
 
 @pytest.mark.slow
 def test_the_wheel_runs_in_a_fresh_environment(packages: tuple[Path, Path], tmp_path: Path) -> None:
-    """Without the repository; only the packages that Ekiden depends on are those of this environment."""
+    """Without the repository; only the packages that Ekiden depends on are those of this
+    environment."""
     home = tmp_path / "env"
     venv.create(home, with_pip=False)
     here = home / ("Scripts" if sys.platform == "win32" else "bin")
     site = next(home.rglob("site-packages"))
-    pip = [sys.executable, "-m", "pip", "--python", str(here / "python"), "install", "--no-deps", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(here / "python"),
+        "install",
+        "--no-deps",
+        "--no-index",
+    ]
     subprocess.run([*pip, str(packages[1])], check=True, capture_output=True)
     others = [path for path in sys.path if path.endswith("site-packages")]
     (site / "others.pth").write_text(
@@ -112,13 +143,19 @@ def test_the_wheel_runs_in_a_fresh_environment(packages: tuple[Path, Path], tmp_
 
     def run(*words: str) -> str:
         done = subprocess.run(
-            [str(here / words[0]), *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+            [str(here / words[0]), *words[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     assert run("ekiden", "--version").strip() == __version__
-    assert Path(run("python", "-c", "import ekiden; print(ekiden.__file__)").strip()).is_relative_to(site)
+    assert Path(
+        run("python", "-c", "import ekiden; print(ekiden.__file__)").strip()
+    ).is_relative_to(site)
     run("ekiden", "run", "fedgram", "--clients", "3", "--out", "runs")
     run("ekiden", "report", "runs", "-o", "report")
     assert (tmp_path / "report" / "index.html").exists()

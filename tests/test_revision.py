@@ -1,4 +1,5 @@
-"""Forgetting and joining: the bits of a run without the client or with it, the bytes that move, and refusals."""
+"""Forgetting and joining: the bits of a run without the client or with it, the bytes that move, and
+refusals."""
 
 import hashlib
 import json
@@ -68,22 +69,36 @@ def rest(client: str) -> list[str]:
         ),
     ],
 )
-@pytest.mark.parametrize("method", [METHOD, STAR, replace(METHOD, features="network"), replace(METHOD, personal=True)])
-def test_forgetting_gives_the_bits_of_a_run_without(tmp_path: Path, method: FedGram, order: str) -> None:
+@pytest.mark.parametrize(
+    "method", [METHOD, STAR, replace(METHOD, features="network"), replace(METHOD, personal=True)]
+)
+def test_forgetting_gives_the_bits_of_a_run_without(
+    tmp_path: Path, method: FedGram, order: str
+) -> None:
     method = replace(method, order=order)
     whole = go(five(), method, folder=tmp_path / "run")
-    for client in ("client-0", "client-4") if order == "given" else ("client-1",):  # the first may leave, too
+    for client in (
+        ("client-0", "client-4") if order == "given" else ("client-1",)
+    ):  # the first may leave, too
         result = ekiden.forget(tmp_path / "run", client, five(), network=Tiny)
         left = ",".join(c for c in order.split(",") if c != client)
         expected = go(five(rest(client)), replace(method, order=left))
         same(result, expected)
         assert bits(result) != bits(whole)
         assert result.folder == tmp_path / f"run-without-{client}"
-        assert [p.params.tolist() for p in result.personal] == [p.params.tolist() for p in expected.personal]
+        assert [p.params.tolist() for p in result.personal] == [
+            p.params.tolist() for p in expected.personal
+        ]
 
 
 @pytest.mark.parametrize(
-    "method", [FedKrylov(width=24, laps=2), FedSeq(epochs=1), FedAvg(rounds=2, epochs=1), with_lap(FedSeq(epochs=1))]
+    "method",
+    [
+        FedKrylov(width=24, laps=2),
+        FedSeq(epochs=1),
+        FedAvg(rounds=2, epochs=1),
+        with_lap(FedSeq(epochs=1)),
+    ],
 )
 def test_clients_leave_and_join_runs_of_any_method(tmp_path: Path, method: Method) -> None:
     """The order that a run named loses who leaves, and has who joins at its end."""
@@ -119,7 +134,9 @@ def test_the_folder_is_that_of_a_run_without(tmp_path: Path) -> None:
         assert new == json.loads((tmp_path / f"{order}-alone" / "config.json").read_text())
         assert (method.order == order) == ("," not in order)
         for name in ("model.safetensors", "ledger.jsonl", "metrics.jsonl"):
-            assert (result.folder / name).read_bytes() == (tmp_path / f"{order}-alone" / name).read_bytes()
+            assert (result.folder / name).read_bytes() == (
+                tmp_path / f"{order}-alone" / name
+            ).read_bytes()
 
 
 def test_who_joins_comes_where_the_data_have_it(tmp_path: Path) -> None:
@@ -130,7 +147,8 @@ def test_who_joins_comes_where_the_data_have_it(tmp_path: Path) -> None:
 
 
 def test_the_last_state_of_a_run_has_no_sums(tmp_path: Path) -> None:
-    """What is left is the model: two runs that differ in one client do not show its sums by their difference."""
+    """What is left is the model: two runs that differ in one client do not show its sums by their
+    difference."""
     for method in (METHOD, STAR, replace(METHOD, personal=True), replace(STAR, personal=True)):
         folder = tmp_path / f"{method.topology}-{method.personal}"
         result = go(five(), method, folder=folder)
@@ -140,7 +158,10 @@ def test_the_last_state_of_a_run_has_no_sums(tmp_path: Path) -> None:
             "solve.safetensors",
             "personalise.safetensors",
         }
-        largest = max((file.stat().st_size for file in folder.rglob("*") if file.suffix == ".safetensors"), default=0)
+        largest = max(
+            (file.stat().st_size for file in folder.rglob("*") if file.suffix == ".safetensors"),
+            default=0,
+        )
         assert largest < SUMS + (folder / "model.safetensors").stat().st_size
 
 
@@ -162,13 +183,19 @@ def test_clients_left_out_take_their_test_data_with_them() -> None:
     held = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
     data = federate(held, test=(x, y), val_fraction=0.25, names=["a", "b", "c"])
     # Each class is divided evenly: four samples a client.
-    assert [c.test.rows.tolist() for c in data.clients] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [c.test.rows.tolist() for c in data.clients] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
     left = data.without("b")
     assert [c.name for c in left.clients] == ["a", "c"]
     assert left.dataset.test.x[:, 0].tolist() == [0, 2, 4, 6, 16, 18, 20, 22]
     assert [c.test.rows.tolist() for c in left.clients] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert left.clients[1].test.x.tolist() == data.clients[2].test.x.tolist()
-    assert [c.train.x.tolist() for c in left.clients] == [c.train.x.tolist() for c in data.clients if c.name != "b"]
+    assert [c.train.x.tolist() for c in left.clients] == [
+        c.train.x.tolist() for c in data.clients if c.name != "b"
+    ]
     tuned = left.for_tuning().dataset.test
     assert tuned.x.tolist() == data.for_tuning().without("b").dataset.test.x.tolist()
     assert len(tuned) == 2
@@ -198,12 +225,37 @@ def other_samples() -> FederatedData:
     [
         ("forget", None, ("client-9",), "unknown client 'client-9': did you mean"),
         ("forget", None, ("client-2", None), "was made from Python with its own data: give `data`"),
-        ("forget", None, ("client-2", other_samples()), "the data of client-2 differ from what .* was made with"),
+        (
+            "forget",
+            None,
+            ("client-2", other_samples()),
+            "the data of client-2 differ from what .* was made with",
+        ),
         ("forget", None, ("client-2", five(rest("client-2"))), "the data of client-2 differ"),
-        ("forget", None, ("client-3", other_samples()), "the data of client-2 differ from what .* was made with"),
-        ("forget", lambda run: edited(run, on="flower"), ("client-2",), "is a run between machines"),
-        ("forget", lambda run: (run / "config.json").unlink(), ("client-2",), "is not a run folder"),
-        ("forget", lambda run: run.with_name("run-without-client-2").mkdir(), ("client-2",), "exists already"),
+        (
+            "forget",
+            None,
+            ("client-3", other_samples()),
+            "the data of client-2 differ from what .* was made with",
+        ),
+        (
+            "forget",
+            lambda run: edited(run, on="flower"),
+            ("client-2",),
+            "is a run between machines",
+        ),
+        (
+            "forget",
+            lambda run: (run / "config.json").unlink(),
+            ("client-2",),
+            "is not a run folder",
+        ),
+        (
+            "forget",
+            lambda run: run.with_name("run-without-client-2").mkdir(),
+            ("client-2",),
+            "exists already",
+        ),
         ("join", None, ("client-2",), "client-2 is in .* already"),
         ("join", None, ("client-9",), "have no client 'client-9'"),
         ("join", None, ("client-9", "digits"), "was made from Python with its own data"),
@@ -230,7 +282,10 @@ def test_refusals_write_nothing(
 
 def contents(folder: Path) -> dict[str, str]:
     """A digest of every file; folders are empty ones."""
-    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "" for p in folder.rglob("*")}
+    return {
+        str(p): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else ""
+        for p in folder.rglob("*")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +307,9 @@ def test_refuses_other_inputs_methods_and_absences(tmp_path: Path, finished: Pat
     with pytest.raises(UserError, match=r"client-0 is the only client of .*: delete the folder"):
         ekiden.forget(tmp_path / "alone", "client-0", five(), network=Tiny)
     go(five(), replace(METHOD, features="network"), folder=tmp_path / "network")
-    with pytest.raises(UserError, match=r"the frozen part of the network differ from .*: give the same network"):
+    with pytest.raises(
+        UserError, match=r"the frozen part of the network differ from .*: give the same network"
+    ):
         ekiden.forget(tmp_path / "network", "client-3", five(), network=Wider)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["alone", "network"]
 
@@ -267,7 +324,8 @@ class Wider(Tiny):
 
 
 def test_features_of_a_network_are_measured_again_as_before() -> None:
-    """Floating-point features depend on their batches by rounding, so batches must be the same in every step."""
+    """Floating-point features depend on their batches by rounding, so batches must be the same in
+    every step."""
     batches = [[x.tolist() for x, _ in client_at(step).batches(shuffle=False)] for step in (0, 3)]
     assert batches[0] == batches[1]
     shuffled = [[x.tolist() for x, _ in client_at(step).batches()] for step in (0, 3)]
@@ -278,7 +336,9 @@ def client_at(step: int) -> Client:
     """A client in a step."""
     data = five()
     setup = Setup(METHOD, Tiny, data.dataset, hardware=Hardware(threads=1))
-    return Client(Worker(setup, {}).bench("here"), data.clients[0], None, derive(0, step, "client-0", 0), "")
+    return Client(
+        Worker(setup, {}).bench("here"), data.clients[0], None, derive(0, step, "client-0", 0), ""
+    )
 
 
 class Commands:
@@ -308,7 +368,9 @@ class Commands:
 
 
 @pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:
+def commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Commands:
     """In an empty folder, without local data sets."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
@@ -325,12 +387,21 @@ def test_the_command_line(commands: Commands) -> None:
     assert f"run folder: {run}-without-client-1" in out
     assert f"{run} still holds client-1: delete it to forget it there, too" in out
     call(f"run fedgram {options} --without client-1 --out alone")
-    files = [Path(folder, "model.safetensors") for folder in (f"{run}-without-client-1", f"alone/{Path(run).name}")]
+    files = [
+        Path(folder, "model.safetensors")
+        for folder in (f"{run}-without-client-1", f"alone/{Path(run).name}")
+    ]
     assert tensors(files[0]) == tensors(files[1])
     new, old = (read_lines(file.parent / "metrics.jsonl")[-1] for file in files)
-    assert {k: v for k, v in new.items() if k not in COUNTS} == {k: v for k, v in old.items() if k not in COUNTS}
-    assert json.loads(call(f"evaluate {run}-without-client-1 --json"))["accuracy"] == new["accuracy"]
-    assert "fedgram (width=32), client-1 forgotten" in call(f"show {run}-without-client-1").replace("\n", " ")
+    assert {k: v for k, v in new.items() if k not in COUNTS} == {
+        k: v for k, v in old.items() if k not in COUNTS
+    }
+    assert (
+        json.loads(call(f"evaluate {run}-without-client-1 --json"))["accuracy"] == new["accuracy"]
+    )
+    assert "fedgram (width=32), client-1 forgotten" in call(f"show {run}-without-client-1").replace(
+        "\n", " "
+    )
     call(f"report {run}-without-client-1 -o page")
     tables = " ".join(file.read_text() for file in Path("page").rglob("*.csv"))
     assert "client-0,client-2" in tables
@@ -339,7 +410,9 @@ def test_the_command_line(commands: Commands) -> None:
     call(f"join {run}-without-client-1 --client client-1 --out again")
     assert tensors(Path("again/model.safetensors")) == tensors(Path(run, "model.safetensors"))
     assert "exists already" in refused(f"forget {run} --client client-1")
-    assert "unknown client 'client-1'" in refused(f"forget {run}-without-client-1 --client client-1")
+    assert "unknown client 'client-1'" in refused(
+        f"forget {run}-without-client-1 --client client-1"
+    )
     assert "have no client 'client-7'" in refused(f"join {run} --client client-7")
     assert "--client" in refused(f"forget {run}")
 
@@ -370,7 +443,9 @@ def test_a_silo_that_was_not_in_the_data_joins(commands: Commands) -> None:
     commands.call(f"join {run} --client client-3 --data hospitals.py:four")
     commands.call(f"run fedgram --data hospitals.py:four {options} --out alone")
     alone = next(Path("alone").iterdir())
-    assert tensors(Path(f"{run}-with-client-3/model.safetensors")) == tensors(alone / "model.safetensors")
+    assert tensors(Path(f"{run}-with-client-3/model.safetensors")) == tensors(
+        alone / "model.safetensors"
+    )
     said = commands.refused(f"join {run} --client client-3 --data hospitals.py:other --out new")
     assert "the data of client-0, client-1, client-2 differ from what" in said
 
@@ -383,7 +458,9 @@ def test_seeds_of_a_revised_run_are_one_row_and_one_line_of_the_report(tmp_path:
     folders = []
     for seed in (0, 1):
         ekiden.run(METHOD, five(), Tiny, seed=seed, folder=tmp_path / f"run-{seed}")
-        folders.append(ekiden.forget(tmp_path / f"run-{seed}", "client-2", five(), network=Tiny).folder)
+        folders.append(
+            ekiden.forget(tmp_path / f"run-{seed}", "client-2", five(), network=Tiny).folder
+        )
     assert comparison(summarise(folder) for folder in folders if folder).row_count == 1
     (group,) = collect([folder for folder in folders if folder]).groups
     assert [run.config["recipe"]["seed"] for run in group.runs] == [0, 1]

@@ -30,10 +30,16 @@ def hooks() -> Any:
 @pytest.mark.slow
 def test_a_row_of_the_leaderboard_has_the_values_of_the_records(hooks: Any) -> None:
     runs = records.read(ROOT / "experiments/records/krylov-small.jsonl").runs.values()
-    pacs = [run for run in runs if run.config["dataset"] == "pacs" and run.config["recipe"]["method"] == "fedkrylov"]
+    pacs = [
+        run
+        for run in runs
+        if run.config["dataset"] == "pacs" and run.config["recipe"]["method"] == "fedkrylov"
+    ]
     orders = {run.config["plan"]["partition"] for run in pacs}
     for order in orders:
-        values = [100 * run.last["accuracy"] for run in pacs if run.config["plan"]["partition"] == order]
+        values = [
+            100 * run.last["accuracy"] for run in pacs if run.config["plan"]["partition"] == order
+        ]
         (row,) = [
             row for row in hooks.board()
             if row[:3] == ("pacs", f"{order}, 4 clients", "fedkrylov") and row[-1] == "krylov-small.jsonl"
@@ -42,9 +48,14 @@ def test_a_row_of_the_leaderboard_has_the_values_of_the_records(hooks: Any) -> N
         assert f"{mean(values):.1f} ± {stdev(values):.1f}" in hooks.leaderboard()
 
 
-def test_each_promise_of_a_page_has_its_tests(hooks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_promise_of_a_page_has_its_tests(
+    hooks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = hooks.promises()
-    assert "refuses every request with the same id and different terms, even after the run has ended: `test_" in told
+    assert (
+        "refuses every request with the same id and different terms, even after the run has ended: "
+        "`test_" in told
+    )
     assert told.count("\n- ") > 100
     (tmp_path / "docs").mkdir()
     (tmp_path / "tests").mkdir()
@@ -59,23 +70,35 @@ def test_each_promise_of_a_page_has_its_tests(hooks: Any, tmp_path: Path, monkey
 def test_user_pages_name_no_tests(hooks: Any) -> None:
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
     shown = {
-        p.name: re.findall(r"\btest_\w{6,}|\btests/", hooks.PROMISE.sub("", p.read_text(encoding="utf-8")))
+        p.name: re.findall(
+            r"\btest_\w{6,}|\btests/", hooks.PROMISE.sub("", p.read_text(encoding="utf-8"))
+        )
         for p in pages
     }
-    own = {"architecture.md", "own.md", "own-method.md", "own-transport.md"}  # they show how you test your own
+    own = {
+        "architecture.md",
+        "own.md",
+        "own-method.md",
+        "own-transport.md",
+    }  # they show how you test your own
     assert {name: found for name, found in shown.items() if found and name not in own} == {}
 
 
 def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
     table = hooks.settings(FedELMY)
-    assert "| `models` | S, models trained at each client | `5` | whole number, 1 or more |" in table
+    assert (
+        "| `models` | S, models trained at each client | `5` | whole number, 1 or more |" in table
+    )
     assert "`paper` or `released`" in table
     assert hooks.words(Fraction) == "number, above 0 and at most 1"
     assert hooks.words(Count | None).startswith("none, or whole number")
     assert "ekiden run local" in hooks.settings(Local)
     seed = '<code><span title="ekiden.base.checks.CountOrZero">CountOrZero</span></code>'
     assert hooks.spoken(seed) == "<code>whole number, 0 or more</code>"
-    assert hooks.spoken(base := '<code><span title="ekiden.base.checks.Checked">Checked</span></code>') == base
+    assert (
+        hooks.spoken(base := '<code><span title="ekiden.base.checks.Checked">Checked</span></code>')
+        == base
+    )
     angle = '<span title="ekiden.base.checks.Range">Range</span>(least=0, most=180)]</code>'
     annotated = f'<code><span title="typing.Annotated">Annotated</span>[<span title="float">float</span>, {angle}'
     assert hooks.spoken(annotated) == "<code>number, at least 0 and at most 180</code>"
@@ -96,11 +119,15 @@ def test_a_page_of_a_method_is_closed_from_the_costs_on(hooks: Any) -> None:
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_above_the_fold_a_page_says_what_when_how_and_one_table(hooks: Any, method: Any) -> None:
     page = ROOT / "docs/methods" / f"{method.__module__.rsplit('.', 1)[1]}.md"
-    what, *sections = page.read_text(encoding="utf-8").partition(f"\n## {hooks.FOLDED}\n")[0].split("\n## ")
+    what, *sections = (
+        page.read_text(encoding="utf-8").partition(f"\n## {hooks.FOLDED}\n")[0].split("\n## ")
+    )
     assert [section.splitlines()[0] for section in sections] == ["When to use it", "Command"]
     assert len(what.split()) <= 140  # a screen
     assert len(sections[0].split()) <= 145
-    assert not re.search(r"^\|", what + "".join(sections), re.MULTILINE)  # the one table is made from the code
+    assert not re.search(
+        r"^\|", what + "".join(sections), re.MULTILINE
+    )  # the one table is made from the code
     table = hooks.facts(method)
     assert f"`ekiden run {method.title()}`" in table
     assert re.search(r"\| moves \| [\d,.]+ model sizes", table)

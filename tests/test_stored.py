@@ -1,7 +1,8 @@
 """Stored run folders: what a version wrote, later versions read, or refuse in one line.
 
-`tests/stored/format-N` is a run that stopped after two of its four steps. A folder of a released version stays as it
-is. As long as nothing was released, the newest may be made again after a change of what a run folder holds:
+`tests/stored/format-N` is a run that stopped after two of its four steps. A folder of a released
+version stays as it is. As long as nothing was released, the newest may be made again after a change
+of what a run folder holds:
 
     python -m tests.test_stored
 """
@@ -35,7 +36,9 @@ def test_the_format_of_today_is_stored() -> None:
     assert FORMAT in FORMATS
 
 
-def test_a_stored_run_is_opened_resumed_and_used(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stored_run_is_opened_resumed_and_used(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = ekiden.open_run(folder)
     assert (before.state.step, len(before.metrics), len(before.ledger)) == (2, 2, 1)
     call(["resume", str(folder)])
@@ -47,11 +50,16 @@ def test_a_stored_run_is_opened_resumed_and_used(folder: Path, capsys: pytest.Ca
     assert rows[3]["accuracy"] > 0.6
     model = ekiden.load_model(folder, client="client-0")
     with torch.inference_mode():
-        assert model(torch.zeros(3, *model.shape, dtype=torch.uint8)).shape == (3, len(model.classes))
+        assert model(torch.zeros(3, *model.shape, dtype=torch.uint8)).shape == (
+            3,
+            len(model.classes),
+        )
 
 
 @pytest.mark.parametrize("number", [0, FORMAT - 1, FORMAT + 1, "2", None])
-@pytest.mark.parametrize("words", [["show"], ["resume"], ["evaluate"], ["card"], ["report"]], ids="-".join)
+@pytest.mark.parametrize(
+    "words", [["show"], ["resume"], ["evaluate"], ["card"], ["report"]], ids="-".join
+)
 def test_another_format_is_one_line(words: list[str], number: object, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(STORED / f"format-{FORMAT}", tmp_path / "run"))
     file = folder / "config.json"
@@ -69,7 +77,12 @@ if __name__ == "__main__":
     place = STORED / f"format-{FORMAT}"
     shutil.rmtree(place, ignore_errors=True)
     method = FedGram(features="patches", width=40, personal=True)
-    plan = Plan(Recipe(method, model="mlp"), data="digits", clients=2, hardware=Hardware(threads=1, device="cpu"))
+    plan = Plan(
+        Recipe(method, model="mlp"),
+        data="digits",
+        clients=2,
+        hardware=Hardware(threads=1, device="cpu"),
+    )
     plan.run(place, plan.federation(), stop_after=2)
     (place / "lock").unlink()
     (place / "environment.json").write_text("{}\n")

@@ -27,7 +27,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Study:
     methods: list[Method | str] = [FedAvg(rounds=2, epochs=1), "local"]
     folder = tmp_path_factory.mktemp("study")
     short = Training(max_steps=2)
-    return study(methods, silos, seeds=[3, 5], folder=folder, model="mlp", grid={"epochs": [1, 2]}, training=short)
+    return study(
+        methods,
+        silos,
+        seeds=[3, 5],
+        folder=folder,
+        model="mlp",
+        grid={"epochs": [1, 2]},
+        training=short,
+    )
 
 
 def test_a_study_holds_the_results_of_its_runs(made: Study) -> None:
@@ -44,10 +52,15 @@ def test_a_grid_chooses_on_validation_data_only(made: Study) -> None:
     for epochs in (1, 2):
         folders = sorted((made.folder / "tuning").glob(f"fedavg-epochs={epochs}-seed*"))  # type: ignore[operator]
         assert len(folders) == 2
-        rows = [json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1]) for folder in folders]
+        rows = [
+            json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+            for folder in folders
+        ]
         scores[epochs] = mean(row["accuracy"] for row in rows)
         counts = json.loads((folders[0] / "config.json").read_text())["clients"]
-        assert counts["client-0"][2] == counts["client-0"][1]  # measured on as many samples as are for validation
+        assert (
+            counts["client-0"][2] == counts["client-0"][1]
+        )  # measured on as many samples as are for validation
     best = max(scores, key=lambda epochs: (scores[epochs], -epochs))
     assert made.chosen["fedavg"] == {"epochs": best}
     assert made["fedavg"][0].config["recipe"]["hyperparameters"]["epochs"] == best
@@ -83,11 +96,18 @@ def test_frame_and_plot_have_each_step(made: Study) -> None:
 def test_what_is_spent_very_differently_is_drawn_in_powers_of_ten(made: Study) -> None:
     assert made.plot(x="bytes").get_xscale() == "linear"
     (first, *_) = made["fedavg"]
-    dearer = replace(first, metrics=tuple({**row, "bytes": 100 * row["bytes"]} for row in first.metrics))
-    assert replace(made, runs={**made.runs, "dearer": (dearer, dearer)}).plot(x="bytes").get_xscale() == "symlog"
+    dearer = replace(
+        first, metrics=tuple({**row, "bytes": 100 * row["bytes"]} for row in first.metrics)
+    )
+    assert (
+        replace(made, runs={**made.runs, "dearer": (dearer, dearer)}).plot(x="bytes").get_xscale()
+        == "symlog"
+    )
 
 
-def test_a_finished_study_is_read_and_not_run_again(made: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_study_is_read_and_not_run_again(
+    made: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ekiden.engine.worker import Client
 
     def never(*_: Any, **__: Any) -> None:
@@ -156,7 +176,14 @@ def test_of_an_error_the_smallest_is_the_best() -> None:
     x = torch.rand(240, 3, generator=torch.Generator().manual_seed(0))
     y = 5 * x[:, 0] + x[:, 1]
     silos = ekiden.federate([(x[:120], y[:120]), (x[120:], y[120:])], task="regression")
-    found = study([FedSeq()], silos, model="mlp", grid={"epochs": [1, 30]}, metric="mae", training=Training(lr=0.01))
+    found = study(
+        [FedSeq()],
+        silos,
+        model="mlp",
+        grid={"epochs": [1, 30]},
+        metric="mae",
+        training=Training(lr=0.01),
+    )
     assert found.chosen["fedseq"] == {"epochs": 30}
 
 
@@ -166,7 +193,9 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
     space = play(DOCS / "studies.md")
     assert (tmp_path / "patients.png").exists()
-    assert len(blocks(DOCS / "studies.md", "python")[0].text.replace("\n\n", "\n").splitlines()) <= 15
+    assert (
+        len(blocks(DOCS / "studies.md", "python")[0].text.replace("\n\n", "\n").splitlines()) <= 15
+    )
     assert list(space["study"]) == ["fedseq", "fedtasuki"]
     assert set(space["study"].chosen["fedseq"]) == {"epochs", "lr"}
 
@@ -175,7 +204,9 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_search_of_the_page_finds_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     optuna = pytest.importorskip("optuna")
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
-    (script,) = [block.text for block in blocks(DOCS / "studies.md", "python") if block.title == "search.py"]
+    (script,) = [
+        block.text for block in blocks(DOCS / "studies.md", "python") if block.title == "search.py"
+    ]
     assert len(script.replace("\n\n", "\n").splitlines()) <= 12
     space: dict[str, Any] = {}
     exec(script.replace("n_trials=20", "n_trials=2"), space)

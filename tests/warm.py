@@ -1,7 +1,8 @@
-"""Processes that start at once: forks of one that has its imports behind it, where a new interpreter needs seconds.
+"""Processes that start at once: forks of one that has its imports behind it, where a new
+interpreter needs seconds.
 
-All else is as in processes that the product makes: what they get is pickled, and nothing is shared with the tests.
-"""
+All else is as in processes that the product makes: what they get is pickled, and nothing is shared
+with the tests."""
 
 import multiprocessing
 import os
@@ -18,9 +19,12 @@ import pytest
 
 
 class WarmProcess(ForkServerProcess):
-    """Has the environment variables of the process that makes it, not those of the one that it is a fork of."""
+    """Has the environment variables of the process that makes it, not those of the one that it is a
+    fork of."""
 
-    def __init__(self, *args: Any, environment: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, environment: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._environment = dict(os.environ if environment is None else environment)
 
@@ -39,8 +43,11 @@ class WarmContext(ForkServerContext):
 
 @contextmanager
 def warm_processes() -> Iterator[None]:
-    """Let the product make its processes so. Tests that start a script, or `ekiden` by its name, have it as it is."""
-    multiprocessing.set_forkserver_preload(["ekiden.cli.runs", "ekiden.cli.app", "pytest", "sklearn.datasets"])
+    """Let the product make its processes so. Tests that start a script, or `ekiden` by its name,
+    have it as it is."""
+    multiprocessing.set_forkserver_preload(
+        ["ekiden.cli.runs", "ekiden.cli.app", "pytest", "sklearn.datasets"]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ekiden.transports.local.SpawnProcess", WarmProcess)
         patch.setattr("ekiden.runs.launch.get_context", lambda method: WarmContext())
@@ -59,7 +66,10 @@ def command(args: list[str], folder: Path, out: Path, error: Path) -> None:
 
 
 def ekiden(
-    *args: str | Path, folder: Path | None = None, environment: Mapping[str, str] | None = None, timeout: float = 120
+    *args: str | Path,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 120,
 ) -> "subprocess.CompletedProcess[str]":
     """Run an `ekiden` command in its own process, to its end."""
     line = [*map(str, args)]
@@ -72,4 +82,6 @@ def ekiden(
         if process.exitcode is None:
             process.kill()
             raise TimeoutError(f"ekiden {' '.join(line)}: {out.read_text()}{error.read_text()}")
-        return subprocess.CompletedProcess(line, process.exitcode, out.read_text(), error.read_text())
+        return subprocess.CompletedProcess(
+            line, process.exitcode, out.read_text(), error.read_text()
+        )

@@ -66,7 +66,8 @@ _NAMES = {
     "training.private": "DP",
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
-"""Public names and their modules. A module is loaded when its name is used: `ekiden --version` needs no PyTorch.
+"""Public names and their modules. A module is loaded when its name is used: `ekiden --version`
+needs no PyTorch.
 
 The methods are public too (`from ekiden import FedSeq`); they come from `ekiden.methods`."""
 
@@ -80,7 +81,9 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return ["__version__", *_WHERE, *_methods()]
     if not name[:1].isupper() or name not in (methods := _methods()):
-        raise AttributeError(f"module 'ekiden' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        raise AttributeError(
+            f"module 'ekiden' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     return methods[name]
 
 

@@ -55,18 +55,24 @@ from ekiden.transports.local import (
     refuse_within_worker,
 )
 
-Absent = Callable[[int, str], bool]  # (step, client) -> whether that client does not answer in that step
+Absent = Callable[
+    [int, str], bool
+]  # (step, client) -> whether that client does not answer in that step
 _OF_STUDIES = ("seeds", "grid")
 _OF_DATA = {
     **dict.fromkeys(("partition", "clients", "num_clients", "val_fraction"), "ekiden.split"),
-    **dict.fromkeys(("label_column", "group_column", "subject_column", "drop_columns", "size", "task"), "ekiden.load"),
+    **dict.fromkeys(
+        ("label_column", "group_column", "subject_column", "drop_columns", "size", "task"),
+        "ekiden.load",
+    ),
     **dict.fromkeys(("test", "tests", "names"), "ekiden.federate"),
 }
 __all__ = ["Result", "describe", "run", "steps"]
 
 
 def no_argument(name: str, known: Sequence[str], method: object) -> UserError:
-    """Return the error for an argument that a function does not have: where the user meant to put it.
+    """Return the error for an argument that a function does not have: where the user meant to put
+    it.
 
     Args:
         name: the argument.
@@ -74,17 +80,25 @@ def no_argument(name: str, known: Sequence[str], method: object) -> UserError:
         method: the method that is run; its settings and those of training are known, too.
     """
     if name in _OF_STUDIES and name not in known:
-        return UserError(f"unknown argument {name!r}: a run has one seed, ekiden.study takes several, and a grid")
+        return UserError(
+            f"unknown argument {name!r}: a run has one seed, ekiden.study takes several, and a grid"
+        )
     kind = type(as_method(method, None))
     own, training = ([f.name for f in fields(one)] for one in (kind, Training))
     if name in _OF_DATA:
-        return UserError(f"unknown argument {name!r}: it is about the data, so give it to {_OF_DATA[name]}")
+        return UserError(
+            f"unknown argument {name!r}: it is about the data, so give it to {_OF_DATA[name]}"
+        )
     near = next(iter(get_close_matches(name, [*known, *own, *training], n=1)), "")
     meant = near if near == name else f"unknown argument {name!r}: did you mean {near!r}? It"
     if near in own:
-        return UserError(f"{meant} is a setting of the method: give {kind.__name__}({near}=...) as the method")
+        return UserError(
+            f"{meant} is a setting of the method: give {kind.__name__}({near}=...) as the method"
+        )
     if near in training:
-        return UserError(f"{meant} is a setting of training: give training=ekiden.Training({near}=...)")
+        return UserError(
+            f"{meant} is a setting of training: give training=ekiden.Training({near}=...)"
+        )
     if name in (f.name for f in fields(Hardware)):
         return UserError(f"unknown argument {name!r}: give hardware=ekiden.Hardware({name}=...)")
     return unknown("argument", name, known)
@@ -92,7 +106,9 @@ def no_argument(name: str, known: Sequence[str], method: object) -> UserError:
 
 @dataclass(frozen=True)
 class How:
-    """Where a run takes place and what it leaves: those arguments of `run` that are not in its recipe."""
+    """Where a run takes place and what it leaves: those arguments of `run` that are not in its
+    recipe.
+    """
 
     hardware: Hardware | None = None
     folder: str | os.PathLike[str] | None = None
@@ -140,42 +156,49 @@ def run(  # noqa: D417  (there are no others)
     """Run a method over silos simulated on this machine.
 
     Args:
-        method: the method, as an instance, a class or a name; a class or a name means its default hyperparameters.
-        data: the silos, from `ekiden.split` or `ekiden.federate`; or a list of each silo's samples, or a dict by the
-            silos' names, which are passed to `ekiden.federate`.
-        model: the name of a network ("auto" chooses by the data), `hf:FOLDER`, `timm:NAME`, a module (its weights are
-            the initial model), or a function that makes a module (called after the seed is set).
+        method: the method, as an instance, a class or a name; a class or a name means its default
+            hyperparameters.
+        data: the silos, from `ekiden.split` or `ekiden.federate`; or a list of each silo's samples,
+            or a dict by the silos' names, which are passed to `ekiden.federate`.
+        model: the name of a network ("auto" chooses by the data), `hf:FOLDER`, `timm:NAME`, a
+            module (its weights are the initial model), or a function that makes a module (called
+            after the seed is set).
         training: how clients train.
-        dp: differential privacy of each training sample, `ekiden.DP(epsilon=8, delta=1e-5, clip=1.0)`; see
-            docs/privacy.md.
+        dp: differential privacy of each training sample, `ekiden.DP(epsilon=8, delta=1e-5,
+            clip=1.0)`; see docs/privacy.md.
         hardware: device, threads and precision; `threads=0` divides all cores among the workers.
         seed: the seed of all random numbers.
-        folder: the run folder. If it holds an interrupted run, that run continues, from its first step if a file is
-            damaged or missing. None keeps the run in memory.
+        folder: the run folder. If it holds an interrupted run, that run continues, from its first
+            step if a file is damaged or missing. None keeps the run in memory.
         workers: the number of processes for independent tasks; 1 does all tasks in this process.
         evaluate_every: the number of steps between evaluations; 0 evaluates only at the end.
         config: further entries for `config.json` that identify the run.
-        watch: called after each epoch of training with (client, epoch, epochs); only if all tasks are done in this
-            process.
+        watch: called after each epoch of training with (client, epoch, epochs); only if all tasks
+            are done in this process.
         on_start: called after all checks, before the first step.
         on_step: called after each step with its row of metrics.
         stop_after: stop after this number of steps, to resume later.
         processes: True uses worker processes even for one worker, False never.
-        absent: (step, client) -> bool, true if the client does not answer in that step; to test a method.
-        transport: your own transport instead of `workers`: makes an `ekiden.transports.Transport` from an
-            `ekiden.transports.Start` (docs/own-transport.md).
-        evaluate_on: "all" measures personal models on all test data, "own" each on its own client's, N times faster.
-            "own" also measures the models that clients trained last in the step, before any averaging.
-        train: the part of the model to train: "all"; "head"; "last:2", the last two blocks and the head; or
-            "lora:r=8,alpha=16,targets=query+value", low-rank adapters and the head. The rest is frozen: it does not
-            travel, and stays in evaluation mode.
+        absent: (step, client) -> bool, true if the client does not answer in that step; to test a
+            method.
+        transport: your own transport instead of `workers`: makes an `ekiden.transports.Transport`
+            from an `ekiden.transports.Start` (docs/own-transport.md).
+        evaluate_on: "all" measures personal models on all test data, "own" each on its own
+            client's, N times faster. "own" also measures the models that clients trained last in
+            the step, before any averaging.
+        train: the part of the model to train: "all"; "head"; "last:2", the last two blocks and the
+            head; or "lora:r=8,alpha=16,targets=query+value", low-rank adapters and the head. The
+            rest is frozen: it does not travel, and stays in evaluation mode.
         pretrained: a safetensors file with the model's weights by name.
-        track: "tensorboard", "mlflow", "wandb" or "trackio", or several, to follow the metrics during the run; needs
-            `folder`. If a tracker fails, a warning is logged and the run continues.
-        metric: the headline metric, which chooses the best epoch on validation data and is `Result.score`: a name
-            (docs/tasks.md), a function (answers, labels) -> number for which more is better, or a `Metric`. Empty means
-            the task's first metric, which is accuracy in classification.
-        quiet: show no progress: else a bar on a terminal and in a notebook, and elsewhere a line each half minute.
+        track: "tensorboard", "mlflow", "wandb" or "trackio", or several, to follow the metrics
+            during the run; needs `folder`. If a tracker fails, a warning is logged and the run
+            continues.
+        metric: the headline metric, which chooses the best epoch on validation data and is
+            `Result.score`: a name (docs/tasks.md), a function (answers, labels) -> number for which
+            more is better, or a `Metric`. Empty means the task's first metric, which is accuracy in
+            classification.
+        quiet: show no progress: else a bar on a terminal and in a notebook, and elsewhere a line
+            each half minute.
 
     Raises:
         UserError: the caller can fix the cause; the run folder then holds the last good state.
@@ -192,7 +215,8 @@ def steps(
     model: str | ModelSource = "auto",
     **options: Any,
 ) -> Generator[Result, None, None]:
-    """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
+    """Run a method step by step: `for result in ekiden.steps(method, data, model):
+    print(result.accuracy)`.
 
     You may leave the loop at any time: worker processes end, and a run in a folder can be resumed.
 
@@ -203,7 +227,8 @@ def steps(
         options: further arguments of `ekiden.run`.
 
     Yields:
-        After each step, the result of a run that stops there: the state, the models, and all rows of metrics so far.
+        After each step, the result of a run that stops there: the state, the models, and all rows
+            of metrics so far.
 
     Raises:
         UserError: the caller can fix the cause; the run folder then holds the last good state.
@@ -218,20 +243,31 @@ def _asked(given: Mapping[str, Any]) -> "PreparedRun":
     method = as_method(given["method"], given["data"])
     if others := given["others"]:
         raise no_argument(next(iter(others)), list(given.keys() - {"others"}), method)
-    if isinstance(given["data"], str) and isinstance(given["model"], FederatedData | list | tuple | Mapping):
-        raise UserError("run takes the method, then the data, then the model: ekiden.run(method, data, model)")
+    if isinstance(given["data"], str) and isinstance(
+        given["model"], FederatedData | list | tuple | Mapping
+    ):
+        raise UserError(
+            "run takes the method, then the data, then the model: ekiden.run(method, data, model)"
+        )
     hints, free = hints_of(run), {"method", "data", "metric", "dp", "others"}
-    given = {name: one if name in free else admitted(name, one, hints[name]) for name, one in given.items()}
+    given = {
+        name: one if name in free else admitted(name, one, hints[name])
+        for name, one in given.items()
+    }
     model, metric, track = given["model"], given["metric"], given["track"]
     named = {
         "method": method,
-        "model": model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__),
+        "model": model
+        if isinstance(model, str)
+        else getattr(model, "__name__", type(model).__name__),
         "pretrained": models.located_file(given["pretrained"]),
         "training": given["training"] or Training(),
         "dp": str(given["dp"]),
         "metric": metric if isinstance(metric, str) else _measure(metric).name,
     }
-    recipe: Recipe[Method] = Recipe(**{f.name: named.get(f.name, given[f.name]) for f in fields(Recipe)})
+    recipe: Recipe[Method] = Recipe(
+        **{f.name: named.get(f.name, given[f.name]) for f in fields(Recipe)}
+    )
     track = (track,) if isinstance(track, str) else tuple(track)
     how = How(**{f.name: given[f.name] for f in fields(How)} | {"track": track})
     _check_config(given["config"])
@@ -248,7 +284,8 @@ def _check_config(config: Mapping[str, Any] | None) -> None:
         json.dumps(dict(config or {}))
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"config goes into config.json, which cannot hold this ({error}): give texts and numbers"
+            f"config goes into config.json, which cannot hold this ({error}): give texts and "
+            "numbers"
         ) from None
 
 
@@ -270,7 +307,8 @@ def prepared(
     if path is not None and type(method).__module__ == "__main__":
         kind = type(method).__name__
         warn(
-            f"nothing but this program can open {path} later, because {kind} is defined here: put the class into a "
+            f"nothing but this program can open {path} later, because {kind} is defined here: put "
+            "the class into a "
             f"file of its own, and import it or give FILE.py:{kind}",
             UserWarning,
         )
@@ -286,7 +324,9 @@ def prepared(
         dp = DP.parse(recipe.dp)
         check_honest(dp, clients.clients)
         if dp is not None and dp.honest > 1 and how.absent:
-            raise UserError(f"--dp honest={dp.honest} needs the noise of all clients: leave out absent")
+            raise UserError(
+                f"--dp honest={dp.honest} needs the noise of all clients: leave out absent"
+            )
     method.check([*clients])
     model = recipe.model if network is None else network
     build = builder(model, data, recipe.seed, method, recipe.train, recipe.pretrained)
@@ -310,7 +350,10 @@ def prepared(
         parallel = workers > 1 if how.processes is None else how.processes
         transport = _Here(worker, workers if parallel else 0, how.absent or nobody)
     elif workers > 1 or how.processes or how.absent or how.watch:
-        raise UserError("the transport given decides where clients run: leave out workers, processes, absent and watch")
+        raise UserError(
+            "the transport given decides where clients run: leave out workers, processes, absent "
+            "and watch"
+        )
     test = TestSet(worker, data, len(clients), recipe.evaluate_on)
     return PreparedRun(recipe, worker, data, test, transport, path, described, how)
 
@@ -368,7 +411,11 @@ class PreparedRun:
     @torch.enable_grad()  # also within the caller's no_grad
     def ends(self, on_step: Callable[[Row], None]) -> Generator[End, None, End]:
         """Yield what the run has after each step, and return what it has at the end."""
-        setup, held, place = self.worker.setup, self.worker.clients, self.folder and self.folder / "clients"
+        setup, held, place = (
+            self.worker.setup,
+            self.worker.clients,
+            self.folder and self.folder / "clients",
+        )
         folder = RunFolder(self.folder, self.described, held) if self.folder else None
         self.how.on_start()
 
@@ -402,7 +449,17 @@ class PreparedRun:
         models = weights, tuple(personal)
         config = json.loads(json.dumps(self.described))  # as it is read from a folder
         build, data, passes = self.test.build, self.data, dict(end.trace.passes)
-        return Result(end.state, metrics, ledger, self.folder, build, config, lambda: models, lambda: data, passes)
+        return Result(
+            end.state,
+            metrics,
+            ledger,
+            self.folder,
+            build,
+            config,
+            lambda: models,
+            lambda: data,
+            passes,
+        )
 
 
 def as_method(method: Any, data: Any) -> Method:
@@ -413,7 +470,9 @@ def as_method(method: Any, data: Any) -> Method:
         method = method_named(method)
     if isinstance(method, type) and issubclass(method, Method):
         if lacking := sorted(getattr(method, "__abstractmethods__", ())):
-            raise UserError(f"{method.__name__} lacks {', '.join(lacking)}, which every method defines")
+            raise UserError(
+                f"{method.__name__} lacks {', '.join(lacking)}, which every method defines"
+            )
         method = method()
     if isinstance(method, Method):
         return method
@@ -426,17 +485,22 @@ def as_federation(data: Any) -> FederatedData:
     if isinstance(data, FederatedData):
         return data
     if isinstance(data, Dataset):
-        raise UserError('data are not divided among clients yet: give ekiden.split(data, "dirichlet:0.5", clients)')
+        raise UserError(
+            'data are not divided among clients yet: give ekiden.split(data, "dirichlet:0.5", '
+            "clients)"
+        )
     if isinstance(data, list | tuple | Mapping):
         return federate(data)
     if isinstance(data, str | os.PathLike) or hasattr(data, "columns"):
         given = "frame" if hasattr(data, "columns") else repr(os.fspath(data))
         raise UserError(
-            f"data are not divided among clients yet: give ekiden.split(ekiden.load({given}), 'iid', 10), or a list "
+            f"data are not divided among clients yet: give ekiden.split(ekiden.load({given}), "
+            "'iid', 10), or a list "
             "with the file or frame of each client"
         )
     raise UserError(
-        f"data cannot be of type {type(data).__name__}: give what ekiden.split or ekiden.federate returns, or a list "
+        f"data cannot be of type {type(data).__name__}: give what ekiden.split or ekiden.federate "
+        "returns, or a list "
         "(or a dict by names) with (inputs, labels) of each client"
     )
 
@@ -458,7 +522,9 @@ def with_metric(data: FederatedData, metric: Any) -> FederatedData:
 def describe(
     recipe: Recipe[Method], setup: Setup, clients: Mapping[str, Sizes], *, digests: bool = True
 ) -> dict[str, Any]:
-    """Return the configuration of a run. Digests take time, so only runs with a folder have them."""
+    """Return the configuration of a run. Digests take time, so only runs with a folder have
+    them.
+    """
     model = describe_model(setup, digests=digests)
     if digests:
         model["digests"]["test"] = samples_digest(setup.dataset.test)

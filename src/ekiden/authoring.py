@@ -1,6 +1,18 @@
-"""What the file of a method imports, in the package or outside: `from ekiden.authoring import Method, State, ...`."""
+"""What the file of a method imports, in the package or outside: `from ekiden.authoring import
+Method, State, ...`.
+"""
 
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range, require
+from ekiden.base.checks import (
+    BelowOne,
+    Checked,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    Range,
+    require,
+)
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
 from ekiden.data.tasks import Task

@@ -1,4 +1,6 @@
-"""The commands of the command line as functions: what `ekiden resume`, `evaluate`, `report`, ... do, from Python."""
+"""The commands of the command line as functions: what `ekiden resume`, `evaluate`, `report`, ...
+do, from Python.
+"""
 
 import os
 import time
@@ -15,7 +17,7 @@ from ekiden.api import as_federation, with_metric
 from ekiden.base.checks import CountOrZero, Fraction, Positive, Range, checked, plain
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held, path_of
-from ekiden.base.outside import require_extra
+from ekiden.base.outside import require_extra, summary_of
 from ekiden.data import NAMED, Dataset, Description, Iid, description, frames, load, split
 from ekiden.data.samples import FederatedData, coming_from
 from ekiden.data.tasks import Metric
@@ -58,9 +60,10 @@ def resume(
 
     Args:
         folder: the run folder.
-        data: who holds what, as in `ekiden.run`, if the run was given data in Python; they must be the same.
-        network: the module that the run was started with, or a function that makes one, if the network is not in the
-            library.
+        data: who holds what, as in `ekiden.run`, if the run was given data in Python; they must be
+            the same.
+        network: the module that the run was started with, or a function that makes one, if the
+            network is not in the library.
         metric: the headline metric, if that was a function.
         track: as in `ekiden.run`.
         quiet: as in `ekiden.run`.
@@ -72,7 +75,9 @@ def resume(
     config = read_config(path)
     trackers = (track,) if isinstance(track, str) else tuple(track)
     if config.get("on") == "flower":
-        raise UserError(f"{path} is a run between machines: use `ekiden resume {path}` at its coordinator")
+        raise UserError(
+            f"{path} is a run between machines: use `ekiden resume {path}` at its coordinator"
+        )
     if data is None and network is None and not metric:
         plan = plan_in(config, path)
         return plan.run(path, plan.federation(), track=trackers, quiet=quiet)
@@ -102,21 +107,24 @@ def evaluate(
 
     Args:
         folder: the run folder.
-        data: the run's silos, as they were given to `ekiden.run`: a digest of their samples must agree. Or other test
-            data: a data set, its name or path, a frame, or (x, y). None means the run's own data, read again from their
-            files.
+        data: the run's silos, as they were given to `ekiden.run`: a digest of their samples must
+            agree. Or other test data: a data set, its name or path, a frame, or (x, y). None means
+            the run's own data, read again from their files.
         client: name of a client whose personal model is measured instead of all models.
-        by: as in `Result.evaluate`. Of the run's own data the table is kept in the run folder, and reports show it.
+        by: as in `Result.evaluate`. Of the run's own data the table is kept in the run folder, and
+            reports show it.
         at: as in `Result.evaluate`.
-        calibrate: of two classes: measure the validation samples instead, fit a recalibration to the counts, and keep
-            it in the run folder with a threshold. `load_model`, `predict`, `export` and `card` then use both.
-        threshold: with `calibrate`: the threshold of recalibrated probabilities; by default Youden's.
+        calibrate: of two classes: measure the validation samples instead, fit a recalibration to
+            the counts, and keep it in the run folder with a threshold. `load_model`, `predict`,
+            `export` and `card` then use both.
+        threshold: with `calibrate`: the threshold of recalibrated probabilities; by default
+            Youden's.
         network: as in `resume`.
         **columns: as in `Result.evaluate`.
 
     Returns:
-        A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`. With `calibrate` it has
-        `recalibration`, too.
+        A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`. With
+        `calibrate` it has `recalibration`, too.
 
     Raises:
         UserError: the silos are not those of the run, or the data do not fit the models.
@@ -125,12 +133,18 @@ def evaluate(
     result = open_run(path, network=network)
     if is_silos(data):
         data = as_federation(data)
-        check_same_data(result.config, recipe_of(result.config["recipe"]).method, data, path_of(folder))
+        check_same_data(
+            result.config, recipe_of(result.config["recipe"]).method, data, path_of(folder)
+        )
     own = data is None or isinstance(data, FederatedData)
     if calibrate:
         if client or by or at or not own:
-            raise UserError("calibrate is for the global model and the run's own silos: leave out the rest")
-        return _calibrated(result, path, calibrate, threshold, result.data() if data is None else data)
+            raise UserError(
+                "calibrate is for the global model and the run's own silos: leave out the rest"
+            )
+        return _calibrated(
+            result, path, calibrate, threshold, result.data() if data is None else data
+        )
     if threshold is not None:
         raise UserError("threshold is for calibrate: give both, or none")
     row = result.evaluate(data, client=client, by=by, at=at, **columns)
@@ -140,7 +154,11 @@ def evaluate(
 
 
 def _calibrated(
-    result: Result, path: Path, form: Literal["platt", "temperature"], threshold: float | None, silos: FederatedData
+    result: Result,
+    path: Path,
+    form: Literal["platt", "temperature"],
+    threshold: float | None,
+    silos: FederatedData,
 ) -> Row:
     """Fit a recalibration of a run's model on validation samples, and keep it."""
     task, classes = silos.dataset.task, silos.dataset.classes
@@ -181,7 +199,8 @@ def report(
     Args:
         folders: run folders, sweep folders, or folders that hold them.
         out: folder that gets index.html, figures/ and data/.
-        data: the silos of runs that were given data in Python; runs whose digests differ get no figures of them.
+        data: the silos of runs that were given data in Python; runs whose digests differ get no
+            figures of them.
         network: their network, if it is not in the library.
         details: number of methods with figures of their own; with 0 no data are read.
         devices: as in `compare`; then there is also a figure over simulated time.
@@ -198,15 +217,19 @@ def report(
     return Path(out) / "index.html"
 
 
-def compare(folders: Folder | Sequence[Folder], *, devices: Folder | Devices = "") -> list[dict[str, Any]]:
+def compare(
+    folders: Folder | Sequence[Folder], *, devices: Folder | Devices = ""
+) -> list[dict[str, Any]]:
     """Return what `ekiden compare` shows: a row for all runs that differ only in the seed.
 
     Args:
         folders: run folders, sweep folders, folders that hold them, and files of records.
-        devices: on which the simulated time is computed, as in `Result.simulated`; by default there is none.
+        devices: on which the simulated time is computed, as in `Result.simulated`; by default there
+            is none.
 
     Returns:
-        Rows with the entries that docs/json.md lists; `pandas.DataFrame(ekiden.compare(folders))` is a table.
+        Rows with the entries that docs/json.md lists; `pandas.DataFrame(ekiden.compare(folders))`
+        is a table.
 
     Raises:
         UserError: there is no run.
@@ -219,7 +242,8 @@ def compare(folders: Folder | Sequence[Folder], *, devices: Folder | Devices = "
 
 
 def describe(data: Any) -> Description:
-    """Return what was understood of data, as `ekiden data` prints it: six lines, and who holds what.
+    """Return what was understood of data, as `ekiden data` prints it: six lines, and who holds
+    what.
 
     Args:
         data: silos as in `ekiden.run`, or one data set: what `ekiden.load` takes or returns.
@@ -229,15 +253,19 @@ def describe(data: Any) -> Description:
     """
     if is_silos(data):
         return description(as_federation(data))
-    return description(split(data if isinstance(data, Dataset) else load(data), Iid(), 1, val_fraction=0))
+    return description(
+        split(data if isinstance(data, Dataset) else load(data), Iid(), 1, val_fraction=0)
+    )
 
 
 def available() -> dict[str, Any]:
-    """Return what `ekiden list` prints: methods with a line on each, names of networks and of data sets."""
+    """Return what `ekiden list` prints: methods with a line on each, names of networks and of data
+    sets.
+    """
     home = os.environ.get("EKIDEN_DATA")
     local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
     return {
-        "methods": {kind.title(): (kind.__doc__ or "").strip().split("\n")[0] for kind in METHODS},
+        "methods": {kind.title(): summary_of(kind) for kind in METHODS},
         "networks": list(models.names()),
         "pretrained": list(models.pretrained_names()),
         "data": sorted(set(NAMED) | local),
@@ -246,17 +274,20 @@ def available() -> dict[str, Any]:
 
 
 @checked()
-def topology(name: str = "ring", clients: Annotated[int, Range(least=2, most=1000)] = 10) -> dict[str, Any]:
+def topology(
+    name: str = "ring", clients: Annotated[int, Range(least=2, most=1000)] = 10
+) -> dict[str, Any]:
     """Return what `ekiden topology` prints about a graph of clients.
 
     Args:
-        name: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer.
+        name: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or
+            one_peer.
         clients: N, number of clients.
 
     Returns:
-        `neighbours` of each client, `sent` models in a round, `symmetric`, `columns_sum_to_1`, `connected`, `drawn`
-        (whether each round has another graph), `spectral_gap`, `left` (what a round leaves of the distance between
-        clients) and the mixing `matrix`, (N, N).
+        `neighbours` of each client, `sent` models in a round, `symmetric`, `columns_sum_to_1`,
+        `connected`, `drawn` (whether each round has another graph), `spectral_gap`, `left` (what a
+        round leaves of the distance between clients) and the mixing `matrix`, (N, N).
 
     Raises:
         UserError: there is no such graph of so many clients.
@@ -323,23 +354,27 @@ def predict(
     network: ModelSource | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]] | int:
-    """Return the predictions of a run's model, a row for each sample; or write them, and return how many they are.
+    """Return the predictions of a run's model, a row for each sample; or write them, and return how
+    many they are.
 
-    The columns are `file` (not of a frame); `row`, if a file holds several samples; `prediction`, the name of the
-    class, and `probability_NAME` for each class. `ekiden.serving.predictions.Answers` describes those of other tasks.
-    If a sample cannot be read, nothing is written.
+    The columns are `file` (not of a frame); `row`, if a file holds several samples; `prediction`,
+    the name of the class, and `probability_NAME` for each class.
+    `ekiden.serving.predictions.Answers` describes those of other tasks. If a sample cannot be read,
+    nothing is written.
 
     Args:
         run: the run folder, or its model.
-        source: what the model takes: a path or a list of paths (images and folders of them, tables, texts, arrays), a
-            frame, or a dict of columns.
-        out: file to write, .parquet or .csv; for segmentation a folder of masks. None returns the rows instead.
+        source: what the model takes: a path or a list of paths (images and folders of them, tables,
+            texts, arrays), a frame, or a dict of columns.
+        out: file to write, .parquet or .csv; for segmentation a folder of masks. None returns the
+            rows instead.
         client: name of a client whose personal model is used.
         column: column of tables that holds the samples; by default that of the run's own data.
-        threshold: of two classes, the probability from which on a sample is of the second one; by default the one that
-            `ekiden evaluate --calibrate` chose, or 1/2.
+        threshold: of two classes, the probability from which on a sample is of the second one; by
+            default the one that `ekiden evaluate --calibrate` chose, or 1/2.
         at: of times and events: times at which survival is told, in columns `survival_TIME`.
-        baseline: the hazard from which it follows; by default the model's own. `Result.baseline` makes one from rows.
+        baseline: the hazard from which it follows; by default the model's own. `Result.baseline`
+            makes one from rows.
         network: as in `ekiden.load_model`.
         overwrite: whether a file that is there is replaced.
 
@@ -352,7 +387,9 @@ def predict(
         model = load_model(model, client=client, network=network)
     given = source if predictions.is_frame(source) else _paths(source)
     if out is None:
-        return predictions.rows(model, given, column=column, threshold=threshold, at=at, baseline=baseline)
+        return predictions.rows(
+            model, given, column=column, threshold=threshold, at=at, baseline=baseline
+        )
     return predictions.predict(
         model,
         given,
@@ -374,31 +411,38 @@ def export(
     network: ModelSource | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the model of a run for other software, or the metrics of runs as one table; return what was written.
+    """Write the model of a run for other software, or the metrics of runs as one table; return what
+    was written.
 
-    The exported model takes any number of raw samples at a time and scales them itself: pixels, tokens, arrays, or the
-    columns of a table with its missing numbers and categories. It gives logits, or the numbers of a regression in their
-    unit. Its outputs must equal those of `ekiden.load_model` on raw samples of the run's test data (made-up ones if
-    these are not available) to 1e-4 plus 0.1 %; otherwise nothing is written. Numbers of a regression are compared in
-    standard deviations. The files contain no samples.
+    The exported model takes any number of raw samples at a time and scales them itself: pixels,
+    tokens, arrays, or the columns of a table with its missing numbers and categories. It gives
+    logits, or the numbers of a regression in their unit. Its outputs must equal those of
+    `ekiden.load_model` on raw samples of the run's test data (made-up ones if these are not
+    available) to 1e-4 plus 0.1 %; otherwise nothing is written. Numbers of a regression are
+    compared in standard deviations. The files contain no samples.
 
     Args:
         folders: the run folder; for metrics run folders and sweep folders.
         out: file or folder to write.
-        to: of the model onnx (a file with class names in its metadata), pt2 (a program of `torch.export`, which
-            replaces TorchScript) or hf (a folder with config.json, model.safetensors, model.pt2 and a model card; and
-            where the network's body is one of transformers, that body in backbone/, for `AutoModel.from_pretrained`).
-            Of metrics parquet or csv. By default what the suffix of `out` says.
+        to: of the model onnx (a file with class names in its metadata), pt2 (a program of
+            `torch.export`, which replaces TorchScript) or hf (a folder with config.json,
+            model.safetensors, model.pt2 and a model card; and where the network's body is one of
+            transformers, that body in backbone/, for `AutoModel.from_pretrained`). Of metrics
+            parquet or csv. By default what the suffix of `out` says.
         client: name of a client whose personal model is written.
         network: as in `ekiden.load_model`.
         overwrite: whether a model that is there is replaced.
 
     Raises:
-        UserError: the format is not known, the model cannot be written in it or then gives other outputs.
+        UserError: the format is not known, the model cannot be written in it or then gives other
+            outputs.
     """
     form, paths, place = to or Path(out).suffix.removeprefix("."), _paths(folders), Path(out)
     if not form:
-        raise UserError(f"{out} does not say the format: give to, or a name that ends in .onnx, .pt2, .parquet or .csv")
+        raise UserError(
+            f"{out} does not say the format: give to, or a name that ends in .onnx, .pt2, .parquet "
+            "or .csv"
+        )
     if form in exporting.FORMATS:
         if len(paths) != 1:
             raise UserError("a model is of one run: give one run folder")
@@ -419,7 +463,8 @@ def audit(
         run: the run folder, or its result.
         data: the run's silos, if they were given in Python; a digest of their samples must agree.
         network: as in `resume`.
-        shadows: models that the attacker of LiRA trains, at least 4; each takes as long as the run. 0: no such attack.
+        shadows: models that the attacker of LiRA trains, at least 4; each takes as long as the run.
+            0: no such attack.
 
     Raises:
         UserError: the run's data are not here, or there are too few samples.
@@ -427,12 +472,15 @@ def audit(
     result = run if isinstance(run, Result) else open_run(*_paths(run), network=network)
     silos = None if data is None else as_federation(data)
     if silos is not None:
-        check_same_data(result.config, recipe_of(result.config["recipe"]).method, silos, result.folder or Path())
+        check_same_data(
+            result.config, recipe_of(result.config["recipe"]).method, silos, result.folder or Path()
+        )
     return audits.audit(result, silos, shadows)
 
 
 def card(folder: Folder) -> str:
-    """Return a model card in Markdown, as `ekiden card` prints it: of the data only counts, shapes and names.
+    """Return a model card in Markdown, as `ekiden card` prints it: of the data only counts, shapes
+    and names.
 
     Raises:
         UserError: it is not a run folder.
@@ -464,8 +512,10 @@ def sweep(
         records: file that keeps the results of finished runs.
         cores: runs at a time, if not one for each core.
         device: cpu, cuda, ... instead of the file's.
-        on: where the runs are executed: here, as jobs of "slurm", or as jobs of this machine ("local-cluster").
-        queue: with `on`, what submitit should ask for: {"slurm_partition": "gpu", "timeout_min": 600}.
+        on: where the runs are executed: here, as jobs of "slurm", or as jobs of this machine
+            ("local-cluster").
+        queue: with `on`, what submitit should ask for: {"slurm_partition": "gpu", "timeout_min":
+            600}.
 
     Returns:
         A row for each cell, with the entries that docs/json.md lists.
@@ -495,12 +545,16 @@ def sweep(
     outcomes.end()
     if failed := outcomes.failed:
         name, why = next(iter(failed.items()))
-        raise UserError(f"{counted(len(failed), 'run')} failed, such as {name}: {why}: fix the cause and call it again")
+        raise UserError(
+            f"{counted(len(failed), 'run')} failed, such as {name}: {why}: fix the cause and call "
+            "it again"
+        )
     return verdicts.as_rows(verdicts.collect(swept, cells))
 
 
 def sweep_results(folder: Folder) -> list[dict[str, Any]]:
-    """Return the results of a sweep so far next to the printed values: a row for each cell, as `sweep` does.
+    """Return the results of a sweep so far next to the printed values: a row for each cell, as
+    `sweep` does.
 
     Args:
         folder: a sweep folder, or a file of records.
@@ -524,7 +578,9 @@ def follow(folder: Folder, *, wait: bool = True) -> Iterator[Row]:
     path, last = path_of(folder), 0
     read_config(path)
     while True:
-        works = wait and is_held(path / "lock")  # asked first: rows that come until the end are read below
+        works = wait and is_held(
+            path / "lock"
+        )  # asked first: rows that come until the end are read below
         for row in read_lines(path / "metrics.jsonl", "step"):
             if row["step"] > last:
                 last = row["step"]
@@ -539,7 +595,8 @@ def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
 
     Args:
         folder: folder of a run between machines.
-        keys: folder with the public key NAME.pub of every silo, as you know it; by default the keys that the run had.
+        keys: folder with the public key NAME.pub of every silo, as you know it; by default the keys
+            that the run had.
 
     Returns:
         The signed tasks (`hops`), and what they do not prove (`unproven`).
@@ -556,12 +613,19 @@ def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
     found = custody_of(path_of(folder), flower.read_keys(Path(keys), names) if keys else None)
     if found.wrong:
         raise UserError(f"{folder} is not what the silos signed: {found.wrong[0]}")
-    return {"hops": [asdict(hop) for hop in found.hops], "unproven": list(found.unproven), "result": bool(found.result)}
+    return {
+        "hops": [asdict(hop) for hop in found.hops],
+        "unproven": list(found.unproven),
+        "result": bool(found.result),
+    }
 
 
 def _paths(given: Folder | Sequence[Folder]) -> list[Path]:
     if hasattr(given, "__array__"):
-        raise UserError("predict reads files and frames: for an array call the model, ekiden.load_model(folder)(x)")
+        raise UserError(
+            "predict reads files and frames: for an array call the model, "
+            "ekiden.load_model(folder)(x)"
+        )
     if isinstance(given, Sequence) and not isinstance(given, str):
         return [path_of(one) for one in given]
     return [path_of(given)]
@@ -571,5 +635,8 @@ def is_silos(data: Any) -> bool:
     """Return whether data are silos, as `ekiden.run` takes them, and not one data set."""
     if isinstance(data, Mapping):  # of silos, or of columns
         kinds = (tuple, str, os.PathLike)
-        return all(isinstance(one, kinds) or frames.is_frame(one) or hasattr(one, "train") for one in data.values())
+        return all(
+            isinstance(one, kinds) or frames.is_frame(one) or hasattr(one, "train")
+            for one in data.values()
+        )
     return isinstance(data, FederatedData | list)

@@ -1,4 +1,6 @@
-"""A recipe: what is run, how it is trained and measured; the same on one machine and between silos."""
+"""A recipe: what is run, how it is trained and measured; the same on one machine and between
+silos.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,37 +29,42 @@ class Recipe(Checked, Generic[M_co]):
     model: str = "auto"
     """network (see `ekiden list`); auto: the one that fits the data"""
     pretrained: str = ""
-    """safetensors file with the network's values, by name; a head of another size is left out. Between machines each
-    silo has a file of this name in its own pretrained.folder"""
+    """safetensors file with the network's values, by name; a head of another size is left out.
+    Between machines each silo has a file of this name in its own pretrained.folder"""
     train: str = "all"
     """the part that is trained: all; head; last:K, the last K blocks and the head;
-    lora:r=8,alpha=16,targets=query+value, adapters of low rank and the head. The rest is frozen: it does not travel,
-    and stays in evaluation mode"""
+    lora:r=8,alpha=16,targets=query+value, adapters of low rank and the head. The rest is frozen: it
+    does not travel, and stays in evaluation mode"""
     training: Training = field(default_factory=Training)
     dp: str = ""
-    """differential privacy of each training sample: epsilon=8,delta=1e-5,clip=1 (see docs/privacy.md). Each gradient is
-    clipped to the norm clip, and noise keeps (epsilon, delta) at every silo for the whole run. Training then returns
-    the last epoch instead of the best on validation data, which would tell about these. FedGram clips features and adds
-    noise to its sums; honest=h shares this noise among the silos, as long as h of them can be trusted"""
+    """differential privacy of each training sample: epsilon=8,delta=1e-5,clip=1 (see
+    docs/privacy.md). Each gradient is clipped to the norm clip, and noise keeps (epsilon, delta) at
+    every silo for the whole run. Training then returns the last epoch instead of the best on
+    validation data, which would tell about these. FedGram clips features and adds noise to its
+    sums; honest=h shares this noise among the silos, as long as h of them can be trusted"""
     seed: CountOrZero = 0
     """seed of everything random: partition, initial model, training"""
     metric: str = ""
-    """headline metric, which chooses epochs and which tables show: its name (see docs/tasks.md), or FILE.py:NAME of a
-    function (answers, labels) -> number. If you name one, all metrics are measured. By default the task's first, such
-    as accuracy"""
+    """headline metric, which chooses epochs and which tables show: its name (see docs/tasks.md), or
+    FILE.py:NAME of a function (answers, labels) -> number. If you name one, all metrics are
+    measured. By default the task's first, such as accuracy"""
     evaluate_every: CountOrZero = 1
-    """steps between evaluations on the test data; 0: only at the end. Between machines each is one more message to each
-    silo"""
+    """steps between evaluations on the test data; 0: only at the end. Between machines each is one
+    more message to each silo"""
     evaluate_on: EvaluateOn = "all"
-    """measure personal models on all test data, or each on its own client's only, in 1/N of the time. With own, the
-    models that clients trained last in the step are also measured, before any averaging (client_mean_trained)"""
+    """measure personal models on all test data, or each on its own client's only, in 1/N of the
+    time. With own, the models that clients trained last in the step are also measured, before any
+    averaging (client_mean_trained)"""
 
     def __post_init__(self) -> None:
-        """Refuse a part of the network that cannot be trained, and privacy where nothing can be promised."""
+        """Refuse a part of the network that cannot be trained, and privacy where nothing can be
+        promised.
+        """
         parse_part(self.train)
         if self.training.class_weights != "none" and not self.method.traits.weighs:
             raise UserError(
-                f"{self.method.title()} does not train on a loss in which classes have weights: leave out "
+                f"{self.method.title()} does not train on a loss in which classes have weights: "
+                "leave out "
                 f"--class-weights={self.training.class_weights}"
             )
         dp = DP.parse(self.dp)
@@ -79,8 +86,12 @@ class Recipe(Checked, Generic[M_co]):
         return None if self.dp and self.method.traits.releases else self.training.lr
 
     def located(self) -> Self:
-        """Return the recipe with absolute paths, and with the model of a run where a hyperparameter names one."""
-        method, model, pretrained = self.method.with_source(self.model, models.located_file(self.pretrained))
+        """Return the recipe with absolute paths, and with the model of a run where a hyperparameter
+        names one.
+        """
+        method, model, pretrained = self.method.with_source(
+            self.model, models.located_file(self.pretrained)
+        )
         model, pretrained = models.located(outside.located(model)), models.located_file(pretrained)
         metric = outside.located(self.metric)
         return replace(self, method=method, model=model, pretrained=pretrained, metric=metric)
@@ -95,10 +106,14 @@ class Recipe(Checked, Generic[M_co]):
         return values
 
 
-def recipe_of(values: object, reader: str = "the version of Ekiden that wrote it") -> Recipe[Method]:
+def recipe_of(
+    values: object, reader: str = "the version of Ekiden that wrote it"
+) -> Recipe[Method]:
     """Return the recipe with these plain values."""
     if not isinstance(values, Mapping) or not isinstance(values.get("method"), str):
-        raise UserError(f"the settings of the run cannot be read (they name no method): use {reader}")
+        raise UserError(
+            f"the settings of the run cannot be read (they name no method): use {reader}"
+        )
     kind = method_named(values["method"])
     with reading(f"the settings of {values['method']}", reader):
         method = made(kind, values.get("hyperparameters"), "hyperparameters")

@@ -1,4 +1,6 @@
-"""A study: several methods over the same silos and seeds, as one object that makes tables and figures."""
+"""A study: several methods over the same silos and seeds, as one object that makes tables and
+figures.
+"""
 
 import os
 import re
@@ -40,7 +42,9 @@ class _Candidate:
     training: Training
 
     def varied(self, settings: Mapping[str, Any]) -> "_Candidate":
-        """Return the candidate with other settings; each belongs to the method or to the training."""
+        """Return the candidate with other settings; each belongs to the method or to the
+        training.
+        """
         own = {f.name for f in fields(self.method)}
         hyper = {name: value for name, value in settings.items() if name in own}
         rest = {name: value for name, value in settings.items() if name not in own}
@@ -52,7 +56,8 @@ _Choice = tuple[dict[str, Any], _Candidate]  # A candidate, and its settings fro
 
 @dataclass(frozen=True)
 class Study(Mapping[str, tuple[Result, ...]]):
-    """Finished runs: `study["fedseq"]` are the results of a method, one a seed, and `study["fedseq"][0]` is the first.
+    """Finished runs: `study["fedseq"]` are the results of a method, one a seed, and
+    `study["fedseq"][0]` is the first.
 
     Attributes:
         runs: results by the methods' labels, in the order of `seeds`.
@@ -78,11 +83,12 @@ class Study(Mapping[str, tuple[Result, ...]]):
         return len(self.runs)
 
     def table(self, against: str = "") -> "pandas.DataFrame":
-        """Return a frame with a row for each method, as text: mean ± standard deviation over the seeds.
+        """Return a frame with a row for each method, as text: mean ± standard deviation over the
+        seeds.
 
         Args:
-            against: label of a method that the others are compared with, seed by seed; by default the first. The column
-                of differences has mean ± standard error.
+            against: label of a method that the others are compared with, seed by seed; by default
+                the first. The column of differences has mean ± standard error.
 
         Raises:
             UserError: there is no such method, or pandas is not installed.
@@ -96,10 +102,18 @@ class Study(Mapping[str, tuple[Result, ...]]):
             rows.append(
                 {
                     "method": label,
-                    f"{metric.name}{metric.unit}": spread([metric.scale * result.score for result in results], metric),
-                    f"minus {against or next(iter(self))}": "" if results is other else f"{mean(gaps):+.2f}{error}",
+                    f"{metric.name}{metric.unit}": spread(
+                        [metric.scale * result.score for result in results], metric
+                    ),
+                    f"minus {against or next(iter(self))}": ""
+                    if results is other
+                    else f"{mean(gaps):+.2f}{error}",
                     "bytes": f"{mean(result.bytes for result in results):,.0f}",
-                    **({"chosen": ", ".join(f"{k}={v}" for k, v in self.chosen[label].items())} if self.chosen else {}),
+                    **(
+                        {"chosen": ", ".join(f"{k}={v}" for k, v in self.chosen[label].items())}
+                        if self.chosen
+                        else {}
+                    ),
                 }
             )
         return _pandas().DataFrame(rows).fillna("").set_index("method")
@@ -120,7 +134,8 @@ class Study(Mapping[str, tuple[Result, ...]]):
         )
 
     def plot(self, x: str = "bytes", metric: str = "", ax: "Axes | None" = None) -> "Axes":
-        """Draw a metric of all methods against what was spent: mean over the seeds, with a band of one deviation.
+        """Draw a metric of all methods against what was spent: mean over the seeds, with a band of
+        one deviation.
 
         Args:
             x: "bytes", "step", "forward", "backward", or another number of `frame`.
@@ -144,13 +159,28 @@ class Study(Mapping[str, tuple[Result, ...]]):
                 raise unknown("number", name, frame.columns)
         for label, rows in frame.dropna(subset=[metric]).groupby("method", sort=False):
             steps = rows.groupby("step")
-            across, middle, width = steps[x].mean(), steps[metric].mean(), steps[metric].std().fillna(0)
-            (line,) = axes.plot(across, middle, marker="o" if len(across) == 1 else None, label=label)
+            across, middle, width = (
+                steps[x].mean(),
+                steps[metric].mean(),
+                steps[metric].std().fillna(0),
+            )
+            (line,) = axes.plot(
+                across, middle, marker="o" if len(across) == 1 else None, label=label
+            )
             if len(across) == 1:  # which has no band
                 axes.errorbar(across, middle, width, color=line.get_color(), capsize=3)
-            axes.fill_between(across, middle - width, middle + width, color=line.get_color(), alpha=0.15, linewidth=0)
+            axes.fill_between(
+                across,
+                middle - width,
+                middle + width,
+                color=line.get_color(),
+                alpha=0.15,
+                linewidth=0,
+            )
         spent = frame.dropna(subset=[metric]).groupby("method")[x].max()
-        if spent.max() > 12 * spent[spent > 0].min():  # as in the report; what nothing was spent for stays at 0
+        if (
+            spent.max() > 12 * spent[spent > 0].min()
+        ):  # as in the report; what nothing was spent for stays at 0
             axes.set_xscale("symlog", linthresh=float(frame[x][frame[x] > 0].min()))
         axes.set_xlabel(x.replace("_", " "))
         axes.set_ylabel(metric.replace("_", " "))
@@ -164,11 +194,17 @@ class Study(Mapping[str, tuple[Result, ...]]):
             UserError: the runs are in memory only, or the extra `report` is not installed.
         """
         if self.folder is None:
-            raise UserError("a report is made of run folders: give the study a folder, study(..., folder=...)")
+            raise UserError(
+                "a report is made of run folders: give the study a folder, study(..., folder=...)"
+            )
         require_extra("report", "report", "matplotlib", "jinja2")
         from ekiden.reporting import report  # noqa: PLC0415  (it needs an extra)
 
-        report([result.folder for results in self.values() for result in results if result.folder], Path(folder), 0)
+        report(
+            [result.folder for results in self.values() for result in results if result.folder],
+            Path(folder),
+            0,
+        )
         return Path(folder) / "index.html"
 
     def to_latex(self) -> str:
@@ -178,7 +214,9 @@ class Study(Mapping[str, tuple[Result, ...]]):
             UserError: pandas or jinja2 is not installed.
         """
         require_extra("report", "to_latex", "jinja2")
-        table = self.table().replace({"±": r"$\\pm$", "_": r"\\_", "%": r"\\%", ",(?=\\d)": r"\\,"}, regex=True)
+        table = self.table().replace(
+            {"±": r"$\\pm$", "_": r"\\_", "%": r"\\%", ",(?=\\d)": r"\\,"}, regex=True
+        )
         table = table.rename(_escaped).rename(columns=_escaped)
         return str(table.to_latex(escape=False))
 
@@ -206,18 +244,22 @@ def study(  # noqa: D417  (there are no others)
 ) -> Study:
     """Run several methods over the same silos, once with each seed.
 
-    A study in a folder goes on where it was stopped: finished runs are read, an interrupted one continues.
+    A study in a folder goes on where it was stopped: finished runs are read, an interrupted one
+    continues.
 
     Args:
-        methods: methods with their settings, classes, or names; two of one kind get labels with what differs.
-        data: who holds what, as in `ekiden.run`; or a function of the seed that returns it, so that each seed
-            divides the data in its own way, as in `lambda seed: ekiden.split(digits, "dirichlet:0.5", 10, seed=seed)`.
+        methods: methods with their settings, classes, or names; two of one kind get labels with
+            what differs.
+        data: who holds what, as in `ekiden.run`; or a function of the seed that returns it, so that
+            each seed divides the data in its own way, as in `lambda seed: ekiden.split(digits,
+            "dirichlet:0.5", 10, seed=seed)`.
         seeds: seeds of the initial model and of training. Methods are compared seed by seed.
         folder: gets a run folder for each method and seed; None keeps all in memory.
         model: the network, as in `ekiden.run`.
-        grid: values to try, by the name of a hyperparameter or of a field of `Training`, as in `{"epochs": [5, 20],
-            "lr": [0.01, 0.001]}`. Each method tries those that it has. The best mean score on the clients' validation
-            data decides; test data are not used for that.
+        grid: values to try, by the name of a hyperparameter or of a field of `Training`, as in
+            `{"epochs": [5, 20], "lr": [0.01, 0.001]}`. Each method tries those that it has. The
+            best mean score on the clients' validation data decides; test data are not used for
+            that.
         training: how clients train.
         hardware: what the runs compute on.
         metric: the headline metric, which also chooses in the grid.
@@ -229,13 +271,21 @@ def study(  # noqa: D417  (there are no others)
         UserError: something that the caller can fix; nothing was run if it is about the arguments.
     """
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
-        raise UserError("study takes a list of methods: study([FedSeq(epochs=10), 'fedgram'], silos)")
+        raise UserError(
+            "study takes a list of methods: study([FedSeq(epochs=10), 'fedgram'], silos)"
+        )
     for name in others:
         raise no_argument(name, list(signature(study).parameters.keys() - {"others"}), methods[0])
     seeds = seeds.tolist() if isinstance(seeds, np.ndarray) else seeds
     whole = tuple(seeds) if isinstance(seeds, Sequence) else ()
-    if not whole or len(set(whole)) < len(whole) or any(type(seed) is not int or seed < 0 for seed in whole):
-        raise UserError(f"seeds must be different whole numbers, 0 or more, as in range(3), not {seeds!r}")
+    if (
+        not whole
+        or len(set(whole)) < len(whole)
+        or any(type(seed) is not int or seed < 0 for seed in whole)
+    ):
+        raise UserError(
+            f"seeds must be different whole numbers, 0 or more, as in range(3), not {seeds!r}"
+        )
     base = [_Candidate(as_method(method, data), training or Training()) for method in methods]
     known = {f.name for one in base for f in (*fields(one.method), *fields(one.training))}
     for name in grid or {}:
@@ -245,13 +295,25 @@ def study(  # noqa: D417  (there are no others)
     tried = {label: _grid(one, grid or {}) for label, one in labelled.items()}
     divided = {seed: as_federation(_of_seed(data, seed)) for seed in whole}
     place = None if folder is None else Path(folder)
-    options: dict[str, Any] = {"hardware": hardware, "metric": metric, "workers": workers, "quiet": True}
+    options: dict[str, Any] = {
+        "hardware": hardware,
+        "metric": metric,
+        "workers": workers,
+        "quiet": True,
+    }
     total = sum((len(each) if len(each) > 1 else 0) + 1 for each in tried.values()) * len(whole)
     with bar("study", total, quiet=quiet) as advance:
-        results = _Results(divided, place, {"model": model, "evaluate_every": evaluate_every, **options}, advance)
+        results = _Results(
+            divided, place, {"model": model, "evaluate_every": evaluate_every, **options}, advance
+        )
         best = {label: results.best(label, candidates) for label, candidates in tried.items()}
         runs = {label: results(label, one) for label, (_, one) in best.items()}
-    return Study(runs, whole, {label: settings for label, (settings, _) in best.items()} if grid else {}, place)
+    return Study(
+        runs,
+        whole,
+        {label: settings for label, (settings, _) in best.items()} if grid else {},
+        place,
+    )
 
 
 def _of_seed(data: Any, seed: int) -> Any:
@@ -261,7 +323,9 @@ def _of_seed(data: Any, seed: int) -> Any:
     try:
         signature(data).bind(seed)
     except TypeError:
-        raise UserError("a function that gives the data takes one argument, the seed: lambda seed: ...") from None
+        raise UserError(
+            "a function that gives the data takes one argument, the seed: lambda seed: ..."
+        ) from None
     return data(seed)
 
 
@@ -283,7 +347,9 @@ class _Results:
             named = re.sub(r"[^\w.=+/-]+", "-", name)
             at = None if self.place is None else self.place / f"{named}-seed{seed}"
             given = silos.for_tuning() if tune else silos
-            found.append(run(one.method, given, training=one.training, seed=seed, folder=at, **self.options))
+            found.append(
+                run(one.method, given, training=one.training, seed=seed, folder=at, **self.options)
+            )
             self.done += 1
         return tuple(found)
 
@@ -291,7 +357,10 @@ class _Results:
         """Return the candidate with the best mean score on validation data."""
         if len(candidates) == 1:
             return candidates[0]
-        measured = [self(f"tuning/{label}-{_told(settings)}", one, tune=True) for settings, one in candidates]
+        measured = [
+            self(f"tuning/{label}-{_told(settings)}", one, tune=True)
+            for settings, one in candidates
+        ]
         metric = task_in(measured[0][0].config).headline
         scores = [metric.better(mean(result.score for result in results)) for results in measured]
         return candidates[scores.index(max(scores))]
@@ -306,12 +375,16 @@ def _grid(one: _Candidate, grid: Mapping[str, Sequence[Any]]) -> list[_Choice]:
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise UserError(f"grid needs a list of values for {name}, not {values!r}")
     names = [name for name in grid if name in own | common]
-    every = [dict(zip(names, values, strict=True)) for values in product(*(grid[name] for name in names))]
+    every = [
+        dict(zip(names, values, strict=True)) for values in product(*(grid[name] for name in names))
+    ]
     return [(settings, one.varied(settings)) for settings in every]
 
 
 def _labels(methods: Sequence[Method]) -> list[str]:
-    """Return a label for each method: its name, with the settings in which several of this name differ."""
+    """Return a label for each method: its name, with the settings in which several of this name
+    differ.
+    """
     labels = []
     for method in methods:
         twins = [other for other in methods if type(other) is type(method)]

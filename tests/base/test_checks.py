@@ -70,8 +70,14 @@ def test_every_field_of_a_method_can_be_checked() -> None:
     for settings in SETTINGS:
         for f in fields(settings):  # type: ignore[arg-type]
             hint = get_type_hints(type(settings), include_extras=True)[f.name]
-            known = base(hint) in WRONG or hint in (Training, Hardware, Reading) or None.__class__ in get_args(hint)
-            assert known or f.name in ("method", "recipe"), f"{type(settings).__name__}.{f.name}: {hint}"
+            known = (
+                base(hint) in WRONG
+                or hint in (Training, Hardware, Reading)
+                or None.__class__ in get_args(hint)
+            )
+            assert known or f.name in ("method", "recipe"), (
+                f"{type(settings).__name__}.{f.name}: {hint}"
+            )
 
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
@@ -89,24 +95,54 @@ def test_counts_of_methods_are_not_negative(kind: type[Method]) -> None:
     ("make", "message"),
     [
         (lambda: FedELMY(form="papr"), "form 'papr' is unknown: it must be one of paper, released"),  # type: ignore[arg-type]
-        (lambda: Training(select="lastt"), "select 'lastt' is unknown: it must be one of best, last, tail"),  # type: ignore[arg-type]
-        (lambda: Hardware(precision="fp16"), "precision 'fp16' is unknown: it must be one of float32, bf16"),  # type: ignore[arg-type]
-        (lambda: FedSeq(epochs="3"), "epochs '3' is of the wrong type: it must be a whole number, 1 or more"),  # type: ignore[arg-type]
+        (
+            lambda: Training(select="lastt"),  # type: ignore[arg-type]
+            "select 'lastt' is unknown: it must be one of best, last, tail",
+        ),
+        (
+            lambda: Hardware(precision="fp16"),  # type: ignore[arg-type]
+            "precision 'fp16' is unknown: it must be one of float32, bf16",
+        ),
+        (
+            lambda: FedSeq(epochs="3"),  # type: ignore[arg-type]
+            "epochs '3' is of the wrong type: it must be a whole number, 1 or more",
+        ),
         (lambda: Training(lr=-1), "lr -1 is out of range: it must be greater than 0"),
-        (lambda: Training(momentum=1), "momentum 1 is out of range: it must be at least 0 and below 1"),
-        (lambda: Training(std=(1.0, 0.0)), "std (1.0, 0.0) is out of range: it must be greater than 0"),
-        (lambda: FedSeq(epochs=-(10**30)), f"epochs -{'1' + 30 * '0'} is out of range: it must be 1 or more"),
-        (lambda: FedTasuki(recall=0.5, widen=0.5), "recall 0.5 is out of range: it must be with widen below 1"),
+        (
+            lambda: Training(momentum=1),
+            "momentum 1 is out of range: it must be at least 0 and below 1",
+        ),
+        (
+            lambda: Training(std=(1.0, 0.0)),
+            "std (1.0, 0.0) is out of range: it must be greater than 0",
+        ),
+        (
+            lambda: FedSeq(epochs=-(10**30)),
+            f"epochs -{'1' + 30 * '0'} is out of range: it must be 1 or more",
+        ),
+        (
+            lambda: FedTasuki(recall=0.5, widen=0.5),
+            "recall 0.5 is out of range: it must be with widen below 1",
+        ),
         (lambda: MAEcho(step=2), "step 2 is out of range: it must be above 0 and below 2"),
-        (lambda: Plan(Recipe("fedseq")), "method 'fedseq' is of the wrong type: it must be of type Method"),  # type: ignore[type-var]
+        (
+            lambda: Plan(Recipe("fedseq")),  # type: ignore[type-var]
+            "method 'fedseq' is of the wrong type: it must be of type Method",
+        ),
         (
             lambda: Recipe(FedSeq(), training={"lr": 1}),  # type: ignore[arg-type]
             "training {'lr': 1} is of the wrong type: it must be of type",
         ),
         (lambda: Dirichlet("0.5"), "beta '0.5' is of the wrong type: it must be a number"),  # type: ignore[arg-type]
-        (lambda: Pathological(2.5), "classes-per-client 2.5 is of the wrong type: it must be a whole number"),  # type: ignore[arg-type]
+        (
+            lambda: Pathological(2.5),  # type: ignore[arg-type]
+            "classes-per-client 2.5 is of the wrong type: it must be a whole number",
+        ),
         (lambda: Augment(flip=1), "flip 1 is of the wrong type: it must be True or False"),  # type: ignore[arg-type]
-        (lambda: Plan(Recipe(FedSeq()), clients=0), "clients 0 is out of range: it must be 1 or more"),
+        (
+            lambda: Plan(Recipe(FedSeq()), clients=0),
+            "clients 0 is out of range: it must be 1 or more",
+        ),
         (
             lambda: Plan(Recipe(FedSeq()), clients="4"),  # type: ignore[arg-type]
             "clients '4' is of the wrong type: it must be a whole number, 1 or",
@@ -135,7 +171,9 @@ def test_stored_plans_are_checked() -> None:
     values = Plan(Recipe(FedSeq())).to_json()
     assert from_json(json.loads(json.dumps(values))) == Plan(Recipe(FedSeq()))
     values["recipe"]["training"]["select"] = "lastt"
-    with pytest.raises(UserError, match=r"settings of fedseq cannot be read .training.select 'lastt' is unknown"):
+    with pytest.raises(
+        UserError, match=r"settings of fedseq cannot be read .training.select 'lastt' is unknown"
+    ):
         from_json(values)
 
 
@@ -165,12 +203,23 @@ def test_a_strangers_method_is_checked_without_calling_anything() -> None:
             Strangers(**wrong)
 
 
-@given(st.floats(allow_nan=False), st.sampled_from([Positive, NonNegative, Fraction, BelowOne, Count, CountOrZero]))
+@given(
+    st.floats(allow_nan=False),
+    st.sampled_from([Positive, NonNegative, Fraction, BelowOne, Count, CountOrZero]),
+)
 def test_a_range_holds_what_its_words_say(value: float, kind: Any) -> None:
     said = str(get_args(kind)[1])
-    words = said.replace("greater than", ">").replace("above", ">").replace("at least", ">=").replace("at most", "<=")
+    words = (
+        said.replace("greater than", ">")
+        .replace("above", ">")
+        .replace("at least", ">=")
+        .replace("at most", "<=")
+    )
     parts = words.replace("below", "<").split(" and ")
-    holds = [f"value >= {part.removesuffix(' or more')}" if "or more" in part else f"value {part}" for part in parts]
+    holds = [
+        f"value >= {part.removesuffix(' or more')}" if "or more" in part else f"value {part}"
+        for part in parts
+    ]
     assert all(eval(part, {"value": value}) for part in holds) == (value in get_args(kind)[1])
 
 
@@ -181,13 +230,25 @@ def test_ranges_with_one_upper_bound() -> None:
 
 
 def test_a_field_says_what_it_allows() -> None:
-    assert [allows(FedELMY, "epochs", value) for value in (2, 0, 2.5, "2")] == [True, False, False, False]
-    assert [allows(FedGram, "bits", value) for value in (2, 12, 32, 33)] == [False, True, True, False]
+    assert [allows(FedELMY, "epochs", value) for value in (2, 0, 2.5, "2")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert [allows(FedGram, "bits", value) for value in (2, 12, 32, 33)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_arguments_of_functions_are_checked_likewise() -> None:
     @checked("free")
-    def area(width: Positive, free: int = 0, *, unit: Literal["m", "km"] = "m") -> tuple[float, str, int]:
+    def area(
+        width: Positive, free: int = 0, *, unit: Literal["m", "km"] = "m"
+    ) -> tuple[float, str, int]:
         return width, unit, free
 
     assert area(2, unit="km") == (2.0, "km", 0)
@@ -202,10 +263,14 @@ def test_arguments_of_functions_are_checked_likewise() -> None:
 def test_a_name_that_no_field_has_is_one_line(kind: type[Any]) -> None:
     """With the nearest name, as on the command line."""
     first = fields(kind)[0].name if fields(kind) else "epochs"
-    with pytest.raises(UserError, match=f"unknown setting of {kind.__name__} '{first}x': ") as caught:
+    with pytest.raises(
+        UserError, match=f"unknown setting of {kind.__name__} '{first}x': "
+    ) as caught:
         kind(**{f"{first}x": 1})
     assert "\n" not in str(caught.value)
     assert (f"did you mean '{first}'" in str(caught.value)) == bool(fields(kind))
     default = kind()
     assert replace(default) == default
-    assert copy.deepcopy(default) == pickle.loads(pickle.dumps(default)) == default  # as worker processes get it
+    assert (
+        copy.deepcopy(default) == pickle.loads(pickle.dumps(default)) == default
+    )  # as worker processes get it

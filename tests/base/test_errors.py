@@ -7,7 +7,9 @@ import pytest
 from ekiden.base.errors import DataWarning, nearest, warnings_as_lines
 
 
-def test_warnings_about_data_are_lines_and_others_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_about_data_are_lines_and_others_are_not_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     warnings_as_lines()
     for _ in range(2):
         warnings.warn("all images of b.csv are grey:\n see there", DataWarning, stacklevel=1)

@@ -25,7 +25,9 @@ time.sleep(60)
 
 def test_a_lock_keeps_others_off_until_its_process_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "lock"
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(file)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(file)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
@@ -47,10 +49,14 @@ def locked_at_once(file: Path) -> AbstractContextManager[None]:
 def test_a_lock_beside_a_path_is_the_same_for_all_its_names(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    assert lock_file(tmp_path / "folder") == lock_file(tmp_path / "link") == tmp_path / ".folder.lock"
+    assert (
+        lock_file(tmp_path / "folder") == lock_file(tmp_path / "link") == tmp_path / ".folder.lock"
+    )
 
 
-def test_a_silo_leaves_no_lock_outside_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_leaves_no_lock_outside_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
     (tmp_path / "temp").mkdir()
     log_request(tmp_path / "silo", "hello")

@@ -20,16 +20,19 @@ ONLY_COMMANDS = ("cli/", "tables/", "transports/flower/", "runs/plan.py", "runs/
 
 def test_a_message_names_flags_or_arguments() -> None:
     error = UserError(
-        "raise --val-fraction, or use --task=regression --drop-columns=['a b', 'c'] --missing='n d' --lr=0.1 --no-half "
+        "raise --val-fraction, or use --task=regression --drop-columns=['a b', 'c'] --missing='n "
+        "d' --lr=0.1 --no-half "
         "--model=hf:FOLDER: `ekiden run --tune`, a--b, my/--c; --to=pt2."
     )
     assert str(pickle.loads(pickle.dumps(error))) == (
-        "raise val_fraction, or use task='regression' drop_columns=['a b', 'c'] missing='n d' lr=0.1 half=False "
+        "raise val_fraction, or use task='regression' drop_columns=['a b', 'c'] missing='n d' "
+        "lr=0.1 half=False "
         "model='hf:FOLDER': `ekiden run --tune`, a--b, my/--c; to='pt2'."
     )
     with command_line():
         assert str(error) == (
-            "raise --val-fraction, or use --task regression --drop-columns 'a b' c --missing 'n d' --lr 0.1 --no-half "
+            "raise --val-fraction, or use --task regression --drop-columns 'a b' c --missing 'n d' "
+            "--lr 0.1 --no-half "
             "--model hf:FOLDER: `ekiden run --tune`, a--b, my/--c; --to pt2."
         )
     assert str(DataWarning("see --size")) == "see size"
@@ -42,26 +45,43 @@ def test_at_the_command_line_messages_of_worker_processes_name_flags(command: ob
 
 
 def flags_in(file: Path) -> Iterator[str]:
-    """Yield the flags that the texts of a file name outside commands in backticks; docstrings and help do not count."""
+    """Yield the flags that the texts of a file name outside commands in backticks; docstrings and
+    help do not count."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(tree):
         match node:
             case ast.JoinedStr(values=values):
-                text = "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in values)
+                text = "".join(
+                    str(v.value) if isinstance(v, ast.Constant) else "{}" for v in values
+                )
             case ast.Constant(value=str() as text) if id(node) not in told | parts:
                 pass
             case _:
                 continue
-        yield from re.findall(r"(?<![\w/.(-])--(?:no-)?([a-z][a-z0-9-]*[a-z0-9])(?![-{])", re.sub("`[^`]*`", "", text))
+        yield from re.findall(
+            r"(?<![\w/.(-])--(?:no-)?([a-z][a-z0-9-]*[a-z0-9])(?![-{])", re.sub("`[^`]*`", "", text)
+        )
 
 
 def arguments() -> set[str]:
-    """Return the names of arguments of public functions, and of the fields of public dataclasses."""
+    """Return the names of arguments of public functions, and of the fields of public
+    dataclasses."""
     public = [getattr(ekiden, name) for name in ekiden.__all__ if name != "__version__"]
     found: set[str] = set()
-    for one in (*public, Reading, *METHODS, *vars(ekiden.Result).values(), *vars(ekiden.FederatedData).values()):
+    for one in (
+        *public,
+        Reading,
+        *METHODS,
+        *vars(ekiden.Result).values(),
+        *vars(ekiden.FederatedData).values(),
+    ):
         if isinstance(one, type) and is_dataclass(one):
             found |= {field.name for field in fields(one)}
         elif callable(one) and not isinstance(one, type):

@@ -1,4 +1,5 @@
-"""Rounded sums: by hand, packed and unpacked, found again from their remainders, and never silently wrong."""
+"""Rounded sums: by hand, packed and unpacked, found again from their remainders, and never silently
+wrong."""
 
 from itertools import pairwise
 
@@ -44,7 +45,8 @@ def bits(sums: Sums) -> list[list[float]]:
 
 
 def test_three_features_by_hand() -> None:
-    """Products 1000, -1001 and 95 in units of 10 are 100, -100 (halves go up) and 10; modulo 2^12 -100 is 3996."""
+    """Products 1000, -1001 and 95 in units of 10 are 100, -100 (halves go up) and 10; modulo 2^12
+    -100 is 3996."""
     gram = torch.tensor([[50.0, 1000, -1005], [0, 60, 95], [0, 0, 70]], dtype=torch.float64)
     found = rounded(gram, Rounding(12, 10))
     assert found.squares.tolist() == [50, 60, 70]
@@ -108,13 +110,19 @@ def test_the_same_bits_in_any_order_and_without_who_left(seed: int) -> None:
 def test_room_is_for_the_announced_samples_whatever_their_features() -> None:
     """Features that are 0 or 127 in half of the samples have the largest variance."""
     n = 4000
-    x = torch.where(torch.arange(n)[:, None] % 2 == 0, torch.tensor([0.0, 127.0, 0.0]), torch.tensor([127.0, 0, 0]))
+    x = torch.where(
+        torch.arange(n)[:, None] % 2 == 0,
+        torch.tensor([0.0, 127.0, 0.0]),
+        torch.tensor([127.0, 0, 0]),
+    )
     y = torch.zeros(n, dtype=torch.int64)
     kind = Rounding.within(12, n, 2**12)
     assert kind.unit == n * 2**12 // 2**11 == 8000
     found = of(x, y, kind).matrix()
     assert float((found - x.double().T @ x.double()).abs().max()) <= kind.unit / 2
-    with pytest.raises(UserError, match=r"do not fit into 12 bits: start a new run with samples 4000 or more"):
+    with pytest.raises(
+        UserError, match=r"do not fit into 12 bits: start a new run with samples 4000 or more"
+    ):
         of(x, y, Rounding.within(12, n // 2, 2**12)).matrix()
     assert Rounding.within(31, 10, 2**12).unit == 1
 
@@ -129,7 +137,9 @@ def test_bytes_are_those_of_the_formula() -> None:
         ):
             gram = sums.gram
             assert isinstance(gram, Rounded)
-            tensors = [t for t in (*vars(gram).values(), *vars(sums).values()) if isinstance(t, Tensor)]
+            tensors = [
+                t for t in (*vars(gram).values(), *vars(sums).values()) if isinstance(t, Tensor)
+            ]
             numbers = 3 + isinstance(sums, TargetSums)
             assert sum(t.numel() * t.element_size() for t in tensors) + 8 * numbers == expected
     assert rounded_size(1, 12) == 28  # no product at all

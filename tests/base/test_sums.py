@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.sums import FARTHEST, WIDE, Sums, TargetSums, diagonal, measure, measure_targets, size, size_of_targets
+from ekiden.base.sums import (
+    FARTHEST,
+    WIDE,
+    Sums,
+    TargetSums,
+    diagonal,
+    measure,
+    measure_targets,
+    size,
+    size_of_targets,
+)
 
 
 def drawn(n: int = 3000, width: int = 40, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -28,7 +38,8 @@ def gram(sums: Sums | TargetSums) -> Tensor:
 
 def equal(a: Sums, b: Sums) -> bool:
     return all(
-        torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(vars(a).values(), vars(b).values(), strict=True)
+        torch.equal(x, y) and x.dtype == y.dtype
+        for x, y in zip(vars(a).values(), vars(b).values(), strict=True)
     )
 
 
@@ -138,7 +149,9 @@ def test_wide_features_by_hand() -> None:
 
 
 def test_wide_sums_are_exact_up_to_2_53() -> None:
-    one = measure([(torch.full((1, 1), float(WIDE)), torch.zeros(1, dtype=torch.int64))], 1, 1, largest=WIDE)
+    one = measure(
+        [(torch.full((1, 1), float(WIDE)), torch.zeros(1, dtype=torch.int64))], 1, 1, largest=WIDE
+    )
     most = (2**53 - 1) // WIDE**2
     assert most > 8_388_608
     many = Sums(gram(one) * most, one.classes * most, one.counts * most)
@@ -201,7 +214,10 @@ def test_targets_that_cannot_be_added_exactly_are_refused() -> None:
 def test_sums_of_classes_and_of_targets_do_not_mix() -> None:
     (x, y), (_, labels) = with_targets(10), drawn(10)
     good, classes = of_targets(x, y), of(x, labels)
-    with pytest.raises(UserError, match="40 features and 4 classes cannot be combined with sums of 40 features and 2"):
+    with pytest.raises(
+        UserError,
+        match="40 features and 4 classes cannot be combined with sums of 40 features and 2",
+    ):
         classes.plus(good)
     with pytest.raises(UserError, match="cannot be combined"):
         good.plus(classes)

@@ -31,21 +31,43 @@ def test_the_help_of_a_method_fits_and_begins_with_its_own(
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     boxes = re.findall(r"^\n([\w-]+)$", text, re.MULTILINE)
-    assert boxes == ["options", kind.title(), "data", "columns", "network", "training", "privacy", "hardware", "run"]
+    assert boxes == [
+        "options",
+        kind.title(),
+        "data",
+        "columns",
+        "network",
+        "training",
+        "privacy",
+        "hardware",
+        "run",
+    ]
     flags = re.findall(r"^  (--[a-z][\w-]*)", text, re.MULTILINE)
     nested = {"recipe", "method", "reading", "training", "hardware", "plan"}
     kinds = (kind, Recipe, Plan, Reading, Training, Hardware, RunOptions)
-    wanted = {f"--{f.name.replace('_', '-')}" for one in kinds for f in fields(one) if f.name not in nested}
+    wanted = {
+        f"--{f.name.replace('_', '-')}"
+        for one in kinds
+        for f in fields(one)
+        if f.name not in nested
+    }
     assert sorted(flags) == sorted(wanted), "each once"
 
 
-def test_the_help_between_silos_has_each_flag_that_silos_allow(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_between_silos_has_each_flag_that_silos_allow(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         silos.run(FedSeq, ["--help"])
     flags = re.findall(r"^  (--[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)
     hidden = {"recipe", "method", "training", "plan", "revises", "metric", "evaluate_on"}
     kinds = (FedSeq, Recipe, RemotePlan, Training, silos.RemoteOptions)
-    wanted = {f"--{f.name.replace('_', '-')}" for one in kinds for f in fields(one) if f.name not in hidden}
+    wanted = {
+        f"--{f.name.replace('_', '-')}"
+        for one in kinds
+        for f in fields(one)
+        if f.name not in hidden
+    }
     assert sorted(flags) == sorted(wanted), "each once"
 
 
@@ -60,10 +82,14 @@ def test_the_help_of_run_is_one_screen_with_every_method() -> None:
     assert len(text.splitlines()) <= 24
     assert max(map(len, text.splitlines())) <= 80
     assert all(re.search(rf"\b{method.title()}\b", text) for method in METHODS)
-    assert sorted(m.title() for group in SORTS.values() for m in group) == sorted(m.title() for m in METHODS)
+    assert sorted(m.title() for group in SORTS.values() for m in group) == sorted(
+        m.title() for m in METHODS
+    )
 
 
-@pytest.mark.parametrize("name", ["fedelmy-parallel", "fedelmyparallel", "FedELMY_Parallel", "ot-fusion", "otfusion"])
+@pytest.mark.parametrize(
+    "name", ["fedelmy-parallel", "fedelmyparallel", "FedELMY_Parallel", "ot-fusion", "otfusion"]
+)
 def test_names_with_and_without_hyphens(name: str) -> None:
     assert method_named(name).title() == name.lower().replace("-", "").replace("_", "")
 
@@ -77,7 +103,9 @@ def test_internal_flags_are_not_shown(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--revises" not in text, "what `ekiden forget` says"
 
 
-@pytest.mark.parametrize("words", [name.split() for name in COMMANDS if name != "run"], ids="-".join)
+@pytest.mark.parametrize(
+    "words", [name.split() for name in COMMANDS if name != "run"], ids="-".join
+)
 def test_every_command_has_its_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for flags in (["--help"], ["-h"], ["--no-such-flag", "--help"]):
         with pytest.raises(SystemExit) as stop:
@@ -112,7 +140,14 @@ def test_what_is_missing_is_named(args: list[str], message: str) -> None:
 
 
 def test_flags_may_have_underscores_short_names_and_negative_numbers() -> None:
-    read = run_options(Plan(Recipe(method_named("pfnm")())), ["--bias", "-1e-3", "--batch_size", "7", "--size=None"])
-    assert (read.plan.recipe.method.bias, read.plan.recipe.training.batch_size, read.plan.size) == (-1e-3, 7, None)
+    read = run_options(
+        Plan(Recipe(method_named("pfnm")())),
+        ["--bias", "-1e-3", "--batch_size", "7", "--size=None"],
+    )
+    assert (read.plan.recipe.method.bias, read.plan.recipe.training.batch_size, read.plan.size) == (
+        -1e-3,
+        7,
+        None,
+    )
     assert parse(ExportOptions, ["a", "-o", "x.csv", "b"], "ekiden export").out == Path("x.csv")
     assert parse(ExportOptions, ["a", "--", "b"], "ekiden export").paths == (Path("a"), Path("b"))

@@ -22,7 +22,10 @@ NOT_A_TABLE = {
     "new method": "it writes files",
     "trust": "it prints a line",
     "stop": "it prints a line",
-    **{f"federation {name}": "it prints lines" for name in ("init", "start", "agree", "add", "rotate", "revoke")},
+    **{
+        f"federation {name}": "it prints lines"
+        for name in ("init", "start", "agree", "add", "rotate", "revoke")
+    },
     **{name: "it runs at a silo" for name in COMMANDS if name.startswith("silo ")},
 }
 PAGE = (DOCS / "json.md").read_text(encoding="utf-8")
@@ -32,7 +35,9 @@ PAGE = (DOCS / "json.md").read_text(encoding="utf-8")
 def test_every_command_that_prints_a_table_has_json_and_a_section_of_the_page(name: str) -> None:
     module, _, function = COMMANDS[name].partition(":")
     kind = (
-        RunOptions if name == "run" else get_type_hints(getattr(import_module(f"ekiden.{module}"), function))["options"]
+        RunOptions
+        if name == "run"
+        else get_type_hints(getattr(import_module(f"ekiden.{module}"), function))["options"]
     )
     has = "json" in {field.name for field in fields(kind)}
     assert has != (name in NOT_A_TABLE), name
@@ -40,12 +45,31 @@ def test_every_command_that_prints_a_table_has_json_and_a_section_of_the_page(na
 
 
 def test_run_and_resume_print_only_json_on_standard_output(tmp_path: Path) -> None:
-    args = ["run", "fedavg", "--rounds", "1", "--epochs", "1", "--clients", "2", "--data", "digits", "--out", "r"]
+    args = [
+        "run",
+        "fedavg",
+        "--rounds",
+        "1",
+        "--epochs",
+        "1",
+        "--clients",
+        "2",
+        "--data",
+        "digits",
+        "--out",
+        "r",
+    ]
     for line in (args, ["resume", "r/fedavg-digits-seed0"]):
         done = ekiden(*line, "--json", folder=tmp_path)
         (run,) = json.loads(done.stdout)
-        listed = set(re.findall(r"^\| `(\w+)`", PAGE.split("`ekiden resume`")[1].split("\n## ")[0], re.MULTILINE))
-        assert listed - {"coefficients", "simulated"} == run.keys(), "which regressions and `show --devices` alone have"
+        listed = set(
+            re.findall(
+                r"^\| `(\w+)`", PAGE.split("`ekiden resume`")[1].split("\n## ")[0], re.MULTILINE
+            )
+        )
+        assert listed - {"coefficients", "simulated"} == run.keys(), (
+            "which regressions and `show --devices` alone have"
+        )
         assert run["finished"]
         assert run["metrics"][-1]["accuracy"] == run["value"]
         assert "samples:" in done.stderr

@@ -1,4 +1,5 @@
-"""Whatever a file from somebody else names, no command runs it: only what the user types is trusted."""
+"""Whatever a file from somebody else names, no command runs it: only what the user types is
+trusted."""
 
 import hashlib
 import json
@@ -18,9 +19,21 @@ QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"(?!\s*:)|\\"[^"\\\n]*\\"')
 """A string in JSON (not a key) or in TOML, and one of TOML inside JSON."""
 
 OF_A_RUN: Sequence[Sequence[str]] = (
-    *(("show",), ("log",), ("compare",), ("evaluate",), ("resume",), ("card", "-o", "-"), ("verify",)),
+    *(
+        ("show",),
+        ("log",),
+        ("compare",),
+        ("evaluate",),
+        ("resume",),
+        ("card", "-o", "-"),
+        ("verify",),
+    ),
     *(("report", "-o", "page", "--overwrite"), ("export", "-o", "rows.csv"), ("audit",)),
-    *(("forget", "--client", "client-0"), ("export", "--to", "model.pt2"), ("export", "--to", "model.onnx")),
+    *(
+        ("forget", "--client", "client-0"),
+        ("export", "--to", "model.pt2"),
+        ("export", "--to", "model.onnx"),
+    ),
 )
 
 
@@ -42,13 +55,21 @@ def test_the_evil_file_does_run_where_the_user_types_its_name(home: Path, comman
 def test_only_the_command_line_trusts() -> None:
     source = Path(ekiden.__file__).parent
     named = re.compile(r"outside\.trust|outside import .*trust|getattr\(outside")
-    calls = [file.relative_to(source).parts[0] for file in source.rglob("*.py") if named.search(file.read_text())]
+    calls = [
+        file.relative_to(source).parts[0]
+        for file in source.rglob("*.py")
+        if named.search(file.read_text())
+    ]
     assert set(calls) == {"cli"}
 
 
-def test_a_text_in_python_and_a_file_of_settings_grant_nothing(home: Path, command: Command) -> None:
+def test_a_text_in_python_and_a_file_of_settings_grant_nothing(
+    home: Path, command: Command
+) -> None:
     rows = [[float(i), float(i % 3)] for i in range(1, 41)]
-    silos = {name: (rows[part::2], [i // 2 % 2 for i in range(20)]) for part, name in enumerate("ab")}
+    silos = {
+        name: (rows[part::2], [i // 2 % 2 for i in range(20)]) for part, name in enumerate("ab")
+    }
     for given in ({"metric": f"{home}/evil.py:f"}, {"model": f"{home}/evil.py:Net"}):
         with pytest.raises(ekiden.UserError, match="ekiden trust"):
             ekiden.run("fedseq", silos, quiet=True, **given)  # type: ignore[arg-type]
@@ -70,7 +91,13 @@ def changed(file: Path, evil: str) -> Iterator[str]:
         yield f"{text[: found.start()]}{mark}{evil}{mark}{text[found.end() :]}"
 
 
-def try_all(files: Sequence[Path], commands: Sequence[Sequence[str]], home: Path, command: Command, every: int) -> int:
+def try_all(
+    files: Sequence[Path],
+    commands: Sequence[Sequence[str]],
+    home: Path,
+    command: Command,
+    every: int,
+) -> int:
     """Run each `every`th pair of a changed file and a command, and return how many ran."""
     tried = count = 0
     for file in files:
@@ -89,7 +116,8 @@ def try_all(files: Sequence[Path], commands: Sequence[Sequence[str]], home: Path
 
 
 def chosen(number: int, every: int) -> bool:
-    """Whether a pair is tried: each one for 1, else the same few on every machine, spread over all commands."""
+    """Whether a pair is tried: each one for 1, else the same few on every machine, spread over all
+    commands."""
     return int(hashlib.blake2b(str(number).encode(), digest_size=4).hexdigest(), 16) % every == 0
 
 
@@ -98,7 +126,9 @@ EVERY = [pytest.param(40, id="some"), pytest.param(1, id="all", marks=pytest.mar
 
 @pytest.fixture
 def run(home: Path, command: Command) -> Path:
-    code, said = command(*["run", "fedgram", "--data", "digits", "--clients", "2", "--width", "20", "--out", "runs"])
+    code, said = command(
+        *["run", "fedgram", "--data", "digits", "--clients", "2", "--width", "20", "--out", "runs"]
+    )
     assert code == 0, said
     return (home / "runs" / "fedgram-digits-seed0").rename(home / "run")
 
@@ -115,8 +145,12 @@ def test_the_headline_metric_of_a_run_folder_does_not_run(
 
 
 @pytest.mark.parametrize("every", EVERY)
-def test_no_string_of_a_run_folder_runs(run: Path, home: Path, command: Command, every: int) -> None:
-    files = [run / name for name in ("config.json", "environment.json", "ledger.jsonl", "metrics.jsonl")]
+def test_no_string_of_a_run_folder_runs(
+    run: Path, home: Path, command: Command, every: int
+) -> None:
+    files = [
+        run / name for name in ("config.json", "environment.json", "ledger.jsonl", "metrics.jsonl")
+    ]
     commands = [(args[0], "run", *args[1:]) for args in OF_A_RUN]
     assert try_all(files, commands, home, command, every * 3) > 20
 
@@ -130,13 +164,19 @@ def test_no_string_of_a_sweep_or_its_record_runs(home: Path, command: Command, e
     code, said = command("sweep", "t.toml", "--out", "out", "--records", "records/t.jsonl")
     assert code == 0, said
     texts = [
-        path for path in Path("out").rglob("*") if path.suffix in (".toml", ".json") and path.parent == Path("out")
+        path
+        for path in Path("out").rglob("*")
+        if path.suffix in (".toml", ".json") and path.parent == Path("out")
     ]
     records = list(Path("records").rglob("*.jsonl"))
     assert records
     assert texts
     commands = [
-        *(("results", "out"), ("report", "out", "-o", "page", "--overwrite"), ("results", "records")),
+        *(
+            ("results", "out"),
+            ("report", "out", "-o", "page", "--overwrite"),
+            ("results", "records"),
+        ),
         *(("report", "records", "-o", "page", "--overwrite"), ("sweep", "t.toml", "--out", "out")),
     ]
     assert try_all([*texts, *records], commands, home, command, max(every // 4, 1)) > 5
@@ -152,7 +192,9 @@ def test_no_string_of_a_federations_files_runs(home: Path, command: Command, eve
         file.write_text(re.sub(r'(?m)^path = ".*"', 'path = "rows.csv"', file.read_text()))
     call(["federation", "init", "fed", "a/a.key.pub", "b/b.key.pub"])
     (home / "study.toml").write_text('[[column]]\nname = "x"\nkind = "number"\n')
-    (home / "release.json").write_text(json.dumps({"silo": "a", "run": "run", "settings": "s", "silos": ["b"]}))
+    (home / "release.json").write_text(
+        json.dumps({"silo": "a", "run": "run", "settings": "s", "silos": ["b"]})
+    )
     for name in ("a", "b"):
         call(["silo", "join", f"{name}/silo.toml", "fed/roster.json"])
         command("silo", "sums", f"{name}/silo.toml")
@@ -165,5 +207,11 @@ def test_no_string_of_a_federations_files_runs(home: Path, command: Command, eve
         *(("silo", "release", "a/silo.toml", "release.json"), ("silo", "sums", "a/silo.toml")),
         *(("silo", "approve", "a/silo.toml"),),
     ]
-    files = [home / "fed/roster.json", home / "study.toml", home / "release.json", *map(Path, sums), *agreed]
+    files = [
+        home / "fed/roster.json",
+        home / "study.toml",
+        home / "release.json",
+        *map(Path, sums),
+        *agreed,
+    ]
     assert try_all(files, commands, home, command, max(every // 10, 1)) > 5

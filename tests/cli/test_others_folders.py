@@ -1,4 +1,5 @@
-"""A run folder that somebody else made: it does not move the cursor, hang a command, or run in a spreadsheet."""
+"""A run folder that somebody else made: it does not move the cursor, hang a command, or run in a
+spreadsheet."""
 
 import io
 import json
@@ -58,9 +59,13 @@ def test_a_terminal_still_gets_colours_of_our_own() -> None:
     assert "c?[2J" in text.getvalue()
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "times.jsonl", "ledger.jsonl", "config.json", "environment.json"])
 @pytest.mark.parametrize(
-    "put", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)] if os.name == "posix" else [], ids=["pipe", "device"]
+    "name", ["metrics.jsonl", "times.jsonl", "ledger.jsonl", "config.json", "environment.json"]
+)
+@pytest.mark.parametrize(
+    "put",
+    [os.mkfifo, lambda path: os.symlink("/dev/zero", path)] if os.name == "posix" else [],
+    ids=["pipe", "device"],
 )
 def test_what_is_no_regular_file_does_not_hang(
     name: str,
@@ -91,7 +96,11 @@ READ = [
 @pytest.mark.skipif(os.name != "posix", reason="other systems have no such pipes")
 @pytest.mark.parametrize(("command", "name"), READ)
 def test_no_command_hangs_at_a_pipe(
-    command: str, name: str, run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: str,
+    name: str,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
@@ -99,10 +108,21 @@ def test_no_command_hangs_at_a_pipe(
     code = show(run, monkeypatch, command)
     out, err = capfd.readouterr()
     assert code == (0 if command == "report" else 2), "a report leaves out what it cannot read"
-    assert len([line for line in (out + err).splitlines() if line.startswith(("ekiden: ", "left out: "))]) == 1
+    assert (
+        len(
+            [
+                line
+                for line in (out + err).splitlines()
+                if line.startswith(("ekiden: ", "left out: "))
+            ]
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "ledger.jsonl", "environment.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "metrics.jsonl", "ledger.jsonl", "environment.json"]
+)
 def test_what_is_nested_too_deeply_is_refused_in_one_line(
     name: str, run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,7 +153,11 @@ def test_a_run_between_machines_that_does_not_say_how_is_one_line(
     (run / "link.json").write_text("{}")
     for plan in (None, {"clients": "a,b"}):
         if plan is not None:
-            (run / "config.json").write_text(json.dumps(config | {"on": "flower", "remote_plan": plan}))
+            (run / "config.json").write_text(
+                json.dumps(config | {"on": "flower", "remote_plan": plan})
+            )
         assert show(run, monkeypatch, "resume") == 2
         (line,) = capfd.readouterr().err.splitlines()
-        assert re.search("does not say how the run goes|link.json cannot be read|the run folder is damaged", line), line
+        assert re.search(
+            "does not say how the run goes|link.json cannot be read|the run folder is damaged", line
+        ), line

@@ -1,26 +1,31 @@
-"""A GPU's rules without a GPU: tensors that claim another device, and refuse to meet those of the CPU.
+"""A GPU's rules without a GPU: tensors that claim another device, and refuse to meet those of the
+CPU.
 
-Inside `Elsewhere()`, `device="cuda"` (or `cuda:0`, `cuda:1`) gives tensors whose memory is noted as that device's. They
-are computed with the kernels of the CPU, so results can be compared bit for bit with a run on the CPU. What PyTorch
-refuses on a GPU is refused here, as far as devices are concerned:
+Inside `Elsewhere()`, `device="cuda"` (or `cuda:0`, `cuda:1`) gives tensors whose memory is noted as
+that device's. They are computed with the kernels of the CPU, so results can be compared bit for bit
+with a run on the CPU. What PyTorch refuses on a GPU is refused here, as far as devices are
+concerned:
 
-- An operation takes tensors of one device. Exceptions, as on a GPU: a CPU tensor of no dimension in pointwise
-  operations; indices on the CPU, where the indexed tensor is on a GPU; `copy_` and `fill_` between devices.
-- Memory of a device is read by `.cpu()`, `.tolist()`, `.item()`, `float` and the like, not by numpy or DLPack.
+- An operation takes tensors of one device. Exceptions, as on a GPU: a CPU tensor of no dimension in
+  pointwise operations; indices on the CPU, where the indexed tensor is on a GPU; `copy_` and
+  `fill_` between devices.
+- Memory of a device is read by `.cpu()`, `.tolist()`, `.item()`, `float` and the like, not by numpy
+  or DLPack.
 - Each device has a random generator of its own, other than the CPU's, and takes no other.
 - A gradient lies where its parameter lies.
 
-Stricter than a GPU in two points. Operations on a device's tensors within `torch.autocast("cpu")` are refused: a GPU
-would silently ignore the autocast. And a CPU tensor of no dimension is refused by all operations that PyTorch does
-not tag as pointwise, though kernels of a GPU accept it here and there.
+Stricter than a GPU in two points. Operations on a device's tensors within `torch.autocast("cpu")`
+are refused: a GPU would silently ignore the autocast. And a CPU tensor of no dimension is refused
+by all operations that PyTorch does not tag as pointwise, though kernels of a GPU accept it here and
+there.
 
-Not covered: all that a kernel does (bits, speed, memory, what it does not support), streams and asynchronous copies,
-`torch.Generator(device="cuda")`, `torch.compile`, and other processes.
+Not covered: all that a kernel does (bits, speed, memory, what it does not support), streams and
+asynchronous copies, `torch.Generator(device="cuda")`, `torch.compile`, and other processes.
 
-How it works: devices are noted by storage, so that views, `.data`, parameters and autograd need no care. Functions that
-take or tell a device are replaced in `torch` while the mode is on, and a `TorchDispatchMode` checks each operation
-below autograd. Tensors that PyTorch makes inside an operation of its own go wherever they are first used.
-"""
+How it works: devices are noted by storage, so that views, `.data`, parameters and autograd need no
+care. Functions that take or tell a device are replaced in `torch` while the mode is on, and a
+`TorchDispatchMode` checks each operation below autograd. Tensors that PyTorch makes inside an
+operation of its own go wherever they are first used."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -35,8 +40,18 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU = torch.device("cpu")
-_UNDECIDED = torch.device("vulkan")  # stands for the device of what PyTorch made inside an operation
-_LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+_UNDECIDED = torch.device(
+    "vulkan"
+)  # stands for the device of what PyTorch made inside an operation
+_LIKE = (
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+)
 _NEW = ("new_tensor", "new_empty", "new_zeros", "new_ones", "new_full")
 _DRAWN = ("rand", "randn", "randint", "randperm")
 _ROUNDED = ("mm", "addmm", "bmm", "convolution", "sum", "mean", "lerp_")
@@ -53,8 +68,9 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The mode; see the module.
 
     Attributes:
-        rounds: whether products and sums on a device come out a little otherwise than on the CPU, as a GPU's do. So
-            what is computed here in one run and there in another gives other bits.
+        rounds: whether products and sums on a device come out a little otherwise than on the CPU,
+            as a GPU's do. So what is computed here in one run and there in another gives other
+            bits.
         seen: names of all operations done on a device, as `aten.add`.
     """
 
@@ -64,7 +80,9 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seen: set[str] = set()
         self._devices: dict[int, tuple[StorageWeakRef, torch.device]] = {}
         self._generators = tuple(torch.Generator().manual_seed(1000 + i) for i in range(_GPUS))
-        self._asked = False  # inside a factory that the program called: its tensors are where it wants them
+        self._asked = (
+            False  # inside a factory that the program called: its tensors are where it wants them
+        )
         self._cpu_autocast = False
         self._patches = contextlib.ExitStack()
 
@@ -100,7 +118,11 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:  # the weak reference keeps the address from being used again
             self._devices[storage._cdata] = (StorageWeakRef(storage), device)  # type: ignore[no-untyped-call]
         if len(self._devices) > 20_000:
-            self._devices = {key: kept for key, kept in self._devices.items() if not kept[0].expired()}  # type: ignore[no-untyped-call]
+            self._devices = {
+                key: kept
+                for key, kept in self._devices.items()
+                if not kept[0].expired()  # type: ignore[no-untyped-call]
+            }
 
     def _parse(self, device: Any) -> torch.device:
         parsed = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -144,7 +166,12 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = func(*args, **kwargs)
         else:
             result = func(*args, **kwargs)
-        if self.rounds and device.type == "cuda" and name in _ROUNDED and result.is_floating_point():
+        if (
+            self.rounds
+            and device.type == "cuda"
+            and name in _ROUNDED
+            and result.is_floating_point()
+        ):
             result.mul_(1 + 2**-20)
         inputs = {t.untyped_storage()._cdata for t in tensors if _device(t).type == "cpu"}
         for out in _all(Tensor, result):
@@ -152,13 +179,20 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(out, device)
         return result
 
-    def _common(self, func: Any, name: str, args: Sequence[Any], tensors: Sequence[Tensor]) -> torch.device:
+    def _common(
+        self, func: Any, name: str, args: Sequence[Any], tensors: Sequence[Tensor]
+    ) -> torch.device:
         """Where the operation takes place, which is where its result lies.
 
         Raises:
             Mixed: there is no such place.
         """
-        if name in ("copy_", "fill_", "fill", "copy"):  # between devices; what is written stays where it is
+        if name in (
+            "copy_",
+            "fill_",
+            "fill",
+            "copy",
+        ):  # between devices; what is written stays where it is
             target = self._noted(tensors[0])
             return next((self._noted(t) for t in tensors), CPU) if target == _UNDECIDED else target
         free: list[Tensor] = []
@@ -169,11 +203,17 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
             free = [v for v in args[2:3] if isinstance(v, Tensor) and self._noted(v) == CPU]
         elif _tagged(func, torch.Tag.pointwise):
             written = _written(func, args)
-            free = [t for t in tensors if t.ndim == 0 and self._noted(t) == CPU and not _among(t, written)]
+            free = [
+                t
+                for t in tensors
+                if t.ndim == 0 and self._noted(t) == CPU and not _among(t, written)
+            ]
         bound = {self._noted(t) for t in tensors if not _among(t, free)} - {_UNDECIDED}
         if len(bound) > 1:
             found = " and ".join(sorted(map(str, bound)))
-            raise Mixed(f"Expected all tensors to be on the same device, but found {found} ({func})")
+            raise Mixed(
+                f"Expected all tensors to be on the same device, but found {found} ({func})"
+            )
         if bound:
             return bound.pop()
         return CPU if free else _UNDECIDED
@@ -183,7 +223,11 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Let a random operation draw from the generator of its device."""
         given = _all(torch.Generator, (args, *kwargs.values()))
         own = [self._generators[device.index]] if device.type == "cuda" else []
-        if given and not self._asked and any(g is h for g in given for h in self._generators) != bool(own):
+        if (
+            given
+            and not self._asked
+            and any(g is h for g in given for h in self._generators) != bool(own)
+        ):
             raise Mixed(f"Expected a '{device.type}' device type for generator ({func})")
         if given or not own:
             yield
@@ -230,8 +274,12 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
             "synchronize": lambda device=None: None,
             "manual_seed": self._generators[0].manual_seed,
             "manual_seed_all": lambda seed: [g.manual_seed(seed) for g in self._generators],
-            "get_rng_state": lambda device="cuda": self._generators[self._parse(device).index].get_state(),
-            "set_rng_state": lambda state, device="cuda": self._generators[self._parse(device).index].set_state(state),
+            "get_rng_state": lambda device="cuda": self._generators[
+                self._parse(device).index
+            ].get_state(),
+            "set_rng_state": lambda state, device="cuda": self._generators[
+                self._parse(device).index
+            ].set_state(state),
             "default_generators": self._generators,
         }
         for name, stand_in in cuda.items():
@@ -263,9 +311,14 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if original.__name__ in _DRAWN:
                     own = self._generators[device.index]  # type: ignore[union-attr]
                     if kwargs.setdefault("generator", own) is not own:
-                        raise Mixed(f"Expected a 'cuda' device type for generator (torch.{original.__name__})")
+                        raise Mixed(
+                            "Expected a 'cuda' device type for generator "
+                            f"(torch.{original.__name__})"
+                        )
             elif any(kwargs.get("generator") is g for g in self._generators):
-                raise Mixed(f"Expected a 'cpu' device type for generator (torch.{original.__name__})")
+                raise Mixed(
+                    f"Expected a 'cpu' device type for generator (torch.{original.__name__})"
+                )
             with self._by_program():
                 out = original(*args, **kwargs)
             if elsewhere:
@@ -303,7 +356,9 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self.device_of(tensor) != CPU:
                 kind = self.device_of(tensor)
-                raise TypeError(f"can't convert {kind} device type tensor to numpy. Use Tensor.cpu() first")
+                raise TypeError(
+                    f"can't convert {kind} device type tensor to numpy. Use Tensor.cpu() first"
+                )
             return original(tensor, *args, **kwargs)
 
         return read
@@ -372,7 +427,11 @@ def _all(kind: type[_Leaf], value: Any) -> list[_Leaf]:
     """Yield all values of a type in nested lists and tuples, as operations take and return them."""
     if isinstance(value, kind):
         return [value]
-    return [leaf for part in value for leaf in _all(kind, part)] if isinstance(value, (list, tuple)) else []
+    return (
+        [leaf for part in value for leaf in _all(kind, part)]
+        if isinstance(value, (list, tuple))
+        else []
+    )
 
 
 def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:

@@ -24,9 +24,11 @@ class Products(NamedTuple):
 
 @dataclass(frozen=True)
 class Ridge(Method):
-    """A linear classifier on the features of the initial model, in closed form and without a gradient.
+    """A linear classifier on the features of the initial model, in closed form and without a
+    gradient.
 
-    Arthur E. Hoerl, Robert W. Kennard: Ridge Regression. Technometrics 1970. https://www.tandfonline.com/toc/utch20/12/1
+    Arthur E. Hoerl, Robert W. Kennard: Ridge Regression. Technometrics 1970.
+    https://www.tandfonline.com/toc/utch20/12/1
 
     Departures from the paper: labels are one-hot vectors; the products are summed over the clients.
     """

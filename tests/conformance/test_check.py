@@ -1,4 +1,5 @@
-"""`ekiden check` and `ekiden new`: what holds passes, and each broken method is caught with the right line."""
+"""`ekiden check` and `ekiden new`: what holds passes, and each broken method is caught with the
+right line."""
 
 import re
 import sys
@@ -55,19 +56,23 @@ PROCESSES = rules.same_on_processes
 BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
     "state kept in self": (
         {
-            CALL: CALL + '            object.__setattr__(self, "done", getattr(self, "done", 0) + 1)\n'
+            CALL: CALL
+            + '            object.__setattr__(self, "done", getattr(self, "done", 0) + 1)\n'
             "            assert self.done == s.step\n"
         },
         rules.resumes,
-        "after step 1 cannot go on: is all that it knows in State and client.state? (FILE, line 22, fails: Assert",
+        "after step 1 cannot go on: is all that it knows in State and client.state? (FILE, line "
+        "22, fails: Assert",
     ),
     "state of a task kept in self": (
         {
             FIT: 'object.__setattr__(self, "n", getattr(self, "n", 0) + 1)\n'
-            "        return model.with_params(client.fit(model, epochs=self.epochs).params * (1 + self.n / 100))\n"
+            "        return model.with_params(client.fit(model, epochs=self.epochs).params * (1 + "
+            "self.n / 100))\n"
         },
         rules.resumes,
-        "a run that was stopped gives another metrics.jsonl, model.safetensors: is all that it knows in State",
+        "a run that was stopped gives another metrics.jsonl, model.safetensors: is all that it "
+        "knows in State",
     ),
     "cost wrong": (
         {"(clients - 1) * model": "clients * model"},
@@ -111,7 +116,8 @@ BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
             + "return client.fit(model.with_params(model.params + 0.1 * noise), epochs=self.epochs)\n"
         },
         rules.repeats,
-        "a second run with the same seed gives another model: does it draw from torch's own random numbers?",
+        "a second run with the same seed gives another model: does it draw from torch's own random "
+        "numbers?",
     ),
     "a task not marked": (
         {
@@ -146,7 +152,10 @@ BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
         "train: it keeps a Weights there, but the class says Tensor",
     ),
     "a pass not counted": (
-        {FIT: "for x, _ in client.batches(passes=0):\n            client.network(model)(x)\n        " + FIT},
+        {
+            FIT: "for x, _ in client.batches(passes=0):\n            client.network(model)(x)\n        "
+            + FIT
+        },
         rules.counts_every_pass,
         "forward, ",
     ),
@@ -218,7 +227,9 @@ def test_what_only_another_process_shows(folder: Path) -> None:
         FIT: "trained = client.fit(model, epochs=self.epochs)\n        "
         'return trained.with_params(trained.params * memory.get("factor", 1.0))\n',
     }
-    findings = check(method_named(written(folder, changes)), checks=[rules.repeats, rules.resumes, PROCESSES])
+    findings = check(
+        method_named(written(folder, changes)), checks=[rules.repeats, rules.resumes, PROCESSES]
+    )
     assert [finding.holds for finding in findings] == [True, True, False]
     assert "a run with worker processes gives another model" in findings[2].broken
 
@@ -229,11 +240,15 @@ def test_a_method_that_does_not_train_keeps_the_contract() -> None:
 
 def test_whole_numbers_that_may_not_be_2_stay_as_they_are(folder: Path) -> None:
     changes = {
-        "from dataclasses import dataclass\n": "from dataclasses import dataclass\nfrom typing import Annotated\n",
+        "from dataclasses import "
+        "dataclass\n": "from dataclasses import dataclass\nfrom typing import Annotated\n",
         "import Client, Count, ": "import Client, Count, Range, ",
-        "    epochs: Count": '    width: Annotated[int, Range(least=16)] = 64\n    """w"""\n    epochs: Count',
+        "    epochs: "
+        "Count": '    width: Annotated[int, Range(least=16)] = 64\n    """w"""\n    epochs: Count',
     }
-    assert [finding for finding in check(method_named(written(folder, changes))) if not finding.holds] == []
+    assert [
+        finding for finding in check(method_named(written(folder, changes))) if not finding.holds
+    ] == []
 
 
 def test_what_follows_from_a_failure_is_not_told_again(folder: Path) -> None:
@@ -290,24 +305,36 @@ def test_contributings_example_runs_and_keeps_the_contract(folder: Path) -> None
     assert block
     (folder / "example.py").write_text(re.sub("^   ", "", block[1], flags=re.M))
     outside.trust("example.py:FedSeq")
-    findings = check(method_named("example.py:FedSeq"), checks=[one for one in CHECKS if one is not PROCESSES])
+    findings = check(
+        method_named("example.py:FedSeq"), checks=[one for one in CHECKS if one is not PROCESSES]
+    )
     assert [finding for finding in findings if not finding.holds] == []
 
 
 @pytest.mark.parametrize("name", ["HalfSeq", "Fair", "Tether"])
 def test_the_guide_s_methods_run_and_keep_the_contract(name: str, folder: Path) -> None:
     text = (ROOT / "docs" / "own.md").read_text(encoding="utf-8")
-    (block,) = [found for found in re.findall(r"^```python\n(.*?)^```", text, re.S | re.M) if f"class {name}(" in found]
+    (block,) = [
+        found
+        for found in re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+        if f"class {name}(" in found
+    ]
     (folder / "mine.py").write_text(block)
     outside.trust(f"mine.py:{name}")
-    findings = check(method_named(f"mine.py:{name}"), checks=[one for one in CHECKS if one is not PROCESSES])
+    findings = check(
+        method_named(f"mine.py:{name}"), checks=[one for one in CHECKS if one is not PROCESSES]
+    )
     assert [finding for finding in findings if not finding.holds] == []
 
 
 def test_a_new_method_runs_and_keeps_the_contract(folder: Path, command: Command) -> None:
     code, text = command("new", "method", "half-seq")
     assert code == 0, text
-    assert sorted(path.name for path in folder.glob("*half*")) == ["half_seq.md", "half_seq.py", "test_half_seq.py"]
+    assert sorted(path.name for path in folder.glob("*half*")) == [
+        "half_seq.md",
+        "half_seq.py",
+        "test_half_seq.py",
+    ]
     code, text = command("check", "half_seq.py:HalfSeq")
     assert code == 0, text
     before = (folder / "half_seq.py").read_bytes()
@@ -316,7 +343,9 @@ def test_a_new_method_runs_and_keeps_the_contract(folder: Path, command: Command
     assert (folder / "half_seq.py").read_bytes() == before
     (folder / "half_seq.py").unlink()
     assert command("new", "method", "HalfSeq")[0] == 2
-    assert not (folder / "half_seq.py").exists(), "nothing is written where one of the files is there"
+    assert not (folder / "half_seq.py").exists(), (
+        "nothing is written where one of the files is there"
+    )
 
 
 def test_the_test_of_a_new_method_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +354,9 @@ def test_the_test_of_a_new_method_passes(folder: Path, monkeypatch: pytest.Monke
     names: dict[str, object] = {"__name__": "test_quick_seq"}
     exec(compile((folder / "test_quick_seq.py").read_text(), "test_quick_seq.py", "exec"), names)
     try:
-        tests = [value for name, value in names.items() if name.startswith("test_") and callable(value)]
+        tests = [
+            value for name, value in names.items() if name.startswith("test_") and callable(value)
+        ]
         assert len(tests) == 3
         for test in tests:
             test()
@@ -340,9 +371,14 @@ def test_names_that_no_file_can_have(name: str, folder: Path) -> None:
     assert not list(folder.glob("*.py"))
 
 
-def test_a_missing_annotation_is_refused_by_a_run_at_once(folder: Path, blobs: FederatedData) -> None:
+def test_a_missing_annotation_is_refused_by_a_run_at_once(
+    folder: Path, blobs: FederatedData
+) -> None:
     method = written(folder, {"model: Weights)": "model)"})
-    with pytest.raises(UserError, match=r"train of Mine does not say the type of 'model': annotate it, as values are"):
+    with pytest.raises(
+        UserError,
+        match=r"train of Mine does not say the type of 'model': annotate it, as values are",
+    ):
         run(method, blobs, Tiny, folder=folder / "run")
     assert not (folder / "run").exists()
 
@@ -354,7 +390,8 @@ def test_a_finding_that_was_not_tried_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "line"), [("fedsq", "unknown method 'fedsq': did you mean 'fedseq'"), (3, "int is not")]
+    ("given", "line"),
+    [("fedsq", "unknown method 'fedsq': did you mean 'fedseq'"), (3, "int is not")],
 )
 def test_what_is_no_method_is_refused_in_one_line(given: Any, line: str) -> None:
     with pytest.raises(UserError, match=line):
@@ -363,5 +400,7 @@ def test_what_is_no_method_is_refused_in_one_line(given: Any, line: str) -> None
 
 def test_a_name_an_instance_and_a_class_are_the_same_method() -> None:
     one = (rules.is_a_frozen_dataclass,)
-    assert conformance.check("fedseq", checks=one) == conformance.check(FedSeq(epochs=3), checks=one)
+    assert conformance.check("fedseq", checks=one) == conformance.check(
+        FedSeq(epochs=3), checks=one
+    )
     assert conformance.check(FedSeq, checks=one)[0].holds

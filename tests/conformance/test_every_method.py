@@ -56,7 +56,10 @@ from tests.conformance.ridge import Ridge
 ROOT = Path(__file__).parents[2]
 every_method = pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=pytest.mark.xdist_group(kind.title()), id=kind.title()) for kind in METHODS],
+    [
+        pytest.param(kind, marks=pytest.mark.xdist_group(kind.title()), id=kind.title())
+        for kind in METHODS
+    ],
 )
 
 SHAPES: set[type[Method]] = {FedSeq, FedAvg, SCAFFOLD, DFedAvgM, FedGram, FedPer, MetaFed, Average}
@@ -64,20 +67,39 @@ SHAPES: set[type[Method]] = {FedSeq, FedAvg, SCAFFOLD, DFedAvgM, FedGram, FedPer
 
 
 ELSEWHERE: set[type[Method]] = {
-    *(FedELMY, FedTasuki, FedGram, FedKrylov, MetaFed, Average, OTFusion, PFNM, MAEcho, RegMean, FedLPA, FedFisher),
+    *(
+        FedELMY,
+        FedTasuki,
+        FedGram,
+        FedKrylov,
+        MetaFed,
+        Average,
+        OTFusion,
+        PFNM,
+        MAEcho,
+        RegMean,
+        FedLPA,
+        FedFisher,
+    ),
     *(FedOV, FedPFT, FedAvg, SCAFFOLD, DFedAvgM, DisPFL),
 }
-"""Methods that are tried on another device each time, where they resume too; others share their code."""
+"""Methods that are tried on another device each time, where they resume too; others share their
+code."""
 
 SKIP: set[type[Method]] = {kind for kind in METHODS if kind.traits.skips}
-"""Methods that `test_goes_on_without_an_absent_client` stops after steps 1 and 3, and continues, each time."""
+"""Methods that `test_goes_on_without_an_absent_client` stops after steps 1 and 3, and continues,
+each time."""
 FAST: set[type[Method]] = {*SHAPES, GLM, SPFL}
-"""Methods that learn (next to their exact numbers in `tests/methods`) and run in other processes, each time."""
+"""Methods that learn (next to their exact numbers in `tests/methods`) and run in other processes,
+each time."""
 
 
 def mostly(fast: Collection[type[Method]]) -> pytest.MarkDecorator:
     """All methods, of which these are fast."""
-    marks = {k: [pytest.mark.xdist_group(k.title()), *([] if k in fast else [pytest.mark.slow])] for k in METHODS}
+    marks = {
+        k: [pytest.mark.xdist_group(k.title()), *([] if k in fast else [pytest.mark.slow])]
+        for k in METHODS
+    }
     kinds = [pytest.param(k, marks=marks[k], id=k.title()) for k in METHODS]
     return pytest.mark.parametrize("kind", kinds)
 
@@ -129,11 +151,14 @@ def test_ends_and_reports(kind: type[Method]) -> None:
 
 
 class Plain(nn.Module):
-    """A network without BatchNorm, which some methods treat differently, and with several layers."""
+    """A network without BatchNorm, which some methods treat differently, and with several
+    layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+        self.features = nn.Sequential(
+            nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)
+        )
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,7 +191,11 @@ def test_every_pass_at_a_client_is_counted(kind: type[Method]) -> None:
         (UAPDFL, {"threshold": 0.0}, Tiny, {"select": "last"}),
         *(
             pytest.param(
-                SPFL, {"host": host.title()}, Tiny, {}, marks=[] if host.title() == "feddc" else pytest.mark.slow
+                SPFL,
+                {"host": host.title()},
+                Tiny,
+                {},
+                marks=[] if host.title() == "feddc" else pytest.mark.slow,
             )
             for host in HOSTS
         ),
@@ -211,7 +240,9 @@ def test_keeps_what_it_declares_and_repeats(kind: type[Method]) -> None:
 def test_weights_of_classes_count_or_are_refused(kind: type[Method]) -> None:
     rules.weighs_classes(subject(kind))
     if not kind.traits.weighs:
-        with pytest.raises(UserError, match="does not train on a loss in which classes have weights"):
+        with pytest.raises(
+            UserError, match="does not train on a loss in which classes have weights"
+        ):
             Recipe(small(kind), training=Training(class_weights="balanced"))
 
 
@@ -230,7 +261,9 @@ def test_same_bits_on_every_transport(kind: type[Method]) -> None:
 def test_another_seed_gives_another_model(kind: type[Method], blobs: FederatedData) -> None:
     other = run(small(kind), blobs, Tiny, evaluate_every=10**9, **(settings(kind) | {"seed": 4}))
     a, b = (result.weights or result.personal[0] for result in (plain(kind), other))
-    assert torch.equal(a.params, b.params) == (kind is GLM)  # the exact solution does not depend on the seed
+    assert torch.equal(a.params, b.params) == (
+        kind is GLM
+    )  # the exact solution does not depend on the seed
 
 
 @every_method
@@ -258,8 +291,12 @@ def test_its_outline_is_what_happens(kind: type[Method], blobs: FederatedData) -
         assert sorted(moved) == sorted((row.target, row.step, row.source) for row in result.ledger)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in METHODS if kind.traits.skips], ids=lambda kind: kind.title())
-def test_goes_on_without_an_absent_client(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [kind for kind in METHODS if kind.traits.skips], ids=lambda kind: kind.title()
+)
+def test_goes_on_without_an_absent_client(
+    kind: type[Method], blobs: FederatedData, tmp_path: Path
+) -> None:
     present = plain(kind)
     lost = next(row.target for row in present.ledger if row.step == 1 and row.target != SERVER)
 
@@ -282,7 +319,13 @@ def test_it_declares_what_local_training_returns(kind: type[Method], blobs: Fede
     result, config = subject(kind).watched
     training = Training(lr=0.01, batch_size=16, select="last")
     with watched_fits() as last:
-        run(small(kind), blobs, Tiny, evaluate_every=10**9, **(settings(kind) | {"training": training}))
+        run(
+            small(kind),
+            blobs,
+            Tiny,
+            evaluate_every=10**9,
+            **(settings(kind) | {"training": training}),
+        )
     method, trains = small(kind), bool(result.metrics[-1]["backward"])
     assert config["selection"] == method.selection("best")
     assert subject(kind).seen.selected == ({method.selection("best")} if trains else set()), (
@@ -315,4 +358,7 @@ def test_passes_that_a_task_does_by_itself_are_in_the_metrics(blobs: FederatedDa
     test_ledger_equals_the_declared_cost(Ridge)
     test_every_pass_at_a_client_is_counted(Ridge)
     row = plain(Ridge).metrics[-1]
-    assert (row["forward"], row["backward"]) == (sum(len(client.train) for client in blobs.clients), 0)
+    assert (row["forward"], row["backward"]) == (
+        sum(len(client.train) for client in blobs.clients),
+        0,
+    )

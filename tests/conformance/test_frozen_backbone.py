@@ -1,4 +1,5 @@
-"""Every method with a frozen backbone: it trains what is left, and moves only that, or refuses in one line."""
+"""Every method with a frozen backbone: it trains what is left, and moves only that, or refuses in
+one line."""
 
 from pathlib import Path
 
@@ -26,7 +27,12 @@ def backbone() -> SplitNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         features = nn.Sequential(
-            nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 8), nn.ReLU()
+            nn.Linear(4, 64),
+            nn.BatchNorm1d(64),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(64, 8),
+            nn.ReLU(),
         )
         network = SplitNetwork(features, nn.Linear(8, 3))
         for _ in range(50):

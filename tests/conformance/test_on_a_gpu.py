@@ -1,4 +1,5 @@
-"""Every method, kind of data and network of images on a real GPU; without one, `test_on_another_device` has a stand-in.
+"""Every method, kind of data and network of images on a real GPU; without one,
+`test_on_another_device` has a stand-in.
 
     python -m pytest tests/conformance/test_on_a_gpu.py -n 8 -m "slow or not slow"
 
@@ -31,8 +32,21 @@ if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
 Note = Callable[[str, object], None]
-OTHERS = ("cnn_signal", "scattering", "unet", "table_mlp", "table_transformer", "text_mean", "text_transformer")
-SHAPES = {"mlp": (1, 28, 28), "mlp_ma_echo": (1, 28, 28), "cnn_ma_echo": (1, 28, 28), "cnn_tiny": (3, 64, 64)}
+OTHERS = (
+    "cnn_signal",
+    "scattering",
+    "unet",
+    "table_mlp",
+    "table_transformer",
+    "text_mean",
+    "text_transformer",
+)
+SHAPES = {
+    "mlp": (1, 28, 28),
+    "mlp_ma_echo": (1, 28, 28),
+    "cnn_ma_echo": (1, 28, 28),
+    "cnn_tiny": (3, 64, 64),
+}
 
 
 def on(device: str, precision: Any = "float32", **training: Any) -> dict[str, Any]:
@@ -56,14 +70,18 @@ def apart(one: Result, other: Result) -> float:
 
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
-def test_a_method(kind: type[Method], few: FederatedData, tmp_path: Path, record_property: Note) -> None:
+def test_a_method(
+    kind: type[Method], few: FederatedData, tmp_path: Path, record_property: Note
+) -> None:
     options = on("cuda", batch_size=32)
     whole = run(small(kind), few, stand_in.Plain, folder=tmp_path / "whole", **options)
     _, again = resumed(tmp_path / "resumed", small(kind), few, stand_in.Plain, **options)
     assert again == files(tmp_path / "whole")
     here = run(small(kind), few, stand_in.Plain, **on("cpu", batch_size=32))
     record_property("apart", apart(whole, here))
-    record_property("accuracy", (whole.metrics[-1].get("accuracy"), here.metrics[-1].get("accuracy")))
+    record_property(
+        "accuracy", (whole.metrics[-1].get("accuracy"), here.metrics[-1].get("accuracy"))
+    )
     assert apart(whole, here) < 0.02
 
 
@@ -79,15 +97,22 @@ def test_a_method_with_dropout(kind: type[Method], few: FederatedData, tmp_path:
 @pytest.mark.parametrize("method", stand_in.IMAGE_METHODS, ids=lambda method: method.title())
 def test_images(method: Method, changes: dict[str, Any], record_property: Note) -> None:
     """Convolutions, augmentation, generated and spoiled samples."""
-    one, other = (run(method, stand_in.images(), stand_in.Picture, **on("cuda", **changes)) for _ in range(2))
+    one, other = (
+        run(method, stand_in.images(), stand_in.Picture, **on("cuda", **changes)) for _ in range(2)
+    )
     assert same(one.weights, other.weights)
     assert one.metrics == other.metrics
-    record_property("apart", apart(one, run(method, stand_in.images(), stand_in.Picture, **on("cpu", **changes))))
+    record_property(
+        "apart",
+        apart(one, run(method, stand_in.images(), stand_in.Picture, **on("cpu", **changes))),
+    )
 
 
 @pytest.mark.parametrize("pictures", [False, True])
 @pytest.mark.parametrize("method", stand_in.OPTIONS, ids=lambda method: repr(method)[:60])
-def test_an_option(method: Method, pictures: bool, few: FederatedData, record_property: Note) -> None:
+def test_an_option(
+    method: Method, pictures: bool, few: FederatedData, record_property: Note
+) -> None:
     if pictures and getattr(method, "statistics", False):
         method = replace(method, statistics=False)  # type: ignore[call-arg]
     data, network = (stand_in.images(), stand_in.Picture) if pictures else (few, stand_in.Wide)
@@ -113,7 +138,9 @@ def pictures(shape: tuple[int, ...]) -> FederatedData:
 @pytest.mark.parametrize("name", [n for n in models.names() if n not in OTHERS])
 def test_a_network(name: str, changes: dict[str, Any], record_property: Note) -> None:
     data = pictures(SHAPES.get(name, (3, 32, 32)))
-    one, other = (run(FedSeq(epochs=2), data, name, **on("cuda", lr=1e-4, **changes)) for _ in range(2))
+    one, other = (
+        run(FedSeq(epochs=2), data, name, **on("cuda", lr=1e-4, **changes)) for _ in range(2)
+    )
     assert same(one.weights, other.weights)
     assert one.metrics == other.metrics
     record_property("apart", apart(one, run(FedSeq(epochs=2), data, name, **on("cpu", lr=1e-4))))
@@ -129,11 +156,19 @@ def test_a_kind_of_data(
         pytest.skip("the method refuses such data")
     monkeypatch.chdir(tmp_path)
     paths, found = kind.make(tmp_path / "silos"), []
-    flags = [*kind.flags(tmp_path / "silos"), "--model", kind.network(tmp_path / "silos"), "--lr", "3e-3"]
+    flags = [
+        *kind.flags(tmp_path / "silos"),
+        "--model",
+        kind.network(tmp_path / "silos"),
+        "--lr",
+        "3e-3",
+    ]
     flags += [] if method == "fedgram" else ["--epochs", "2", "--batch-size", "16"]
     flags += ["--rounds", "2"] if method == "fedavg" else []
     for name in ("one", "other"):
-        ekiden("run", method, "--silos", *paths, *flags, "--device", "cuda", "--out", tmp_path / name)
+        ekiden(
+            "run", method, "--silos", *paths, *flags, "--device", "cuda", "--out", tmp_path / name
+        )
         (folder,) = (tmp_path / name).iterdir()
         found.append(files(folder))
     assert found[0] == found[1]
@@ -153,12 +188,17 @@ def test_a_frozen_backbone(few: FederatedData, record_property: Note) -> None:
     for method in (FedAvg(rounds=2, epochs=1), FedGram(), FedELMY(models=2, epochs=1, warmup=1)):
         one, other = (run(method, few, backbone(), train="head", **on("cuda")) for _ in range(2))
         assert same(one.weights, other.weights)
-        record_property("apart", apart(one, run(method, few, backbone(), train="head", **on("cpu"))))
+        record_property(
+            "apart", apart(one, run(method, few, backbone(), train="head", **on("cpu")))
+        )
 
 
 def test_sums_of_patches_on_both_devices(record_property: Note) -> None:
-    """The sums of whole numbers do not depend on the device, unless a feature rounds otherwise there."""
-    one, other = (run(FedGram(width=64), pictures((3, 32, 32)), "lenet", **on(d)) for d in ("cuda", "cpu"))
+    """The sums of whole numbers do not depend on the device, unless a feature rounds otherwise
+    there."""
+    one, other = (
+        run(FedGram(width=64), pictures((3, 32, 32)), "lenet", **on(d)) for d in ("cuda", "cpu")
+    )
     record_property("apart", apart(one, other))
     record_property("accuracy", (one.accuracy, other.accuracy))
     assert one.accuracy == pytest.approx(other.accuracy, abs=0.05)
@@ -172,9 +212,13 @@ def test_private_training(few: FederatedData) -> None:
 
 @pytest.mark.parametrize("kind", stand_in.SILOS, ids=lambda kind: kind.title())
 def test_silos_compute_there(kind: type[Method], tmp_path: Path) -> None:
-    method, allowed = remote.small(kind), f'device = "cuda"\n[limits]\nmethods = ["{kind.title()}"]\n'
+    method, allowed = (
+        remote.small(kind),
+        f'device = "cuda"\n[limits]\nmethods = ["{kind.title()}"]\n',
+    )
     one, other = (
-        remote.far(method, remote.nodes_in(tmp_path / name, allowed), tmp_path / name / "run") for name in ("a", "b")
+        remote.far(method, remote.nodes_in(tmp_path / name, allowed), tmp_path / name / "run")
+        for name in ("a", "b")
     )
     remote.assert_equal(one, other)
 

@@ -1,7 +1,7 @@
 """Every method on a device that is not the CPU, by a stand-in with a GPU's rules: see `elsewhere`.
 
-Its own tests come first: mistakes that it must find, and what is right on a GPU and it must let pass.
-"""
+Its own tests come first: mistakes that it must find, and what is right on a GPU and it must let
+pass."""
 
 import copy
 import json
@@ -70,7 +70,9 @@ MISTAKES: dict[str, Callable[[Tensor, Tensor], object]] = {
     "values of the CPU put at places": lambda there, here: there.index_put_((ONE,), here[:1]),
     "sums of the CPU by index": lambda there, here: there.index_add_(0, ONE, here[:1]),
     "a mask of the CPU": lambda there, here: there.masked_fill(here > 0, 0.0),
-    "labels of the CPU": lambda there, here: F.cross_entropy(there, torch.zeros(3, dtype=torch.int64)),
+    "labels of the CPU": lambda there, here: F.cross_entropy(
+        there, torch.zeros(3, dtype=torch.int64)
+    ),
     "labels of the CPU, one-hot": lambda there, here: there * F.one_hot(torch.tensor([0, 1, 2]), 4),
     "a network of the CPU": lambda there, here: nn.Linear(4, 2)(there),
     "a network of another GPU": lambda there, here: nn.Linear(4, 2).to("cuda:1")(there),
@@ -88,16 +90,26 @@ MISTAKES: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 RIGHT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a number of the CPU": lambda there, here: there * torch.tensor(2.0) + here[0, 0],
-    "a number of the CPU at a place": lambda there, here: there.index_put((ONE,), torch.tensor(1.0)),
+    "a number of the CPU at a place": lambda there, here: there.index_put(
+        (ONE,), torch.tensor(1.0)
+    ),
     "an index of the CPU": lambda there, here: there[ONE] + there[[0]],
     "a value of the CPU set": lambda there, here: _with(there.clone(), here),
     "a copy": lambda there, here: torch.zeros_like(there).copy_(here),
-    "a new tensor like it": lambda there, here: there + there.new_ones(4) + torch.zeros(4, device=there.device),
-    "one-hot labels": lambda there, here: there * F.one_hot(torch.tensor([0, 1, 2], device=there.device), 4),
+    "a new tensor like it": lambda there, here: (
+        there + there.new_ones(4) + torch.zeros(4, device=there.device)
+    ),
+    "one-hot labels": lambda there, here: (
+        there * F.one_hot(torch.tensor([0, 1, 2], device=there.device), 4)
+    ),
     "a copy of a copy": lambda there, here: copy.deepcopy([there.clone()])[0] + there,
-    "a view": lambda there, here: there.view(4, 3).T.flatten()[::2] + there.detach().data.view(-1)[:6],
+    "a view": lambda there, here: (
+        there.view(4, 3).T.flatten()[::2] + there.detach().data.view(-1)[:6]
+    ),
     "the type of another": lambda there, here: here.double().to(there) + there,
-    "sorting": lambda there, here: there.sort(dim=0).values.median(dim=0).values + there.quantile(0.5),
+    "sorting": lambda there, here: (
+        there.sort(dim=0).values.median(dim=0).values + there.quantile(0.5)
+    ),
 }
 
 
@@ -149,7 +161,9 @@ def test_reads_numbers_of_the_device() -> None:
         there, here = pair()
         assert there.tolist() == here.tolist()
         assert float(there[2, 3]) == there.max().item() == 2.75
-        assert b"".join(safetensors_chunks({"x": there}, {})) == b"".join(safetensors_chunks({"x": here}, {}))
+        assert b"".join(safetensors_chunks({"x": there}, {})) == b"".join(
+            safetensors_chunks({"x": here}, {})
+        )
 
 
 def test_gradients_stay_and_go_back_where_they_belong() -> None:
@@ -170,7 +184,12 @@ def test_each_device_draws_from_its_own_generator() -> None:
         torch.manual_seed(5)
         before = torch.get_rng_state()
         one, other = (torch.ones(8, device=f"cuda:{i}") for i in range(2))
-        drawn = [F.dropout(one), torch.rand(8, device="cuda:0"), torch.rand_like(one), one.clone().uniform_()]
+        drawn = [
+            F.dropout(one),
+            torch.rand(8, device="cuda:0"),
+            torch.rand_like(one),
+            one.clone().uniform_(),
+        ]
         assert torch.equal(torch.get_rng_state(), before)
         torch.cuda.manual_seed(5)  # of the current device, the first
         assert torch.equal(F.dropout(one), drawn[0])
@@ -234,21 +253,49 @@ def on(device: str, precision: Any = "float32", **training: Any) -> dict[str, An
 UNORDERED = {
     f"aten.{name}"
     for name in (
-        *("index_add", "index_add_", "index_reduce", "scatter_add", "scatter_add_", "scatter_reduce", "put_", "put"),
-        *("histc", "cumsum", "cumsum_", "kthvalue", "median", "nanmedian", "embedding_dense_backward"),
+        *(
+            "index_add",
+            "index_add_",
+            "index_reduce",
+            "scatter_add",
+            "scatter_add_",
+            "scatter_reduce",
+            "put_",
+            "put",
+        ),
+        *(
+            "histc",
+            "cumsum",
+            "cumsum_",
+            "kthvalue",
+            "median",
+            "nanmedian",
+            "embedding_dense_backward",
+        ),
         *("_adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward"),
-        *("max_pool3d_with_indices_backward", "max_unpool2d", "nll_loss2d_forward", "nll_loss2d_backward"),
-        *("upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward"),
+        *(
+            "max_pool3d_with_indices_backward",
+            "max_unpool2d",
+            "nll_loss2d_forward",
+            "nll_loss2d_backward",
+        ),
+        *(
+            "upsample_linear1d_backward",
+            "upsample_bilinear2d_backward",
+            "upsample_bicubic2d_backward",
+        ),
         *("reflection_pad1d_backward", "reflection_pad2d_backward", "replication_pad1d_backward"),
         *("replication_pad2d_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward"),
     )
 }
-"""What a GPU sums in an order of its own, as `torch.use_deterministic_algorithms` lists it (here by operation)."""
+"""What a GPU sums in an order of its own, as `torch.use_deterministic_algorithms` lists it (here by
+operation)."""
 
 
 @mostly(ELSEWHERE)
 def test_gives_the_bits_of_the_cpu(kind: type[Method], few: FederatedData, tmp_path: Path) -> None:
-    """It trains, evaluates, saves and resumes, and draws nothing on the device that the CPU would draw differently."""
+    """It trains, evaluates, saves and resumes, and draws nothing on the device that the CPU would
+    draw differently."""
     method = small(kind)
     cpu, cuda = on("cpu", batch_size=32), on("cuda:1", batch_size=32)
     here = run(method, few, Plain, folder=tmp_path / "cpu", **cpu)
@@ -268,10 +315,14 @@ RESUMED = (SCAFFOLD,)
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(k, marks=[] if k in RESUMED else pytest.mark.slow, id=k.title()) for k in METHODS],
+    [
+        pytest.param(k, marks=[] if k in RESUMED else pytest.mark.slow, id=k.title())
+        for k in METHODS
+    ],
 )
 def test_resumes_there_bit_for_bit(kind: type[Method], few: FederatedData, tmp_path: Path) -> None:
-    """With dropout, on a device that rounds differently: after a resume everything is computed where it was before."""
+    """With dropout, on a device that rounds differently: after a resume everything is computed
+    where it was before."""
     for name, stops in (("whole", [None]), ("stopped", [1, None])):
         for stop in stops:
             with Elsewhere(rounds=True):
@@ -286,10 +337,14 @@ def images() -> FederatedData:
 
     def some(n: int) -> tuple[Tensor, Tensor]:
         y = torch.arange(n) % 3
-        return (torch.randint(100, (n, 1, 8, 8), generator=draw) + 60 * y[:, None, None, None]).to(torch.uint8), y
+        return (torch.randint(100, (n, 1, 8, 8), generator=draw) + 60 * y[:, None, None, None]).to(
+            torch.uint8
+        ), y
 
     data = federate([some(24), some(30)], test=some(12))
-    return replace(data, dataset=replace(data.dataset, augment=Augment(crop=1, flip=True, rotation=10)))
+    return replace(
+        data, dataset=replace(data.dataset, augment=Augment(crop=1, flip=True, rotation=10))
+    )
 
 
 SILOS = (SCAFFOLD, FedSeq, FedAvg, FedOV, MetaFed, DisPFL)
@@ -307,7 +362,8 @@ IMAGE_METHODS = (
 
 
 def cases() -> Iterator[Any]:
-    """Some methods are fast without changes, and each change with one that has a loss of its own; the rest is slow."""
+    """Some methods are fast without changes, and each change with one that has a loss of its own;
+    the rest is slow."""
     for method in IMAGE_METHODS:
         for changes in ({}, {"optimizer": "sam"}, {"precision": "bf16"}):
             changed = FedTasuki if "optimizer" in changes else FedELMY
@@ -318,12 +374,14 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("method", "changes"), [*cases()])
 def test_images_give_the_bits_of_the_cpu(method: Method, changes: dict[str, Any]) -> None:
-    """Convolutions, augmentation, generated and spoiled samples; SAM's second gradient with the draws of the first."""
+    """Convolutions, augmentation, generated and spoiled samples; SAM's second gradient with the
+    draws of the first."""
     cpu, there = on("cpu", **changes), on("cuda", **changes)
     expected = run(method, images(), Picture, **cpu)
     with Elsewhere() as mode:
         found = run(method, images(), Picture, **there)
-    # FedOV adds one number at each place; the gradient of an augmented image up to two, whose sum has no order either.
+    # FedOV adds one number at each place; the gradient of an augmented image up to two, whose sum
+    # has no order either.
     ordered = {"aten.scatter_add"} if isinstance(method, (FedOV, DENSE)) else set()
     assert not mode.seen & UNORDERED - ordered
     assert found.metrics == expected.metrics
@@ -353,12 +411,16 @@ OPTIONS = (
 @pytest.mark.parametrize(
     ("method", "pictures"),
     [
-        pytest.param(method, pictures, id=f"{method.title()}-{'pictures' if pictures else 'numbers'}")
+        pytest.param(
+            method, pictures, id=f"{method.title()}-{'pictures' if pictures else 'numbers'}"
+        )
         for method in OPTIONS
         for pictures in (False, True)
     ],
 )
-def test_options_give_the_bits_of_the_cpu(method: Method, pictures: bool, few: FederatedData) -> None:
+def test_options_give_the_bits_of_the_cpu(
+    method: Method, pictures: bool, few: FederatedData
+) -> None:
     """Options that are off by default."""
     if pictures and isinstance(method, FedTasuki):
         method = replace(method, statistics=False)  # too large for a network of so many features
@@ -370,7 +432,9 @@ def test_options_give_the_bits_of_the_cpu(method: Method, pictures: bool, few: F
     assert same(found.weights, expected.weights)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", *(pytest.param(o, marks=pytest.mark.slow) for o in ("sgd", "sam"))])
+@pytest.mark.parametrize(
+    "optimizer", ["adam", *(pytest.param(o, marks=pytest.mark.slow) for o in ("sgd", "sam"))]
+)
 def test_a_fit_goes_on_there(
     optimizer: str, blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,19 +484,27 @@ def test_training_seeds_its_device_and_leaves_the_users_draws_alone(blobs: Feder
 
 def test_a_full_memory_is_one_line(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 44.00 MiB.\nGPU 0 has ...")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 44.00 MiB.\nGPU 0 has ..."
+        )
 
     monkeypatch.setattr("ekiden.training.fit.TaskLoss.__call__", full)
-    with pytest.raises(UserError, match=r"step 1, client client-0: the memory of cpu is full: lower batch_size"):
+    with pytest.raises(
+        UserError, match=r"step 1, client client-0: the memory of cpu is full: lower batch_size"
+    ):
         run(FedSeq(epochs=1), blobs, Tiny, **on("cpu"))
 
 
-def test_every_process_asks_cudnn_for_the_same_bits(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_asks_cudnn_for_the_same_bits(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Worker processes make a `Worker` and nothing else."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     with Elsewhere():
-        Worker(Setup(FedSeq(), Tiny, blobs.dataset, hardware=Hardware(threads=1, device="cuda")), {})
+        Worker(
+            Setup(FedSeq(), Tiny, blobs.dataset, hardware=Hardware(threads=1, device="cuda")), {}
+        )
     assert torch.backends.cudnn.deterministic
     assert not torch.backends.cudnn.benchmark
 
@@ -443,7 +515,9 @@ def test_silos_compute_there(kind: type[Method], tmp_path: Path) -> None:
     method = remote.small(kind)
     expected = remote.here(method)
     with Elsewhere() as mode:
-        nodes = remote.nodes_in(tmp_path, f'device = "cuda:1"\n[limits]\nmethods = ["{kind.title()}"]\n')
+        nodes = remote.nodes_in(
+            tmp_path, f'device = "cuda:1"\n[limits]\nmethods = ["{kind.title()}"]\n'
+        )
         remote.assert_equal(remote.far(method, nodes, tmp_path / "run"), expected)
     assert "aten.addmm" in mode.seen
 

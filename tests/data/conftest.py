@@ -63,7 +63,10 @@ def write(path: Path, columns: dict[str, object], metadata: dict[str, str] | Non
 
 def write_images(path: Path, n: int = 10, classes: int = 2, seed: int = 0) -> Path:
     """A Parquet file of n images with labels 0, 1, ..., classes - 1 in turn."""
-    return write(path, {"image": [png(p) for p in noise(n, seed=seed)], "label": [i % classes for i in range(n)]})
+    return write(
+        path,
+        {"image": [png(p) for p in noise(n, seed=seed)], "label": [i % classes for i in range(n)]},
+    )
 
 
 def write_folder(root: Path, names: dict[str, int], seed: int = 0) -> Path:

@@ -23,8 +23,11 @@ TURNED = {
 """what a camera does to the picture that it stores with this EXIF orientation"""
 
 
-def encoded(image: Image.Image, kind: str = "PNG", orientation: int | None = None, **how: Any) -> bytes:
-    """Return the file of a picture; with an orientation, stored turned with the tag that says so."""
+def encoded(
+    image: Image.Image, kind: str = "PNG", orientation: int | None = None, **how: Any
+) -> bytes:
+    """Return the file of a picture; with an orientation, stored turned with the tag that says
+    so."""
     if orientation is not None:
         turn = TURNED[orientation]
         image = image if turn is None else image.transpose(turn)
@@ -36,8 +39,17 @@ def encoded(image: Image.Image, kind: str = "PNG", orientation: int | None = Non
     return out.getvalue()
 
 
-def dicom(path: Path, pixels: NDArray[Any], shown: str, *, bits: int = 8, signed: bool = False, **more: Any) -> Path:
-    """Write pixels (H, W), (H, W, 3), or with `NumberOfFrames` one more dimension before them, as a DICOM file."""
+def dicom(
+    path: Path,
+    pixels: NDArray[Any],
+    shown: str,
+    *,
+    bits: int = 8,
+    signed: bool = False,
+    **more: Any,
+) -> Path:
+    """Write pixels (H, W), (H, W, 3), or with `NumberOfFrames` one more dimension before them, as a
+    DICOM file."""
     import pydicom
     from pydicom.dataset import FileDataset, FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian
@@ -47,14 +59,22 @@ def dicom(path: Path, pixels: NDArray[Any], shown: str, *, bits: int = 8, signed
     meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.2"
     meta.MediaStorageSOPInstanceUID = pydicom.uid.generate_uid()
     data = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    data.SOPClassUID, data.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    data.SOPClassUID, data.SOPInstanceUID = (
+        meta.MediaStorageSOPClassUID,
+        meta.MediaStorageSOPInstanceUID,
+    )
     colour = pixels.ndim > 2 + ("NumberOfFrames" in more)
     data.Rows, data.Columns = pixels.shape[-3:-1] if colour else pixels.shape[-2:]
     data.SamplesPerPixel, data.PhotometricInterpretation = 3 if colour else 1, shown
     if colour:
         data.PlanarConfiguration = 0
     allocated = 8 if bits <= 8 else 16
-    data.BitsAllocated, data.BitsStored, data.HighBit, data.PixelRepresentation = allocated, bits, bits - 1, int(signed)
+    data.BitsAllocated, data.BitsStored, data.HighBit, data.PixelRepresentation = (
+        allocated,
+        bits,
+        bits - 1,
+        int(signed),
+    )
     for name, value in more.items():
         setattr(data, name, value)
     if colour and data.PlanarConfiguration:

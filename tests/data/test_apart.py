@@ -1,4 +1,5 @@
-"""Subjects are in one of training, validation and test; times divide the past from what came after it."""
+"""Subjects are in one of training, validation and test; times divide the past from what came after
+it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,9 @@ def samples(draw: st.DrawFn, times: bool = False) -> Samples:
     subject = np.repeat(rng.permutation(1000)[:subjects], sizes)
     owner = np.repeat(rng.integers(0, 3, size=subjects), sizes)
     kind = np.repeat(np.arange(subjects) % 3, sizes)
-    wander = draw(st.sampled_from((0.0, 0.3)))  # rows of a subject at another silo, or of another class
+    wander = draw(
+        st.sampled_from((0.0, 0.3))
+    )  # rows of a subject at another silo, or of another class
     for values, count in ((owner, 3), (kind, 3)):
         odd = rng.random(len(values)) < wander
         values[odd] = rng.integers(0, count, size=odd.sum())
@@ -66,7 +69,9 @@ def joined(fed: FederatedData, part: str, field: str) -> set[int]:
 
 @given(samples(), st.sampled_from(PARTITIONS), st.integers(0, 5))
 @settings(max_examples=examples(25), deadline=None)
-def test_no_subject_is_in_two_parts_whatever_the_partition(all_: Samples, spelling: str, seed: int) -> None:
+def test_no_subject_is_in_two_parts_whatever_the_partition(
+    all_: Samples, spelling: str, seed: int
+) -> None:
     data = dataset(all_)
     fed = ekiden.split(data, spelling, 3, seed=seed, val_fraction=0.2)
     train, val, test = (joined(fed, part, "subject") for part in ("train", "val", "test"))
@@ -75,7 +80,9 @@ def test_no_subject_is_in_two_parts_whatever_the_partition(all_: Samples, spelli
     assert not val & test
     rows = torch.cat([torch.cat([c.train.rows, c.val.rows]) for c in fed.clients])
     assert sorted(rows.tolist()) == list(range(len(data.train)))  # nothing lost, nothing doubled
-    assert sorted(torch.cat([c.test.rows for c in fed.clients]).tolist()) == list(range(len(data.test)))
+    assert sorted(torch.cat([c.test.rows for c in fed.clients]).tolist()) == list(
+        range(len(data.test))
+    )
     assert len(data.train) + len(data.test) == len(all_)
     again = ekiden.split(data, spelling, 3, seed=seed, val_fraction=0.2)
     for one, other in zip(fed.clients, again.clients, strict=True):
@@ -87,7 +94,9 @@ def test_no_subject_is_in_two_parts_whatever_the_partition(all_: Samples, spelli
 
 @given(samples(), st.sampled_from(("iid", "dirichlet:0.5:1", "classes:2")), st.integers(0, 5))
 @settings(max_examples=examples(20), deadline=None)
-def test_partitions_of_rows_give_whole_subjects_to_clients(all_: Samples, spelling: str, seed: int) -> None:
+def test_partitions_of_rows_give_whole_subjects_to_clients(
+    all_: Samples, spelling: str, seed: int
+) -> None:
     data = dataset(all_)
     rows = parse(spelling).assign(data, 3, np.random.default_rng(seed))
     assert data.train.subject is not None
@@ -117,7 +126,9 @@ def test_shares_are_as_near_as_whole_subjects_allow(all_: Samples) -> None:
 
 @given(samples(times=True), st.booleans(), st.integers(0, 3))
 @settings(max_examples=examples(25), deadline=None)
-def test_the_past_trains_and_the_most_recent_share_tests(all_: Samples, with_subjects: bool, seed: int) -> None:
+def test_the_past_trains_and_the_most_recent_share_tests(
+    all_: Samples, with_subjects: bool, seed: int
+) -> None:
     data = from_tensors(all_ if with_subjects else replace(all_, subject=None))
     assert data.train.time is not None
     assert data.test.time is not None
@@ -180,7 +191,8 @@ def rows(patients: int, visits: int) -> dict[str, list[Any]]:
 
 def test_patients_are_kept_apart_in_a_table() -> None:
     fed = ekiden.split(
-        ekiden.load(rows(30, 10), subject_column="mrn", group_column="ward", drop_columns=["seen"]), "natural"
+        ekiden.load(rows(30, 10), subject_column="mrn", group_column="ward", drop_columns=["seen"]),
+        "natural",
     )
     assert [c.name for c in fed.clients] == ["w0", "w1", "w2"]
     parts = [joined(fed, part, "subject") for part in ("train", "val", "test")]
@@ -191,14 +203,22 @@ def test_patients_are_kept_apart_in_a_table() -> None:
 
 def test_too_few_subjects_are_one_line() -> None:
     with pytest.raises(UserError, match="the table has 1 subject, too few to hold out a test part"):
-        ekiden.load({**rows(1, 40), "label": ["p", "q"] * 20}, subject_column="mrn", drop_columns=["ward", "seen"])
+        ekiden.load(
+            {**rows(1, 40), "label": ["p", "q"] * 20},
+            subject_column="mrn",
+            drop_columns=["ward", "seen"],
+        )
     same = {**rows(10, 4), "seen": ["2020-01-01"] * 40}
-    with pytest.raises(UserError, match="has 1 time at which subjects were last seen, too few to hold out"):
+    with pytest.raises(
+        UserError, match="has 1 time at which subjects were last seen, too few to hold out"
+    ):
         ekiden.load(same, subject_column="mrn", time_column="seen", drop_columns=["ward"])
     with pytest.raises(UserError, match="has 1 time, too few to hold out"):
         ekiden.load(same, time_column="seen", drop_columns=["ward", "mrn"])
     data = ekiden.load(rows(12, 10), subject_column="mrn", drop_columns=["ward", "seen"])
-    with pytest.raises(UserError, match="20 clients cannot share 10 subjects: take from 1 to 10 clients"):
+    with pytest.raises(
+        UserError, match="20 clients cannot share 10 subjects: take from 1 to 10 clients"
+    ):
         ekiden.split(data, "iid", 20)
 
 

@@ -27,7 +27,9 @@ def draws(n: int, seed: int = 0) -> list[list[float]]:
     return values
 
 
-def images(n: int = 16, c: int = 3, h: int = 12, w: int = 9, dtype: torch.dtype = torch.uint8) -> Tensor:
+def images(
+    n: int = 16, c: int = 3, h: int = 12, w: int = 9, dtype: torch.dtype = torch.uint8
+) -> Tensor:
     """Pixels are never 0, so black ones can only come from outside."""
     return torch.randint(1, 256, (n, c, h, w), generator=seeded(99)).to(dtype)
 
@@ -44,7 +46,8 @@ def flipped(image: Tensor, draw: float) -> Tensor:
 
 
 def rotated(image: Tensor, draw: float, rotation: float) -> tuple[Tensor, Tensor]:
-    """The image turned counter-clockwise in float64, and which pixels are too near to a tie to be certain."""
+    """The image turned counter-clockwise in float64, and which pixels are too near to a tie to be
+    certain."""
     angle = math.radians((2 * draw - 1) * rotation)
     _, height, width = image.shape
     out, doubtful = torch.zeros_like(image), torch.zeros(height, width, dtype=torch.bool)
@@ -65,10 +68,14 @@ def rotated(image: Tensor, draw: float, rotation: float) -> tuple[Tensor, Tensor
 def test_crop_is_padding_and_slicing(dtype: torch.dtype) -> None:
     x = images(dtype=dtype)
     out = Augment(crop=3)(x, seeded())
-    expected = torch.stack([cropped(image, d[0], d[1], 3) for image, d in zip(x, draws(len(x)), strict=True)])
+    expected = torch.stack(
+        [cropped(image, d[0], d[1], 3) for image, d in zip(x, draws(len(x)), strict=True)]
+    )
     assert out.dtype == dtype
     assert torch.equal(out, expected)
-    assert len({tuple(int(u * 7) for u in d[:2]) for d in draws(len(x))}) > 5  # many offsets were met
+    assert (
+        len({tuple(int(u * 7) for u in d[:2]) for d in draws(len(x))}) > 5
+    )  # many offsets were met
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -76,7 +83,9 @@ def test_crop_is_padding_and_slicing(dtype: torch.dtype) -> None:
 def test_flip_mirrors_left_and_right(dtype: torch.dtype, width: int) -> None:
     x = images(w=width, dtype=dtype)
     out = Augment(flip=True)(x, seeded())
-    expected = torch.stack([flipped(image, d[2]) for image, d in zip(x, draws(len(x)), strict=True)])
+    expected = torch.stack(
+        [flipped(image, d[2]) for image, d in zip(x, draws(len(x)), strict=True)]
+    )
     assert torch.equal(out, expected)
 
 
@@ -92,7 +101,14 @@ def test_flip_mirrors_left_and_right(dtype: torch.dtype, width: int) -> None:
     seed=st.integers(0, 2**32),
 )
 def test_all_together_are_crop_then_flip_then_rotation(
-    crop: int, flip: bool, rotation: float, height: int, width: int, channels: int, dtype: torch.dtype, seed: int
+    crop: int,
+    flip: bool,
+    rotation: float,
+    height: int,
+    width: int,
+    channels: int,
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
     x = images(4, channels, height, width, dtype)
     out = Augment(crop, flip, rotation)(x, seeded(seed))
@@ -126,10 +142,14 @@ def test_rotation_alone_on_a_square() -> None:
     height=st.integers(2, 8),
     seed=st.integers(0, 2**32),
 )
-def test_pixels_are_copies_or_black(crop: int, flip: bool, rotation: float, height: int, seed: int) -> None:
+def test_pixels_are_copies_or_black(
+    crop: int, flip: bool, rotation: float, height: int, seed: int
+) -> None:
     """Also shows that all channels of an image move together."""
     place = torch.arange(1, height * 7 + 1).view(1, 1, height, 7).expand(5, 2, -1, -1)
-    out = Augment(crop, flip, rotation)(place.float() * torch.tensor([1.0, 2.0]).view(1, 2, 1, 1), seeded(seed))
+    out = Augment(crop, flip, rotation)(
+        place.float() * torch.tensor([1.0, 2.0]).view(1, 2, 1, 1), seeded(seed)
+    )
     assert out.shape == place.shape
     assert torch.equal(out[:, 1], 2 * out[:, 0])
     assert set(out[:, 0].flatten().tolist()) <= {0.0, *range(1, height * 7 + 1)}
@@ -222,7 +242,10 @@ def test_any_memory_format() -> None:
     ("fields", "message"),
     [
         ({"crop": -1}, "crop -1 is out of range: it must be 0 or more"),
-        ({"rotation": -5.0}, r"rotation -5\.0 is out of range: it must be at least 0 and at most 180"),
+        (
+            {"rotation": -5.0},
+            r"rotation -5\.0 is out of range: it must be at least 0 and at most 180",
+        ),
         ({"rotation": 181.0}, r"rotation 181\.0 is out of range"),
         ({"rotation": math.nan}, "rotation nan is out of range"),
         ({"rotation": math.inf}, "rotation inf is out of range"),
@@ -247,9 +270,15 @@ def test_is_a_value() -> None:
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-@pytest.mark.parametrize(("dtype", "unit"), [(torch.uint8, 255), (torch.float32, 1), (torch.float64, 1)])
-@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ((0.5,), (0.25,)), ((0.0,), STD), (MEAN, (1.0,))])
-def test_normalise_by_channel(dtype: torch.dtype, unit: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "unit"), [(torch.uint8, 255), (torch.float32, 1), (torch.float64, 1)]
+)
+@pytest.mark.parametrize(
+    ("mean", "std"), [(MEAN, STD), ((0.5,), (0.25,)), ((0.0,), STD), (MEAN, (1.0,))]
+)
+def test_normalise_by_channel(
+    dtype: torch.dtype, unit: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
     x = images(dtype=dtype)
     kept = x.clone()
     out = normalise(x, mean, std)
@@ -285,11 +314,15 @@ def test_normalise_refuses_the_wrong_number_of_channels() -> None:
 
 def test_training_says_how_samples_are_fed() -> None:
     samples = Samples(images(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))
-    dataset = Dataset("d", samples, samples, ("a",), mean=(0.5,), std=(0.5,), augment=Augment(flip=True))
+    dataset = Dataset(
+        "d", samples, samples, ("a",), mean=(0.5,), std=(0.5,), augment=Augment(flip=True)
+    )
     assert dataset.fed(Training()) == dataset
     plain = dataset.fed(Training(augment=False, mean=(0.1307,), std=(0.3081,)))
     assert (plain.mean, plain.std, plain.augment) == ((0.1307,), (0.3081,), Augment())
-    rows, _ = Feed(plain, Hardware()).batch(Subset(samples, torch.arange(4)), slice(None), train=True)
+    rows, _ = Feed(plain, Hardware()).batch(
+        Subset(samples, torch.arange(4)), slice(None), train=True
+    )
     torch.testing.assert_close(rows, (samples.x.float() / 255 - 0.1307) / 0.3081)
     with pytest.raises(UserError, match=r"std .* is out of range"):
         Training(std=(0.0,))

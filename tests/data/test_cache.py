@@ -57,7 +57,9 @@ def test_written_once_and_used_again(tmp_path: Path, folder: Path, decoded: list
     assert decoded == [1]
 
 
-def test_images_beside_a_table_are_part_of_its_contents(tmp_path: Path, folder: Path, decoded: list[int]) -> None:
+def test_images_beside_a_table_are_part_of_its_contents(
+    tmp_path: Path, folder: Path, decoded: list[int]
+) -> None:
     pictures = [png(p) for p in noise(5)]
     (tmp_path / "e.png").write_bytes(pictures[4])
     rows: list[dict[str, object]] = [{"bytes": p, "path": "p"} for p in pictures[:4]]
@@ -72,16 +74,23 @@ def test_images_beside_a_table_are_part_of_its_contents(tmp_path: Path, folder: 
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_images_in_the_usual_column_are_part_of_the_contents(tmp_path: Path, folder: Path, name: str) -> None:
+def test_images_in_the_usual_column_are_part_of_the_contents(
+    tmp_path: Path, folder: Path, name: str
+) -> None:
     """No flag names the column: a cache made before a picture changed is not used."""
     table = pandas.DataFrame({"image": [f"{k}.png" for k in range(10)], "label": [0, 1] * 5})
-    table.to_csv(tmp_path / name, index=False) if name == "a.csv" else table.to_parquet(tmp_path / name)
+    table.to_csv(tmp_path / name, index=False) if name == "a.csv" else table.to_parquet(
+        tmp_path / name
+    )
     for seed in range(2):
         for k, pixels in enumerate(noise(10, seed=seed)):
             (tmp_path / f"{k}.png").write_bytes(png(pixels))
         found = load(tmp_path / name)
         shown = {tuple(x.flatten().tolist()) for x in found.train.x}
-        assert shown <= {tuple(torch.from_numpy(p).permute(2, 0, 1).flatten().tolist()) for p in noise(10, seed=seed)}
+        assert shown <= {
+            tuple(torch.from_numpy(p).permute(2, 0, 1).flatten().tolist())
+            for p in noise(10, seed=seed)
+        }
 
 
 @pytest.mark.parametrize(
@@ -112,7 +121,9 @@ def test_a_damaged_file_is_rebuilt(
     assert decoded == [1, 1]
 
 
-def test_the_name_follows_contents_and_size(tmp_path: Path, folder: Path, decoded: list[int]) -> None:
+def test_the_name_follows_contents_and_size(
+    tmp_path: Path, folder: Path, decoded: list[int]
+) -> None:
     path = write_images(tmp_path / "a.parquet")
     first = load(str(path))
     load(str(path), size=2)
@@ -130,7 +141,9 @@ def test_the_name_follows_contents_and_size(tmp_path: Path, folder: Path, decode
 def test_a_moved_image_is_another_data_set(tmp_path: Path, decoded: list[int]) -> None:
     write_folder(tmp_path, {"cat": 5, "dog": 5})
     assert int((load(str(tmp_path)).train.y == 0).sum()) == 4
-    (tmp_path / "cat" / "004.png").rename(tmp_path / "dog" / "-first.png")  # the same files in the same order
+    (tmp_path / "cat" / "004.png").rename(
+        tmp_path / "dog" / "-first.png"
+    )  # the same files in the same order
     assert int((load(str(tmp_path)).train.y == 0).sum()) == 3
     assert len(decoded) == 2
 
@@ -143,7 +156,9 @@ def test_a_test_part_that_appears_counts(tmp_path: Path, decoded: list[int]) -> 
     assert len(decoded) == 2
 
 
-def test_nothing_is_left_behind(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_behind(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*args: object) -> None:
         raise OSError("no space left on device")
 
@@ -152,21 +167,27 @@ def test_nothing_is_left_behind(tmp_path: Path, folder: Path, monkeypatch: pytes
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "file" / "cache"))
     assert len(load(str(write_images(tmp_path / "a.parquet"))).train) == 8
 
 
 def test_errors_are_not_cached(tmp_path: Path, folder: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"image": [png(noise(1)[0]), b"junk"] * 5, "label": [0] * 10})
+    path = write(
+        tmp_path / "a.parquet", {"image": [png(noise(1)[0]), b"junk"] * 5, "label": [0] * 10}
+    )
     for _ in range(2):
         with pytest.raises(UserError, match="cannot be decoded"):
             load(str(path))
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
-def test_a_large_set_stays_on_the_disk(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_set_stays_on_the_disk(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import pickle
 
     write_folder(tmp_path / "pets", {"cat": 20, "dog": 20})
@@ -181,7 +202,9 @@ def test_a_large_set_stays_on_the_disk(tmp_path: Path, folder: Path, monkeypatch
         assert at is not None
         assert at.path.parent == folder
         assert same(small, large)
-        again = pickle.loads(pickle.dumps(large.train))  # as to a worker process: the place travels, not the images
+        again = pickle.loads(
+            pickle.dumps(large.train)
+        )  # as to a worker process: the place travels, not the images
         assert torch.equal(again.x, small.train.x)
         assert len(pickle.dumps(large.train)) < len(pickle.dumps(small.train))
     assert len(list(folder.iterdir())) == 1  # nothing else is left

@@ -56,13 +56,20 @@ WORDS = st.text(string.ascii_letters + "éß水 ", min_size=1, max_size=6).filte
     lambda s: s.strip() not in ("", "NA", "nan")
 )
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {
-    "float": st.one_of(st.none(), st.floats(-1e6, 1e6, allow_nan=False).map(lambda v: float(f"{v:.6g}"))),
+    "float": st.one_of(
+        st.none(), st.floats(-1e6, 1e6, allow_nan=False).map(lambda v: float(f"{v:.6g}"))
+    ),
     "small": st.floats(1e-13, 1e-11),
     "int": st.one_of(st.none(), st.integers(-1000, 1000)),
     "truth": st.booleans(),
-    "day": st.one_of(st.none(), st.dates(pandas.Timestamp("1930-01-01").date(), pandas.Timestamp("2060-01-01").date())),
+    "day": st.one_of(
+        st.none(),
+        st.dates(pandas.Timestamp("1930-01-01").date(), pandas.Timestamp("2060-01-01").date()),
+    ),
     "stamp": st.datetimes(pandas.Timestamp("1930-01-01"), pandas.Timestamp("2060-01-01")),
-    "name": st.one_of(st.none(), st.sampled_from(["north", "south, east", 'say "no"', "öst", "two\nlines"])),
+    "name": st.one_of(
+        st.none(), st.sampled_from(["north", "south, east", 'say "no"', "öst", "two\nlines"])
+    ),
     "code": st.sampled_from(["0123", "123", "0007"]),
 }
 
@@ -73,7 +80,11 @@ def tables(draw: st.DrawFn) -> dict[str, list[Any]]:
     chosen = draw(st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=4, unique=True))
     rows = {name: draw(st.lists(COLUMNS[name], min_size=n, max_size=n)) for name in chosen}
     for name, values in rows.items():  # at least one value
-        values[0] = values[0] if values[0] is not None else draw(COLUMNS[name].filter(lambda v: v is not None))
+        values[0] = (
+            values[0]
+            if values[0] is not None
+            else draw(COLUMNS[name].filter(lambda v: v is not None))
+        )
         if name in ("int", "name"):
             values[1] = {"int": 7, "name": "north"}[name]
     return rows | {
@@ -114,9 +125,15 @@ def stored(rows: dict[str, list[Any]], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
-@settings(deadline=None, max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(6),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(tables())
-def test_one_table_stored_in_every_way_is_the_same_data_set(tmp_path: Path, rows: dict[str, list[Any]]) -> None:
+def test_one_table_stored_in_every_way_is_the_same_data_set(
+    tmp_path: Path, rows: dict[str, list[Any]]
+) -> None:
     found: dict[str, FederatedData] = {}
     for how, source in stored(rows, tmp_path).items():
         made = load(source, group_column="group", label_column="label", min_count=1)
@@ -125,8 +142,14 @@ def test_one_table_stored_in_every_way_is_the_same_data_set(tmp_path: Path, rows
     assert [client.name for client in first.clients] == ["01", "1", "x"]
     for how, data in found.items():
         assert data.dataset.inputs == first.dataset.inputs, how
-        assert (data.dataset.classes, data.dataset.groups) == (first.dataset.classes, first.dataset.groups), how
-        for one, other in ((data.dataset.train, first.dataset.train), (data.dataset.test, first.dataset.test)):
+        assert (data.dataset.classes, data.dataset.groups) == (
+            first.dataset.classes,
+            first.dataset.groups,
+        ), how
+        for one, other in (
+            (data.dataset.train, first.dataset.train),
+            (data.dataset.test, first.dataset.test),
+        ):
             assert torch.equal(one.x, other.x), how
             assert torch.equal(one.y, other.y), how
 
@@ -136,18 +159,28 @@ PLACES = st.integers(0, 29)
 
 @settings(deadline=None, max_examples=examples(5))
 @given(PLACES, st.sampled_from(["n.d.", "<5", "see note", "12 mg", "\u2014"]), st.integers(1, 3))
-def test_an_odd_word_anywhere_in_numbers_is_refused_with_its_row(place: int, word: str, times: int) -> None:
+def test_an_odd_word_anywhere_in_numbers_is_refused_with_its_row(
+    place: int, word: str, times: int
+) -> None:
     odd = sorted((place + 7 * k) % 30 for k in range(times))
     cells = [word if k in odd else str(1 + 0.5 * k) for k in range(30)]
     refuses(rf"column 'v' .*{re.escape(repr(word))} in row {odd[0]} ", lambda: column(cells))
     assert np.isnan(read(column(cells, missing=word))).sum() == times
 
 
-@settings(deadline=None, max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(5),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(PLACES, st.sampled_from([",", "."]))
-def test_one_number_anywhere_decides_on_the_decimal_sign(tmp_path: Path, place: int, sign: str) -> None:
+def test_one_number_anywhere_decides_on_the_decimal_sign(
+    tmp_path: Path, place: int, sign: str
+) -> None:
     other = "." if sign == "," else ","
-    cells = [f"1{sign}5" if k == place else f"{k + 1}{other}500" for k in range(30)]  # 2.500 may have thousands
+    cells = [
+        f"1{sign}5" if k == place else f"{k + 1}{other}500" for k in range(30)
+    ]  # 2.500 may have thousands
     numbers = sorted(1.5 if k == place else (k + 1) * 1000.0 + 500 for k in range(30))
     assert read(in_csv(tmp_path, cells, ";")) == pytest.approx(numbers)
 
@@ -155,14 +188,24 @@ def test_one_number_anywhere_decides_on_the_decimal_sign(tmp_path: Path, place: 
 @pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
 @settings(deadline=None, max_examples=examples(5))
 @given(st.permutations(["01", "1", "001", "10"]))
-@pytest.mark.parametrize("role", ["label_column", "group_column", "domain_column", "subject_column", "v"])
+@pytest.mark.parametrize(
+    "role", ["label_column", "group_column", "domain_column", "subject_column", "v"]
+)
 def test_codes_in_every_role_are_the_names_that_are_written(role: str, codes: list[str]) -> None:
-    rows = {"v": [0.1 * k for k in range(80)], "label": ["ab"[k % 2] for k in range(80)], "code": codes * 20}
+    rows = {
+        "v": [0.1 * k for k in range(80)],
+        "label": ["ab"[k % 2] for k in range(80)],
+        "code": codes * 20,
+    }
     if role == "label_column":
         rows.pop("label")
     option: dict[str, Any] = {"categorical_columns": "code"} if role == "v" else {role: "code"}
     data = load(rows, **option)
-    known = {"label_column": data.classes, "group_column": data.groups, "domain_column": data.domains}
+    known = {
+        "label_column": data.classes,
+        "group_column": data.groups,
+        "domain_column": data.domains,
+    }
     if role == "subject_column":
         assert data.train.subject is not None
         assert data.test.subject is not None
@@ -173,8 +216,14 @@ def test_codes_in_every_role_are_the_names_that_are_written(role: str, codes: li
 
 
 @settings(deadline=None, max_examples=examples(5))
-@given(st.sets(PLACES, min_size=1, max_size=4), st.sampled_from([-999.0, 9999.0, -99.0, 99999.0]), st.integers(0, 9))
-def test_a_number_far_from_the_others_is_named_wherever_it_is(places: set[int], mark: float, seed: int) -> None:
+@given(
+    st.sets(PLACES, min_size=1, max_size=4),
+    st.sampled_from([-999.0, 9999.0, -99.0, 99999.0]),
+    st.integers(0, 9),
+)
+def test_a_number_far_from_the_others_is_named_wherever_it_is(
+    places: set[int], mark: float, seed: int
+) -> None:
     values = np.random.default_rng(seed).uniform(1, 90, size=30)
     values[[*places]] = mark
     with pytest.warns(DataWarning, match=rf"'v' .* holds {mark:g} in {len(places)} row"):
@@ -187,8 +236,18 @@ def test_decimals_and_times_with_zones_are_those_of_floats_and_utc() -> None:
     days = pandas.date_range("2024-01-01", periods=30, freq="7h", tz="Europe/Berlin")
     numbers = [k / 4 for k in range(30)]
     label = [("a", "b")[k % 2] for k in range(30)]
-    plain = load({"d": days.tz_convert("UTC").tz_localize(None).to_pydatetime().tolist(), "v": numbers, "label": label})
-    zoned = load(pa.table({"d": pa.array(days), "v": pa.array([Decimal(str(v)) for v in numbers]), "label": label}))
+    plain = load(
+        {
+            "d": days.tz_convert("UTC").tz_localize(None).to_pydatetime().tolist(),
+            "v": numbers,
+            "label": label,
+        }
+    )
+    zoned = load(
+        pa.table(
+            {"d": pa.array(days), "v": pa.array([Decimal(str(v)) for v in numbers]), "label": label}
+        )
+    )
     frame = polars.DataFrame({"d": days, "v": numbers, "label": label}).with_columns(
         polars.col("v").cast(polars.Decimal(10, 2)), polars.col("label").cast(polars.Categorical)
     )
@@ -204,17 +263,21 @@ def test_decimals_and_times_with_zones_are_those_of_floats_and_utc() -> None:
 def test_a_few_odd_words_in_a_column_of_numbers_are_refused_with_their_rows() -> None:
     cells: list[Any] = [f"{k / 7:.2f}" for k in range(60)]
     cells[3], cells[17], cells[18] = "n.d.", "<5", "n.d."
-    line = (
-        r"column 'v' of the table holds numbers, but also text \('n.d.' in row 3 .* and 1 more, '<5' in row 17 .*\): "
+    line = r"column 'v' of the table holds numbers, but also text \('n.d.' in row 3 .* and 1 more, '<5' in row 17 .*\): "
+    refuses(
+        line + r".*missing=\['n.d.', '<5'\], or .* categorical_columns='v'", lambda: column(cells)
     )
-    refuses(line + r".*missing=\['n.d.', '<5'\], or .* categorical_columns='v'", lambda: column(cells))
     data = split(column(cells, missing=("n.d.", "<5"), min_count=1), "iid", 2)
     table = data.dataset.inputs
     assert isinstance(table, Table)
     assert (table.numeric, table.gaps, table.missing) == (("v",), ("v",), ("<5", "n.d."))
-    assert table.encode({"v": ["<5", 1.0]})[0].tolist() == [0, 1]  # the trained model knows the marks
+    assert table.encode({"v": ["<5", 1.0]})[0].tolist() == [
+        0,
+        1,
+    ]  # the trained model knows the marks
     refuses(
-        r"column 'v' .* holds text \('>9' in row 1 .*numbers are expected", lambda: table.encode({"v": ["1", ">9"]})
+        r"column 'v' .* holds text \('>9' in row 1 .*numbers are expected",
+        lambda: table.encode({"v": ["1", ">9"]}),
     )
 
 
@@ -225,11 +288,17 @@ def test_odd_words_at_every_silo_are_refused() -> None:
         cells[3 + seed] = "n.d."
         return pandas.DataFrame({"crp": cells, "label": ["ab"[k % 2] for k in range(60)]})
 
-    refuses("column 'crp' of silo client-0 .*'n.d.' in row 3", lambda: federate([part(k) for k in range(3)]))
+    refuses(
+        "column 'crp' of silo client-0 .*'n.d.' in row 3",
+        lambda: federate([part(k) for k in range(3)]),
+    )
 
 
 def test_many_numbers_among_many_words_are_refused_and_few_codes_are_categories() -> None:
-    refuses("holds numbers, but also text", lambda: column([f"{k}.5" for k in range(20)] + ["n.d."] * 40))
+    refuses(
+        "holds numbers, but also text",
+        lambda: column([f"{k}.5" for k in range(20)] + ["n.d."] * 40),
+    )
     stages = ["T1", "T2", "T3a", "4"] * 10
     assert column(stages).inputs == Table((), ("v",), vocabularies=(("4", "T1", "T2", "T3a"),))
     assert column(["1", "2", "X"] * 10, categorical_columns="v").inputs.categorical == ("v",)  # type: ignore[attr-defined]
@@ -248,18 +317,27 @@ def test_mixed_columns_of_pandas_are_read_by_what_they_show() -> None:
     ["45%", "€ 45", "45 EUR", "$1,234.50", "<5", "(45)", "45 mg", "12:30", "2 days 01:00:00"],
 )
 def test_numbers_with_other_signs_are_refused(cell: str) -> None:
-    cells = [cell.replace("5", str(k % 10) + str(k)) if ":" not in cell else cell for k in range(30)]
-    refuses("column 'v' of the table holds .*: (write plain numbers|correct it)", lambda: column(cells))
+    cells = [
+        cell.replace("5", str(k % 10) + str(k)) if ":" not in cell else cell for k in range(30)
+    ]
+    refuses(
+        "column 'v' of the table holds .*: (write plain numbers|correct it)", lambda: column(cells)
+    )
 
 
 @pytest.mark.parametrize("form", ["1,{:02},345", "{}_000"])
 def test_numbers_in_other_groups_are_refused(form: str) -> None:
-    refuses("holds numbers with other signs", lambda: column([form.format(k + 10) for k in range(30)]))
+    refuses(
+        "holds numbers with other signs", lambda: column([form.format(k + 10) for k in range(30)])
+    )
 
 
 def test_infinite_numbers_are_refused_with_their_row(tmp_path: Path) -> None:
     for cell in ("inf", "-Infinity"):
-        refuses("column 'v' .* is infinite in row 7", lambda: in_csv(tmp_path, [*"1234567", cell, *"12345678"]))  # noqa: B023
+        refuses(
+            "column 'v' .* is infinite in row 7",
+            lambda: in_csv(tmp_path, [*"1234567", cell, *"12345678"]),  # noqa: B023
+        )
     refuses("is infinite in row 7", lambda: column([1.0] * 7 + [float("inf")] + [2.0] * 9))
 
 
@@ -291,7 +369,8 @@ def test_another_column_decides_and_contradictions_are_refused(tmp_path: Path) -
     rows = [f"{k}.5;{k},5;{'ab'[k % 2]}" for k in range(40)]
     path = text(tmp_path / "b.csv", "v;w;label\n" + "\n".join(rows))
     refuses(
-        "writes numbers with a point .column 'v': '0.5' in row 0.* and with a comma .column 'w'", lambda: load(path)
+        "writes numbers with a point .column 'v': '0.5' in row 0.* and with a comma .column 'w'",
+        lambda: load(path),
     )
 
 
@@ -299,12 +378,16 @@ def test_another_column_decides_and_contradictions_are_refused(tmp_path: Path) -
 def test_thousands_or_decimals_are_asked_for(delimiter: str, cell: str, tmp_path: Path) -> None:
     cells = [cell, cell.replace("1", "2"), cell.replace("4", "5")] * 10
     refuses(
-        f"'{cell}' in row 0 .*may have decimals or thousands: .* decimal='point' or decimal='comma'",
+        f"'{cell}' in row 0 .*may have decimals or thousands: .* decimal='point' or "
+        "decimal='comma'",
         lambda: in_csv(tmp_path, cells, delimiter),
     )
     names = {".": "point", ",": "comma"}
     assert read(in_csv(tmp_path, cells, delimiter, decimal=names[cell[1]]))[0] == 1.234
-    assert read(in_csv(tmp_path, cells, delimiter, decimal=names["," if cell[1] == "." else "."]))[0] == 1234
+    assert (
+        read(in_csv(tmp_path, cells, delimiter, decimal=names["," if cell[1] == "." else "."]))[0]
+        == 1234
+    )
 
 
 # Codes, truth values, large numbers
@@ -325,9 +408,19 @@ def test_one_code_is_the_same_stored_as_a_number_a_float_or_text() -> None:
     ways = [[1, 2, 1] * 10, [1.0, 2.0, 1.0] * 10, ["1", "2", "1"] * 10, ["1.0", "2.0", "1.0"] * 10]
     for cells in ways:
         frame = pandas.DataFrame({"v": cells, "w": cells, "label": cells, "g": cells})
-        data = load(frame, group_column="g", categorical_columns=["v"], drop_columns="w", label_column="label")
+        data = load(
+            frame,
+            group_column="g",
+            categorical_columns=["v"],
+            drop_columns="w",
+            label_column="label",
+        )
         assert isinstance(data.inputs, Table)
-        assert (data.inputs.vocabularies, data.groups, data.classes) == ((("1", "2"),), ("1", "2"), ("1", "2"))
+        assert (data.inputs.vocabularies, data.groups, data.classes) == (
+            (("1", "2"),),
+            ("1", "2"),
+            ("1", "2"),
+        )
     parts = [pandas.DataFrame({"v": cells, "label": ["a", "b", "b"] * 10}) for cells in ways]
     table = federate(parts, categorical_columns="v", min_count=1).dataset.inputs
     assert isinstance(table, Table)
@@ -340,7 +433,10 @@ def test_codes_above_2_to_53_keep_their_digits_as_text() -> None:
     frame = pandas.DataFrame({"v": codes, "g": codes, "w": range(30), "label": codes})
     made = load(frame, group_column="g", categorical_columns="v")
     assert made.groups == made.classes == tuple(map(str, sorted(set(codes))))
-    with pytest.warns(DataWarning, match="column 'v' of the table holds whole numbers above 2.53, which lose digits"):
+    with pytest.warns(
+        DataWarning,
+        match="column 'v' of the table holds whole numbers above 2.53, which lose digits",
+    ):
         load(frame.drop(columns="g"))
 
 
@@ -348,7 +444,10 @@ def test_truth_values_are_spelled_alike(tmp_path: Path) -> None:
     assert read(in_csv(tmp_path, ["True", "true", "FALSE", "1"] * 8))[::8] == [0, 1, 1, 1]
     for cells in (["True", "FALSE"], ["true", "0"], [True, False]):
         rows = {"v": range(40), "label": cells * 20}
-        assert load({name: list(values) for name, values in rows.items()}).classes == ("false", "true")
+        assert load({name: list(values) for name, values in rows.items()}).classes == (
+            "false",
+            "true",
+        )
 
 
 # Sentinels
@@ -375,9 +474,13 @@ def test_numbers_that_mark_missing_values_are_noticed(
     recwarn.clear()
     if noticed:
         (line,) = lines
-        assert line.startswith(f"column 'v' of the table holds {mark:.15g} in 2 rows, far from its other values (")
+        assert line.startswith(
+            f"column 'v' of the table holds {mark:.15g} in 2 rows, far from its other values ("
+        )
         assert line.endswith(f"missing='{mark:.15g}'")
-        data = split(column([*others, mark, mark], missing=f"{mark:.15g}", min_count=1), "iid", 1).dataset
+        data = split(
+            column([*others, mark, mark], missing=f"{mark:.15g}", min_count=1), "iid", 1
+        ).dataset
         assert isinstance(data.inputs, Table)
         assert data.inputs.gaps == ("v",)
     else:
@@ -389,7 +492,9 @@ def test_numbers_that_mark_missing_values_are_noticed(
 DAYS = pandas.date_range("2024-01-05", periods=40, freq="3D")
 
 
-@pytest.mark.parametrize("form", ["%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d %b %Y", "%B %d, %Y", "%Y/%m/%d"])
+@pytest.mark.parametrize(
+    "form", ["%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d %b %Y", "%B %d, %Y", "%Y/%m/%d"]
+)
 def test_dates_are_days_in_every_unambiguous_form(form: str) -> None:
     wanted = column(DAYS.to_pydatetime().tolist())
     assert read(wanted)[0] == 19727
@@ -402,7 +507,8 @@ def test_dates_are_days_in_every_unambiguous_form(form: str) -> None:
 def test_day_or_month_first_is_asked_for_where_the_column_leaves_it_open() -> None:
     cells = ["03/04/2024", "05/06/2024", "01/02/2024"] * 10
     refuses(
-        "'03/04/2024' in row 0 .*may begin with the day or with the month: .*dates='day-first'", lambda: column(cells)
+        "'03/04/2024' in row 0 .*may begin with the day or with the month: .*dates='day-first'",
+        lambda: column(cells),
     )
     assert read(column(cells, dates="day-first"))[0] == 19754  # 1 February
     assert read(column(cells, dates="month-first"))[0] == 19724  # 2 January
@@ -417,22 +523,33 @@ def test_day_or_month_first_is_asked_for_where_the_column_leaves_it_open() -> No
     refuses("two-digit years", lambda: column(["28.02.24", "30.01.24"] * 10))
     refuses("dates of different forms", lambda: column(["2024-02-28", "30.01.2024"] * 10))
     refuses(
-        "holds dates, but also text .'unknown' in row 1", lambda: column(["2024-02-28", "unknown", "2024-03-01"] * 10)
+        "holds dates, but also text .'unknown' in row 1",
+        lambda: column(["2024-02-28", "unknown", "2024-03-01"] * 10),
     )
 
 
 def test_a_date_in_another_form_is_named_with_its_silo() -> None:
     def part(form: str) -> pandas.DataFrame:
-        return pandas.DataFrame({"seen": DAYS.strftime(form), "label": ["ab"[k % 2] for k in range(40)]})
+        return pandas.DataFrame(
+            {"seen": DAYS.strftime(form), "label": ["ab"[k % 2] for k in range(40)]}
+        )
 
     refuses(
-        "column 'seen' of silo client-1 holds dates as DD.MM.YYYY, but that of silo client-0 dates as YYYY-MM-DD",
+        "column 'seen' of silo client-1 holds dates as DD.MM.YYYY, but that of silo client-0 dates "
+        "as YYYY-MM-DD",
         lambda: federate([part("%Y-%m-%d"), part("%d.%m.%Y"), part("%m/%d/%Y")]),
     )
     numbers = part("%Y-%m-%d").assign(seen=range(20240101, 20240141))
-    refuses("column 'seen' of silo client-1 holds numbers, but .* dates", lambda: federate([part("%Y-%m-%d"), numbers]))
-    data = federate([part("%Y-%m-%d"), part("%Y-%m-%d").assign(seen=DAYS + pandas.Timedelta("1D"))])  # shown alike
-    with pytest.raises(UserError, match=r"column 'seen' .* holds numbers .* but dates are expected"):
+    refuses(
+        "column 'seen' of silo client-1 holds numbers, but .* dates",
+        lambda: federate([part("%Y-%m-%d"), numbers]),
+    )
+    data = federate(
+        [part("%Y-%m-%d"), part("%Y-%m-%d").assign(seen=DAYS + pandas.Timedelta("1D"))]
+    )  # shown alike
+    with pytest.raises(
+        UserError, match=r"column 'seen' .* holds numbers .* but dates are expected"
+    ):
         data.dataset.inputs.encode({"seen": [20240101]})
 
 
@@ -456,7 +573,10 @@ def test_a_column_without_a_name_is_left_out_or_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("v,label\n1,a\n2\n", "has 1 cell in row 1 .*its header names 2 columns: .*correct the row"),
+        (
+            "v,label\n1,a\n2\n",
+            "has 1 cell in row 1 .*its header names 2 columns: .*correct the row",
+        ),
         ("v,v,label\n" + "1,2,a\n3,4,b\n" * 9, "has two columns called 'v'"),
         ("v, v,label\n" + "1,2,a\n3,4,b\n" * 9, "has two columns called 'v'"),
         ("v,w,label\n" + "1,,a\n3,,b\n" * 9, "column 'w' of .* has no value at all"),
@@ -471,9 +591,15 @@ def test_other_encodings_are_refused(tmp_path: Path) -> None:
     for encoding, line in (("latin-1", "not written in UTF-8"), ("utf-16", "is written in UTF-16")):
         (tmp_path / "a.csv").write_bytes(table.encode(encoding))
         refuses(line, lambda: load(tmp_path / "a.csv"))
-    (tmp_path / "a.csv").write_bytes(b"sep=;\r\n" + table.replace(",", ";").replace("\n", "\r\n").encode())
+    (tmp_path / "a.csv").write_bytes(
+        b"sep=;\r\n" + table.replace(",", ";").replace("\n", "\r\n").encode()
+    )
     assert load(tmp_path / "a.csv").classes == ("größer", "kleiner")
 
 
 def test_composed_and_decomposed_letters_are_one_name() -> None:
-    assert load({"v": list(range(40)), "label": ["é", "e\u0301", "x", "y"] * 10}).classes == ("x", "y", "é")
+    assert load({"v": list(range(40)), "label": ["é", "e\u0301", "x", "y"] * 10}).classes == (
+        "x",
+        "y",
+        "é",
+    )

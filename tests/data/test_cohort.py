@@ -1,4 +1,5 @@
-"""Table one: against plain means and counts of the pooled rows, on one machine and from the files of silos' sums."""
+"""Table one: against plain means and counts of the pooled rows, on one machine and from the files
+of silos' sums."""
 
 import json
 from collections.abc import Callable
@@ -35,16 +36,29 @@ def silos(tmp_path: Path) -> list[str]:
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
 
 
-def test_it_has_the_means_and_shares_of_all_rows(silos: list[str], command: Callable[..., tuple[int, str]]) -> None:
+def test_it_has_the_means_and_shares_of_all_rows(
+    silos: list[str], command: Callable[..., tuple[int, str]]
+) -> None:
     code, said = command(
-        "data", "--silos", *silos, "--label-column", "died", "--min-count", "1", "--table-one", "--json"
+        "data",
+        "--silos",
+        *silos,
+        "--label-column",
+        "died",
+        "--min-count",
+        "1",
+        "--table-one",
+        "--json",
     )
     assert not code, said
     found = {
         (line["column"], line["category"]): line["silos"]
         for line in json.loads(said[said.index("{") : said.rindex("}") + 1])["lines"]
     }
-    ages = [np.array([float(v) for v in COLUMNS["age"][cut] if v is not None]) for cut in (slice(None), *CUTS)]
+    ages = [
+        np.array([float(v) for v in COLUMNS["age"][cut] if v is not None])
+        for cut in (slice(None), *CUTS)
+    ]
     for of, wanted in zip(found["age", ""].values(), ages, strict=True):
         assert of["count"] == len(wanted)
         assert of["mean"] == pytest.approx(wanted.mean(), rel=1e-5)
@@ -77,7 +91,9 @@ def test_the_coordinator_shows_it_from_files_of_sums(
     for one in study.cohort_sums(fed):
         (tmp_path / f"{one.silo}.json").write_text(one.to_json())
     files = [str(tmp_path / f"{client.name}.json") for client in fed.clients]
-    code, said = command("federation", "agree", *files, "--out", str(tmp_path / "agreed.json"), "--table-one")
+    code, said = command(
+        "federation", "agree", *files, "--out", str(tmp_path / "agreed.json"), "--table-one"
+    )
     assert not code, said
     assert "label = yes" in said
     assert (tmp_path / "agreed.json").exists()

@@ -1,4 +1,5 @@
-"""Survival curves and the log-rank test: against lifelines, and what coarse grids and small silos show."""
+"""Survival curves and the log-rank test: against lifelines, and what coarse grids and small silos
+show."""
 
 import json
 from collections.abc import Callable
@@ -15,9 +16,14 @@ from ekiden.data.moments import ColumnSums
 from tests.methods.survival_reference import CUT
 from tests.methods.survival_reference import cohort as patients
 
-REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "methods" / "survival.json").read_text())
+REFERENCE: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "methods" / "survival.json").read_text()
+)
 ROWS = {"a": slice(0, CUT), "b": slice(CUT, None), "all": slice(None)}
-Y = {name: np.stack([patients()["days"][rows], patients()["died"][rows]], 1) for name, rows in ROWS.items()}
+Y = {
+    name: np.stack([patients()["days"][rows], patients()["died"][rows]], 1)
+    for name, rows in ROWS.items()
+}
 
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
 
@@ -35,7 +41,9 @@ def test_with_all_times_they_are_those_of_lifelines() -> None:
         for what in ("survival", "low", "high"):
             assert [getattr(curve, what)[k] for k in at] == pytest.approx(wanted[what], abs=1e-6)
         assert not any(curve.error)
-        ends = [[float("inf") if t is None else t for t in each] for each in curve.quartiles.values()]
+        ends = [
+            [float("inf") if t is None else t for t in each] for each in curve.quartiles.values()
+        ]
         assert ends == wanted["quartiles"]
 
 
@@ -77,16 +85,25 @@ def test_wrong_grids_are_refused() -> None:
 
 def test_sums_carry_them_and_a_crafted_file_is_refused() -> None:
     table = patients()
-    silos: list[Any] = [{name: list(values[ROWS[silo]]) for name, values in table.items()} for silo in ("a", "b")]
+    silos: list[Any] = [
+        {name: list(values[ROWS[silo]]) for name, values in table.items()} for silo in ("a", "b")
+    ]
     fed = federate(
-        silos, tests=silos, names=["a", "b"], val_fraction=0.0, label_column=["days", "died"], task="survival"
+        silos,
+        tests=silos,
+        names=["a", "b"],
+        val_fraction=0.0,
+        label_column=["days", "died"],
+        task="survival",
     )
     sums = study.cohort_sums(fed, [200.0, 400.0])
     read = [ColumnSums.from_json(one.to_json(), "a file") for one in sums]
     assert read == sums
     found = study.survival(read)
     assert found is not None
-    assert found.curves["all"].at_risk[0] == 2 * len(Y["all"])  # these rows are in training and in the test
+    assert found.curves["all"].at_risk[0] == 2 * len(
+        Y["all"]
+    )  # these rows are in training and in the test
     with pytest.raises(UserError, match="b tells no events between times"):
         study.survival([read[0], study.cohort_sums(fed)[1]])
     for changed in ({"times": [400, 200]}, {"events": [1]}, {"later": -1}, {"times": "x"}):
@@ -105,8 +122,20 @@ def test_the_command_shows_them(tmp_path: Path, command: Callable[..., tuple[int
     for silo in ("a", "b"):
         rows = zip(*(patients()[name][ROWS[silo]] for name in names), strict=True)
         files.append(str(tmp_path / f"{silo}.csv"))
-        Path(files[-1]).write_text("\n".join([",".join(names), *(",".join(map(str, row)) for row in rows)]))
-    flags = ("--label-column", "days", "died", "--task", "survival", "--table-one", "--times", "200", "400")
+        Path(files[-1]).write_text(
+            "\n".join([",".join(names), *(",".join(map(str, row)) for row in rows)])
+        )
+    flags = (
+        "--label-column",
+        "days",
+        "died",
+        "--task",
+        "survival",
+        "--table-one",
+        "--times",
+        "200",
+        "400",
+    )
     code, said = command("data", "--silos", *files, *flags)
     assert not code, said
     k = REFERENCE["curves"]["all"]["times"].index(400)
@@ -114,4 +143,6 @@ def test_the_command_shows_them(tmp_path: Path, command: Callable[..., tuple[int
     assert f"{100 * REFERENCE['curves']['all']['survival'][k]:.0f}." in said
     code, said = command("data", "--silos", *files, *flags, "--json")
     assert not code, said
-    assert json.loads(said[said.index("{") : said.rindex("}") + 1])["survival"]["curves"]["a"]["times"] == [200, 400]
+    assert json.loads(said[said.index("{") : said.rindex("}") + 1])["survival"]["curves"]["a"][
+        "times"
+    ] == [200, 400]

@@ -62,7 +62,8 @@ def test_many_clients_are_cut_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "clients"), [(10, 10), (1, 1), (2, 300), pytest.param(1000, 2, marks=pytest.mark.slow)]
+    ("classes", "clients"),
+    [(10, 10), (1, 1), (2, 300), pytest.param(1000, 2, marks=pytest.mark.slow)],
 )
 def test_a_picture_of_any_size(tmp_path: Path, classes: int, clients: int) -> None:
     draw(toy(classes, clients), tmp_path / "who.png")
@@ -87,10 +88,14 @@ def test_bubbles_are_where_the_samples_are(tmp_path: Path) -> None:
     assert ((other[..., 2] - other[..., 0]) > 100).sum() > 1.3 * blue.sum() > 0
 
 
-def test_a_feature_that_sounds_like_the_silos_is_named_where_the_division_is_made_up(tmp_path: Path) -> None:
+def test_a_feature_that_sounds_like_the_silos_is_named_where_the_division_is_made_up(
+    tmp_path: Path,
+) -> None:
     rows = [f"{7 * k % 61},{'ab'[k % 2]},{'no' if k % 3 else 'yes'}" for k in range(90)]
     (tmp_path / "a.csv").write_text("\n".join(["age,site_code,died", *rows]))
     for group, named in (("", True), ("site_code", False)):
         reading = Reading(label_column=("died",), group_column=group)
-        fed = Plan(Recipe(FedSeq()), str(tmp_path / "a.csv"), clients=2, reading=reading).federation()
+        fed = Plan(
+            Recipe(FedSeq()), str(tmp_path / "a.csv"), clients=2, reading=reading
+        ).federation()
         assert ("'site_code' is a feature" in description(fed).lines["silos"]) == named

@@ -1,4 +1,5 @@
-"""What looks wrong in data is said in one line: ids among features, small silos, and samples that are twice."""
+"""What looks wrong in data is said in one line: ids among features, small silos, and samples that
+are twice."""
 
 import warnings
 from collections.abc import Callable
@@ -55,13 +56,17 @@ def lines(rows: Any, **columns: Any) -> list[str]:
         ("name", [f"Ms {k}" for k in range(300)]),
     ],
 )
-def test_a_column_that_looks_like_an_id_is_named_before_it_is_a_feature(name: str, values: Any) -> None:
+def test_a_column_that_looks_like_an_id_is_named_before_it_is_a_feature(
+    name: str, values: Any
+) -> None:
     rows = {name: values} | {k: v for k, v in visits().items() if k != "patient"}
     (line,) = lines(rows, group_column="ward")
     assert f"{name!r} (" in line
     assert f"drop_columns={name!r}" in line
     assert not lines(rows, group_column="ward", drop_columns=[name])
-    assert not any("looks like" in said for said in lines(rows, group_column="ward", subject_column=name))
+    assert not any(
+        "looks like" in said for said in lines(rows, group_column="ward", subject_column=name)
+    )
     assert not lines(rows, group_column="ward", feature_columns=["v", name])
 
 
@@ -137,11 +142,15 @@ def test_rows_that_are_in_training_and_in_a_given_test_part_are_counted(tmp_path
 
 
 def test_rows_that_several_silos_hold_are_counted() -> None:
-    one, two, three = (pandas.DataFrame(visits(6, 10, seed=k)).drop(columns="patient") for k in range(3))
+    one, two, three = (
+        pandas.DataFrame(visits(6, 10, seed=k)).drop(columns="patient") for k in range(3)
+    )
     two.loc[:4, "v"] = one.loc[10:14, "v"].to_numpy()
     two.loc[:4, "ward"] = one.loc[10:14, "ward"].to_numpy()
     silos = [one, two[["ward", "label", "v"]], three]  # the order of columns does not matter
-    with pytest.warns(DataWarning, match="silos hold equal rows: client-0 and client-1 5 rows of 60 and 60. A row"):
+    with pytest.warns(
+        DataWarning, match="silos hold equal rows: client-0 and client-1 5 rows of 60 and 60. A row"
+    ):
         ekiden.federate(silos)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -159,18 +168,23 @@ def test_fingerprints_depend_on_the_salt_and_on_names_not_on_codes() -> None:
     assert not set(fingerprints(x, one, b"salt")) & set(fingerprints(x, one, b"other"))
 
 
-def test_a_ward_only_in_the_test_file_is_refused_and_one_without_test_rows_is_not(tmp_path: Path) -> None:
+def test_a_ward_only_in_the_test_file_is_refused_and_one_without_test_rows_is_not(
+    tmp_path: Path,
+) -> None:
     def rows(wards: str, n: int) -> Rows:
         both = [(w, ord(w) + k, "pq"[k % 2]) for w in wards for k in range(n)]
         return dict(zip(("ward", "v", "label"), map(list, zip(*both, strict=True)), strict=True))
 
     data = ekiden.load(
-        files(tmp_path, rows("ns", 40), rows("n", 12) | {"v": list(range(100, 112))}), group_column="ward"
+        files(tmp_path, rows("ns", 40), rows("n", 12) | {"v": list(range(100, 112))}),
+        group_column="ward",
     )
     assert [len(c.test) for c in ekiden.split(data, "natural").clients] == [12, 0]
     both = files(tmp_path, rows("ns", 40), rows("nsx", 12) | {"v": list(range(100, 136))})
     data = ekiden.load(both, group_column="ward")
-    with pytest.raises(UserError, match=r"12 test rows of .* are of groups that training does not have \(x\)"):
+    with pytest.raises(
+        UserError, match=r"12 test rows of .* are of groups that training does not have \(x\)"
+    ):
         ekiden.split(data, "natural")
 
 
@@ -190,10 +204,15 @@ def lines_of(seen: Any) -> str:
 )
 def test_a_copy_of_the_label_is_named(label: list[Any], copy: list[Any], tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    table = pandas.DataFrame({"age": draw.normal(50, 9, 60), "twin": copy, "sex": ["f", "m", "f"] * 20, "label": label})
+    table = pandas.DataFrame(
+        {"age": draw.normal(50, 9, 60), "twin": copy, "sex": ["f", "m", "f"] * 20, "label": label}
+    )
     with pytest.warns(DataWarning) as seen:
         ekiden.load(table)
-    assert "column 'twin' of own data is the same as the label 'label', or a one-to-one function" in lines_of(seen)
+    assert (
+        "column 'twin' of own data is the same as the label 'label', or a one-to-one function"
+        in lines_of(seen)
+    )
     assert "drop_columns" in lines_of(seen)
     assert "'age'" not in lines_of(seen)
     with pytest.warns(DataWarning, match=r"column 'twin' of own data is the same as the label"):
@@ -208,9 +227,13 @@ def test_a_gap_and_an_array_can_be_copies_of_the_label() -> None:
     draw = np.random.default_rng(0)
     y = draw.integers(0, 2, 80)
     x = np.stack([draw.normal(size=80), y * 2.0 + 1], axis=1).astype(np.float32)
-    with pytest.warns(DataWarning, match=r"value 1 of the inputs of own data is the same as the label"):
+    with pytest.warns(
+        DataWarning, match=r"value 1 of the inputs of own data is the same as the label"
+    ):
         from_tensors((x, y))
-    gone = pandas.DataFrame({"age": x[:, 0], "left": np.where(y, 5.0, np.nan), "label": np.where(y, "a", "b")})
+    gone = pandas.DataFrame(
+        {"age": x[:, 0], "left": np.where(y, 5.0, np.nan), "label": np.where(y, "a", "b")}
+    )
     with pytest.warns(DataWarning, match=r"column 'left' of own data is the same"):
         ekiden.load(gone)
 
@@ -222,11 +245,15 @@ def test_features_that_only_go_with_the_label_are_not_copies() -> None:
     near[7] = (near[7] + 1) % 3
     coarse = np.minimum(y, 1).astype(float)  # two classes share a value
     fine = y + draw.integers(0, 2, 200) / 10  # a class has two values
-    table = pandas.DataFrame({"near": near, "coarse": coarse, "fine": fine, "age": draw.normal(size=200), "label": y})
+    table = pandas.DataFrame(
+        {"near": near, "coarse": coarse, "fine": fine, "age": draw.normal(size=200), "label": y}
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", DataWarning)
         ekiden.load(table)
-        few = pandas.DataFrame({"twin": [1.0, 2.0] * 5, "age": draw.normal(size=10), "label": ["a", "b"] * 5})
+        few = pandas.DataFrame(
+            {"twin": [1.0, 2.0] * 5, "age": draw.normal(size=10), "label": ["a", "b"] * 5}
+        )
         ekiden.load(few, min_count=1)
 
 
@@ -237,7 +264,9 @@ def test_a_column_that_counts_rows_is_named(start: int, several: bool) -> None:
     counts = [draw.permutation(np.arange(start, start + 40)) for _ in range(2)]
 
     def said(change: Callable[[Any], Any]) -> list[str]:
-        silos: list[Any] = [{"n": change(n), "v": draw.normal(size=40), "label": ["p", "q"] * 20} for n in counts]
+        silos: list[Any] = [
+            {"n": change(n), "v": draw.normal(size=40), "label": ["p", "q"] * 20} for n in counts
+        ]
         return _said(lambda: ekiden.federate(silos) if several else ekiden.load(silos[0]))
 
     (line,) = said(lambda n: n)
@@ -255,18 +284,27 @@ def test_a_feature_that_nearly_tells_the_label_is_named(majority: float) -> None
     wrong = y.copy()
     wrong[:3] = 1 - wrong[:3]  # 0.15 % of the rows
     often = np.where(np.arange(2000) % 50 == 0, 1 - y, y)
-    rows = {"outcome": [f"o{k}" for k in wrong], "often": often, "v": draw.normal(size=2000), "label": y}
+    rows = {
+        "outcome": [f"o{k}" for k in wrong],
+        "often": often,
+        "v": draw.normal(size=2000),
+        "label": y,
+    }
     (line,) = lines(rows)
     assert line.startswith("column 'outcome' (99.8")
     assert "tells the label 'label' in nearly all" in line
     rare, other = (np.isin(np.arange(2000), ones).astype(int) for ones in (range(8), range(6, 14)))
-    assert not lines({"v": rows["v"], "w": other, "label": rare})  # hardly better than the commonest class
+    assert not lines(
+        {"v": rows["v"], "w": other, "label": rare}
+    )  # hardly better than the commonest class
 
 
 def test_a_number_that_is_nearly_the_target_is_named() -> None:
     draw = np.random.default_rng(0)
     y = draw.normal(size=1000)
-    (line,) = lines({"a": np.where(np.arange(1000) < 3, 0, y), "b": y + draw.normal(size=1000), "label": y})
+    (line,) = lines(
+        {"a": np.where(np.arange(1000) < 3, 0, y), "b": y + draw.normal(size=1000), "label": y}
+    )
     assert line.startswith("column 'a' (99.75 %)")
 
 

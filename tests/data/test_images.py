@@ -26,7 +26,11 @@ from ekiden.data.kinds import Images
 from tests.data.pictures import Pixels, dicom, encoded
 from tests.fuzz import examples
 
-few = settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=examples(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 def pixels(seed: int, height: int, width: int, channels: int = 3) -> Pixels:
@@ -51,12 +55,20 @@ seeds = st.integers(0, 2**16)
 
 
 @few
-@given(seeds, sides, st.sampled_from(["PNG", "TIFF", "WEBP", "JPEG"]), st.integers(1, 8), st.booleans())
+@given(
+    seeds, sides, st.sampled_from(["PNG", "TIFF", "WEBP", "JPEG"]), st.integers(1, 8), st.booleans()
+)
 def test_a_turned_picture_is_read_upright(
     tmp_path: Path, seed: int, side: tuple[int, int], kind: str, orientation: int, as_file: bool
 ) -> None:
     shown = pixels(seed, *side)
-    how = {"lossless": True} if kind == "WEBP" else {"quality": 100, "subsampling": 0} if kind == "JPEG" else {}
+    how = (
+        {"lossless": True}
+        if kind == "WEBP"
+        else {"quality": 100, "subsampling": 0}
+        if kind == "JPEG"
+        else {}
+    )
     data: Any = encoded(Image.fromarray(shown), kind, orientation, **how)
     if as_file:
         (tmp_path / "a.jpg").write_bytes(data)
@@ -75,7 +87,10 @@ def test_an_orientation_without_a_meaning_and_a_damaged_exif_are_ignored(orienta
     exif = Image.Exif()
     exif[0x0112] = orientation
     assert torch.equal(read(encoded(Image.fromarray(shown), exif=exif))[0], tensor(shown))
-    assert torch.equal(read(encoded(Image.fromarray(shown), exif=b"Exif\0\0II*\0\xff\xff\xff\xff"))[0], tensor(shown))
+    assert torch.equal(
+        read(encoded(Image.fromarray(shown), exif=b"Exif\0\0II*\0\xff\xff\xff\xff"))[0],
+        tensor(shown),
+    )
 
 
 def test_an_orientation_after_the_pixels_of_a_png_counts() -> None:
@@ -96,10 +111,14 @@ def test_sizes_are_those_of_upright_pictures(tmp_path: Path) -> None:
     assert load(str(tmp_path)).shape == (3, 4, 6)
 
 
-def test_a_cache_of_another_reading_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_of_another_reading_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for k in range(10):
         (tmp_path / "ab"[k % 2]).mkdir(exist_ok=True)
-        (tmp_path / "ab"[k % 2] / f"{k}.png").write_bytes(encoded(Image.fromarray(pixels(k, 4, 6)), "PNG", 3))
+        (tmp_path / "ab"[k % 2] / f"{k}.png").write_bytes(
+            encoded(Image.fromarray(pixels(k, 4, 6)), "PNG", 3)
+        )
     first = load(str(tmp_path))
     monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
     monkeypatch.setattr("ekiden.data.raster._UPRIGHT", {})
@@ -117,7 +136,9 @@ def on_white(shown: NDArray[Any], alpha: NDArray[Any]) -> Pixels:
 
 @few
 @given(seeds, sides, st.sampled_from(["RGBA", "LA"]), st.sampled_from(["PNG", "WEBP", "TIFF"]))
-def test_hidden_colours_are_not_read(seed: int, side: tuple[int, int], mode: str, kind: str) -> None:
+def test_hidden_colours_are_not_read(
+    seed: int, side: tuple[int, int], mode: str, kind: str
+) -> None:
     kind = "PNG" if mode == "LA" else kind
     channels = 3 if mode == "RGBA" else 1
     shown, alpha = pixels(seed, *side, channels), pixels(seed + 1, *side, 1)
@@ -135,8 +156,14 @@ def test_hidden_colours_are_not_read(seed: int, side: tuple[int, int], mode: str
 
 @few
 @given(seeds, sides, st.booleans())
-def test_palettes_with_and_without_transparency(seed: int, side: tuple[int, int], grey: bool) -> None:
-    palette = np.repeat(pixels(seed, 1, 16, 1).reshape(16, 1), 3, axis=1) if grey else pixels(seed, 1, 16)[0]
+def test_palettes_with_and_without_transparency(
+    seed: int, side: tuple[int, int], grey: bool
+) -> None:
+    palette = (
+        np.repeat(pixels(seed, 1, 16, 1).reshape(16, 1), 3, axis=1)
+        if grey
+        else pixels(seed, 1, 16)[0]
+    )
     codes = pixels(seed + 1, *side, 1) % 16
     image = Image.fromarray(codes, "P")
     image.putpalette(palette.tobytes())
@@ -146,7 +173,9 @@ def test_palettes_with_and_without_transparency(seed: int, side: tuple[int, int]
     alpha = np.full(16, 255, np.uint8)
     alpha[:4] = (0, 50, 100, 150)
     wanted = tensor(on_white(shown, alpha[codes])).int()
-    assert (read(encoded(image, "PNG", transparency=alpha.tobytes()))[0].int() - wanted).abs().max() <= 1
+    assert (
+        read(encoded(image, "PNG", transparency=alpha.tobytes()))[0].int() - wanted
+    ).abs().max() <= 1
     only = tensor(np.where(np.atleast_3d(codes) == 2, np.uint8(255), np.atleast_3d(shown)))
     for kind in ("PNG", "GIF"):
         assert torch.equal(read(encoded(image, kind, transparency=2))[0], only), kind
@@ -164,9 +193,15 @@ def test_one_grey_picture_in_many_forms(tmp_path: Path, seed: int, side: tuple[i
     forms: list[Any] = [encoded(image, kind) for kind in ("PNG", "TIFF", "BMP", "GIF", "PPM")]
     forms += [encoded(palette, "PNG"), encoded(image.convert("LA"), "PNG"), image, palette]
     forms += [encoded(Image.fromarray(deep), kind) for kind in ("PNG", "TIFF", "PPM")]
-    forms += [encoded(Image.fromarray(deep.astype(">u2")), "TIFF"), Image.fromarray(deep.astype(">u2"))]
+    forms += [
+        encoded(Image.fromarray(deep.astype(">u2")), "TIFF"),
+        Image.fromarray(deep.astype(">u2")),
+    ]
     forms += [encoded(Image.fromarray(shown.astype(np.float32)), "TIFF")] * bool(shown.max() > 1)
-    forms += [dicom(tmp_path / "a.dcm", shown, "MONOCHROME2"), dicom(tmp_path / "b", 255 - shown, "MONOCHROME1")]
+    forms += [
+        dicom(tmp_path / "a.dcm", shown, "MONOCHROME2"),
+        dicom(tmp_path / "b", 255 - shown, "MONOCHROME1"),
+    ]
     forms += [tiff(deep, order) for order in "<>"] + [tiff(65535 - deep, "<", white_is_zero=True)]
     forms += [encoded(image, "TIFF", tiffinfo={262: 0})]
     for form in forms:
@@ -178,9 +213,20 @@ def tiff(values: NDArray[Any], order: str, *, white_is_zero: bool = False, kind:
     data = values.astype(order + values.dtype.str[1:]).tobytes()
     height, width = values.shape
     bits = 8 * values.itemsize
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: int(not white_is_zero), 273: 8, 277: 1, 278: height}
+    tags = {
+        256: width,
+        257: height,
+        258: bits,
+        259: 1,
+        262: int(not white_is_zero),
+        273: 8,
+        277: 1,
+        278: height,
+    }
     tags |= {279: len(data), 339: kind}
-    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
+    entries = b"".join(
+        struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in sorted(tags.items())
+    )
     place = 8 + len(data)
     head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}I", place)
     return head + data + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
@@ -192,9 +238,13 @@ def tiff(values: NDArray[Any], order: str, *, white_is_zero: bool = False, kind:
 def test_measurements_need_a_window_and_not_a_number_is_black() -> None:
     values = np.array([[-5.0, 0.0], [np.nan, 10.0]], np.float32)
     data = tiff(values, "<", kind=3)
-    with pytest.raises(UserError, match=r"its pixels go from -5 to 10: say which values .* pixel_window LOW HIGH"):
+    with pytest.raises(
+        UserError, match=r"its pixels go from -5 to 10: say which values .* pixel_window LOW HIGH"
+    ):
         read(data)
-    with pytest.warns(DataWarning, match="1 of 1 image in the images given have pixels that are not a number"):
+    with pytest.warns(
+        DataWarning, match="1 of 1 image in the images given have pixels that are not a number"
+    ):
         assert read(data, window=(0, 10)).flatten().tolist() == [0, 0, 0, 255]
     with pytest.raises(UserError, match="its pixels are not numbers"):
         read(tiff(values * np.nan, "<", kind=3), window=(0, 10))
@@ -209,7 +259,9 @@ def test_colours_of_16_bits_are_their_upper_8() -> None:
     assert torch.equal(read(deep)[0], tensor(shown))
     with pytest.raises(UserError, match="values up to 7936 only"):
         read(deep_png(np.full((2, 2, 3), 31 * 257, np.uint16)))
-    with pytest.raises(UserError, match=r"its colours have 16 bits, .* there is no window to apply"):
+    with pytest.raises(
+        UserError, match=r"its colours have 16 bits, .* there is no window to apply"
+    ):
         read(deep, window=(0, 4095))
 
 
@@ -218,11 +270,18 @@ def deep_png(values: NDArray[np.uint16]) -> bytes:
     height, width, _ = values.shape
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     head = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def test_each_silo_must_use_its_range(tmp_path: Path) -> None:
@@ -231,13 +290,19 @@ def test_each_silo_must_use_its_range(tmp_path: Path) -> None:
         for k in range(5):
             ramp = np.linspace(0, most, 16).reshape(4, 4).astype(np.uint16)
             Image.fromarray(ramp).save(tmp_path / silo / "a" / f"{k}.png")
-    with pytest.raises(UserError, match=r"south have 16 bits and values up to 4095 only.* pixel_window=\[0, 4095\]"):
+    with pytest.raises(
+        UserError, match=r"south have 16 bits and values up to 4095 only.* pixel_window=\[0, 4095\]"
+    ):
         ekiden.data.join([str(tmp_path / "north"), str(tmp_path / "south")])
     rows = [
-        {"image": f"{silo}/a/{k}.png", "label": k % 2, "site": silo} for silo in ("north", "south") for k in range(5)
+        {"image": f"{silo}/a/{k}.png", "label": k % 2, "site": silo}
+        for silo in ("north", "south")
+        for k in range(5)
     ]
     pandas.DataFrame(rows).to_csv(tmp_path / "all.csv", index=False)
-    with pytest.raises(UserError, match=r"group south of .*all.csv have 16 bits and values up to 4095 only"):
+    with pytest.raises(
+        UserError, match=r"group south of .*all.csv have 16 bits and values up to 4095 only"
+    ):
         load(str(tmp_path / "all.csv"), image_column="image", group_column="site")
 
 
@@ -259,7 +324,11 @@ def test_a_grey_silo_and_a_deep_one_are_named(tmp_path: Path) -> None:
     assert "deep have 16 bits, those in" in second  # the third: all are of one class
     assert data.shape == (3, 4, 4)
     with pytest.warns(DataWarning, match="16 bits"):
-        assert ekiden.data.join([str(tmp_path / silo) for silo in forms], colour="grey").shape == (1, 4, 4)
+        assert ekiden.data.join([str(tmp_path / silo) for silo in forms], colour="grey").shape == (
+            1,
+            4,
+            4,
+        )
 
 
 # Grey and colour
@@ -273,20 +342,28 @@ def test_channels_are_a_choice(seed: int, side: tuple[int, int]) -> None:
     assert torch.equal(read(grey_file, colour_file)[0], tensor(grey).expand(3, -1, -1))
     assert torch.equal(read(grey_file, colour="rgb")[0], tensor(grey).expand(3, -1, -1))
     luminance = (
-        tensor(shown).double().mul(torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)[:, None, None]).sum(0)
+        tensor(shown)
+        .double()
+        .mul(torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)[:, None, None])
+        .sum(0)
     )
     assert (read(colour_file, colour="grey")[0, 0] - luminance).abs().max() <= 0.51
     assert torch.equal(Images().encode([grey_file], (3, *side))[0], tensor(grey).expand(3, -1, -1))
     stored_as_colour = encoded(Image.fromarray(np.repeat(grey[:, :, None], 3, axis=2)))
     assert torch.equal(Images().encode([stored_as_colour], (1, *side))[0], tensor(grey))
     if (shown != shown[:, :, :1]).any():
-        with pytest.raises(UserError, match="it is in colour, but the model was trained on grey images"):
+        with pytest.raises(
+            UserError, match="it is in colour, but the model was trained on grey images"
+        ):
             Images().encode([colour_file], (1, *side))
 
 
 def test_other_colour_spaces() -> None:
     flat = Image.new("RGB", (4, 4), (200, 100, 50))
-    for data in (encoded(flat.convert("CMYK"), "TIFF"), encoded(flat.convert("YCbCr"), "TIFF", compression="jpeg")):
+    for data in (
+        encoded(flat.convert("CMYK"), "TIFF"),
+        encoded(flat.convert("YCbCr"), "TIFF", compression="jpeg"),
+    ):
         assert (read(data)[0].int() - tensor(np.array(flat)).int()).abs().max() <= 3
     cmyk = encoded(flat.convert("CMYK"), "JPEG", quality=100)
     assert (read(cmyk)[0].int() - tensor(np.array(flat)).int()).abs().max() <= 3
@@ -301,16 +378,22 @@ def stack(kind: str, grey: list[int], **how: Any) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "GIF", "WEBP", "PNG"])
-def test_of_several_pages_the_middle_one_is_read_or_the_one_that_is_named(tmp_path: Path, kind: str) -> None:
+def test_of_several_pages_the_middle_one_is_read_or_the_one_that_is_named(
+    tmp_path: Path, kind: str
+) -> None:
     values = [10, 90, 170, 250]
     data = stack(kind, values, **({"lossless": True} if kind == "WEBP" else {}))
-    with pytest.warns(DataWarning, match=r"1 of 1 image .* \(up to 4\); the middle one is read \(number 2 of 4,"):
+    with pytest.warns(
+        DataWarning, match=r"1 of 1 image .* \(up to 4\); the middle one is read \(number 2 of 4,"
+    ):
         assert set(read(data).flatten().tolist()) == {170}
     file = tmp_path / "film"
     file.write_bytes(data)
     for page, value in enumerate(values):
         assert set(read(tmp_path / f"film#{page}").flatten().tolist()) == {value}
-    with pytest.raises(UserError, match="film#4: it has 4 pages, so there is no page 4: count from 0"):
+    with pytest.raises(
+        UserError, match="film#4: it has 4 pages, so there is no page 4: count from 0"
+    ):
         read(tmp_path / "film#4")
     with Image.open(file) as opened:
         with pytest.warns(DataWarning, match="several pages"):
@@ -327,16 +410,23 @@ def test_tables_name_pages(tmp_path: Path) -> None:
     paths = [{"bytes": None, "path": row["image"]} for row in rows]
     table = pa.table({"image": paths, "label": [row["label"] for row in rows]})
     pq.write_table(table, tmp_path / "b.parquet")
-    ways: list[tuple[str, dict[str, Any]]] = [("a.csv", {"image_column": "image"}), ("b.parquet", {})]
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("a.csv", {"image_column": "image"}),
+        ("b.parquet", {}),
+    ]
     for name, how in ways:
         data = load(str(tmp_path / name), **how)
-        assert {(int(x.max()), int(y)) for x, y in zip(data.train.x, data.train.y, strict=True)} == {
+        assert {
+            (int(x.max()), int(y)) for x, y in zip(data.train.x, data.train.y, strict=True)
+        } == {
             (0, 0),
             (100, 1),
             (200, 2),
         }
     first = load(str(tmp_path / "b.parquet")).train.x
-    (tmp_path / "film.tif").write_bytes(stack("TIFF", [10, 110, 210]))  # the cache follows the file that is named
+    (tmp_path / "film.tif").write_bytes(
+        stack("TIFF", [10, 110, 210])
+    )  # the cache follows the file that is named
     assert not torch.equal(load(str(tmp_path / "b.parquet")).train.x, first)
 
 
@@ -356,7 +446,12 @@ def test_previews_are_no_pages(tmp_path: Path) -> None:
     marked = [photo, *(photo.resize((8, 8)) for _ in range(3))]
     for small in marked[1:]:
         small.encoderinfo = {"tiffinfo": page}
-    assert read(encoded(marked[0], "TIFF", save_all=True, append_images=marked[1:])).shape == (1, 3, 16, 16)
+    assert read(encoded(marked[0], "TIFF", save_all=True, append_images=marked[1:])).shape == (
+        1,
+        3,
+        16,
+        16,
+    )
 
 
 def test_the_line_about_pages_is_said_once_for_a_data_set_and_again_when_it_is_cached(
@@ -364,17 +459,24 @@ def test_the_line_about_pages_is_said_once_for_a_data_set_and_again_when_it_is_c
 ) -> None:
     for k in range(10):
         (tmp_path / "scans" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
-        data = stack("TIFF", [0, 100 * (k % 2), 255]) if k < 8 else encoded(Image.new("RGB", (6, 6)), "TIFF")
+        data = (
+            stack("TIFF", [0, 100 * (k % 2), 255])
+            if k < 8
+            else encoded(Image.new("RGB", (6, 6)), "TIFF")
+        )
         (tmp_path / "scans" / "ab"[k % 2] / f"{k}.tif").write_bytes(data)
     for _ in range(2):
         with pytest.warns(DataWarning) as seen:
             load(str(tmp_path / "scans"))
         assert [line for one in seen if "images in" in (line := str(one.message))] == [
-            f"8 of 10 images in {tmp_path / 'scans'} have several pages, frames or slices (up to 3); the middle one is "
+            f"8 of 10 images in {tmp_path / 'scans'} have several pages, frames or slices (up to "
+            "3); the middle one is "
             "read (number 1 of 3, counted from 0): name another after #, as in FILE#0"
         ]
     monkeypatch.chdir(tmp_path)
-    code, said = command("run", "fedavg", "--data", "scans", "--clients", "2", "--partition", "iid", "--rounds", "1")
+    code, said = command(
+        "run", "fedavg", "--data", "scans", "--clients", "2", "--partition", "iid", "--rounds", "1"
+    )
     assert code == 0, said
     assert said.count("ekiden: 8 of 10 images in") == 1
     code, said = command("predict", "runs/fedavg-scans-seed0", "scans")
@@ -392,7 +494,9 @@ def test_the_line_about_pages_is_said_once_for_a_data_set_and_again_when_it_is_c
 
 @few
 @given(seeds, st.sampled_from(["PNG", "JPEG", "TIFF", "GIF", "WEBP", "BMP"]), st.floats(0, 0.95))
-def test_a_cut_file_is_named_in_one_line(tmp_path: Path, seed: int, kind: str, share: float) -> None:
+def test_a_cut_file_is_named_in_one_line(
+    tmp_path: Path, seed: int, kind: str, share: float
+) -> None:
     data = encoded(Image.fromarray(pixels(seed, 32, 32)), kind)
     (tmp_path / "cut").write_bytes(data[: int(share * len(data))])
     with warnings.catch_warnings():
@@ -409,8 +513,12 @@ def test_colour_profiles_change_nothing() -> None:
 
     shown = pixels(0, 4, 4)
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
-    with pytest.warns(DataWarning, match="have a colour profile other than sRGB, which is not applied"):
-        assert torch.equal(read(encoded(Image.fromarray(shown), icc_profile=profile))[0], tensor(shown))
+    with pytest.warns(
+        DataWarning, match="have a colour profile other than sRGB, which is not applied"
+    ):
+        assert torch.equal(
+            read(encoded(Image.fromarray(shown), icc_profile=profile))[0], tensor(shown)
+        )
     usual = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     assert torch.equal(read(encoded(Image.fromarray(shown), icc_profile=usual))[0], tensor(shown))
 
@@ -418,23 +526,35 @@ def test_colour_profiles_change_nothing() -> None:
 def test_evaluation_and_prediction_on_other_files_read_as_training_did(
     tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model of colour images of 8 x 8 measures grey ones of another size, dark 16-bit ones, and turned ones."""
+    """A model of colour images of 8 x 8 measures grey ones of another size, dark 16-bit ones, and
+    turned ones."""
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
     forms: dict[str, Callable[[Image.Image, int], bytes]] = {
         "train": lambda image, k: encoded(image, "PNG"),
-        "turned": lambda image, k: encoded(image.resize((16, 16), Image.Resampling.NEAREST), "TIFF", k % 8 + 1),
-        "grey": lambda image, k: encoded(image.convert("L").resize((24, 24), Image.Resampling.NEAREST), "PNG"),
+        "turned": lambda image, k: encoded(
+            image.resize((16, 16), Image.Resampling.NEAREST), "TIFF", k % 8 + 1
+        ),
+        "grey": lambda image, k: encoded(
+            image.convert("L").resize((24, 24), Image.Resampling.NEAREST), "PNG"
+        ),
     }
     for name, form in forms.items():
         for k in range(40):
             shown = draw.integers(0, 100, (8, 8, 3), dtype=np.uint8)
             shown[: 4 if k % 2 else 8, :, :] += 20 * (k % 2)
             shown[:4] += 150 * (k % 2)
-            file = tmp_path / name / ("plain", "sky")[k % 2] / f"{k}.{'tif' if name == 'turned' else 'png'}"
+            file = (
+                tmp_path
+                / name
+                / ("plain", "sky")[k % 2]
+                / f"{k}.{'tif' if name == 'turned' else 'png'}"
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(form(Image.fromarray(shown), k))
-    code, said = command("run", "fedseq", "--data", "train", "--clients", "2", "--partition", "iid", "--epochs", "10")
+    code, said = command(
+        "run", "fedseq", "--data", "train", "--clients", "2", "--partition", "iid", "--epochs", "10"
+    )
     assert code == 0, said
     run = "runs/fedseq-train-seed0"
     for name in ("turned", "grey"):
@@ -445,7 +565,9 @@ def test_evaluation_and_prediction_on_other_files_read_as_training_did(
         code, said = command("evaluate", run, "--data", name)
         assert code == 0, said
         assert "8 test samples" in said
-    dark = Image.fromarray(np.full((8, 8), 3000, np.uint16))  # alone, it would be refused in training
+    dark = Image.fromarray(
+        np.full((8, 8), 3000, np.uint16)
+    )  # alone, it would be refused in training
     (tmp_path / "dark.png").write_bytes(encoded(dark, "PNG"))
     code, said = command("predict", run, "dark.png")
     assert code == 0, said

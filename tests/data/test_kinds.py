@@ -1,4 +1,5 @@
-"""A kind of samples in the user's own file: read, trained on, measured and predicted, by the command line."""
+"""A kind of samples in the user's own file: read, trained on, measured and predicted, by the
+command line."""
 
 import io
 import json
@@ -88,7 +89,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file = tmp_path / "lab" / "ab"[k % 2] / f"{k}.spc"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(spectrum(k))
-    rows = {"signal": [spectrum(k) for k in range(60)], "label": ["ab"[k % 2] for k in range(60)], "site": range(60)}
+    rows = {
+        "signal": [spectrum(k) for k in range(60)],
+        "label": ["ab"[k % 2] for k in range(60)],
+        "site": range(60),
+    }
     pd.DataFrame(rows).to_csv(tmp_path / "lab.csv", index=False)
     return tmp_path
 
@@ -97,7 +102,9 @@ OWN = ("--sample-kind", "mine.py:Spectra")
 RUN = ("fedseq", "--partition", "iid", "--clients", "2", "--epochs", "15", *OWN)
 
 
-def test_files_of_an_own_kind_are_trained_on_measured_and_predicted(folder: Path, command: Command) -> None:
+def test_files_of_an_own_kind_are_trained_on_measured_and_predicted(
+    folder: Path, command: Command
+) -> None:
     code, said = command("run", *RUN, "--data", "lab")
     assert code == 0, said
     run = folder / "runs/fedseq-lab-seed0"
@@ -133,7 +140,10 @@ def test_cells_of_an_own_kind(folder: Path, command: Command) -> None:
     assert (found.prediction == list("ab") * 30).mean() >= 0.9
     code, said = command("run", *RUN, "--data", "lab.csv")
     assert code == 2
-    assert "lab.csv has several columns that may hold spectra (signal, site): name one by --feature-columns" in said
+    assert (
+        "lab.csv has several columns that may hold spectra (signal, site): name one by "
+        "--feature-columns" in said
+    )
 
 
 def test_an_own_kind_goes_through_every_source_and_names_bad_records(folder: Path) -> None:
@@ -150,17 +160,24 @@ def test_an_own_kind_goes_through_every_source_and_names_bad_records(folder: Pat
         rows.to_csv(folder / f"{name}.csv", index=False)
     assert len(join([str(folder / "north.csv"), str(folder / "south.csv")], **how).train) == 96
     rows.loc[37, "signal"] = "1;2"
-    with pytest.raises(UserError, match=r"row 37 \(counted from 0, .* cannot be used: it has 2 points, not 6"):
+    with pytest.raises(
+        UserError, match=r"row 37 \(counted from 0, .* cannot be used: it has 2 points, not 6"
+    ):
         load(rows, **how)
     (folder / "lab/b/37.spc").write_text("junk")
-    with pytest.raises(UserError, match=r"lab/b/37\.spc cannot be used: it is not a list of numbers"):
+    with pytest.raises(
+        UserError, match=r"lab/b/37\.spc cannot be used: it is not a list of numbers"
+    ):
         load(str(folder / "lab"), **how)
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("mine.py:NoKind", "is not a kind of samples: derive a frozen dataclass from ekiden.data.Inputs"),
+        (
+            "mine.py:NoKind",
+            "is not a kind of samples: derive a frozen dataclass from ekiden.data.Inputs",
+        ),
         ("mine.py:Nameless", "does not say its kind: give the class a text 'kind'"),
         ("mine.py:Wrong", "Wrong.encode must return .* finite samples of torch.float32"),
         ("mine.py:Spectre", "Spectra"),
@@ -188,20 +205,29 @@ def test_code_runs_only_if_the_user_named_it_and_never_for_another_party(folder:
     assert str(folder) not in told
     assert of_terms(told) == inputs
     for text in (json.dumps(stored), told.replace("mine.py:Spectra@", "mine.py:Spectra@0")):
-        with pytest.raises(UserError, match=r"mine.py:Spectra.* is code that is not here, or that was never allowed"):
+        with pytest.raises(
+            UserError,
+            match=r"mine.py:Spectra.* is code that is not here, or that was never allowed",
+        ):
             of_terms(text)
     (folder / "mine.py").write_text(KIND + "\n# changed\n")
     with pytest.raises(UserError, match=r"then `ekiden trust mine.py`"):
         of_terms(told)
 
 
-def test_a_kind_of_an_installed_package(folder: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
+def test_a_kind_of_an_installed_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
     """Write what pip installs: a module, and its entry point in a .dist-info folder."""
     site = folder / "site"
     (site / "spectra-1.0.dist-info").mkdir(parents=True)
     (site / "spectra_lab.py").write_text(KIND)
-    (site / "spectra-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: spectra\nVersion: 1.0\n")
-    (site / "spectra-1.0.dist-info" / "entry_points.txt").write_text("[ekiden.kinds]\nspectra = spectra_lab:Spectra\n")
+    (site / "spectra-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: spectra\nVersion: 1.0\n"
+    )
+    (site / "spectra-1.0.dist-info" / "entry_points.txt").write_text(
+        "[ekiden.kinds]\nspectra = spectra_lab:Spectra\n"
+    )
     with pytest.raises(UserError, match="unknown kind of samples 'spectra'"):
         load(str(folder / "lab"), sample_kind="spectra")
     monkeypatch.syspath_prepend(str(site))

@@ -1,4 +1,5 @@
-"""Labels that leave open what they are, that do not vary, or that are spelled in two ways; and the commonest class."""
+"""Labels that leave open what they are, that do not vary, or that are spelled in two ways; and the
+commonest class."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,12 @@ def labelled(label: list[Any]) -> pandas.DataFrame:
 
 @pytest.mark.parametrize(
     "label",
-    [list(range(60)) * 5, [float(k) for k in range(60)] * 5, list(range(30)) * 2, [str(k) for k in range(60)] * 5],
+    [
+        list(range(60)) * 5,
+        [float(k) for k in range(60)] * 5,
+        list(range(30)) * 2,
+        [str(k) for k in range(60)] * 5,
+    ],
 )
 def test_many_whole_numbers_are_asked_for(label: list[Any]) -> None:
     with pytest.raises(UserError, match=ASKS):
@@ -45,7 +51,9 @@ def test_many_whole_numbers_of_vectors_are_asked_for_and_those_of_images_are_cla
     assert from_tensors((torch.randn(300, 1, 4, 4), y)).outputs == 100
 
 
-@pytest.mark.parametrize("label", [[0.0, 1.0] * 30, [0, 1] * 30, ["0", "1"] * 30, [False, True] * 30])
+@pytest.mark.parametrize(
+    "label", [[0.0, 1.0] * 30, [0, 1] * 30, ["0", "1"] * 30, [False, True] * 30]
+)
 def test_two_classes_are_classes_however_stored(label: list[Any]) -> None:
     data = federate([labelled(label), labelled(label).assign(v=range(60))])
     assert data.dataset.task.kind == "classification"
@@ -53,9 +61,13 @@ def test_two_classes_are_classes_however_stored(label: list[Any]) -> None:
 
 
 def test_numbers_with_a_word_are_not_classes() -> None:
-    with pytest.raises(UserError, match=r"the label 'label' of .* holds numbers, but also text \('n.d.' in row 4 "):
+    with pytest.raises(
+        UserError, match=r"the label 'label' of .* holds numbers, but also text \('n.d.' in row 4 "
+    ):
         load(labelled([*(k / 4 for k in range(4)), "n.d.", *(k / 4 for k in range(40))]))
-    with pytest.warns(DataWarning, match="class 'unknown' of the table seems to mark missing values"):
+    with pytest.warns(
+        DataWarning, match="class 'unknown' of the table seems to mark missing values"
+    ):
         assert load(labelled(["1", "2", "unknown"] * 20)).classes == ("1", "2", "unknown")
     with pytest.raises(UserError, match=r"the label 'label' of .* holds dates"):
         load(labelled(["2024-01-05", "2024-01-06"] * 20))
@@ -69,8 +81,13 @@ def test_a_target_that_marks_missing_values_is_noticed() -> None:
 
 
 def test_classes_that_differ_in_case_and_blanks_are_refused() -> None:
-    first, second = labelled(["Yes", "No", "No"] * 20), labelled(["yes", "no ", "No"] * 20).assign(v=range(60))
-    with pytest.raises(UserError, match=r"the label 'label' has 'Yes' .* and 'yes' .*; the label 'label' has 'No'"):
+    first, second = (
+        labelled(["Yes", "No", "No"] * 20),
+        labelled(["yes", "no ", "No"] * 20).assign(v=range(60)),
+    )
+    with pytest.raises(
+        UserError, match=r"the label 'label' has 'Yes' .* and 'yes' .*; the label 'label' has 'No'"
+    ):
         load(pandas.concat([first, second]))
     rows = labelled(["a", "b"] * 30).assign(sex=["f", "F ", "m"] * 20)
     with pytest.raises(UserError, match=r"column 'sex' has 'F ' .* and 'f' "):
@@ -87,13 +104,19 @@ def test_names_are_one_name_in_any_form_of_their_characters(tmp_path: Path) -> N
         for folder in (name, "tea"):
             (tmp_path / silo / folder).mkdir(parents=True)
             for k in range(5):
-                pixels = np.random.default_rng([k, len(silo + folder)]).integers(0, 256, (4, 4), dtype=np.uint8)
+                pixels = np.random.default_rng([k, len(silo + folder)]).integers(
+                    0, 256, (4, 4), dtype=np.uint8
+                )
                 Image.fromarray(pixels).save(tmp_path / silo / folder / f"{k}.png")
     both = federate([str(tmp_path / "s0"), str(tmp_path / "s1")]).dataset
     assert both.classes == ("tea", composed)
-    given = federate([(torch.randn(20, 3), np.array([name, "tea"] * 10)) for name in (composed, apart)])
+    given = federate(
+        [(torch.randn(20, 3), np.array([name, "tea"] * 10)) for name in (composed, apart)]
+    )
     assert given.dataset.classes == ("tea", composed)
-    named = from_tensors((torch.randn(20, 3), np.array([apart, "tea"] * 10)), classes=("tea", apart))
+    named = from_tensors(
+        (torch.randn(20, 3), np.array([apart, "tea"] * 10)), classes=("tea", apart)
+    )
     assert named.classes == ("tea", composed)
 
 
@@ -104,28 +127,40 @@ def test_classes_that_are_numbers_are_in_their_order() -> None:
 
 def test_categories_that_are_intervals_are_refused() -> None:
     table = labelled(["a", "b"] * 20).assign(age=pandas.cut(np.arange(40), 3))
-    with pytest.raises(UserError, match=r"^column 'age' of the table holds categories of .*: write them as text"):
+    with pytest.raises(
+        UserError, match=r"^column 'age' of the table holds categories of .*: write them as text"
+    ):
         load(table)
 
 
 def test_a_class_without_training_rows_is_named(tmp_path: Path) -> None:
     labelled(["a", "b"] * 20).to_csv(tmp_path / "t_train.csv", index=False)
     labelled(["a", "c", "d"] * 4).to_csv(tmp_path / "t_test.csv", index=False)
-    with pytest.warns(DataWarning, match=r"^8 of 12 test rows are of classes without a training row \('c', 'd'\)"):
+    with pytest.warns(
+        DataWarning, match=r"^8 of 12 test rows are of classes without a training row \('c', 'd'\)"
+    ):
         load(str(tmp_path / "t_train.csv"))
 
 
 def test_silos_that_write_classes_in_two_ways_share_none() -> None:
     parts = [labelled([0, 1] * 20), labelled(["ill", "well"] * 20), labelled([0, 1] * 20)]
-    line = r"^silo client-1 shares no class with others \(it has 'ill', 'well'; others have '0', '1'\)"
+    line = (
+        r"^silo client-1 shares no class with others \(it has 'ill', 'well'; others have '0', '1'\)"
+    )
     with pytest.raises(UserError, match=line):
         federate(parts, label_column="label")
     federate([*parts[::2], labelled([1] * 40)], label_column="label")  # nothing to doubt
 
 
 def test_one_class_everywhere_is_refused() -> None:
-    with pytest.raises(UserError, match="all training labels are 'cat': classification needs two classes"):
-        ekiden.run(FedAvg(rounds=1, epochs=1), silos(torch.zeros(60).long(), classes=["cat", "dog"]), nn.Linear(4, 2))
+    with pytest.raises(
+        UserError, match="all training labels are 'cat': classification needs two classes"
+    ):
+        ekiden.run(
+            FedAvg(rounds=1, epochs=1),
+            silos(torch.zeros(60).long(), classes=["cat", "dog"]),
+            nn.Linear(4, 2),
+        )
     with pytest.raises(UserError, match=r"all labels in .* are 'a'"):
         load(labelled(["a"] * 40))
 
@@ -145,12 +180,16 @@ class Ends(nn.Module):
 def test_a_network_that_ends_in_probabilities_is_refused() -> None:
     classes = silos(torch.arange(60) % 2)
     for network in (nn.Sequential(nn.Linear(4, 2), nn.Softmax(1)), Ends()):
-        with pytest.raises(UserError, match=r"the model ends in a softmax, .*leave the last layer out"):
+        with pytest.raises(
+            UserError, match=r"the model ends in a softmax, .*leave the last layer out"
+        ):
             ekiden.run("fedavg", classes, network)
     labels = silos((torch.randn(60, 3) > 0.5).float(), task="multi-label")
     with pytest.raises(UserError, match="the model ends in a sigmoid"):
         ekiden.run("fedavg", labels, nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()))
-    ekiden.run(FedAvg(rounds=1, epochs=1), classes, nn.Sequential(nn.Linear(4, 2), nn.LogSoftmax(1)))
+    ekiden.run(
+        FedAvg(rounds=1, epochs=1), classes, nn.Sequential(nn.Linear(4, 2), nn.LogSoftmax(1))
+    )
 
 
 def test_a_network_with_layers_without_a_size_is_refused() -> None:
@@ -160,7 +199,9 @@ def test_a_network_with_layers_without_a_size_is_refused() -> None:
         return nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2))
 
     for model in (lazy, lazy()):
-        with pytest.raises(UserError, match=r"^layer '1' of the model is a LazyLinear without a size"):
+        with pytest.raises(
+            UserError, match=r"^layer '1' of the model is a LazyLinear without a size"
+        ):
             ekiden.run(FedAvg(rounds=1), data, model)
 
 
@@ -184,7 +225,20 @@ def test_the_commonest_class_stands_next_to_every_printed_accuracy(
     monkeypatch.chdir(tmp_path)
     labelled(["a", "a", "a", "b"] * 30).to_csv(tmp_path / "t.csv", index=False)
     code, said = command(
-        *("run", "fedavg", "--rounds", "1", "--epochs", "1", "--data", "t.csv", "--partition", "iid", "--clients", "2")
+        *(
+            "run",
+            "fedavg",
+            "--rounds",
+            "1",
+            "--epochs",
+            "1",
+            "--data",
+            "t.csv",
+            "--partition",
+            "iid",
+            "--clients",
+            "2",
+        )
     )
     assert code == 0, said
     assert "majority guess" in said

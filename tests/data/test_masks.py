@@ -1,4 +1,5 @@
-"""Files of masks that a table names next to their images: NIfTI volumes turned alike, and PNG files."""
+"""Files of masks that a table names next to their images: NIfTI volumes turned alike, and PNG
+files."""
 
 import re
 from collections.abc import Callable
@@ -22,13 +23,19 @@ AFFINE = np.diag([2.0, 2, 3, 1])
 
 
 def listed(folder: Path, image: str, mask: str) -> str:
-    table = {"image": [image.format(k) for k in range(N)], "mask": [mask.format(k) for k in range(N)]}
+    table = {
+        "image": [image.format(k) for k in range(N)],
+        "mask": [mask.format(k) for k in range(N)],
+    }
     pandas.DataFrame(table).to_csv(folder / "t.csv", index=False)
     return str(folder / "t.csv")
 
 
-def volumes(folder: Path, change: Callable[[Any, Any], tuple[Any, Any]] = lambda mask, at: (mask, at)) -> None:
-    """Write volumes and their masks, which are 1 where a voxel is above 127; every other mask is changed."""
+def volumes(
+    folder: Path, change: Callable[[Any, Any], tuple[Any, Any]] = lambda mask, at: (mask, at)
+) -> None:
+    """Write volumes and their masks, which are 1 where a voxel is above 127; every other mask is
+    changed."""
     nibabel = pytest.importorskip("nibabel")
     for k in range(N):
         voxels = np.random.default_rng(k).integers(0, 255, SHAPE).astype(np.float32)
@@ -40,7 +47,8 @@ def volumes(folder: Path, change: Callable[[Any, Any], tuple[Any, Any]] = lambda
 
 
 def turned(mask: Any, at: Any) -> tuple[Any, Any]:
-    """Return the same mask with its first axis mirrored and its axes in another order, as its affine says."""
+    """Return the same mask with its first axis mirrored and its axes in another order, as its
+    affine says."""
     mirror = np.eye(4)
     mirror[0, 0], mirror[0, 3] = -1, SHAPE[0] - 1
     order = np.eye(4)[[1, 0, 2, 3]]
@@ -54,7 +62,9 @@ def moved(mask: Any, at: Any) -> tuple[Any, Any]:
 
 @pytest.mark.filterwarnings("ignore:.*the middle one is read")
 @pytest.mark.parametrize("number", ["", "#1"])
-@pytest.mark.parametrize("change", [lambda mask, at: (mask, at), lambda mask, at: (mask.astype(float), at), turned])
+@pytest.mark.parametrize(
+    "change", [lambda mask, at: (mask, at), lambda mask, at: (mask.astype(float), at), turned]
+)
 def test_a_volume_and_its_mask_are_turned_alike(tmp_path: Path, number: str, change: Any) -> None:
     volumes(tmp_path, change)
     path = listed(tmp_path, f"i{{}}.nii{number}", "m{}.nii")
@@ -67,14 +77,20 @@ def test_a_volume_and_its_mask_are_turned_alike(tmp_path: Path, number: str, cha
     ("change", "mask", "line"),
     [
         (moved, "m{}.nii", "up to 4 mm apart: bring both to one grid"),
-        (lambda mask, at: (mask[:, :, :4], at), "m{}.nii", "it has 8 x 6 x 4 voxels, its image 8 x 6 x 5"),
+        (
+            lambda mask, at: (mask[:, :, :4], at),
+            "m{}.nii",
+            "it has 8 x 6 x 4 voxels, its image 8 x 6 x 5",
+        ),
         (lambda mask, at: (mask / 2, at), "m{}.nii", "its pixels are not whole numbers"),
         (lambda mask, at: (mask * np.nan, at), "m{}.nii", "its pixels are not whole numbers"),
         (turned, "m{}.nii#2", "it names slice 2, which its image i0.nii does not"),
         (lambda mask, at: (mask * 255, at), "m{}.nii", "have the labels 0, 1, 255 only"),
     ],
 )
-def test_a_mask_that_does_not_lie_on_its_volume_is_refused(tmp_path: Path, change: Any, mask: str, line: str) -> None:
+def test_a_mask_that_does_not_lie_on_its_volume_is_refused(
+    tmp_path: Path, change: Any, mask: str, line: str
+) -> None:
     volumes(tmp_path, change)
     with pytest.raises(UserError) as error:
         load(listed(tmp_path, "i{}.nii", mask), label_column="mask")
@@ -101,8 +117,12 @@ def test_masks_are_grey_values_or_numbers_of_a_palette(tmp_path: Path, mode: str
 @pytest.mark.parametrize(
     ("mode", "suffix", "form"), [("RGB", "png", "PNG of mode RGB"), ("L", "jpg", "JPEG of mode L")]
 )
-def test_masks_with_colours_and_lossy_ones_are_refused(tmp_path: Path, mode: str, suffix: str, form: str) -> None:
-    with pytest.raises(UserError, match=f"the mask of .*i0.png: it is {form}: give numbers of classes"):
+def test_masks_with_colours_and_lossy_ones_are_refused(
+    tmp_path: Path, mode: str, suffix: str, form: str
+) -> None:
+    with pytest.raises(
+        UserError, match=f"the mask of .*i0.png: it is {form}: give numbers of classes"
+    ):
         load(pictures(tmp_path, mode, suffix), label_column="mask")
 
 
@@ -129,7 +149,9 @@ def test_masks_that_may_be_those_of_other_pictures_are_named(
     pandas.DataFrame(rows, columns=["image", "label"]).to_csv(table, index=False)
     found = said(lambda: ekiden.load(table))
     assert re.search(line, found) if line else not found
-    pandas.DataFrame([(i, i) for i, _ in rows], columns=["image", "label"]).to_csv(table, index=False)
+    pandas.DataFrame([(i, i) for i, _ in rows], columns=["image", "label"]).to_csv(
+        table, index=False
+    )
     with pytest.raises(UserError, match=r"names i0\.jpg as an image and as its mask"):
         ekiden.load(table)
 
@@ -143,7 +165,11 @@ def test_masks_are_read_again_when_they_change(tmp_path: Path) -> None:
 def test_masks_come_to_the_size_of_their_images(tmp_path: Path, fit: Any) -> None:
     for k in range(N):  # squares, of which some are cropped; images and masks of two sizes
         side = 4 << k % 2
-        squares = np.random.default_rng(k).integers(0, 2, (4, 4 if fit == "stretch" else 6)).repeat(side, 0)
+        squares = (
+            np.random.default_rng(k)
+            .integers(0, 2, (4, 4 if fit == "stretch" else 6))
+            .repeat(side, 0)
+        )
         image = Image.fromarray((255 * squares.repeat(side, 1)).astype(np.uint8))
         image.save(tmp_path / f"i{k}.png")
         image.point(lambda value: value // 255).save(tmp_path / f"m{k}.png")

@@ -22,14 +22,19 @@ from tests.data.pictures import dicom, encoded
 from tests.fuzz import examples
 
 pydicom, nibabel = pytest.importorskip("pydicom"), pytest.importorskip("nibabel")
-few = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=examples(15),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 seeds = st.integers(0, 2**16)
 AXES = [
     tuple(zip(order, mirrored, strict=True))
     for order in itertools.permutations(range(3))
     for mirrored in itertools.product((1, -1), repeat=3)
 ]
-"""the 48 ways to store a volume: for each stored axis, which axis of the patient it is, and whether it is mirrored"""
+"""the 48 ways to store a volume: for each stored axis, which axis of the patient it is, and whether
+it is mirrored"""
 
 
 def volume(seed: int = 0, shape: tuple[int, ...] = (4, 5, 6)) -> NDArray[np.int16]:
@@ -37,7 +42,8 @@ def volume(seed: int = 0, shape: tuple[int, ...] = (4, 5, 6)) -> NDArray[np.int1
 
 
 def shown(values: Any) -> NDArray[Any]:
-    """Return an axial slice (x, y) of a volume in RAS+ as a picture: front above, left at the left."""
+    """Return an axial slice (x, y) of a volume in RAS+ as a picture: front above, left at the
+    left."""
     return np.asarray(values)[:, ::-1].T
 
 
@@ -46,15 +52,25 @@ def shown(values: Any) -> NDArray[Any]:
 
 @few
 @given(seeds, st.sampled_from(AXES), st.integers(0, 5), st.sampled_from([".nii", ".nii.gz"]))
-def test_a_volume_is_turned_by_its_affine(tmp_path: Path, seed: int, axes: Any, number: int, ending: str) -> None:
+def test_a_volume_is_turned_by_its_affine(
+    tmp_path: Path, seed: int, axes: Any, number: int, ending: str
+) -> None:
     values = volume(seed)
     tilt = np.eye(4)  # a scanner that is tilted by 20 degrees
     tilt[:3, :3] = np.array([[0.94, -0.34, 0], [0.34, 0.94, 0], [0, 0, 1]])
     for affine in (np.diag([2.0, 3, 4, 1]), tilt):
         upright = nibabel.Nifti1Image(values, affine)
-        nibabel.save(upright.as_reoriented(nibabel.orientations.ornt_transform(AXES[0], axes)), tmp_path / f"a{ending}")
-        assert (np.asarray(medical.load(tmp_path / f"a{ending}#{number}").image) == shown(values[:, :, number])).all()
-        assert (np.asarray(medical.load(tmp_path / f"a{ending}").image) == shown(values[:, :, 3])).all()
+        nibabel.save(
+            upright.as_reoriented(nibabel.orientations.ornt_transform(AXES[0], axes)),
+            tmp_path / f"a{ending}",
+        )
+        assert (
+            np.asarray(medical.load(tmp_path / f"a{ending}#{number}").image)
+            == shown(values[:, :, number])
+        ).all()
+        assert (
+            np.asarray(medical.load(tmp_path / f"a{ending}").image) == shown(values[:, :, 3])
+        ).all()
         assert medical.look(tmp_path / f"a{ending}").size == (4, 5)
 
 
@@ -62,7 +78,10 @@ def test_a_volume_is_turned_by_its_affine(tmp_path: Path, seed: int, axes: Any, 
 def test_a_volume_of_one_slice_is_that_slice(tmp_path: Path, axes: Any) -> None:
     values = volume(shape=(1, 5, 6))
     upright = nibabel.Nifti1Image(values, np.eye(4))
-    nibabel.save(upright.as_reoriented(nibabel.orientations.ornt_transform(AXES[0], axes)), tmp_path / "a.nii")
+    nibabel.save(
+        upright.as_reoriented(nibabel.orientations.ornt_transform(AXES[0], axes)),
+        tmp_path / "a.nii",
+    )
     assert (np.asarray(medical.image(tmp_path / "a.nii")) == shown(values[0])).all()
     assert medical.look(tmp_path / "a.nii").pages == 1
 
@@ -96,7 +115,9 @@ def test_volumes_that_cannot_be_cut_say_why(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(volume(shape=(4, 5, 6, 1)), np.eye(4)), tmp_path / "a.nii")
     assert (np.asarray(medical.load(tmp_path / "a.nii").image) == shown(volume()[:, :, 3])).all()
     nibabel.save(nibabel.Nifti1Image(volume(shape=(4, 5, 6, 2)), np.eye(4)), tmp_path / "b.nii")
-    with pytest.raises(UserError, match=r"b.nii: it has 4 dimensions, 4 x 5 x 6 x 2: give a volume with three"):
+    with pytest.raises(
+        UserError, match=r"b.nii: it has 4 dimensions, 4 x 5 x 6 x 2: give a volume with three"
+    ):
         Images().encode([tmp_path / "b.nii"])
     nibabel.save(nibabel.Nifti1Image(volume().astype(np.complex64), np.eye(4)), tmp_path / "c.nii")
     with pytest.raises(UserError, match="its voxels are complex64: give real numbers"):
@@ -105,7 +126,9 @@ def test_volumes_that_cannot_be_cut_say_why(tmp_path: Path) -> None:
     whole = (tmp_path / "d.nii.gz").read_bytes()
     for share in (0.0, 0.3, 0.9):
         (tmp_path / "d.nii.gz").write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(UserError, match=r"d.nii.gz cannot be decoded \(.*\): replace or remove it") as caught:
+        with pytest.raises(
+            UserError, match=r"d.nii.gz cannot be decoded \(.*\): replace or remove it"
+        ) as caught:
             Images(window=(0, 1000)).encode([tmp_path / "d.nii.gz"])
         assert "\n" not in str(caught.value)
     nibabel.save(nibabel.Nifti1Image(volume(shape=(4, 5)), np.eye(4)), tmp_path / "e.nii")
@@ -125,7 +148,10 @@ def test_headers_that_disagree_or_say_nothing_are_counted(tmp_path: Path) -> Non
         x = Images(window=(0, 1000)).encode(files)
     first, second = sorted(str(one.message) for one in seen)
     assert "1 of 2 images in the images given do not say where their axes point" in first
-    assert "1 of 2 images in the images given have a qform and an sform that point to different sides" in second
+    assert (
+        "1 of 2 images in the images given have a qform and an sform that point to different sides"
+        in second
+    )
     assert torch.equal(x[0, 0], x[1, 0].flip(-1))
 
 
@@ -146,7 +172,12 @@ def test_grey_values_are_in_the_unit_of_the_file(
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     stored = np.random.default_rng(seed).integers(low, high + 1, (3, 5))
     stored[0, :2] = low, high
-    how: dict[str, Any] = {"bits": bits, "signed": signed, "RescaleSlope": slope, "RescaleIntercept": intercept}
+    how: dict[str, Any] = {
+        "bits": bits,
+        "signed": signed,
+        "RescaleSlope": slope,
+        "RescaleIntercept": intercept,
+    }
     dicom(tmp_path / "bright", stored, "MONOCHROME2", **how)
     dicom(tmp_path / "dark", low + high - stored, "MONOCHROME1", **how)
     values = (stored * slope + intercept).astype(np.float32)
@@ -207,14 +238,18 @@ def test_films(tmp_path: Path) -> None:
     dicom(tmp_path / "grey", frames[..., 0], "MONOCHROME2", **more)
     for k in range(5):
         assert (
-            np.asarray(medical.load(tmp_path / f"grey#{k}").image) == frames[k, ..., 0].astype(int) * (k + 1) - k - 1
+            np.asarray(medical.load(tmp_path / f"grey#{k}").image)
+            == frames[k, ..., 0].astype(int) * (k + 1) - k - 1
         ).all()
 
 
 def test_grey_levels_of_few_bits_go_from_black_to_white(tmp_path: Path) -> None:
     for bits, most in ((1, 1), (4, 15), (8, 255)):
         dicom(tmp_path / f"{bits}", np.array([[0, most]]), "MONOCHROME2", bits=bits)
-    assert Images().encode([tmp_path / "1", tmp_path / "4", tmp_path / "8"]).flatten(1).tolist() == [[0, 255]] * 3
+    assert (
+        Images().encode([tmp_path / "1", tmp_path / "4", tmp_path / "8"]).flatten(1).tolist()
+        == [[0, 255]] * 3
+    )
     dicom(tmp_path / "dark", np.array([[0, 1]]), "MONOCHROME2")
     assert Images().encode([tmp_path / "dark"]).flatten().tolist() == [0, 1]
 
@@ -247,17 +282,34 @@ def test_files_without_extension_are_known_by_their_first_bytes(tmp_path: Path) 
     pandas.DataFrame(rows, columns=["file", "label"]).to_csv(tmp_path / "t.csv", index=False)
     table = load(str(tmp_path / "t.csv"), image_column="file", pixel_window=(0, 4095))
     for kind in (0, 1):
-        both = [torch.cat([part.x[part.y == kind] for part in (one.train, one.test)]) for one in (table, data)]
+        both = [
+            torch.cat([part.x[part.y == kind] for part in (one.train, one.test)])
+            for one in (table, data)
+        ]
         assert {x.numpy().tobytes() for x in both[0]} == {x.numpy().tobytes() for x in both[1]}
 
 
-def test_files_without_extension_are_predicted(tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_extension_are_predicted(
+    tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for label, value in (("dark", 100), ("light", 3900)):
         Path(f"scans/{label}").mkdir(parents=True)
         for k in range(10):
             dicom(Path(f"scans/{label}/IM{k}"), np.full((8, 8), value + k), "MONOCHROME2", bits=12)
-    flags = ("--pixel-window", "0", "4095", "--clients", "2", "--partition", "iid", "--model", "mlp", "--epochs", "10")
+    flags = (
+        "--pixel-window",
+        "0",
+        "4095",
+        "--clients",
+        "2",
+        "--partition",
+        "iid",
+        "--model",
+        "mlp",
+        "--epochs",
+        "10",
+    )
     code, said = command("run", "fedseq", "--data", "scans", *flags)
     assert code == 0, said
     code, said = command("predict", "runs/fedseq-scans-seed0", "scans", "-o", "answers.csv")
@@ -274,10 +326,13 @@ def test_folders_without_images_and_odd_files_name_the_cause(tmp_path: Path) -> 
     for name in ("a.mha", "b.mha", "c"):
         (tmp_path / "scans" / "ill" / name).write_bytes(b"0" * 300)
     with pytest.raises(
-        UserError, match=r'holds no image: the extensions of its 3 files \(.mha, none\) .* "DICM" at byte'
+        UserError,
+        match=r'holds no image: the extensions of its 3 files \(.mha, none\) .* "DICM" at byte',
     ):
         load(str(tmp_path / "scans"))
-    with pytest.raises(UserError, match=r"scans holds nothing to predict \(the extensions of its 3 files"):
+    with pytest.raises(
+        UserError, match=r"scans holds nothing to predict \(the extensions of its 3 files"
+    ):
         SampleReader(Images(), (1, 8, 8)).found([tmp_path / "scans"])
     (tmp_path / "a.dcm").write_bytes(b"0" * 300)
     with pytest.raises(UserError, match=r'a.dcm: it has no "DICM" at byte 128'):
@@ -317,16 +372,36 @@ def in_groups(spacing: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("one", "other", "line"),
     [
-        ({"PixelSpacing": [0.5, 0.5]}, {"PixelSpacing": [1, 1]}, "s0 are 0.5 mm high, those of other silos 1 mm"),
-        ({"ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}, {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]}, "sagittal"),
-        ({"Modality": "CT"}, {"Modality": "MR"}, "are CT, those in .*s1 MR: check that they show the same"),
-        ({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}, {}, "4 of 8 images in .* are localizers"),
+        (
+            {"PixelSpacing": [0.5, 0.5]},
+            {"PixelSpacing": [1, 1]},
+            "s0 are 0.5 mm high, those of other silos 1 mm",
+        ),
+        (
+            {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0]},
+            {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]},
+            "sagittal",
+        ),
+        (
+            {"Modality": "CT"},
+            {"Modality": "MR"},
+            "are CT, those in .*s1 MR: check that they show the same",
+        ),
+        (
+            {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]},
+            {},
+            "4 of 8 images in .* are localizers",
+        ),
         (
             {"Modality": "DX", "ViewPosition": "AP"},
             {"Modality": "DX", "ViewPosition": "PA"},
             "are DX AP, those .* DX PA",
         ),
-        ({"PixelSpacing": [1, 0.5]}, {"PixelSpacing": [1, 1]}, "4 of 8 images in .* have pixels that are not square"),
+        (
+            {"PixelSpacing": [1, 0.5]},
+            {"PixelSpacing": [1, 1]},
+            "4 of 8 images in .* have pixels that are not square",
+        ),
         (in_groups(0.5), in_groups(1), "s0 are 0.5 mm high, those of other silos 1 mm"),
         (
             {"Modality": "MR", "ProtocolName": "ax T1"},
@@ -339,15 +414,33 @@ def in_groups(spacing: float) -> dict[str, Any]:
             "are with contrast agent, those in .* without",
         ),
         ({"ImageLaterality": "L"}, {"ImageLaterality": "R"}, "are L, those in .* R: check"),
-        ({"BodyPartExamined": "CHEST"}, {"BodyPartExamined": "HAND"}, "are CHEST, those in .* HAND: check"),
-        ({"PatientOrientation": ["L", "F"]}, {"PatientOrientation": ["R", "F"]}, "are L/F, those in .* R/F: check"),
-        ({"BurnedInAnnotation": "YES"}, {}, "4 of 8 images in .* have names or marks in their pixels"),
+        (
+            {"BodyPartExamined": "CHEST"},
+            {"BodyPartExamined": "HAND"},
+            "are CHEST, those in .* HAND: check",
+        ),
+        (
+            {"PatientOrientation": ["L", "F"]},
+            {"PatientOrientation": ["R", "F"]},
+            "are L/F, those in .* R/F: check",
+        ),
+        (
+            {"BurnedInAnnotation": "YES"},
+            {},
+            "4 of 8 images in .* have names or marks in their pixels",
+        ),
         ({"PresentationLUTShape": "INVERSE"}, {}, "4 of 8 images in .* are to be shown inverted"),
         ({"SOPInstanceUID": "1.2.3"}, {}, "3 of 8 images have the SOP instance UID of another one"),
-        ({"PatientID": "P1"}, {"PatientID": "P2"}, "headers name 2 patients for 8 images, so a patient may be in"),
+        (
+            {"PatientID": "P1"},
+            {"PatientID": "P2"},
+            "headers name 2 patients for 8 images, so a patient may be in",
+        ),
     ],
 )
-def test_silos_whose_scans_were_taken_otherwise_are_named(tmp_path: Path, one: Any, other: Any, line: str) -> None:
+def test_silos_whose_scans_were_taken_otherwise_are_named(
+    tmp_path: Path, one: Any, other: Any, line: str
+) -> None:
     for k, how in enumerate((one, other)):
         for place in range(4):
             (folder := tmp_path / f"s{k}" / "ab"[place % 2]).mkdir(parents=True, exist_ok=True)
@@ -362,7 +455,9 @@ def test_silos_whose_volumes_have_another_spacing_are_named(tmp_path: Path) -> N
     for k, height in enumerate((0.7, 0.7, 2.1)):
         for place in range(4):
             (folder := tmp_path / f"s{k}" / "ab"[place % 2]).mkdir(parents=True, exist_ok=True)
-            image = nibabel.Nifti1Image(volume(4 * k + place, (4, 5, 1)) % 256, np.diag([height, height, 3, 1]))
+            image = nibabel.Nifti1Image(
+                volume(4 * k + place, (4, 5, 1)) % 256, np.diag([height, height, 3, 1])
+            )
             nibabel.save(image, folder / f"{place}.nii")
     with pytest.warns(DataWarning, match="s2 are 2.1 mm high, those of other silos 0.7 mm") as seen:
         join([str(tmp_path / f"s{k}") for k in range(3)])
@@ -370,12 +465,16 @@ def test_silos_whose_volumes_have_another_spacing_are_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("ending", [".nii.gz", ".dcm"])
-def test_a_header_that_says_more_pixels_than_any_memory_holds_is_refused(ending: str, tmp_path: Path) -> None:
+def test_a_header_that_says_more_pixels_than_any_memory_holds_is_refused(
+    ending: str, tmp_path: Path
+) -> None:
     """Of files of a few kilobytes, before anything is decoded."""
     for name in "ab":
         (tmp_path / name).mkdir()
         for k in range(6):
-            Image.fromarray((volume(k)[:, :, 0] % 256).astype(np.uint8)).save(tmp_path / name / f"{k}.png")
+            Image.fromarray((volume(k)[:, :, 0] % 256).astype(np.uint8)).save(
+                tmp_path / name / f"{k}.png"
+            )
     bomb = tmp_path / "a" / f"bomb{ending}"
     if ending == ".dcm":
         dicom(bomb, np.zeros((4, 5)), "MONOCHROME2", Rows=60_000, Columns=60_000)
@@ -385,5 +484,7 @@ def test_a_header_that_says_more_pixels_than_any_memory_holds_is_refused(ending:
         header["vox_offset"], header["magic"] = 352, b"n+1"
         bomb.write_bytes(gzip.compress(header.binaryblock + bytes(1_000_000)))
     assert bomb.stat().st_size < 5_000
-    with pytest.raises(UserError, match=rf"bomb{ending}: its header says .*0000 pixels, 178956970 are read at most"):
+    with pytest.raises(
+        UserError, match=rf"bomb{ending}: its header says .*0000 pixels, 178956970 are read at most"
+    ):
         load(tmp_path, size=8)

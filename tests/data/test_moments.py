@@ -23,13 +23,20 @@ from ekiden.data.tasks import Regression
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
-FAR = {"clock in ms": (1.7e12, 3e5), "tiny": (1e-12, 3e-13), "identifier": (9e15, 4e6), "usual": (50.0, 9.0)}
+FAR = {
+    "clock in ms": (1.7e12, 3e5),
+    "tiny": (1e-12, 3e-13),
+    "identifier": (9e15, 4e6),
+    "usual": (50.0, 9.0),
+}
 NUMBERS = st.floats(-1e100, 1e100, allow_subnormal=False)
 
 
 def drawn(mean: float, std: float, n: int = 90, seed: int = 0) -> pandas.DataFrame:
     rng = np.random.default_rng(seed)
-    return pandas.DataFrame({"v": mean + std * rng.normal(size=n), "label": [("a", "b")[k % 2] for k in range(n)]})
+    return pandas.DataFrame(
+        {"v": mean + std * rng.normal(size=n), "label": [("a", "b")[k % 2] for k in range(n)]}
+    )
 
 
 def assert_unit(data: FederatedData, mean: float, std: float) -> None:
@@ -67,7 +74,9 @@ def test_silos_on_their_own_machines_agree_on_the_same_scale(
         assert code == 0, said
         agreed.append((tmp_path / "agreed.json").read_bytes())
     assert agreed[0] == agreed[1]  # in any order of the silos
-    (tmp_path / "a.toml").write_text('name = "a"\n[data]\npath = "a.csv"\nval_fraction = 0.0\nagreed = "agreed.json"\n')
+    (tmp_path / "a.toml").write_text(
+        'name = "a"\n[data]\npath = "a.csv"\nval_fraction = 0.0\nagreed = "agreed.json"\n'
+    )
     rows = read(tmp_path / "a.toml").load()[1].train.x[:, 0]
     assert isclose(rows.std(correction=0), 1, rel_tol=0.25)
     assert abs(rows.mean()) < 0.5
@@ -79,7 +88,9 @@ def test_targets_of_billions_with_a_deviation_of_hundreds_are_learned() -> None:
     parts = []
     for _ in range(3):
         v = rng.normal(size=120)
-        parts.append(pandas.DataFrame({"v": v, "w": rng.normal(size=120), "label": 3e9 + 800 * v + 0.5}))
+        parts.append(
+            pandas.DataFrame({"v": v, "w": rng.normal(size=120), "label": 3e9 + 800 * v + 0.5})
+        )
     data = federate(parts)
     task = data.dataset.task
     assert isinstance(task, Regression)
@@ -91,7 +102,10 @@ def test_targets_of_billions_with_a_deviation_of_hundreds_are_learned() -> None:
     )  # float32 has only 16 numbers within two deviations
     answers = task.answers(standardised, full=False)
     assert (answers[:, 0] - data.dataset.train.y).abs().max() < 1e-3
-    x, y = torch.tensor(rng.normal(size=(60, 2))).float(), torch.tensor(3e9 + 800 * rng.normal(size=60) + 0.5)
+    x, y = (
+        torch.tensor(rng.normal(size=(60, 2))).float(),
+        torch.tensor(3e9 + 800 * rng.normal(size=60) + 0.5),
+    )
     tensors = from_tensors((x, y)).task
     assert isinstance(tensors, Regression)
     assert isclose(tensors.std[0], 800, rel_tol=0.3)
@@ -99,7 +113,9 @@ def test_targets_of_billions_with_a_deviation_of_hundreds_are_learned() -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(NUMBERS, min_size=1, max_size=8), min_size=1, max_size=5), st.randoms())
-def test_moments_of_parts_are_those_of_all_values_in_any_order(parts: list[list[float]], random: Random) -> None:
+def test_moments_of_parts_are_those_of_all_values_in_any_order(
+    parts: list[list[float]], random: Random
+) -> None:
     told = [ColumnMoments.of(np.array(part), "it") for part in parts]
     whole = ColumnMoments.together(told)
     values = [Fraction(value) for part in parts for value in part]
@@ -128,7 +144,8 @@ def test_rounding_errors_are_no_deviation() -> None:
 def test_columns_that_do_not_vary_are_named_in_one_line() -> None:
     parts = [drawn(5, 1, seed=seed).assign(k=7, j=0.1) for seed in range(2)]
     with pytest.warns(
-        DataWarning, match=r"learns nothing from columns with one value at all silos, .* drop_columns=\['k', 'j'\]"
+        DataWarning,
+        match=r"learns nothing from columns with one value at all silos, .* drop_columns=\['k', 'j'\]",
     ):
         data = federate(parts)
     table = data.dataset.inputs
@@ -147,7 +164,9 @@ def test_a_number_to_predict_that_does_not_vary_is_refused() -> None:
 
 
 def test_numbers_too_large_to_be_squared_are_refused() -> None:
-    with pytest.raises(UserError, match=r"column 'v' holds -1e\+200: no number may be above 1e\+140"):
+    with pytest.raises(
+        UserError, match=r"column 'v' holds -1e\+200: no number may be above 1e\+140"
+    ):
         federate([drawn(5, 1).assign(v=-1e200), drawn(5, 1)])
 
 
@@ -157,7 +176,10 @@ BROKEN: dict[str, Any] = {
     "infinity": {"moments": {"v": {"count": 3, "mean": 1.0, "squares": float("inf")}}},
     "negative squares": {"moments": {"v": {"count": 3, "mean": 1.0, "squares": -1.0}}},
     "a negative count": {"moments": {"v": {"count": -3, "mean": 1.0, "squares": 1.0}}},
-    "fewer than no missing values": {"moments": {"v": {"count": 3, "mean": 1.0, "squares": 1.0}}, "missing": {"v": -1}},
+    "fewer than no missing values": {
+        "moments": {"v": {"count": 3, "mean": 1.0, "squares": 1.0}},
+        "missing": {"v": -1},
+    },
 }
 
 
@@ -176,12 +198,19 @@ def test_silos_on_their_own_machines_agree_on_dates_and_marks(
     days = pandas.date_range("2024-01-05", periods=40, freq="3D")
     frame = pandas.DataFrame({"seen": days, "v": range(40), "label": ["a", "b"] * 20})
     frame["v"] = frame["v"].astype(object).where(frame.index % 5 > 0, "n.d.")
-    for name, seen in (("a", days), ("b", days + pandas.Timedelta("1D")), ("c", range(20240101, 20240141))):
+    for name, seen in (
+        ("a", days),
+        ("b", days + pandas.Timedelta("1D")),
+        ("c", range(20240101, 20240141)),
+    ):
         frame.assign(seen=seen).to_csv(tmp_path / f"{name}.csv", index=False)
         text = f'name = "{name}"\n[data]\npath = "{name}.csv"\nmissing = ["n.d."]\nmin_count = 2\n'
         (tmp_path / f"{name}.toml").write_text(text)
         assert command("silo", "sums", str(tmp_path / f"{name}.toml"))[0] == 0
-    sums, out = [str(tmp_path / f"{name}-sums.json") for name in "abc"], str(tmp_path / "agreed.json")
+    sums, out = (
+        [str(tmp_path / f"{name}-sums.json") for name in "abc"],
+        str(tmp_path / "agreed.json"),
+    )
     code, said = command("federation", "agree", *sums, "--out", out)
     assert (code, "holds dates in the column 'seen'" in said) == (2, True), said
     code, said = command("federation", "agree", *sums[:2], "--out", out)

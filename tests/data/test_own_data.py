@@ -97,7 +97,9 @@ def test_a_table_is_scaled_by_what_the_clients_tell() -> None:
 
 def test_the_scale_is_that_of_pooled_training_rows_and_nothing_else() -> None:
     rows = patients()
-    raw = load(rows, label_column="died", group_column="ward", drop_columns=others("died"), min_count=1)
+    raw = load(
+        rows, label_column="died", group_column="ward", drop_columns=others("died"), min_count=1
+    )
     before = raw.train.x.clone()
     data = split(raw, "natural", val_fraction=0.0)
     table = data.dataset.inputs
@@ -117,14 +119,22 @@ def test_a_rare_category_and_a_rare_gap_are_not_told_of() -> None:
     assert table.vocabularies == (("female", "male"),)
     assert table.gaps == ()
     assert "Ada" not in json.dumps(to_json(table))
-    assert 0.0 in torch.cat([data.dataset.train.x[:, -1], data.dataset.test.x[:, -1]])  # the code of all others
+    assert 0.0 in torch.cat(
+        [data.dataset.train.x[:, -1], data.dataset.test.x[:, -1]]
+    )  # the code of all others
 
 
 def test_sums_are_what_is_told_and_add_up() -> None:
     from ekiden.data.agreement import agree
     from ekiden.data.moments import ColumnSums, told_by
 
-    raw = load(patients(), label_column="died", group_column="ward", drop_columns=others("died"), min_count=2)
+    raw = load(
+        patients(),
+        label_column="died",
+        group_column="ward",
+        drop_columns=others("died"),
+        min_count=2,
+    )
     whole = split(raw, "iid", 1, val_fraction=0.0)
     parts = split(raw, "natural", val_fraction=0.0)
     assert isinstance(raw.inputs, Table)
@@ -146,7 +156,11 @@ def test_inputs_are_plain_values_and_encode_new_rows(tmp_path: Path) -> None:
     data = clinic(rows, min_count=2)
     table = from_json(json.loads(json.dumps(to_json(data.dataset.inputs))))
     assert table == data.dataset.inputs
-    given = {"sex": ["male", "other"], "age": [60.0, None], "dose": [5.0, None]}  # columns in another order
+    given = {
+        "sex": ["male", "other"],
+        "age": [60.0, None],
+        "dose": [5.0, None],
+    }  # columns in another order
     x = table.encode(given)
     assert isinstance(table, Table)
     assert x[0, 0] == pytest.approx((60 - table.centre[0]) / table.scale[0], abs=1e-6)
@@ -163,10 +177,17 @@ def test_inputs_are_plain_values_and_encode_new_rows(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.* the same as the label")
 @pytest.mark.parametrize(
-    ("labels", "task"), [(("died",), Classification), (("days",), Regression), (("cough", "fever"), MultiLabel)]
+    ("labels", "task"),
+    [(("died",), Classification), (("days",), Regression), (("cough", "fever"), MultiLabel)],
 )
 def test_the_task_is_what_the_labels_look_like(labels: tuple[str, ...], task: type[Any]) -> None:
-    data = load(patients(), label_column=labels, group_column="ward", drop_columns=others(*labels), min_count=2)
+    data = load(
+        patients(),
+        label_column=labels,
+        group_column="ward",
+        drop_columns=others(*labels),
+        min_count=2,
+    )
     silos = split(data, "natural")
     assert isinstance(silos.dataset.task, task)
     assert silos.dataset.classes == (labels if task is not Classification else ("no", "yes"))
@@ -176,7 +197,13 @@ def test_the_task_is_what_the_labels_look_like(labels: tuple[str, ...], task: ty
 
 @pytest.mark.filterwarnings("ignore:.* the same as the label")
 def test_targets_are_standardised_by_what_clients_tell() -> None:
-    data = load(patients(), label_column="days", group_column="ward", drop_columns=others("days"), min_count=2)
+    data = load(
+        patients(),
+        label_column="days",
+        group_column="ward",
+        drop_columns=others("days"),
+        min_count=2,
+    )
     silos = split(data, "natural", val_fraction=0.0)
     task = silos.dataset.task
     assert isinstance(task, Regression)
@@ -221,7 +248,9 @@ def test_decimal_commas_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("frame", [pandas.DataFrame, polars.DataFrame, pa.table, dict])
 def test_frames_of_all_libraries(frame: Callable[[Rows], Any]) -> None:
-    data = load(frame(patients()), label_column="died", group_column="ward", drop_columns=others("died"))
+    data = load(
+        frame(patients()), label_column="died", group_column="ward", drop_columns=others("died")
+    )
     assert data.shape == (3,)
     assert data.groups == ("east", "north", "south")
 
@@ -242,7 +271,9 @@ def write_silos(
 
 def test_silos_as_files_a_folder_and_a_toml(tmp_path: Path) -> None:
     paths = write_silos(tmp_path / "silos")
-    (tmp_path / "named.toml").write_text('[silos]\n"ward 1" = "silos/north.csv"\nsouth = "silos/south.csv"\n')
+    (tmp_path / "named.toml").write_text(
+        '[silos]\n"ward 1" = "silos/north.csv"\nsouth = "silos/south.csv"\n'
+    )
     for given, names in (
         (paths, ["north", "south"]),
         ([str(tmp_path / "silos")], ["north", "south"]),
@@ -258,8 +289,12 @@ def test_silos_as_files_a_folder_and_a_toml(tmp_path: Path) -> None:
 def test_a_silo_may_have_its_own_test_part(tmp_path: Path) -> None:
     columns = ("age", "sex", "died")
     for k, (name, n) in enumerate((("north/train", 30), ("north/test", 7), ("south/train", 40))):
-        csv(tmp_path / f"{name}.csv", {c: v for c, v in patients(n, seed=k).items() if c in columns})
-    north, south = split(join([str(tmp_path)], label_column="died"), "natural", val_fraction=0.0).clients
+        csv(
+            tmp_path / f"{name}.csv", {c: v for c, v in patients(n, seed=k).items() if c in columns}
+        )
+    north, south = split(
+        join([str(tmp_path)], label_column="died"), "natural", val_fraction=0.0
+    ).clients
     assert (len(north.train), len(north.test)) == (30, 7)
     assert (len(south.train), len(south.test)) == (32, 8)
 
@@ -284,9 +319,14 @@ def test_folders_of_images_as_silos(tmp_path: Path) -> None:
 
 
 def sentences(n: int = 60) -> Rows:
-    good, bad = ("a fine and happy film", "I love it"), ("a dull, sad film", "I hate it, really, and would not see it")
+    good, bad = (
+        ("a fine and happy film", "I love it"),
+        ("a dull, sad film", "I hate it, really, and would not see it"),
+    )
     return {
-        "text": [(good if k % 2 else bad)[k // 2 % 2] + f" again {k}" * (1 + k % 5) for k in range(n)],
+        "text": [
+            (good if k % 2 else bad)[k // 2 % 2] + f" again {k}" * (1 + k % 5) for k in range(n)
+        ],
         "label": ["good" if k % 2 else "bad" for k in range(n)],
         "site": [f"site {k % 3}" for k in range(n)],
     }
@@ -328,7 +368,10 @@ def test_batches_of_texts_are_of_similar_length_and_trimmed() -> None:
 
 def test_words_need_no_agreement_and_padding_says_nothing() -> None:
     tokens = Tokens()
-    one, two = tokens.encode(["A fine film."]), tokens.encode(["A fine film.", "so much more than that, is it not?"])
+    one, two = (
+        tokens.encode(["A fine film."]),
+        tokens.encode(["A fine film.", "so much more than that, is it not?"]),
+    )
     assert one.shape[1] == 4
     assert torch.equal(two[0, :4], one[0])
     assert tokens.lengths(two).tolist() == [4, 10]
@@ -341,7 +384,9 @@ def test_words_need_no_agreement_and_padding_says_nothing() -> None:
 
 def test_a_models_own_tokenizer(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "film": 2, "fine": 3}, "[UNK]"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "film": 2, "fine": 3}, "[UNK]")
+    )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.save(str(tmp_path / "tokenizer.json"))
     data = load(sentences(), text_column="text", drop_columns="site", tokenizer=str(tmp_path))
@@ -395,7 +440,9 @@ def test_signals_and_embeddings(tmp_path: Path) -> None:
         assert data.inputs == Arrays()
         assert (len(data.train), len(data.test)) == (48, 12)
     silos = split(load(str(tmp_path / "a.npz")), "iid", 2)
-    result = ekiden.run(FedAvg(rounds=2, epochs=8), silos, training=ekiden.Training(lr=1e-2, batch_size=8))
+    result = ekiden.run(
+        FedAvg(rounds=2, epochs=8), silos, training=ekiden.Training(lr=1e-2, batch_size=8)
+    )
     assert result.accuracy > 0.9  # by cnn_signal
     assert Arrays().encode(str(tmp_path / "a.npz")).shape == (60, 2, 32)
 
@@ -410,7 +457,9 @@ def test_sizes_fits_and_windows(tmp_path: Path) -> None:
             pixels = np.zeros((size[1], size[0]), dtype=np.uint8)
             pixels[:, : size[0] // 2] = 255
             Image.fromarray(pixels).save(tmp_path / "mixed" / label / f"{k}.png")
-    with pytest.raises(UserError, match=r"differ in size \(20x10, 10x30\): give one size for all, as size=32"):
+    with pytest.raises(
+        UserError, match=r"differ in size \(20x10, 10x30\): give one size for all, as size=32"
+    ):
         load(str(tmp_path / "mixed"))
     assert load(str(tmp_path / "mixed"), size=8).shape == (1, 8, 8)
     cropped = load(str(tmp_path / "mixed"), size=8, fit="crop")
@@ -427,11 +476,14 @@ def test_deep_images_keep_their_range(tmp_path: Path) -> None:
         (tmp_path / "xy"[k % 2]).mkdir(exist_ok=True)
         ramp = np.linspace(0, 4095, 64).reshape(8, 8).astype(np.uint16)  # 12 bits in 16
         Image.fromarray(ramp).save(tmp_path / "xy"[k % 2] / f"{k}.{('png', 'tiff')[k % 2]}")
-    with pytest.raises(UserError, match=r"16 bits and values up to 4095 only.* pixel_window=\[0, 4095\]"):
+    with pytest.raises(
+        UserError, match=r"16 bits and values up to 4095 only.* pixel_window=\[0, 4095\]"
+    ):
         load(str(tmp_path))
     data = load(str(tmp_path), pixel_window=(0, 4095))
     assert (
-        sorted(set(data.train.x[0].flatten().tolist())) == np.unique(np.rint(ramp * (255 / 4095))).astype(int).tolist()
+        sorted(set(data.train.x[0].flatten().tolist()))
+        == np.unique(np.rint(ramp * (255 / 4095))).astype(int).tolist()
     )
     assert load(str(tmp_path), pixel_window=(0, 100)).train.x[0].flatten()[2:].min() == 255
 
@@ -450,7 +502,9 @@ def test_images_named_by_a_table(tmp_path: Path) -> None:
     assert data.groups == ("s0", "s1")
     Image.fromarray(rng.integers(0, 256, (6, 6), dtype=np.uint8)).save(tmp_path / "0.png")
     changed = load(path, image_column="file", label_column="kind", group_column="scanner")
-    assert not torch.equal(data.train.x.sum() + data.test.x.sum(), changed.train.x.sum() + changed.test.x.sum())
+    assert not torch.equal(
+        data.train.x.sum() + data.test.x.sum(), changed.train.x.sum() + changed.test.x.sum()
+    )
 
 
 def test_own_images_are_augmented_at_the_size_of_training(tmp_path: Path) -> None:
@@ -460,7 +514,9 @@ def test_own_images_are_augmented_at_the_size_of_training(tmp_path: Path) -> Non
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (30, 20, 3), dtype=np.uint8)).save(file)
     plain = load(str(tmp_path / "photos"), size=16)
-    data = load(str(tmp_path / "photos"), size=16, augment_crop=2, augment_flip=True, augment_rotation=10)
+    data = load(
+        str(tmp_path / "photos"), size=16, augment_crop=2, augment_flip=True, augment_rotation=10
+    )
     assert not plain.augment.active
     assert data.augment == ekiden.Augment(crop=2, flip=True, rotation=10.0)
     assert torch.equal(data.train.x, plain.train.x)  # samples stay as they are
@@ -471,12 +527,16 @@ def test_own_images_are_augmented_at_the_size_of_training(tmp_path: Path) -> Non
         csv(Path(path), {"image": images, "label": ["x", "y"] * 5})
     silos = join(files, size=16, image_column="image", augment_flip=True)
     assert silos.augment == ekiden.Augment(flip=True)
-    assert federate(files, image_column="image", augment_flip=True).dataset.augment == ekiden.Augment(flip=True)
+    assert federate(
+        files, image_column="image", augment_flip=True
+    ).dataset.augment == ekiden.Augment(flip=True)
     assert load("digits", augment_flip=True).augment == ekiden.Augment(flip=True)
 
 
 def test_augmentation_is_for_images() -> None:
-    with pytest.raises(UserError, match=r"augment_flip .* are for images, but these samples have shape"):
+    with pytest.raises(
+        UserError, match=r"augment_flip .* are for images, but these samples have shape"
+    ):
         load(patients(), label_column="died", drop_columns=others("died"), augment_flip=True)
     with pytest.raises(UserError, match="augment_rotation"):
         load("digits", augment_rotation=200)
@@ -486,7 +546,17 @@ def test_augmentation_is_a_setting_of_a_run(
     tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = ("--clients", "2", "--partition", "iid", "--epochs", "1", "--augment-crop", "1", "--augment-flip")
+    flags = (
+        "--clients",
+        "2",
+        "--partition",
+        "iid",
+        "--epochs",
+        "1",
+        "--augment-crop",
+        "1",
+        "--augment-flip",
+    )
     code, said = command("run", "fedseq", *flags)
     assert code == 0, said
     code, said = command("run", "fedseq", *flags[:-3], "--out", "plain")
@@ -494,7 +564,9 @@ def test_augmentation_is_a_setting_of_a_run(
     augmented, plain = (Path(p) / "fedseq-digits-seed0" for p in ("runs", "plain"))
     config = json.loads((augmented / "config.json").read_text())
     assert config["plan"]["reading"] == {"augment_crop": 1, "augment_flip": True}
-    assert (augmented / "model.safetensors").read_bytes() != (plain / "model.safetensors").read_bytes()
+    assert (augmented / "model.safetensors").read_bytes() != (
+        plain / "model.safetensors"
+    ).read_bytes()
     code, said = command("evaluate", str(augmented))
     assert code == 0, said
 
@@ -506,7 +578,9 @@ def test_dicom_and_nifti_slices(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "scan.nii.gz")
     rows = {"file": ["scan.nii.gz#2", "scan.nii.gz"] * 5, "label": ["top", "middle"] * 5}
     path = csv(tmp_path / "slices.csv", rows)
-    with pytest.raises(UserError, match=r"its pixels go from .*: say which values .* by pixel_window LOW HIGH"):
+    with pytest.raises(
+        UserError, match=r"its pixels go from .*: say which values .* by pixel_window LOW HIGH"
+    ):
         load(path, image_column="file")
     with pytest.warns(ekiden.DataWarning, match="5 of 10 images in .* the middle one is read"):
         data = load(path, image_column="file", pixel_window=(0, 1000))
@@ -541,8 +615,19 @@ def test_a_run_from_the_command_line_can_be_evaluated_and_resumed(
     monkeypatch.chdir(tmp_path)
     path = csv(tmp_path / "a.csv", patients(90))
     drop = others("died")
-    columns = ["--label-column", "died", "--group-column", "ward", "--min-count", "2", "--drop-columns", *drop]
-    code, said = command("run", "fedavg", "--rounds", "2", "--epochs", "1", "--data", path, *columns)
+    columns = [
+        "--label-column",
+        "died",
+        "--group-column",
+        "ward",
+        "--min-count",
+        "2",
+        "--drop-columns",
+        *drop,
+    ]
+    code, said = command(
+        "run", "fedavg", "--rounds", "2", "--epochs", "1", "--data", path, *columns
+    )
     assert code == 0, said
     run = tmp_path / "runs" / "fedavg-a-seed0"
     config = json.loads((run / "config.json").read_text())
@@ -554,7 +639,9 @@ def test_a_run_from_the_command_line_can_be_evaluated_and_resumed(
     code, said = command("evaluate", str(run))
     assert code == 0, said
     assert "east" in said
-    code, said = command("evaluate", str(run), "--data", csv(tmp_path / "b.csv", patients(50, seed=5)))
+    code, said = command(
+        "evaluate", str(run), "--data", csv(tmp_path / "b.csv", patients(50, seed=5))
+    )
     assert code == 0, said
     assert "10 test samples" in said  # 20 % are held out
 
@@ -564,13 +651,19 @@ def test_silos_from_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_silos(tmp_path / "wards")
-    code, said = command("run", "fedseq", "--epochs", "1", "--silos", "wards", "--label-column", "died")
+    code, said = command(
+        "run", "fedseq", "--epochs", "1", "--silos", "wards", "--label-column", "died"
+    )
     assert code == 0, said
-    assert json.loads((tmp_path / "runs/fedseq-wards-seed0/config.json").read_text())["clients"].keys() == {
+    assert json.loads((tmp_path / "runs/fedseq-wards-seed0/config.json").read_text())[
+        "clients"
+    ].keys() == {
         "north",
         "south",
     }
-    code, said = command("data", "--silos", "wards", "--label-column", "died", "--draw", str(tmp_path / "a.png"))
+    code, said = command(
+        "data", "--silos", "wards", "--label-column", "died", "--draw", str(tmp_path / "a.png")
+    )
     assert code == 0, said
     assert "north" in said
 
@@ -590,16 +683,16 @@ def half(rows: Rows) -> Rows:
 P = {k: v for k, v in patients().items() if k in ("age", "sex", "dose", "died")}
 DIED = {"label_column": "died"}
 MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
-    ("a label column that is not there", P, {"label_column": "dead"}, "unknown column of .* 'dead': did you mean 'died'"),  # noqa: E501
-    ("no label column", P, {}, r"has no column 'label': say which one holds the labels .* it has: age, sex, dose, died"),  # noqa: E501
+    ("a label column that is not there", P, {"label_column": "dead"}, "unknown column of .* 'dead': did you mean 'died'"),
+    ("no label column", P, {}, r"has no column 'label': say which one holds the labels .* it has: age, sex, dose, died"),
     ("a group column that is not there", P, DIED | {"group_column": "ward"}, "unknown column of .* 'ward'"),
     ("a missing label", bad(P, died=[None, *P["died"][1:]]), DIED, r"the label in row 0 .* of .* is missing \(column 'died'\)"),  # noqa: E501
     ("one class", bad(P, died=["yes"] * 60), DIED, "all labels in .* are 'yes': classification needs two"),
     ("an infinite number", bad(P, age=[float("inf")] * 60), DIED, "column 'age' of .* is infinite in row 0"),
-    ("a column without values", bad(P, age=[None] * 60), DIED, "column 'age' of .* has no value at all: .*drop_columns"),  # noqa: E501
+    ("a column without values", bad(P, age=[None] * 60), DIED, "column 'age' of .* has no value at all: .*drop_columns"),
     ("a label among the features", P, DIED | {"feature_columns": ["age", "died"]}, "'died' cannot be a feature and have another meaning"),  # noqa: E501
     ("no feature left", P, DIED | {"drop_columns": ["age", "sex", "dose"]}, "has no column left to learn from"),
-    ("names as categories", bad(P, sex=[f"person {k // 5}" for k in range(60)]), DIED, "'sex' has no text that enough rows"),  # noqa: E501
+    ("names as categories", bad(P, sex=[f"person {k // 5}" for k in range(60)]), DIED, "'sex' has no text that enough rows"),
     ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),  # noqa: E501
     ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: use task"),
     ("text for a regression", P, DIED | {"task": "regression"}, "'died' .* holds text .*regression needs numbers"),
@@ -610,12 +703,12 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("an unknown task", P, DIED | {"task": "regression2"}, "unknown task 'regression2': did you mean 'regression'"),
     ("an option that is not there", P, {"labels": "died"}, "unknown option 'labels'"),
     ("numbers as texts", P, DIED | {"text_column": "age"}, "'age' of .* holds double, not texts"),
-    ("a tokenizer that is not there", P, DIED | {"text_column": "sex", "tokenizer": "bert"}, "there is no tokenizer 'bert'"),  # noqa: E501
+    ("a tokenizer that is not there", P, DIED | {"text_column": "sex", "tokenizer": "bert"}, "there is no tokenizer 'bert'"),
     ("text and images", P, DIED | {"text_column": "sex", "image_column": "age"}, "give one of image_column"),
     ("an image column of numbers", P, DIED | {"image_column": "age"}, "'age' of .* holds double: images must be"),
-    ("images that are not there", P, DIED | {"image_column": "sex"}, "row 0 .* of .* names the image .*which is not a file"),  # noqa: E501
+    ("images that are not there", P, DIED | {"image_column": "sex"}, "row 0 .* of .* names the image .*which is not a file"),
     ("arrays of unlike length", bad(P, age=[[1.0] * (1 + k % 2) for k in range(60)]), DIED, "has 2 values, row 0 has 1 in row 1"),  # noqa: E501
-    ("no lists in the array column", P, DIED | {"array_column": "age"}, "'age' of .* holds double, not lists of numbers"),  # noqa: E501
+    ("no lists in the array column", P, DIED | {"array_column": "age"}, "'age' of .* holds double, not lists of numbers"),
     ("too few rows", {k: v[:1] for k, v in P.items()}, DIED | {"task": "classification"}, "all labels|too few"),
     ("--size for a table", P, DIED | {"size": 32}, "size is the side of images, but the data are a table"),
     ("a window of one value", P, DIED | {"pixel_window": (1.0,)}, "pixel_window needs two values, low and high"),
@@ -624,7 +717,9 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "options", "line"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+@pytest.mark.parametrize(
+    ("rows", "options", "line"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+)
 def test_mistakes_in_a_table(
     rows: Rows, options: dict[str, Any], line: str, tmp_path: Path, command: Callable[..., tuple[int, str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -641,7 +736,17 @@ def test_mistakes_in_a_table(
         values = value if isinstance(value, tuple | list) else [value]
         flags += [f"--{name.replace('_', '-')}", *map(str, values)]
     code, said = command(
-        "run", "fedavg", "--rounds", "1", "--partition", "iid", "--clients", "2", "--data", path, *flags
+        "run",
+        "fedavg",
+        "--rounds",
+        "1",
+        "--partition",
+        "iid",
+        "--clients",
+        "2",
+        "--data",
+        path,
+        *flags,
     )
     assert code == 2
     assert said.startswith("ekiden: ")
@@ -667,7 +772,9 @@ FILES: list[tuple[str, str, bytes, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "line"), [f[1:] for f in FILES], ids=[f[0] for f in FILES])
+@pytest.mark.parametrize(
+    ("name", "content", "line"), [f[1:] for f in FILES], ids=[f[0] for f in FILES]
+)
 def test_mistakes_in_a_file(tmp_path: Path, name: str, content: bytes, line: str) -> None:
     with pytest.raises(UserError, match=line):
         load(broken(tmp_path, name, content))
@@ -703,7 +810,9 @@ def test_mistakes_among_silos(tmp_path: Path, command: Callable[..., tuple[int, 
     fails("there is no file or folder '.*nort.csv'", str(tmp_path / "nort.csv"), south)
     fails("a federation needs two silos or more", north)
     fails("two silos are called 'a-north'", north, north)
-    fails("column 'dose', which .*north.csv has", north, csv(tmp_path / "b.csv", bad(rows, dose=None)))
+    fails(
+        "column 'dose', which .*north.csv has", north, csv(tmp_path / "b.csv", bad(rows, dose=None))
+    )
     fails(
         "b.csv has the column 'extra', which .* does not have",
         north,
@@ -736,7 +845,9 @@ def test_a_category_that_training_never_saw_is_one_of_the_others() -> None:
     rows = patients(60)
     data = clinic(rows, min_count=2)
     assert isinstance(data.dataset.inputs, Table)
-    with pytest.warns(ekiden.DataWarning, match=r"does not know \(column 'sex': 'unheard of' in 1 of 1 rows\)"):
+    with pytest.warns(
+        ekiden.DataWarning, match=r"does not know \(column 'sex': 'unheard of' in 1 of 1 rows\)"
+    ):
         encoded = data.dataset.inputs.encode({"age": [50], "sex": ["unheard of"], "dose": [1]})
     assert encoded[0, -1] == 0
 
@@ -746,9 +857,13 @@ def test_networks_that_do_not_read_such_samples_say_so() -> None:
         clinic(patients(), min_count=2),
         split(load(sentences(), text_column="text", drop_columns="site"), "iid", 2),
     )
-    with pytest.raises(UserError, match=r"mlp reads numbers, but these samples are a table: .*table_mlp, table_tr"):
+    with pytest.raises(
+        UserError, match=r"mlp reads numbers, but these samples are a table: .*table_mlp, table_tr"
+    ):
         ekiden.run("fedavg", table, "mlp")
-    with pytest.raises(UserError, match=r"table_mlp reads .*, but these samples are texts: .*text_mean"):
+    with pytest.raises(
+        UserError, match=r"table_mlp reads .*, but these samples are texts: .*text_mean"
+    ):
         ekiden.run("fedavg", texts, "table_mlp")
     with pytest.raises(UserError, match="lenet reads numbers, but these samples are texts"):
         ekiden.run("fedavg", texts, "lenet")
@@ -765,7 +880,10 @@ def test_data_sets_of_other_libraries() -> None:
     table = datasets.Dataset.from_dict(rows)
     wanted = described(load(rows, text_column="text", group_column="site"))
     assert described(load(table, text_column="text", group_column="site")) == wanted
-    assert described(load(table.to_iterable_dataset(), text_column="text", group_column="site")) == wanted
+    assert (
+        described(load(table.to_iterable_dataset(), text_column="text", group_column="site"))
+        == wanted
+    )
 
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Any:
@@ -773,7 +891,9 @@ def test_data_sets_of_other_libraries() -> None:
                 yield torch.full((4,), k + 1.0), k % 2
 
     stream: Any = Stream()
-    silos = federate([stream, torch.utils.data.TensorDataset(torch.randn(30, 4), torch.arange(30) % 2)])
+    silos = federate(
+        [stream, torch.utils.data.TensorDataset(torch.randn(30, 4), torch.arange(30) % 2)]
+    )
     assert silos.dataset.shape == (4,)
     assert [len(c.train) + len(c.val) for c in silos.clients] == [24, 24]
 
@@ -785,7 +905,14 @@ def test_runs_that_read_other_columns_are_not_the_same(
     monkeypatch.chdir(tmp_path)
     path = csv(tmp_path / "a.csv", patients(90))
     for label in ("cough", "fever"):
-        columns = ("--label-column", label, "--group-column", "ward", "--drop-columns", *others(label))
+        columns = (
+            "--label-column",
+            label,
+            "--group-column",
+            "ward",
+            "--drop-columns",
+            *others(label),
+        )
         code, said = command("run", "fedseq", "--epochs", "1", "--data", path, *columns)
         assert code == 0, said
     code, said = command("report", *map(str, (tmp_path / "runs").iterdir()), "-o", "page")

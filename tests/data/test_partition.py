@@ -32,18 +32,28 @@ DOMAINS = ("photo", "art", "cartoon", "sketch")
 
 
 def toy(
-    n: int = 400, classes: int = 5, *, test: int = 100, domains: bool = False, owners: int = 0, seed: int = 0
+    n: int = 400,
+    classes: int = 5,
+    *,
+    test: int = 100,
+    domains: bool = False,
+    owners: int = 0,
+    seed: int = 0,
 ) -> Dataset:
     """Samples whose only feature is their own row number."""
     rng = np.random.default_rng(seed)
 
     def samples(size: int) -> Samples:
         def draw(high: int) -> torch.Tensor:
-            values = np.concatenate([np.arange(high), rng.integers(0, high, max(size - high, 0))])[:size]
+            values = np.concatenate([np.arange(high), rng.integers(0, high, max(size - high, 0))])[
+                :size
+            ]
             return torch.from_numpy(rng.permutation(values))
 
         x = torch.arange(size, dtype=torch.float32).reshape(-1, 1)
-        return Samples(x, draw(classes), draw(4) if domains else None, draw(owners) if owners else None)
+        return Samples(
+            x, draw(classes), draw(4) if domains else None, draw(owners) if owners else None
+        )
 
     names = tuple(str(c) for c in range(classes))
     return Dataset("toy", samples(n), samples(test), names, DOMAINS if domains else ())
@@ -105,7 +115,9 @@ def test_rows_are_shuffled_before_validation_is_cut(partition: Partition, client
     st.integers(1, 6),
     st.integers(1, 60),
     st.integers(1, 12),
-    st.sampled_from([Dirichlet(0.1, 1), Dirichlet(3.0, 1), Pathological(1), Pathological(3), Natural()]),
+    st.sampled_from(
+        [Dirichlet(0.1, 1), Dirichlet(3.0, 1), Pathological(1), Pathological(3), Natural()]
+    ),
     st.integers(0, 9),
 )
 def test_any_small_set_is_divided_or_refused(
@@ -136,7 +148,9 @@ def test_iid_sizes_differ_by_at_most_one_and_classes_mix(digits: Dataset) -> Non
 # Dirichlet
 
 
-def reference(labels: list[int], clients: int, beta: float, least: int, rng: Generator) -> list[list[int]]:
+def reference(
+    labels: list[int], clients: int, beta: float, least: int, rng: Generator
+) -> list[list[int]]:
     """The published rule, sample by sample."""
     n = len(labels)
     while True:
@@ -157,7 +171,8 @@ def reference(labels: list[int], clients: int, beta: float, least: int, rng: Gen
 
 
 @pytest.mark.parametrize(
-    ("beta", "clients", "seed"), [(0.5, 10, 0), (0.5, 10, 1), (0.1, 5, 2), (0.3, 20, 3), (10.0, 3, 4)]
+    ("beta", "clients", "seed"),
+    [(0.5, 10, 0), (0.5, 10, 1), (0.1, 5, 2), (0.3, 20, 3), (10.0, 3, 4)],
 )
 def test_dirichlet_is_the_published_rule(beta: float, clients: int, seed: int) -> None:
     dataset = toy(1000, 10)
@@ -180,11 +195,15 @@ def test_dirichlet_gives_nothing_more_to_a_client_that_has_its_share(seed: int) 
     for rows in Dirichlet(0.2).assign(dataset, 5, np.random.default_rng(seed)):
         counts = torch.bincount(dataset.train.y[rows], minlength=10)
         before = torch.cumsum(counts, 0) - counts
-        assert int(counts[before >= 1000 / 5].sum()) <= 10  # except for truncation to int at the last client
+        assert (
+            int(counts[before >= 1000 / 5].sum()) <= 10
+        )  # except for truncation to int at the last client
 
 
 def test_dirichlet_holds_a_client_of_exactly_its_share_for_full() -> None:
-    labels = torch.arange(80) // 20  # so small a beta gives whole classes: two of the four make half of all
+    labels = (
+        torch.arange(80) // 20
+    )  # so small a beta gives whole classes: two of the four make half of all
     dataset = Dataset("four", Samples(torch.zeros(80, 1), labels), toy().test, tuple("0123"))
     for seed in range(30):
         parts = Dirichlet(1e-3, 1).assign(dataset, 2, np.random.default_rng(seed))
@@ -201,7 +220,9 @@ def test_a_small_beta_is_more_skewed_than_a_large_one(digits: Dataset) -> None:
     assert largest(100.0) < 0.25
 
 
-def test_dirichlet_that_cannot_be_met_is_drawn_fifty_times(monkeypatch: pytest.MonkeyPatch, digits: Dataset) -> None:
+def test_dirichlet_that_cannot_be_met_is_drawn_fifty_times(
+    monkeypatch: pytest.MonkeyPatch, digits: Dataset
+) -> None:
     draws, draw = Counter[str](), Dirichlet._draw
 
     def counted(*args: Any) -> list[NDArray[np.int64]]:
@@ -209,7 +230,9 @@ def test_dirichlet_that_cannot_be_met_is_drawn_fifty_times(monkeypatch: pytest.M
         return draw(*args)
 
     monkeypatch.setattr(Dirichlet, "_draw", counted)
-    with pytest.raises(UserError, match="leaves some of 100 clients with fewer than 10 of 1438 samples"):
+    with pytest.raises(
+        UserError, match="leaves some of 100 clients with fewer than 10 of 1438 samples"
+    ):
         split(digits, "dirichlet:0.01", 100)
     assert draws["all"] == 50
     assert Dirichlet(0.5)._worth([400] * 10, 40) > 50  # one that can be met is tried on
@@ -239,22 +262,30 @@ def test_clients_take_domains_in_turn(clients: int) -> None:
         assert set(dataset.train.domain[rows].tolist()) == {k % 4}
         assert set(dataset.test.domain[client.test.rows].tolist()) <= {k % 4}
     for d in range(4):
-        train, test = ([len(part) for part in parts[d::4]] for parts in (held(fed), [c.test for c in fed.clients]))
+        train, test = (
+            [len(part) for part in parts[d::4]]
+            for parts in (held(fed), [c.test for c in fed.clients])
+        )
         assert max(train) - min(train) <= 1
         assert max(test) - min(test) <= 1
 
 
 def test_labels_are_skewed_within_each_domain() -> None:
-    """Each of three clients of a domain holds rows of that domain alone, and most of a class is at one of them."""
+    """Each of three clients of a domain holds rows of that domain alone, and most of a class is at
+    one of them."""
     dataset = toy(4000, domains=True)
     fed = split(dataset, "domains:dirichlet:0.01:1", 12, seed=0)
     assert dataset.train.domain is not None
     for d in range(4):
         clients = held(fed)[d::4]
         assert {d} == {int(domain) for rows in clients for domain in dataset.train.domain[rows]}
-        counts = torch.stack([torch.bincount(dataset.train.y[rows], minlength=5) for rows in clients])
+        counts = torch.stack(
+            [torch.bincount(dataset.train.y[rows], minlength=5) for rows in clients]
+        )
         assert (counts.amax(0) / counts.sum(0)).mean() > 0.9
-    assert len(split(dataset, "domains:dirichlet:0.5").clients) == 8, "two for each domain by default"
+    assert len(split(dataset, "domains:dirichlet:0.5").clients) == 8, (
+        "two for each domain by default"
+    )
 
 
 def test_domains_in_a_given_order() -> None:
@@ -266,10 +297,18 @@ def test_domains_in_a_given_order() -> None:
     ("partition", "clients", "message"),
     [
         (Domains(), 6, "6 clients cannot share 4 domains evenly: take a multiple of 4"),
-        (Domains(("photos", "art", "cartoon", "sketch")), 4, "unknown domain 'photos': did you mean 'photo'?"),
+        (
+            Domains(("photos", "art", "cartoon", "sketch")),
+            4,
+            "unknown domain 'photos': did you mean 'photo'?",
+        ),
         (Domains(("photo", "art")), 2, "must name each domain once"),
         (Domains(("photo", "photo", "art", "cartoon", "sketch")), 5, "must name each domain once"),
-        (Domains(skew=Dirichlet(0.1)), 4, "domains:dirichlet:0.1 skews labels among the clients of a domain: take 8"),
+        (
+            Domains(skew=Dirichlet(0.1)),
+            4,
+            "domains:dirichlet:0.1 skews labels among the clients of a domain: take 8",
+        ),
     ],
 )
 def test_domain_errors(partition: Partition, clients: int, message: str) -> None:
@@ -314,7 +353,9 @@ def test_iid_gives_the_shards_of_flower(clients: int) -> None:
     rows = np.random.default_rng(3).permutation(len(dataset.train))
     partitioner.dataset = Table.from_dict({"row": rows})
     expected = [list(partitioner.load_partition(i)["row"]) for i in range(clients)]
-    assert [part.tolist() for part in Iid().assign(dataset, clients, np.random.default_rng(3))] == expected
+    assert [
+        part.tolist() for part in Iid().assign(dataset, clients, np.random.default_rng(3))
+    ] == expected
 
 
 # Natural
@@ -327,18 +368,25 @@ def test_natural_gives_one_owner_a_client_as_flower_does() -> None:
     dataset = toy(owners=9)
     assert dataset.train.group is not None
     partitioner = NaturalIdPartitioner("owner")
-    partitioner.dataset = Table.from_dict({"row": list(range(400)), "owner": dataset.train.group.tolist()})
+    partitioner.dataset = Table.from_dict(
+        {"row": list(range(400)), "owner": dataset.train.group.tolist()}
+    )
     expected = [partitioner.load_partition(i)["row"] for i in range(9)]
     fed = split(dataset, Natural(), seed=0)
     assert [sorted(rows) for rows in held(fed)] == [list(rows) for rows in expected]
     assert dataset.test.group is not None
-    assert [set(dataset.test.group[c.test.rows].tolist()) for c in fed.clients] == [{i} for i in range(9)]
+    assert [set(dataset.test.group[c.test.rows].tolist()) for c in fed.clients] == [
+        {i} for i in range(9)
+    ]
 
 
 def test_natural_with_fewer_clients_keeps_owners_whole() -> None:
     dataset = toy(owners=9)
     assert dataset.train.group is not None
-    owners = [set(dataset.train.group[rows].tolist()) for rows in held(split(dataset, Natural(), 4, seed=0))]
+    owners = [
+        set(dataset.train.group[rows].tolist())
+        for rows in held(split(dataset, Natural(), 4, seed=0))
+    ]
     assert sorted(map(len, owners)) == [2, 2, 2, 3]
     assert sorted(o for have in owners for o in have) == list(range(9))
 
@@ -355,10 +403,14 @@ def test_natural_errors() -> None:
 
 @settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 999), st.integers(1, 12), st.sampled_from([0.1, 1.0]))
-def test_test_rows_follow_training_rows_class_by_class(seed: int, clients: int, beta: float) -> None:
+def test_test_rows_follow_training_rows_class_by_class(
+    seed: int, clients: int, beta: float
+) -> None:
     dataset = toy(600, 6, test=150, seed=seed)
     fed = split(dataset, Dirichlet(beta, 1), clients, seed=seed)
-    train = np.array([torch.bincount(dataset.train.y[rows], minlength=6).tolist() for rows in held(fed)])
+    train = np.array(
+        [torch.bincount(dataset.train.y[rows], minlength=6).tolist() for rows in held(fed)]
+    )
     test = np.array([c.test.class_counts(6).tolist() for c in fed.clients])
     exact = train / train.sum(axis=0) * test.sum(axis=0)
     assert np.abs(test - exact).max() < 1
@@ -367,7 +419,9 @@ def test_test_rows_follow_training_rows_class_by_class(seed: int, clients: int, 
 
 def test_equal_remainders_go_to_those_with_the_fewest_test_rows() -> None:
     labels = torch.arange(10).repeat_interleave(10)
-    dataset = Dataset("even", Samples(torch.zeros(100, 1), labels), toy(1, 1, test=10).test, tuple("0123456789"))
+    dataset = Dataset(
+        "even", Samples(torch.zeros(100, 1), labels), toy(1, 1, test=10).test, tuple("0123456789")
+    )
     dataset.test.y.copy_(torch.arange(10))  # one test row a class
     parts = [np.arange(k, 100, 10) for k in range(10)]  # one training row of each class a client
 
@@ -389,7 +443,10 @@ def test_natural_falls_back_to_labels_where_the_test_part_has_other_owners() -> 
     dataset = toy(owners=5)
     assert dataset.test.group is not None
     dataset.test.group.add_(100)
-    with pytest.warns(DataWarning, match=r"no group of the test part of toy \(100, 101, .*divided .* by their labels"):
+    with pytest.warns(
+        DataWarning,
+        match=r"no group of the test part of toy \(100, 101, .*divided .* by their labels",
+    ):
         fed = split(dataset, Natural(), seed=0)
     assert flat([c.test.rows.tolist() for c in fed.clients]) == list(range(100))
 
@@ -398,7 +455,9 @@ def test_natural_refuses_test_rows_of_groups_that_training_lacks() -> None:
     dataset = toy(owners=5)
     assert dataset.test.group is not None
     dataset.test.group[:3] = 7
-    with pytest.raises(UserError, match=r"3 test rows of toy are of groups that training does not have \(7\)"):
+    with pytest.raises(
+        UserError, match=r"3 test rows of toy are of groups that training does not have \(7\)"
+    ):
         split(dataset, Natural(), seed=0)
 
 
@@ -419,20 +478,29 @@ def test_one_sample_and_one_class_are_enough() -> None:
 
 
 def test_the_validation_share_is_a_choice() -> None:
-    assert [len(c.val) for c in split(toy(100), Iid(), 2, seed=0, val_fraction=0.25).clients] == [12, 12]
+    assert [len(c.val) for c in split(toy(100), Iid(), 2, seed=0, val_fraction=0.25).clients] == [
+        12,
+        12,
+    ]
     assert [len(c.val) for c in split(toy(100), Iid(), 2, seed=0, val_fraction=0).clients] == [0, 0]
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: split(toy(5), Iid(), 6, seed=0), "6 clients cannot share 5 training samples: take from 1 to 5"),
+        (
+            lambda: split(toy(5), Iid(), 6, seed=0),
+            "6 clients cannot share 5 training samples: take from 1 to 5",
+        ),
         (lambda: split(toy(5), Iid(), 0, seed=0), "0 clients"),
         (lambda: split(toy(5), Iid(), -1, seed=0), "-1 clients"),
         (lambda: split(toy(), Iid(), 2, seed=-1), "seed must be 0 or more; it is -1"),
         (lambda: split(toy(), Iid(), 2, seed=0, val_fraction=1.0), "val_fraction"),
         (lambda: split(toy(), Domains(), seed=0), "'toy' has no domains"),
-        (lambda: split(lopsided(), Pathological(1), 10, seed=0), "would hold no training samples: take fewer clients"),
+        (
+            lambda: split(lopsided(), Pathological(1), 10, seed=0),
+            "would hold no training samples: take fewer clients",
+        ),
         (lambda: Dirichlet(0), "beta 0 is out of range: it must be greater than 0"),
         (lambda: Dirichlet(float("nan")), "beta nan is out of range"),
         (lambda: Pathological(0), "classes-per-client 0 is out of range: it must be 1 or more"),
@@ -490,7 +558,9 @@ def test_spellings_are_kept(text: str) -> None:
              "classes:1.5", "natural:1"]
 )  # fmt: skip
 def test_a_bad_spelling_shows_the_good_ones(text: str) -> None:
-    with pytest.raises(UserError, match=r"is not a partition: give one of iid, dirichlet:0\.5, domains") as caught:
+    with pytest.raises(
+        UserError, match=r"is not a partition: give one of iid, dirichlet:0\.5, domains"
+    ) as caught:
         parse(text)
     assert "\n" not in str(caught.value)
 

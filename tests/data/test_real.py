@@ -24,7 +24,11 @@ MANY = ("cifar", "mnist", "pacs", "tiny")
 
 def both(dataset: Dataset) -> Samples:
     train, test = dataset.train, dataset.test
-    domain = None if train.domain is None or test.domain is None else torch.cat([train.domain, test.domain])
+    domain = (
+        None
+        if train.domain is None or test.domain is None
+        else torch.cat([train.domain, test.domain])
+    )
     return Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]), domain)
 
 
@@ -36,9 +40,14 @@ def moments(dataset: Dataset) -> tuple[list[float], list[float]]:
 
 @pytest.mark.parametrize(
     ("name", "shape", "train", "test", "classes"),
-    [pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0].startswith(MANY) else []) for s in SETS],
+    [
+        pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0].startswith(MANY) else [])
+        for s in SETS
+    ],
 )
-def test_sizes(real: Real, name: str, shape: tuple[int, ...], train: int, test: int, classes: int) -> None:
+def test_sizes(
+    real: Real, name: str, shape: tuple[int, ...], train: int, test: int, classes: int
+) -> None:
     """Slow where many images are decoded."""
     dataset = real(name)
     assert dataset.name == name
@@ -65,7 +74,11 @@ def test_cifar10(real: Real) -> None:
     assert dataset.classes[:3] == ("airplane", "automobile", "bird")
     assert dataset.train.y.bincount().tolist() == [5000] * 10
     assert moments(dataset) == ([0.49, 0.48, 0.45], [0.25, 0.24, 0.26])
-    assert (dataset.mean, dataset.std, dataset.augment) == ((0.0,), (1.0,), Augment(crop=4, flip=True))
+    assert (dataset.mean, dataset.std, dataset.augment) == (
+        (0.0,),
+        (1.0,),
+        Augment(crop=4, flip=True),
+    )
 
 
 @pytest.mark.slow

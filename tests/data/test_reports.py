@@ -1,4 +1,5 @@
-"""Faults of data that users of other libraries reported: each is read right, refused in a line, or named in one."""
+"""Faults of data that users of other libraries reported: each is read right, refused in a line, or
+named in one."""
 
 from collections.abc import Callable
 from datetime import datetime, time, timedelta
@@ -31,7 +32,9 @@ def frame(**columns: Any) -> pandas.DataFrame:
 
 
 def texts(of: Callable[[int], str], label: Callable[[int], Any] = lambda k: "yn"[k % 2]) -> Read:
-    held = pandas.DataFrame({"text": [of(k) for k in range(N)], "label": [label(k) for k in range(N)]})
+    held = pandas.DataFrame(
+        {"text": [of(k) for k in range(N)], "label": [label(k) for k in range(N)]}
+    )
     return lambda: load(held, text_column="text")
 
 
@@ -57,13 +60,24 @@ def flat(k: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("read", "line"),
     [
-        (about("1.2E+15", "1.3E+15", subject_column=1), "a number of which a spreadsheet kept a few digits ('1.2E+15'"),
-        (about("1.2E+15", "1.3E+15", group_column=1), "a number of which a spreadsheet kept a few digits"),
-        (about("1.2E+15", "1.3E+15", categorical_columns=1), "a number of which a spreadsheet kept a few digits"),
+        (
+            about("1.2E+15", "1.3E+15", subject_column=1),
+            "a number of which a spreadsheet kept a few digits ('1.2E+15'",
+        ),
+        (
+            about("1.2E+15", "1.3E+15", group_column=1),
+            "a number of which a spreadsheet kept a few digits",
+        ),
+        (
+            about("1.2E+15", "1.3E+15", categorical_columns=1),
+            "a number of which a spreadsheet kept a few digits",
+        ),
         (lambda: load(frame(c=[f"{k};2;3" for k in range(N)])), "holds lists or objects ('0;2;3'"),
         (lambda: load(frame(c=[f"{k} 2 3.5 7" for k in range(N)])), "holds lists or objects"),
         (
-            lambda: load(frame(t=[1.7e9 * (1000 if k == 7 else 1) + k for k in range(N)]), time_column="t"),
+            lambda: load(
+                frame(t=[1.7e9 * (1000 if k == 7 else 1) + k for k in range(N)]), time_column="t"
+            ),
             "times are seconds since 1970 in the table and milliseconds since 1970 in the table",
         ),
         (
@@ -72,12 +86,18 @@ def flat(k: int) -> torch.Tensor:
             ),
             "times are seconds since 1970 in silo s0 and milliseconds since 1970 in silo s1",
         ),
-        (lambda: load(frame(t=[f"{1 + k % 28:02}/01/{24 - k % 2}" for k in range(N)])), "two-digit years"),
+        (
+            lambda: load(frame(t=[f"{1 + k % 28:02}/01/{24 - k % 2}" for k in range(N)])),
+            "two-digit years",
+        ),
         (lambda: load(frame(t=[timedelta(k) for k in range(N)])), "holds duration"),
         (lambda: load(frame(t=[time(k % 24) for k in range(N)])), "holds time64"),
         (lambda: load(pa.table({**rows(N), "label": [b"cat", b"dog"] * 30})), "holds binary"),
         (lambda: load(pa.table({**rows(N), "label": [["a", "b"], ["a"]] * 30})), "holds list<"),
-        (lambda: load(pa.table({"x": [[1.0, None, 3.0]] * N, "label": Y.tolist()})), "has NaN or infinity in row 0"),
+        (
+            lambda: load(pa.table({"x": [[1.0, None, 3.0]] * N, "label": Y.tolist()})),
+            "has NaN or infinity in row 0",
+        ),
         (lambda: from_tensors((np.ones((N, 2), object), Y)), "holds values that are not numbers"),
         (lambda: from_tensors((np.ma.masked_less(np.ones((N, 2)), 2), Y)), "holds masked values"),
         (lambda: from_tensors((np.ones((N, 2)) * 1j, Y)), "holds complex128 as inputs"),
@@ -85,7 +105,10 @@ def flat(k: int) -> torch.Tensor:
         (lambda: from_tensors((torch.randn(N, 2), Y * 2 - 1)), "label -1 in row 0"),
         (lambda: from_tensors((torch.randn(N, 2), Y + 1)), "no sample has label 0"),
         (lambda: from_tensors((torch.randn(N, 2), Y[:, None])), "give y[:, 0]"),
-        (lambda: from_tensors((torch.randn(N, 2), torch.eye(2)[Y])), "of one-hot rows, y.argmax(1)"),
+        (
+            lambda: from_tensors((torch.randn(N, 2), torch.eye(2)[Y])),
+            "of one-hot rows, y.argmax(1)",
+        ),
     ],
 )
 def test_what_bug_reports_tell_is_refused(read: Read, line: str) -> None:
@@ -98,10 +121,22 @@ def test_what_bug_reports_tell_is_refused(read: Read, line: str) -> None:
 @pytest.mark.parametrize(
     ("read", "line"),
     [
-        (about("1.2E+15", "1.3E+15"), "column 'c' of the table holds only whole numbers with an exponent ('1.2E+15'"),
-        (labelled("1.2E+15", "1.3E+15"), "a number of which a spreadsheet kept a few digits ('1.2E+15' in row 0"),
-        (labelled("cough;fever", "fever", "cough"), "class 'cough;fever' of the table joins others by ';'"),
-        (labelled("cough|fever", "fever|pain", "cough|pain"), "class 'cough|fever', 'cough|pain', 'fever|pain' of"),
+        (
+            about("1.2E+15", "1.3E+15"),
+            "column 'c' of the table holds only whole numbers with an exponent ('1.2E+15'",
+        ),
+        (
+            labelled("1.2E+15", "1.3E+15"),
+            "a number of which a spreadsheet kept a few digits ('1.2E+15' in row 0",
+        ),
+        (
+            labelled("cough;fever", "fever", "cough"),
+            "class 'cough;fever' of the table joins others by ';'",
+        ),
+        (
+            labelled("cough|fever", "fever|pain", "cough|pain"),
+            "class 'cough|fever', 'cough|pain', 'fever|pain' of",
+        ),
         (about("a, b", "b", "a"), "category of column 'c' 'a, b' of the table joins others by ','"),
         (
             about(*["001", "1", "002", "2", "003", "3"], subject_column=1),
@@ -120,7 +155,10 @@ def test_what_bug_reports_tell_is_refused(read: Read, line: str) -> None:
             "is in 20 of 20 texts of one class of the table",
         ),
         (texts(lambda _: "no findings"), "60 of 60 samples of the table are the same"),
-        (texts(lambda k: "no findings" if k % 6 else f"a{k}"), "50 of 60 samples of the table are the same"),
+        (
+            texts(lambda k: "no findings" if k % 6 else f"a{k}"),
+            "50 of 60 samples of the table are the same",
+        ),
         (
             lambda: from_tensors((torch.stack([flat(k) for k in range(N)]), Y)),
             "30 of 60 signals of train have one value",
@@ -164,7 +202,9 @@ def test_a_blank_image_equals_no_other() -> None:
     assert "test rows equal a training row" not in said(lambda: from_tensors((pictures, Y)))
 
 
-@pytest.mark.parametrize(("values", "wanted"), [([Decimal("1.50"), None], {1.5}), ([2**53 - 1, 7], {2**53 - 1.0, 7.0})])
+@pytest.mark.parametrize(
+    ("values", "wanted"), [([Decimal("1.50"), None], {1.5}), ([2**53 - 1, 7], {2**53 - 1.0, 7.0})]
+)
 def test_numbers_of_other_types_keep_their_values(values: list[Any], wanted: set[float]) -> None:
     x = load(pa.table({**rows(N), "c": values * 30})).train.x[:, 2]
     assert {*x[~x.isnan()].tolist()} == wanted
@@ -175,7 +215,10 @@ def test_categories_of_silos_are_matched_by_name_not_by_code() -> None:
         pa.table({**rows(N), "c": pa.DictionaryArray.from_arrays(pa.array([0, 0, 1] * 20), names)})
         for names in (["lo", "hi"], ["hi", "lo"])
     ]
-    share = [float((client.train.x[:, 2] == 1).double().mean()) for client in ekiden.federate(silos).clients]
+    share = [
+        float((client.train.x[:, 2] == 1).double().mean())
+        for client in ekiden.federate(silos).clients
+    ]
     assert share[0] < 0.5 < share[1]
 
 
@@ -191,14 +234,17 @@ def test_other_colours_are_what_a_viewer_shows(tmp_path: Path, mode: str, shown:
     colour: Any = {"CMYK": (0, 0, 0, 255), "LA": (7, 0), "1": 1}[mode]
     for k in range(10):
         (tmp_path / "ab"[k % 2]).mkdir(exist_ok=True)
-        Image.new(mode, (4, 4), colour).save(tmp_path / "ab"[k % 2] / f"{k}.{'tif' if mode == 'CMYK' else 'png'}")
+        Image.new(mode, (4, 4), colour).save(
+            tmp_path / "ab"[k % 2] / f"{k}.{'tif' if mode == 'CMYK' else 'png'}"
+        )
     assert {*load(tmp_path).train.x.flatten().tolist()} == {shown}
 
 
 def test_one_instant_in_two_zones_is_one_number() -> None:
     when = [datetime(2024, 3, 31, k % 24, 30) for k in range(N)]
     both = [
-        pa.table({**rows(N), "t": pa.array(when, pa.timestamp("us", tz=zone))}) for zone in ("UTC", "Europe/Berlin")
+        pa.table({**rows(N), "t": pa.array(when, pa.timestamp("us", tz=zone))})
+        for zone in ("UTC", "Europe/Berlin")
     ]
     ours, theirs = (load(one).train.x[:, 2] for one in both)
     assert torch.equal(ours, theirs)
@@ -229,9 +275,14 @@ def test_a_column_that_one_silo_has_transformed_is_named(other: Any) -> None:
         (lambda _: "not available", "60 of 60 samples of s2 are the same"),
     ],
 )
-def test_texts_of_one_silo_that_hold_their_label_or_are_the_same_are_named(last: Any, line: str) -> None:
+def test_texts_of_one_silo_that_hold_their_label_or_are_the_same_are_named(
+    last: Any, line: str
+) -> None:
     def held(k: int) -> pandas.DataFrame:
-        text = [last(row) if k == 2 else f"word{row % 9} more{(row + k) % 7} w{k}-{row}" for row in range(N)]
+        text = [
+            last(row) if k == 2 else f"word{row % 9} more{(row + k) % 7} w{k}-{row}"
+            for row in range(N)
+        ]
         return pandas.DataFrame({"text": text, "label": ["yn"[row % 2] for row in range(N)]})
 
     assert line in silos(held, text_column="text")

@@ -12,11 +12,16 @@ from ekiden.data.samples import Samples, Subset
 def test_data_print_their_sizes() -> None:
     x, y = torch.randint(256, (60, 3, 8, 8), dtype=torch.uint8), torch.arange(60) % 2
     data = federate(
-        [(x[:40], y[:40]), (x[40:], y[40:])], classes=["a", "b"], names=["north", "south"], val_fraction=0.25
+        [(x[:40], y[:40]), (x[40:], y[40:])],
+        classes=["a", "b"],
+        names=["north", "south"],
+        val_fraction=0.25,
     )
     lines = repr(data).splitlines()
     assert lines[0].startswith("FederatedData(Dataset(")
-    assert "48 training and 12 test samples of uint8 (3, 8, 8), Classification, outputs: 2" in lines[0]
+    assert (
+        "48 training and 12 test samples of uint8 (3, 8, 8), Classification, outputs: 2" in lines[0]
+    )
     assert lines[1:] == [
         "  ClientData('north', 24 training, 8 validation, 8 test samples),",
         "  ClientData('south', 12 training, 4 validation, 4 test samples),",
@@ -29,7 +34,11 @@ def test_data_print_their_sizes() -> None:
 def test_variety_counts_different_rows_and_values() -> None:
     draw = torch.Generator().manual_seed(0)
     whole = torch.randint(0, 3, (300, 5), generator=draw)
-    for x in (whole, torch.where(whole == 1, -0.0, whole.float()), torch.randn(300, 5, generator=draw)):
+    for x in (
+        whole,
+        torch.where(whole == 1, -0.0, whole.float()),
+        torch.randn(300, 5, generator=draw),
+    ):
         kept = torch.arange(7, 300)
         rows = x[kept].tolist()
         values = [len(set(column)) for column in zip(*rows, strict=True)]

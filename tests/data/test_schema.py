@@ -1,4 +1,5 @@
-"""The schema of a study: drafted from data, and every value that it does not allow is found with its row."""
+"""The schema of a study: drafted from data, and every value that it does not allow is found with
+its row."""
 
 import json
 import tempfile
@@ -26,7 +27,10 @@ from tests.data.conftest import write_folder
 from tests.fuzz import examples
 
 Command = Callable[..., tuple[int, str]]
-pytestmark = [pytest.mark.usefixtures("no_data"), pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("no_data"),
+    pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning"),
+]
 
 VISITS = """label_column = "died"
 subject_column = "patient"
@@ -106,7 +110,9 @@ def test_the_schema_says_what_the_columns_mean(study: Path) -> None:
     table["age"] = ["-1", *table["age"][1:]]
     table["dose"] = ["-1", *table["dose"][1:]]
     table["stay"] = 1.0
-    with pytest.warns(DataWarning, match="has 1 column that the schema does not name and no model gets: stay"):
+    with pytest.warns(
+        DataWarning, match="has 1 column that the schema does not name and no model gets: stay"
+    ):
         one = load(table, schema=study)
     assert isinstance(one.inputs, Table)
     assert one.inputs.numeric == ("age", "dose", "born")
@@ -115,7 +121,11 @@ def test_the_schema_says_what_the_columns_mean(study: Path) -> None:
     assert one.classes == ("no", "yes")
     assert one.train.subject is not None
     assert one.train.time is not None
-    columns: dict[str, Any] = {"label_column": "died", "subject_column": "patient", "time_column": "seen"}
+    columns: dict[str, Any] = {
+        "label_column": "died",
+        "subject_column": "patient",
+        "time_column": "seen",
+    }
     columns |= {"missing": ["age=-1"], "categorical_columns": ["code"], "drop_columns": ["stay"]}
     other = load(table, **columns)
     assert sorted(one.inputs.numeric) == sorted(other.inputs.numeric)  # type: ignore[attr-defined]
@@ -125,11 +135,21 @@ def test_the_schema_says_what_the_columns_mean(study: Path) -> None:
 
 
 CELLS = [
-    ("age", "n.d.", "holds values that are not numbers", "'n.d.', the schema allows numbers 18 to 110 years"),
+    (
+        "age",
+        "n.d.",
+        "holds values that are not numbers",
+        "'n.d.', the schema allows numbers 18 to 110 years",
+    ),
     ("age", "250", "holds values out of range", "'250', the schema allows numbers 18 to 110 years"),
     ("dose", "low", "holds values that are not numbers", "'low', the schema allows numbers"),
     ("dose", "", "has no value", "has no value, the schema allows numbers in every row"),
-    ("born", "soon", "holds values that are not dates", "'soon', the schema allows dates up to 2005-12-31"),
+    (
+        "born",
+        "soon",
+        "holds values that are not dates",
+        "'soon', the schema allows dates up to 2005-12-31",
+    ),
     ("born", "2006-01-01", "holds values out of range", "'2006-01-01'"),
     (
         "seen",
@@ -140,7 +160,12 @@ CELLS = [
     ("seen", "", "has no value", "has no value"),
     ("patient", "", "has no value", "has no value, the schema allows ids in every row"),
     ("sex", "F", "holds categories that are not in the schema", "'F', the schema allows 'f', 'm'"),
-    ("died", "maybe", "holds categories that are not in the schema", "'maybe', the schema allows 'no', 'yes'"),
+    (
+        "died",
+        "maybe",
+        "holds categories that are not in the schema",
+        "'maybe', the schema allows 'no', 'yes'",
+    ),
     ("died", "", "has no value", "has no value"),
 ]
 
@@ -165,16 +190,25 @@ def test_each_kind_of_violation_is_found_with_its_row(
 
 @given(
     broken=st.lists(
-        st.tuples(st.integers(0, 39), st.sampled_from(CELLS)), unique_by=lambda p: (p[0], p[1][0]), max_size=8
+        st.tuples(st.integers(0, 39), st.sampled_from(CELLS)),
+        unique_by=lambda p: (p[0], p[1][0]),
+        max_size=8,
     )
 )
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_all_violations_are_found(broken: list[tuple[int, tuple[str, str, str, str]]], study: Path) -> None:
+@settings(
+    max_examples=examples(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_all_violations_are_found(
+    broken: list[tuple[int, tuple[str, str, str, str]]], study: Path
+) -> None:
     table = visits()
     for row, (column, cell, _, _) in broken:
         table.loc[row, column] = cell or None
     wanted = {
-        (f"row {row} (counted from 0, without the header) of the table", c, what) for row, (c, _, what, _) in broken
+        (f"row {row} (counted from 0, without the header) of the table", c, what)
+        for row, (c, _, what, _) in broken
     }
     assert set(found(table, study)) == wanted
 
@@ -189,7 +223,9 @@ def test_a_table_without_a_column_and_a_column_of_another_kind(study: Path) -> N
     assert found(table, study) == [missing, ("the table", "age", "holds dates")]
 
 
-names = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=8)
+names = st.text(
+    st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=8
+)
 
 
 @st.composite
@@ -249,7 +285,13 @@ def test_ranges_of_a_draft_are_rounded_and_small_groups_are_named() -> None:
     reading = Reading(label_column=("died",), subject_column="patient", time_column="seen")
     text = drafted([hold(table, reading)], reading)
     values = tomllib.loads(text)
-    assert values["columns"]["age"] == {"kind": "number", "unit": "", "least": 20, "most": 80, "required": True}
+    assert values["columns"]["age"] == {
+        "kind": "number",
+        "unit": "",
+        "least": 20,
+        "most": 80,
+        "required": True,
+    }
     assert values["columns"]["seen"]["most"] == "2021-12-31"
     assert values["columns"]["patient"] == {"kind": "id"}
     assert 'categories = ["u", "v"]  # few rows: "v"' in text
@@ -263,7 +305,10 @@ def test_ranges_of_a_draft_are_rounded_and_small_groups_are_named() -> None:
     ("change", "line"),
     [
         (("years", "years\nleast = 3"), "not valid TOML"),
-        (('kind = "id"', 'kind = "di"'), r"columns.patient.kind 'di' is unknown: it must be one of number"),
+        (
+            ('kind = "id"', 'kind = "di"'),
+            r"columns.patient.kind 'di' is unknown: it must be one of number",
+        ),
         (("least = 18", 'least = "18"'), "least and most of a number must be numbers, not '18'"),
         (("least = 18", "least = 180"), "least 180.0 is above most 110.0"),
         (("2020-01-01", '"01.01.2020"'), "'01.01.2020' is not a date: write dates as 2024-01-31"),
@@ -271,7 +316,10 @@ def test_ranges_of_a_draft_are_rounded_and_small_groups_are_named() -> None:
         (('"died"\nsub', '"dead"\nsub'), "unknown column 'dead': did you mean 'died'"),
         (("required = false", "needed = false"), "unknown entry in .columns.age. 'needed': "),
         (("time_column", "times_column"), "unknown entry 'times_column'"),
-        (('kind = "category"\n\n', 'kind = "image"\n\n[columns.more]\nkind = "text"\n\n'), "both hold samples"),
+        (
+            ('kind = "category"\n\n', 'kind = "image"\n\n[columns.more]\nkind = "text"\n\n'),
+            "both hold samples",
+        ),
     ],
 )
 def test_mistakes_in_a_schema(change: tuple[str, str], line: str, tmp_path: Path) -> None:
@@ -282,14 +330,27 @@ def test_mistakes_in_a_schema(change: tuple[str, str], line: str, tmp_path: Path
         read(tmp_path / "study.toml")
 
 
-def test_flags_may_choose_among_the_columns_of_a_schema_and_may_not_contradict_it(study: Path) -> None:
-    assert load(visits(), schema=study, drop_columns=["born", "code"]).inputs.numeric == ("age", "dose")  # type: ignore[attr-defined]
-    assert load(visits(), schema=study, feature_columns=["age", "sex"]).inputs.categorical == ("sex",)  # type: ignore[attr-defined]
+def test_flags_may_choose_among_the_columns_of_a_schema_and_may_not_contradict_it(
+    study: Path,
+) -> None:
+    assert load(visits(), schema=study, drop_columns=["born", "code"]).inputs.numeric == (  # type: ignore[attr-defined]
+        "age",
+        "dose",
+    )
+    assert load(visits(), schema=study, feature_columns=["age", "sex"]).inputs.categorical == (  # type: ignore[attr-defined]
+        "sex",
+    )
     for options, line in (
-        ({"label_column": "sex"}, r"label_column=\['sex'\] and the schema .* differ: leave out label_column"),
+        (
+            {"label_column": "sex"},
+            r"label_column=\['sex'\] and the schema .* differ: leave out label_column",
+        ),
         ({"feature_columns": ["age", "ward"]}, r"feature_columns=\['age', 'ward'\] and the schema"),
         ({"task": "regression"}, "the schema's label is for classification, not for regression"),
-        ({"classes": ["yes", "no"]}, "the schema has the classes no, yes: leave out the list of classes"),
+        (
+            {"classes": ["yes", "no"]},
+            "the schema has the classes no, yes: leave out the list of classes",
+        ),
     ):
         with pytest.raises(UserError, match=line):
             load(visits(), schema=study, **options)
@@ -328,11 +389,15 @@ def test_classes_of_folders_and_arrays(tmp_path: Path) -> None:
 
 def test_drafts_of_every_kind_of_data_accept_them(tmp_path: Path) -> None:
     write_folder(tmp_path / "photos", {"cat": 12, "dog": 12})
-    pd.DataFrame({"note": ["well", "ill"] * 12, "mood": ["a", "b"] * 12}).to_csv(tmp_path / "n.csv", index=False)
-    np.savez(tmp_path / "s.npz", x=np.random.default_rng(0).normal(size=(24, 2, 8)), y=np.arange(24) % 3)
-    pd.DataFrame({"vector": [[1.0, 2.0]] * 24, "cough": [0, 1] * 12, "fever": [1, 1] * 12}).to_parquet(
-        tmp_path / "e.parquet"
+    pd.DataFrame({"note": ["well", "ill"] * 12, "mood": ["a", "b"] * 12}).to_csv(
+        tmp_path / "n.csv", index=False
     )
+    np.savez(
+        tmp_path / "s.npz", x=np.random.default_rng(0).normal(size=(24, 2, 8)), y=np.arange(24) % 3
+    )
+    pd.DataFrame(
+        {"vector": [[1.0, 2.0]] * 24, "cough": [0, 1] * 12, "fever": [1, 1] * 12}
+    ).to_parquet(tmp_path / "e.parquet")
     cases: list[tuple[str, dict[str, Any]]] = [
         ("photos", {}),
         ("n.csv", {"text_column": "note", "label_column": ("mood",)}),
@@ -342,7 +407,10 @@ def test_drafts_of_every_kind_of_data_accept_them(tmp_path: Path) -> None:
     for name, options in cases:
         reading = Reading(**options)
         (tmp_path / "s.toml").write_text(drafted([hold(tmp_path / name, reading)], reading))
-        with_, without = load(str(tmp_path / name), schema=tmp_path / "s.toml"), load(str(tmp_path / name), **options)
+        with_, without = (
+            load(str(tmp_path / name), schema=tmp_path / "s.toml"),
+            load(str(tmp_path / name), **options),
+        )
         assert with_.train.x.equal(without.train.x), name
         assert with_.train.y.equal(without.train.y), name
         assert with_.task == without.task
@@ -355,11 +423,22 @@ def test_draft_check_and_run_from_the_command_line(
     table = visits(90)
     table["ward"] = np.repeat(["a", "b", "c"], 30)
     table.to_csv("v.csv", index=False)
-    columns = ("--label-column", "died", "--subject-column", "patient", "--categorical-columns", "code")
-    code, said = command("data", "v.csv", *columns, "--group-column", "ward", "--schema", "other.toml")
+    columns = (
+        "--label-column",
+        "died",
+        "--subject-column",
+        "patient",
+        "--categorical-columns",
+        "code",
+    )
+    code, said = command(
+        "data", "v.csv", *columns, "--group-column", "ward", "--schema", "other.toml"
+    )
     assert (code, Path("other.toml").exists()) == (2, False), "a mistyped name drafts nothing"
     assert "cannot read the schema other.toml" in said
-    code, said = command("data", "v.csv", *columns, "--group-column", "ward", "--draft-schema", "study.toml")
+    code, said = command(
+        "data", "v.csv", *columns, "--group-column", "ward", "--draft-schema", "study.toml"
+    )
     assert code == 0
     assert "wrote study.toml, a draft" in said
     code, said = command("data", "v.csv", *columns, "--draft-schema", "study.toml")
@@ -374,7 +453,10 @@ def test_draft_check_and_run_from_the_command_line(
     code, said = command(*run, "--data", "v.csv", *own)
     assert code == 0, said
     config = json.loads(Path("runs/fedavg-v-seed0/config.json").read_text())
-    assert config["plan"]["reading"] == {"group_column": "ward", "schema": str(tmp_path / "study.toml")}
+    assert config["plan"]["reading"] == {
+        "group_column": "ward",
+        "schema": str(tmp_path / "study.toml"),
+    }
     assert command("resume", "runs/fedavg-v-seed0")[0] == 0
     table.head(20).to_csv("new.csv", index=False)
     code, said = command("evaluate", "runs/fedavg-v-seed0", "--data", "new.csv")
@@ -386,10 +468,13 @@ def test_draft_check_and_run_from_the_command_line(
     assert code == 2
     lines = said.splitlines()
     assert lines[:3] == [
-        f"row 4 (counted from 0, without the header) of {lines[0].split(' of ')[1].split(':')[0]}: column 'dose' holds "
+        f"row 4 (counted from 0, without the header) of {lines[0].split(' of ')[1].split(':')[0]}: "
+        "column 'dose' holds "
         f"'low', the schema allows {lines[0].split('allows ')[1]}",
-        "row 3 (counted from 0, without the header) of bad.csv: column 'sex' holds 'x', the schema allows 'f', 'm'",
-        "row 50 (counted from 0, without the header) of bad.csv: column 'sex' holds 'x', the schema allows 'f', 'm'",
+        "row 3 (counted from 0, without the header) of bad.csv: column 'sex' holds 'x', the schema "
+        "allows 'f', 'm'",
+        "row 50 (counted from 0, without the header) of bad.csv: column 'sex' holds 'x', the "
+        "schema allows 'f', 'm'",
     ]
     assert "3 violations of the schema study.toml" in lines[-1]
     code, said = command(*run, "--data", "bad.csv", *own)
@@ -414,7 +499,9 @@ def test_the_text_of_a_schema_has_no_remarks(study: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["digits", "mine.py:make"])
-def test_only_files_have_a_schema(data: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_have_a_schema(
+    data: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def make() -> None: ...")
     code, said = command("data", data, "--draft-schema", "study.toml")
@@ -424,5 +511,7 @@ def test_only_files_have_a_schema(data: str, tmp_path: Path, command: Command, m
 
 
 def test_a_column_of_labels_cannot_be_the_subject() -> None:
-    with pytest.raises(UserError, match="column 'label' holds the labels: name others by subject_column"):
+    with pytest.raises(
+        UserError, match="column 'label' holds the labels: name others by subject_column"
+    ):
         load({"dose": [0.5, 1.5] * 10, "label": ["a", "b"] * 10}, subject_column="label")

@@ -23,7 +23,12 @@ Rows = dict[str, Any]
 
 def rows(n: int = 60, seed: int = 0, **columns: Any) -> Rows:
     rng = np.random.default_rng(seed)
-    return {"a": rng.normal(size=n), "b": rng.normal(size=n), "label": rng.integers(0, 2, n), **columns}
+    return {
+        "a": rng.normal(size=n),
+        "b": rng.normal(size=n),
+        "label": rng.integers(0, 2, n),
+        **columns,
+    }
 
 
 def said(read: Any) -> str:
@@ -45,9 +50,13 @@ def test_a_column_with_one_value_at_one_silo_is_named(flat: Any, varied: Any) ->
 
 
 @pytest.mark.parametrize("share", [0.02, 0.025])
-def test_a_count_that_is_rarely_above_0_is_no_doubt_about_the_silos_where_it_seldom_is(share: float) -> None:
+def test_a_count_that_is_rarely_above_0_is_no_doubt_about_the_silos_where_it_seldom_is(
+    share: float,
+) -> None:
     rng, n = np.random.default_rng(0), 600
-    silos: list[Any] = [rows(n, k, c=np.where(rng.random(n) < share, rng.integers(1, 5, n), 0)) for k in range(4)]
+    silos: list[Any] = [
+        rows(n, k, c=np.where(rng.random(n) < share, rng.integers(1, 5, n), 0)) for k in range(4)
+    ]
     assert not said(lambda: ekiden.federate(silos))
     silos[0]["c"], silos[1]["c"] = np.zeros(n), rng.integers(0, 3, n)
     silos[2]["c"] = silos[3]["c"] = silos[1]["c"]
@@ -59,8 +68,15 @@ def test_a_count_that_is_rarely_above_0_is_no_doubt_about_the_silos_where_it_sel
 
 def test_rows_that_a_partition_deals_out_are_not_compared_as_those_of_silos() -> None:
     label = np.arange(200) % 2
-    whole = rows(200, label=label, c=np.where(label, np.arange(200) % 7, 0), d=["x" if y else "y" for y in label])
-    source = ekiden.load({**whole, "d": np.where(np.arange(200) % 9, whole["d"], "z")}, label_column="label")
+    whole = rows(
+        200,
+        label=label,
+        c=np.where(label, np.arange(200) % 7, 0),
+        d=["x" if y else "y" for y in label],
+    )
+    source = ekiden.load(
+        {**whole, "d": np.where(np.arange(200) % 9, whole["d"], "z")}, label_column="label"
+    )
     assert "hardly varies" not in said(lambda: ekiden.split(source, "classes:1", 2))
 
 
@@ -68,7 +84,9 @@ def test_rows_that_a_partition_deals_out_are_not_compared_as_those_of_silos() ->
     ("values", "told"), [(["L on R", "R on L"], False), ([1, 2], True), (["train", "x-test"], True)]
 )
 def test_a_column_called_fold_is_named_only_with_parts_or_numbers(values: Any, told: bool) -> None:
-    assert ("which rows are for training" in said(lambda: ekiden.load(rows(Fold=values * 30)))) == told
+    assert (
+        "which rows are for training" in said(lambda: ekiden.load(rows(Fold=values * 30)))
+    ) == told
 
 
 def test_categories_that_are_too_rare_to_be_reported_do_not_make_a_column_constant() -> None:
@@ -82,8 +100,14 @@ def test_arrays_of_a_silo_in_another_range_are_named(form: str) -> None:
     rng, labels = np.random.default_rng(0), np.arange(40) % 2
 
     def held(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        x = rng.normal(size=(40, 4)) * factor if form == "embeddings" else rng.random((40, 1, 4, 4)) * factor
-        return torch.from_numpy(x.astype(np.uint8 if form == "bytes" else np.float32)), torch.from_numpy(labels)
+        x = (
+            rng.normal(size=(40, 4)) * factor
+            if form == "embeddings"
+            else rng.random((40, 1, 4, 4)) * factor
+        )
+        return torch.from_numpy(
+            x.astype(np.uint8 if form == "bytes" else np.float32)
+        ), torch.from_numpy(labels)
 
     usual, odd = (250, 2.9) if form == "bytes" else (1, 20)
     line = said(lambda: ekiden.federate([held(usual), held(usual), held(odd)]))
@@ -94,9 +118,13 @@ def test_arrays_of_a_silo_in_another_range_are_named(form: str) -> None:
 def test_a_given_test_part_in_another_unit_is_named(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pandas.DataFrame(rows(h=rng.normal(170, 10, 60))).to_csv(tmp_path / "train.csv", index=False)
-    pandas.DataFrame(rows(seed=1, h=rng.normal(1.7, 0.1, 60))).to_csv(tmp_path / "test.csv", index=False)
+    pandas.DataFrame(rows(seed=1, h=rng.normal(1.7, 0.1, 60))).to_csv(
+        tmp_path / "test.csv", index=False
+    )
     line = said(lambda: load(tmp_path))
-    assert "column 'h' of the training part and the test part differs by a factor of about 100" in line
+    assert (
+        "column 'h' of the training part and the test part differs by a factor of about 100" in line
+    )
 
 
 def test_equal_rows_are_named_also_if_rows_occur_twice_within_a_silo() -> None:
@@ -104,7 +132,9 @@ def test_equal_rows_are_named_also_if_rows_occur_twice_within_a_silo() -> None:
     twice = pandas.concat([one, one[:10]])
     copied = pandas.concat([one[:20], pandas.DataFrame(rows(40, seed=2))])
     silos: list[Any] = [twice, pandas.DataFrame(rows(seed=1)), copied]
-    assert "silos hold equal rows: client-0 and client-2 20 rows" in said(lambda: ekiden.federate(silos))
+    assert "silos hold equal rows: client-0 and client-2 20 rows" in said(
+        lambda: ekiden.federate(silos)
+    )
 
 
 @pytest.mark.parametrize("values", [3, 30])
@@ -138,7 +168,9 @@ def test_numbers_that_are_no_measurements_are_noticed(values: list[float], line:
     assert line in said(lambda: load(table))
 
 
-@pytest.mark.parametrize("cell", ["{k}±1", "{k}-", "{k}×10^3", "{k} kg|{k} lb", "[{k}, 1]", "７{k}"])
+@pytest.mark.parametrize(
+    "cell", ["{k}±1", "{k}-", "{k}×10^3", "{k} kg|{k} lb", "[{k}, 1]", "７{k}"]
+)
 def test_numbers_with_other_signs_are_refused(cell: str) -> None:
     ways = cell.split("|")
     cells = [ways[k % len(ways)].format(k=k) for k in range(1, 61)]
@@ -156,7 +188,9 @@ def test_numbers_with_other_signs_are_refused(cell: str) -> None:
     ],
 )
 def test_classes_that_mark_missing_values_are_named(labels: list[Any], marks: str) -> None:
-    assert f"class {marks} of the table seems to mark missing values" in said(lambda: load(rows(label=labels)))
+    assert f"class {marks} of the table seems to mark missing values" in said(
+        lambda: load(rows(label=labels))
+    )
     assert not said(lambda: load(rows(label=np.arange(60) % 10)))
 
 
@@ -180,7 +214,10 @@ def test_a_subject_with_most_rows_is_named() -> None:
 )
 def test_texts_that_a_program_wrote_are_named(text: str, line: str) -> None:
     found = said(
-        lambda: load({"text": [text.format(k=k) for k in range(40)], "label": [0, 1] * 20}, text_column="text")
+        lambda: load(
+            {"text": [text.format(k=k) for k in range(40)], "label": [0, 1] * 20},
+            text_column="text",
+        )
     )
     assert line in found if line else not found
 
@@ -229,7 +266,9 @@ def test_files_in_class_folders_that_are_not_read_are_named(tmp_path: Path) -> N
 def test_dark_images_are_named(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pixels = [png(rng.integers(0, 16, (4, 4), dtype=np.uint8)) for _ in range(20)]
-    assert "use values up to 15 of 255" in said(lambda: load({"image": pixels, "label": [0, 1] * 10}))
+    assert "use values up to 15 of 255" in said(
+        lambda: load({"image": pixels, "label": [0, 1] * 10})
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,7 +281,9 @@ def test_dark_images_are_named(tmp_path: Path) -> None:
         ((40, 1, 8, 8), 65535, "networks learn from values around 1"),
     ],
 )
-def test_arrays_that_are_stored_otherwise_are_noticed(shape: tuple[int, ...], high: int, line: str) -> None:
+def test_arrays_that_are_stored_otherwise_are_noticed(
+    shape: tuple[int, ...], high: int, line: str
+) -> None:
     x = np.random.default_rng(0).integers(0, high + 1, shape).astype(np.float32)
     x.flat[0], x.flat[1] = 0, high
     assert line in said(lambda: from_tensors((x, np.arange(40) % 2)))
@@ -257,12 +298,16 @@ def test_arrays_of_a_file_that_nothing_uses_are_named(tmp_path: Path) -> None:
 
 def test_masks_with_gaps_are_refused() -> None:
     x = torch.randn(20, 3, 8, 8)
-    with pytest.raises(UserError, match="have the labels 0, 255 only: number classes from 0 without gaps"):
+    with pytest.raises(
+        UserError, match="have the labels 0, 255 only: number classes from 0 without gaps"
+    ):
         from_tensors((x, torch.randint(0, 2, (20, 8, 8)) * 255))
 
 
 @pytest.mark.parametrize("last", [nn.Sigmoid, nn.ReLU, nn.Tanh])
-def test_a_network_that_bounds_its_answers_is_refused_where_it_matters(last: type[nn.Module]) -> None:
+def test_a_network_that_bounds_its_answers_is_refused_where_it_matters(
+    last: type[nn.Module],
+) -> None:
     x, training = torch.randn(40, 4), Training(max_steps=1)
     numbers = ekiden.federate([(x, torch.randn(40)), (x + 1, torch.randn(40))])
     with pytest.raises(UserError, match="so it cannot give all numbers"):

@@ -50,50 +50,74 @@ def test_digits_are_those_of_scikit_learn(digits: Dataset) -> None:
 def test_size_resizes_as_pillow_does(digits: Dataset) -> None:
     bigger = load("digits", size=12)
     assert bigger.shape == (1, 12, 12)
-    expected = Image.fromarray(digits.train.x[3, 0].numpy()).resize((12, 12), Image.Resampling.BILINEAR)
+    expected = Image.fromarray(digits.train.x[3, 0].numpy()).resize(
+        (12, 12), Image.Resampling.BILINEAR
+    )
     assert np.array_equal(bigger.train.x[3, 0].numpy(), np.asarray(expected))
 
 
 def test_unknown_names_and_bad_sizes() -> None:
     fails("cifar11", r"unknown data set 'cifar11': did you mean 'cifar10'\?")
     fails("", "unknown data set ''")
-    fails("no/such/place", "no file or folder 'no/such/place': give a folder of class folders, or a file .parquet, ")
+    fails(
+        "no/such/place",
+        "no file or folder 'no/such/place': give a folder of class folders, or a file .parquet, ",
+    )
     fails("gone.parquet", "no file or folder 'gone.parquet'")
     fails("digits", "size is the side of the images in pixels, 1 or more; it is 0", size=0)
 
 
 def test_a_path_with_a_slip_is_said_with_the_right_one(tmp_path: Path) -> None:
     (tmp_path / "patients.csv").write_text("age,label\n1,a\n")
-    fails(tmp_path / "patient.csv", "no file or folder .*patient.csv': did you mean '.*/patients.csv'")
+    fails(
+        tmp_path / "patient.csv", "no file or folder .*patient.csv': did you mean '.*/patients.csv'"
+    )
     fails("digits", "1 or more; it is '12'", size="12")
 
 
 def test_a_folder_of_tables_is_no_folder_of_images(tmp_path: Path) -> None:
     for name in ("north", "south"):
         (tmp_path / f"{name}.csv").write_text("age,died\n1,yes\n2,no\n")
-    fails(tmp_path, r"is a folder of tables .north.csv, \.\.\..: name one of them, or give the folder as silos")
+    fails(
+        tmp_path,
+        r"is a folder of tables .north.csv, \.\.\..: name one of them, or give the folder as silos",
+    )
     fails(tmp_path, "is a folder of tables", label_column="died")
 
 
-def test_folders_of_the_data_home_are_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_the_data_home_are_known_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EKIDEN_DATA", str(tmp_path))
     write_images(tmp_path / "hospital" / "train.parquet")
     write_images(tmp_path / "hospital" / "test.parquet", 4)
     write_folder(tmp_path / "animals", {"cat": 5, "dog": 5})
     write_images(tmp_path / "cifar10" / "train.parquet")
-    assert (len(load("hospital").train), len(load("hospital").test), load("hospital").name) == (10, 4, "hospital")
+    assert (len(load("hospital").train), len(load("hospital").test), load("hospital").name) == (
+        10,
+        4,
+        "hospital",
+    )
     assert load("animals").classes == ("cat", "dog")
     assert load("cifar10").augment == NAMED["cifar10"].augment
     write_folder(tmp_path / "here" / "cat-or-dog", {"cow": 5, "pig": 5})
-    for here, path in (("here/cat-or-dog", "."), ("here", "./cat-or-dog"), ("here/cat-or-dog", "../cat-or-dog")):
+    for here, path in (
+        ("here/cat-or-dog", "."),
+        ("here", "./cat-or-dog"),
+        ("here/cat-or-dog", "../cat-or-dog"),
+    ):
         monkeypatch.chdir(tmp_path / here)
         assert load(path).classes == ("cow", "pig")
     fails("hospitals", r"did you mean 'hospital'\?")
 
 
-@pytest.mark.parametrize("name", sorted(n for n, spec in NAMED.items() if spec.hub is None and n != "digits"))
+@pytest.mark.parametrize(
+    "name", sorted(n for n, spec in NAMED.items() if spec.hub is None and n != "digits")
+)
 def test_sets_without_a_hub_copy_say_which_files_to_provide(name: str) -> None:
-    fails(name, f"set EKIDEN_DATA to a folder that holds {name}/train.parquet and {name}/test.parquet")
+    fails(
+        name, f"set EKIDEN_DATA to a folder that holds {name}/train.parquet and {name}/test.parquet"
+    )
 
 
 class TestHub:
@@ -118,11 +142,16 @@ class TestHub:
 
         features = Features({image: HubImage(), label: ClassLabel(names=["x", "y", "z"])})
         features.update({c: Value("string") for c in columns})
-        values = {image: [{"bytes": png(p), "path": None} for p in noise(n)], label: [i % 3 for i in range(n)]}
+        values = {
+            image: [{"bytes": png(p), "path": None} for p in noise(n)],
+            label: [i % 3 for i in range(n)],
+        }
         return Table.from_dict(values | columns, features=features)
 
     def test_columns_names_and_splits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        calls = self.fake(monkeypatch, [self.part("img", "fine_label"), self.part("img", "fine_label", 3)])
+        calls = self.fake(
+            monkeypatch, [self.part("img", "fine_label"), self.part("img", "fine_label", 3)]
+        )
         dataset = load("cifar100")
         assert calls == [("uoft-cs/cifar100", None, ["train", "test"])]
         assert torch.equal(dataset.train.x, chw(noise(6)))
@@ -131,7 +160,9 @@ class TestHub:
         assert len(dataset.test) == 3
 
     def test_a_configuration_and_another_test_split(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        calls = self.fake(monkeypatch, [self.part("image", "label"), self.part("image", "label", 3)])
+        calls = self.fake(
+            monkeypatch, [self.part("image", "label"), self.part("image", "label", 3)]
+        )
         load("svhn")
         load("tiny_imagenet")
         assert calls == [
@@ -166,7 +197,10 @@ class TestHub:
             raise ConnectionError("no route\nto host")
 
         monkeypatch.setattr(datasets, "load_dataset", fail)
-        fails("mnist", r"cannot get 'ylecun/mnist' .*\(no route\): set EKIDEN_DATA .* mnist/train.parquet")
+        fails(
+            "mnist",
+            r"cannot get 'ylecun/mnist' .*\(no route\): set EKIDEN_DATA .* mnist/train.parquet",
+        )
 
 
 # Parquet
@@ -217,7 +251,10 @@ def test_names_from_the_schema(tmp_path: Path) -> None:
     }  # fmt: skip
     own = {"label_names": json.dumps(["a", "b", "c"]), "domain_names": json.dumps(["v", "u"])}
     features = {"label": {"names": ["p", "q"], "_type": "ClassLabel"}}
-    for name, metadata in ("own", own), ("hub", {"huggingface": json.dumps({"info": {"features": features}})}):
+    for name, metadata in (
+        ("own", own),
+        ("hub", {"huggingface": json.dumps({"info": {"features": features}})}),
+    ):
         write(tmp_path / name / "train.parquet", columns, metadata)
         write(tmp_path / name / "test.parquet", columns, metadata)
     assert load(str(tmp_path / "own")).classes == ("a", "b", "c")
@@ -226,8 +263,14 @@ def test_names_from_the_schema(tmp_path: Path) -> None:
 
 
 def test_domains_as_numbers_get_their_names(tmp_path: Path) -> None:
-    columns: dict[str, object] = {"image": [png(p) for p in noise(9)], "label": [0] * 9, "domain": [1, 0, 1] * 3}
-    path = write(tmp_path / "a.parquet", columns, {"domain_names": json.dumps(["site B", "site A"])})
+    columns: dict[str, object] = {
+        "image": [png(p) for p in noise(9)],
+        "label": [0] * 9,
+        "domain": [1, 0, 1] * 3,
+    }
+    path = write(
+        tmp_path / "a.parquet", columns, {"domain_names": json.dumps(["site B", "site A"])}
+    )
     dataset = load(str(path))
     assert dataset.domains == ("site B", "site A")
     assert dataset.train.domain is not None
@@ -250,7 +293,9 @@ def test_domains_as_numbers_get_their_names(tmp_path: Path) -> None:
         ({"image": [png(noise(1)[0])], "label": [0]}, "has only 1 sample, too few to hold out a test part"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_table(tmp_path: Path, columns: dict[str, object], message: str) -> None:
+def test_what_is_wrong_with_a_table(
+    tmp_path: Path, columns: dict[str, object], message: str
+) -> None:
     fails(write(tmp_path / "a.parquet", columns), message)
 
 
@@ -274,7 +319,10 @@ def test_damaged_and_empty_files(tmp_path: Path) -> None:
     import pyarrow as pa
 
     fails(
-        write(tmp_path / "c.parquet", {"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}),
+        write(
+            tmp_path / "c.parquet",
+            {"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())},
+        ),
         "has no row: it needs at least one",
     )
     (tmp_path / "d.xlsx").write_text("x")
@@ -355,7 +403,9 @@ def test_images_of_several_sizes_need_a_size(tmp_path: Path) -> None:
 
 
 def test_images_need_not_be_square(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"image": [png(p) for p in noise(10, (4, 6, 3))], "label": [0] * 10})
+    path = write(
+        tmp_path / "a.parquet", {"image": [png(p) for p in noise(10, (4, 6, 3))], "label": [0] * 10}
+    )
     assert load(str(path)).shape == (3, 4, 6)
 
 
@@ -366,7 +416,9 @@ def test_grey_becomes_colour_if_any_image_has_colour(tmp_path: Path) -> None:
     assert load(str(tmp_path)).shape == (1, 4, 4)
     write(tmp_path / "test.parquet", {"image": [png(p) for p in colour], "label": [0]})
     dataset = load(str(tmp_path))
-    assert torch.equal(dataset.train.x, torch.from_numpy(np.stack(grey))[:, None].expand(-1, 3, -1, -1))
+    assert torch.equal(
+        dataset.train.x, torch.from_numpy(np.stack(grey))[:, None].expand(-1, 3, -1, -1)
+    )
     assert torch.equal(dataset.test.x, chw(colour))
 
 
@@ -382,7 +434,9 @@ def test_other_modes(tmp_path: Path) -> None:
 
     opaque = np.full((4, 4, 1), 255, np.uint8)
     assert torch.equal(one(png(np.concatenate([pixels, opaque], axis=2))), chw([pixels]))
-    assert torch.equal(one(deep.getvalue())[0, 0], torch.from_numpy(noise(1, (4, 4))[0]))  # upper bits kept
+    assert torch.equal(
+        one(deep.getvalue())[0, 0], torch.from_numpy(noise(1, (4, 4))[0])
+    )  # upper bits kept
     assert set(one(png(noise(1, (4, 4))[0], "1")).flatten().tolist()) == {0, 255}
     assert one(png(noise(1, (4, 4))[0], "LA")).shape == (1, 1, 4, 4)
     assert set(one(png(np.full((4, 4), 7, np.uint8), "P")).flatten().tolist()) == {7}
@@ -395,7 +449,10 @@ def test_an_empty_class_folder_is_said(tmp_path: Path) -> None:
     write_folder(tmp_path / "pets", {"cat": 6, "dog": 6})
     assert load(str(tmp_path / "pets")).classes == ("cat", "dog")
     (tmp_path / "pets" / "bird").mkdir()
-    fails(tmp_path / "pets", r"folder .*bird holds no image .*'bird' would be empty: put images there, or remove")
+    fails(
+        tmp_path / "pets",
+        r"folder .*bird holds no image .*'bird' would be empty: put images there, or remove",
+    )
     (tmp_path / "pets" / "bird" / "notes.txt").write_text("no image")
     fails(tmp_path / "pets", "bird holds no image")
     shutil.rmtree(tmp_path / "pets" / "bird")

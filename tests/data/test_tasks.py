@@ -1,4 +1,5 @@
-"""Tasks: losses and metrics against scikit-learn and against numbers worked out by hand; labels; plain values."""
+"""Tasks: losses and metrics against scikit-learn and against numbers worked out by hand; labels;
+plain values."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,8 +61,12 @@ def test_metrics_of_classes_are_those_of_scikit_learn(classes: Scores) -> None:
     p, y = classes.answers.numpy(), classes.y.numpy()
     answer, found = p.argmax(1), classes.metrics()
     assert found["accuracy"] == pytest.approx(sk.accuracy_score(y, answer))
-    assert found["balanced_accuracy"] == pytest.approx(np.mean([np.mean(answer[y == c] == c) for c in range(3)]))
-    assert found["macro_f1"] == pytest.approx(sk.f1_score(y, answer, average="macro", zero_division=0))
+    assert found["balanced_accuracy"] == pytest.approx(
+        np.mean([np.mean(answer[y == c] == c) for c in range(3)])
+    )
+    assert found["macro_f1"] == pytest.approx(
+        sk.f1_score(y, answer, average="macro", zero_division=0)
+    )
     areas = [sk.roc_auc_score(y == c, p[:, c]) for c in range(3)]
     assert found["auroc"] == pytest.approx(np.mean(areas), abs=1e-6)
     precisions = [sk.average_precision_score(y == c, p[:, c]) for c in range(3)]
@@ -80,14 +85,18 @@ def ece(confidence: "np.ndarray[Any, Any]", right: "np.ndarray[Any, Any]") -> fl
     """Naeini et al., 2015: Σ (n_b/n) |accuracy - confidence| over 15 bins of equal width."""
     places = np.digitize(confidence, np.linspace(0, 1, 16)[1:-1], right=True)
     inside = [places == b for b in range(15)]
-    return float(sum(abs(right[i].mean() - confidence[i].mean()) * i.mean() for i in inside if i.any()))
+    return float(
+        sum(abs(right[i].mean() - confidence[i].mean()) * i.mean() for i in inside if i.any())
+    )
 
 
 def test_of_two_classes_average_precision_is_that_of_the_second() -> None:
     y = torch.randint(2, (N,), generator=DRAW)
     found = scores(Classification(), torch.randn(N, 2, generator=DRAW) + torch.eye(2)[y], y, 2)
     p = found.answers[:, 1].numpy()
-    assert found.metrics()["average_precision"] == pytest.approx(sk.average_precision_score(y.numpy(), p), abs=1e-6)
+    assert found.metrics()["average_precision"] == pytest.approx(
+        sk.average_precision_score(y.numpy(), p), abs=1e-6
+    )
     assert found.metrics()["auroc"] == pytest.approx(sk.roc_auc_score(y.numpy(), p), abs=1e-6)
 
 
@@ -100,7 +109,9 @@ def test_metrics_of_labels_are_those_of_scikit_learn(labels: Scores) -> None:
     assert found["accuracy"] == pytest.approx((answer == y).mean())
     both = np.mean([sk.balanced_accuracy_score(y[:, k], answer[:, k]) for k in range(K)])
     assert found["balanced_accuracy"] == pytest.approx(both)
-    assert labels.mean_loss() == pytest.approx(np.mean([sk.log_loss(y[:, k], p[:, k]) for k in range(K)]), abs=1e-6)
+    assert labels.mean_loss() == pytest.approx(
+        np.mean([sk.log_loss(y[:, k], p[:, k]) for k in range(K)]), abs=1e-6
+    )
     one_kind = replace(labels, y=torch.ones_like(labels.y))
     assert "auroc" not in one_kind.metrics()
     assert isnan(one_kind.score())
@@ -114,13 +125,19 @@ def test_metrics_of_numbers_are_those_of_scikit_learn() -> None:
     outputs = task.standardised(y) + 0.3 * torch.randn(N, 2, generator=DRAW)
     found = scores(task, outputs, y, 2)
     answers = found.answers.numpy()
-    assert found.metrics()["rmse"] == pytest.approx(sk.root_mean_squared_error(y, answers), rel=1e-5)
+    assert found.metrics()["rmse"] == pytest.approx(
+        sk.root_mean_squared_error(y, answers), rel=1e-5
+    )
     assert found.metrics()["mae"] == pytest.approx(sk.mean_absolute_error(y, answers), rel=1e-5)
     assert found.metrics()["r2"] == pytest.approx(sk.r2_score(y, answers), rel=1e-5)
-    assert found.mean_loss() == pytest.approx(float(((outputs - (y - y.mean(0)) / y.std(0, correction=0)) ** 2).mean()))
+    assert found.mean_loss() == pytest.approx(
+        float(((outputs - (y - y.mean(0)) / y.std(0, correction=0)) ** 2).mean())
+    )
     assert float(task.mean_loss(torch.zeros(N, 2), y)) == pytest.approx(task.guess(2), rel=1e-5)
     one = scores(replace(task, mean=(50.0,), std=(20.0,)), outputs[:, :1], y[:, 0], 1)  # y (n,)
-    assert one.metrics()["rmse"] == pytest.approx(sk.root_mean_squared_error(y[:, 0], one.answers[:, 0]), rel=1e-5)
+    assert one.metrics()["rmse"] == pytest.approx(
+        sk.root_mean_squared_error(y[:, 0], one.answers[:, 0]), rel=1e-5
+    )
     assert not task.headline.higher
 
 
@@ -135,7 +152,9 @@ def test_metrics_of_pixels_by_hand() -> None:
     assert found.metrics()["accuracy"] == pytest.approx(4 / 6)
     wrong, right = log(1 + exp(4)), log(1 + exp(-4))
     assert found.loss.tolist() == pytest.approx([(wrong + 3 * right) / 4, (right + wrong) / 2])
-    assert found.mean_loss() == pytest.approx((2 * wrong + 4 * right) / 6)  # of pixels, not of images
+    assert found.mean_loss() == pytest.approx(
+        (2 * wrong + 4 * right) / 6
+    )  # of pixels, not of images
     assert float(Segmentation().mean_loss(outputs, y)) == pytest.approx(found.mean_loss())
 
 
@@ -150,22 +169,33 @@ def test_perplexity_is_that_of_the_tokens_that_count() -> None:
     shorter = scores(LanguageModelling(), outputs[:, :3], y)  # a batch is cut to its longest text
     assert shorter.metrics() == pytest.approx(found.metrics())
     hits = [(0, 0, 2), (0, 1, 3), (1, 0, 1)]
-    assert found.accuracy() == pytest.approx(sum(int(outputs[i, t].argmax()) == c for i, t, c in hits) / 3)
+    assert found.accuracy() == pytest.approx(
+        sum(int(outputs[i, t].argmax()) == c for i, t, c in hits) / 3
+    )
 
 
 def test_a_mean_loss_is_that_of_the_losses() -> None:
     for task, outputs, y in (
         (Classification(), torch.randn(9, K, generator=DRAW), torch.arange(9) % K),
-        (MultiLabel(), torch.randn(9, K, generator=DRAW), (torch.randn(9, K, generator=DRAW) > 0).float()),
+        (
+            MultiLabel(),
+            torch.randn(9, K, generator=DRAW),
+            (torch.randn(9, K, generator=DRAW) > 0).float(),
+        ),
         (Regression(), torch.randn(9, K, generator=DRAW), torch.randn(9, K, generator=DRAW)),
     ):
-        assert float(task.mean_loss(outputs, y)) == pytest.approx(float(task.loss(outputs, y).mean()), rel=1e-5)
+        assert float(task.mean_loss(outputs, y)) == pytest.approx(
+            float(task.loss(outputs, y).mean()), rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_distance_is_zero_from_oneself_and_has_a_gradient_towards_the_teacher(kind: str) -> None:
     shape = {"segmentation": (3, K, 2, 2), "language-modelling": (3, 5, K)}.get(kind, (3, K))
-    student, teacher = torch.randn(shape, generator=DRAW).requires_grad_(), torch.randn(shape, generator=DRAW)
+    student, teacher = (
+        torch.randn(shape, generator=DRAW).requires_grad_(),
+        torch.randn(shape, generator=DRAW),
+    )
     task = named(kind)
     assert float(task.distance(teacher, teacher, 2.0)) == pytest.approx(0, abs=1e-6)
     far = task.distance(student, teacher, 2.0)
@@ -194,11 +224,23 @@ def test_what_labels_look_like() -> None:
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
-        (torch.zeros(4), None, r"integers, one class a sample; numbers to predict need task='regression'"),
+        (
+            torch.zeros(4),
+            None,
+            r"integers, one class a sample; numbers to predict need task='regression'",
+        ),
         (torch.eye(4).long(), None, r"of one-hot rows, y.argmax\(1\).*multi-label"),
-        (torch.tensor([1.0, 2, float("nan"), 3]), "regression", "NaN or infinity in the target of row 2"),
+        (
+            torch.tensor([1.0, 2, float("nan"), 3]),
+            "regression",
+            "NaN or infinity in the target of row 2",
+        ),
         (torch.tensor([[0, 2]] * 4), "multi-label", "a row of 0 and 1 for each of 4 samples"),
-        (torch.zeros(4, 2, 2).long() - 1, "segmentation", "label -1: give classes from 0 on, or -100"),
+        (
+            torch.zeros(4, 2, 2).long() - 1,
+            "segmentation",
+            "label -1: give classes from 0 on, or -100",
+        ),
         (torch.zeros(4, 2, 2), "segmentation", "float32 y of shape"),
         (torch.zeros(4).long(), "language-modelling", "at least two each"),
         (torch.zeros(4).long(), "regressing", "did you mean.*regression"),
@@ -229,7 +271,9 @@ def test_integers_can_be_meant_as_numbers() -> None:
     again = meant(data, "regression")
     assert again.task.kind == "regression"
     assert torch.equal(again.train.y, data.train.y.float())
-    with pytest.raises(UserError, match="are of classification, not of segmentation: leave out task"):
+    with pytest.raises(
+        UserError, match="are of classification, not of segmentation: leave out task"
+    ):
         meant(data, "segmentation")
     with pytest.raises(UserError, match="are names, but regression needs numbers"):
         meant(from_tensors((torch.zeros(4, 2), np.array(["a", "b", "a", "b"]))), "regression")
@@ -284,16 +328,24 @@ def test_undefined_is_left_out_and_not_counted_as_zero() -> None:
     found = scores(Classification(metric="auroc"), torch.randn(5, 2, generator=DRAW), y, 2)
     assert isnan(found.score())
     assert "auroc" not in found.metrics()
-    assert scores(Regression(), torch.zeros(1, 1), torch.ones(1), 1).metrics().keys() == {"rmse", "mae", "mse"}
+    assert scores(Regression(), torch.zeros(1, 1), torch.ones(1), 1).metrics().keys() == {
+        "rmse",
+        "mae",
+        "mse",
+    }
 
 
 def test_groups_for_partitions() -> None:
     assert MultiLabel().strata(torch.tensor([[0, 1.0], [1, 1], [0, 0]])).tolist() == [1, 0, 2]
-    assert Segmentation().strata(torch.tensor([[[2, 2], [1, -100]], [[0, 0], [1, 0]]])).tolist() == [2, 0]
+    assert Segmentation().strata(
+        torch.tensor([[[2, 2], [1, -100]], [[0, 0], [1, 0]]])
+    ).tolist() == [2, 0]
     assert Regression().strata(torch.tensor([-9.0, -0.1, 0.1, 9.0])).tolist() == [0, 4, 5, 9]
 
 
-@pytest.mark.parametrize("metric", [metric for kind in KINDS.values() for metric in kind.metrics], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "metric", [metric for kind in KINDS.values() for metric in kind.metrics], ids=lambda m: m.name
+)
 def test_metrics_travel_to_other_processes(metric: Metric) -> None:
     import pickle
 
@@ -301,7 +353,14 @@ def test_metrics_travel_to_other_processes(metric: Metric) -> None:
 
 
 def test_all_kinds_are_here(tmp_path: Any) -> None:
-    kinds = {"classification", "multi-label", "regression", "survival", "segmentation", "language-modelling"}
+    kinds = {
+        "classification",
+        "multi-label",
+        "regression",
+        "survival",
+        "segmentation",
+        "language-modelling",
+    }
     assert set(KINDS) == kinds
     made: Callable[..., Dataset] = from_tensors
     tokens = torch.randint(1, 9, (10, 6), generator=DRAW)
@@ -324,7 +383,9 @@ def test_weights_of_classes_multiply_the_loss_of_each_sample_in_training_only() 
     outputs, y = torch.tensor([[1.0, 0.0], [0.0, 3.0], [2.0, 0.0]]), torch.tensor([0, 1, 1])
     each = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
     assert torch.equal(task.loss(outputs, y), each)
-    assert float(task.mean_loss(outputs, y)) == pytest.approx(float((each * torch.tensor([8 / 12, 2, 2])).mean()))
+    assert float(task.mean_loss(outputs, y)) == pytest.approx(
+        float((each * torch.tensor([8 / 12, 2, 2])).mean())
+    )
     assert task_of_terms(terms(task)) == task_of(recorded(task)) == task
     with pytest.raises(UserError, match="none of 'yes' is counted"):
         balanced(Classification(), {"no": 6}, ("no", "yes"))

@@ -40,7 +40,9 @@ def rows(fed: FederatedData) -> list[list[int]]:
 
 def test_what_is_given_is_what_is_held() -> None:
     (x, y), test = features(), features(10, seed=1)
-    dataset = from_tensors((x, y), test, classes="abcde", mean=(0.1,), std=(2.0,), augment=Augment(flip=True))
+    dataset = from_tensors(
+        (x, y), test, classes="abcde", mean=(0.1,), std=(2.0,), augment=Augment(flip=True)
+    )
     assert torch.equal(dataset.train.x, x)
     assert torch.equal(dataset.train.y, y)
     assert torch.equal(dataset.test.x, test[0])
@@ -181,7 +183,10 @@ def images_of(*shades: int) -> Tensor:
 def by_class(fed: FederatedData) -> dict[str, set[int]]:
     """Return which shades have which class, over all clients."""
     held = fed.dataset.train
-    return {name: set(held.x[held.y == k].flatten().tolist()) for k, name in enumerate(fed.dataset.classes)}
+    return {
+        name: set(held.x[held.y == k].flatten().tolist())
+        for k, name in enumerate(fed.dataset.classes)
+    }
 
 
 CATS_DOGS = (images_of(1, 2, 1, 2), np.array(["dog", "cat", "dog", "cat"]))
@@ -196,12 +201,17 @@ def test_names_mean_the_same_in_all_silos() -> None:
     assert fed.dataset.test.y.tolist() == [2, 1, 0]
     pairs = Items([(x, str(y)) for x, y in zip(*BIRDS_CATS, strict=True)])
     assert by_class(federate([CATS_DOGS, pairs], TEST)) == by_class(fed)
-    assert federate([CATS_DOGS, BIRDS_CATS], TEST, classes=("dog", "cat", "bird")).dataset.test.y.tolist() == [0, 1, 2]
+    assert federate(
+        [CATS_DOGS, BIRDS_CATS], TEST, classes=("dog", "cat", "bird")
+    ).dataset.test.y.tolist() == [0, 1, 2]
 
 
 def test_samples_of_separately_loaded_files_keep_their_names(tmp_path: Path) -> None:
     for silo, names in ("one", ("cat", "dog")), ("two", ("bird", "cat")):
-        write(tmp_path / f"{silo}.parquet", {"image": [png(p) for p in noise(6)], "label": list(names) * 3})
+        write(
+            tmp_path / f"{silo}.parquet",
+            {"image": [png(p) for p in noise(6)], "label": list(names) * 3},
+        )
     one, two = (load(str(tmp_path / f"{silo}.parquet")) for silo in ("one", "two"))
     assert set(one.train.y.tolist()) == set(two.train.y.tolist()) == {0, 1}  # each by its own names
     fed = federate([one.train, two.train], tests=[one.test, two.test])
@@ -227,19 +237,28 @@ def test_numerals_are_names_where_others_are() -> None:
 
 def test_names_and_numbers_do_not_mix() -> None:
     numbers = (images_of(1, 2), torch.tensor([0, 1]))
-    with pytest.raises(UserError, match=r"silo client-0 are names, but those of silo client-1 are numbers of unknown"):
+    with pytest.raises(
+        UserError,
+        match=r"silo client-0 are names, but those of silo client-1 are numbers of unknown",
+    ):
         federate([CATS_DOGS, numbers], TEST)
     with pytest.warns(DataWarning, match="1 of 3 test rows are of classes without a training row"):
-        fed = federate([CATS_DOGS, numbers], TEST, classes=("dog", "cat", "bird"))  # now a number is a place in it
+        fed = federate(
+            [CATS_DOGS, numbers], TEST, classes=("dog", "cat", "bird")
+        )  # now a number is a place in it
     assert by_class(fed) == {"dog": {1}, "cat": {2}, "bird": set()}
-    with pytest.raises(UserError, match=r"label 'bird' in row 0 .* of silo client-1 is not among .*: cat, dog"):
+    with pytest.raises(
+        UserError, match=r"label 'bird' in row 0 .* of silo client-1 is not among .*: cat, dog"
+    ):
         federate([CATS_DOGS, BIRDS_CATS], CATS_DOGS, classes=("cat", "dog"))
 
 
 def test_labels_with_gaps_need_names() -> None:
     x, y = torch.randn(12, 3), torch.tensor([0, 1, 7] * 4)
     for call in (lambda: from_tensors((x, y)), lambda: federate([(x, y)])):
-        with pytest.raises(UserError, match=r"no sample has label 2, 3, 4, 5, 6, but row 2 .* has label 7: number"):
+        with pytest.raises(
+            UserError, match=r"no sample has label 2, 3, 4, 5, 6, but row 2 .* has label 7: number"
+        ):
             call()
     names = [f"class {k}" for k in range(8)]
     assert from_tensors((x, y), classes=names).classes == tuple(names)
@@ -267,7 +286,10 @@ def test_arrays_of_no_numbers_are_one_line() -> None:
     for given, line in (
         ((x.astype(object), y), objects),
         ((ragged, y), objects),
-        ((x.astype(str), y), "silo client-0 holds <U32 as inputs: give numbers, or a frame of texts"),
+        (
+            (x.astype(str), y),
+            "silo client-0 holds <U32 as inputs: give numbers, or a frame of texts",
+        ),
         ((x, np.array(["a", 1] * 4, dtype=object)), objects),
     ):
         with pytest.raises(UserError, match=line):

@@ -13,7 +13,9 @@ from ekiden.data.cells import Cells, Writing
 
 
 def _read(values: Any) -> list[Any]:
-    found: list[Any] = Cells(pa.table({"when": pa.array(values)}), "a.csv", Writing(), []).time("when").tolist()
+    found: list[Any] = (
+        Cells(pa.table({"when": pa.array(values)}), "a.csv", Writing(), []).time("when").tolist()
+    )
     return found
 
 
@@ -37,8 +39,14 @@ def test_dates_and_numbers_keep_their_order(values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        (["2024-01-31", "31.01.2024"], r"dates of different forms \('2024-01-31' in row 0.*, '31.01.2024' in row 1"),
-        (["2024-01-31", "soon"], r"'soon' in row 1.*, which is not a time: write times as 2024-01-31"),
+        (
+            ["2024-01-31", "31.01.2024"],
+            r"dates of different forms \('2024-01-31' in row 0.*, '31.01.2024' in row 1",
+        ),
+        (
+            ["2024-01-31", "soon"],
+            r"'soon' in row 1.*, which is not a time: write times as 2024-01-31",
+        ),
         (["2024-01-31", None], "no value in row 1"),
         ([1.0, float("nan")], "is nan in row 1"),
         ([True, False], "holds bool"),
@@ -62,7 +70,12 @@ def test_subject_and_time_reach_the_samples_and_are_no_features(tmp_path: Path) 
         assert part.subject is not None
         assert part.time is not None
         assert len(part.subject) == len(part.time) == len(part)
-    np.savez(tmp_path / "a.npz", x=np.zeros((60, 2), np.float32), y=np.arange(60) % 2, patient=np.arange(60) // 3.0)
+    np.savez(
+        tmp_path / "a.npz",
+        x=np.zeros((60, 2), np.float32),
+        y=np.arange(60) % 2,
+        patient=np.arange(60) // 3.0,
+    )
     arrays = ekiden.load(str(tmp_path / "a.npz"), subject_column="patient").train
     assert arrays.subject is not None
     with pytest.raises(UserError, match="no array 'device'"):

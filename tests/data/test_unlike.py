@@ -1,4 +1,5 @@
-"""What a silo holds the other way round, and what data hold twice: each is named, and data without it get no line."""
+"""What a silo holds the other way round, and what data hold twice: each is named, and data without
+it get no line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,15 +47,34 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
         (lambda rows: rows, ""),
         (
             lambda rows: rows | {"label": np.where(rows["label"] == "sick", "well", "sick")},
-            "what tells 'sick' and 'well' apart elsewhere tells them the other way round at client-2",
+            "what tells 'sick' and 'well' apart elsewhere tells them the other way round at "
+            "client-2",
         ),
-        (lambda rows: rows | {"upper": np.round(rows["upper"])}, "column 'upper' at client-2 has fewer decimals"),
+        (
+            lambda rows: rows | {"upper": np.round(rows["upper"])},
+            "column 'upper' at client-2 has fewer decimals",
+        ),
         (swapped, "column 'upper' and column 'lower' of client-2 seem to have changed places"),
-        (lambda rows: rows | {"age": -rows["age"]}, "column 'age' of client-2 differs from other silos by its sign"),
-        (lambda rows: rows | {"age": np.log(rows["age"])}, "'age' of client-2 differs from other silos by a factor of"),
-        (lambda rows: rows | {"age": standard(rows["age"])}, "'age' has the mean 0 and the standard deviation 1 at cl"),
-        (lambda rows: rows | {"label": np.char.replace(rows["label"], "well", "w")}, "'w' (at client-2) may be 'well'"),
-        (lambda rows: rows | {"sex": 1 - rows["sex"]}, "column 'sex' of client-2 seems to have 0 and 1 changed places"),
+        (
+            lambda rows: rows | {"age": -rows["age"]},
+            "column 'age' of client-2 differs from other silos by its sign",
+        ),
+        (
+            lambda rows: rows | {"age": np.log(rows["age"])},
+            "'age' of client-2 differs from other silos by a factor of",
+        ),
+        (
+            lambda rows: rows | {"age": standard(rows["age"])},
+            "'age' has the mean 0 and the standard deviation 1 at cl",
+        ),
+        (
+            lambda rows: rows | {"label": np.char.replace(rows["label"], "well", "w")},
+            "'w' (at client-2) may be 'well'",
+        ),
+        (
+            lambda rows: rows | {"sex": 1 - rows["sex"]},
+            "column 'sex' of client-2 seems to have 0 and 1 changed places",
+        ),
         (
             lambda rows: rows | {"score": rows["score"] - 1},
             "'score' is 0 to 4 at client-2, but 1 to 5 at client-0, cli",
@@ -65,7 +85,9 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(change: Change, line: str) -> None:
+def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(
+    change: Change, line: str
+) -> None:
     silos: list[Any] = [table(k) for k in range(4)]
     silos[2] = change(silos[2])
     found = said(lambda: ekiden.federate(silos))
@@ -75,7 +97,9 @@ def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(change: Chang
 def test_a_column_that_names_the_silo_and_events_that_mean_none_are_named() -> None:
     rng = np.random.default_rng(0)
     silos: list[Any] = [table(k) | {"site": [f"s{k}"] * 120} for k in range(3)]
-    assert "column 'site' has one value at each silo, and at each another" in said(lambda: ekiden.federate(silos))
+    assert "column 'site' has one value at each silo, and at each another" in said(
+        lambda: ekiden.federate(silos)
+    )
     for k, silo in enumerate(silos):
         del silo["label"], silo["site"]
         silo |= {"p": (rng.random(120) < 0.15) ^ (k == 1), "q": rng.random(120) < 0.4}
@@ -91,16 +115,24 @@ def test_numbers_of_three_digits_are_not_called_rounded() -> None:
     rng = np.random.default_rng(0)
     silos: list[Any] = [table(k) for k in range(4)]
     for k, silo in enumerate(silos):
-        silo["ratio"] = np.array([float(f"{v:.3g}") for v in rng.uniform(0.1 if k == 2 else 0.08, 0.2, 120)])
+        silo["ratio"] = np.array(
+            [float(f"{v:.3g}") for v in rng.uniform(0.1 if k == 2 else 0.08, 0.2, 120)]
+        )
     assert not said(lambda: ekiden.federate(silos))
 
 
 def test_embeddings_of_another_model_are_named() -> None:
     rng = np.random.default_rng(0)
     centre = rng.normal(size=(2, 2, 32))
-    parts = [(centre[k // 2][y] + rng.normal(size=(40, 32)), y) for k in range(3) for y in [np.arange(40) % 2]]
+    parts = [
+        (centre[k // 2][y] + rng.normal(size=(40, 32)), y)
+        for k in range(3)
+        for y in [np.arange(40) % 2]
+    ]
     silos: list[Any] = [(np.float32(x), y) for x, y in parts]
-    assert "values of client-2 lie elsewhere than those of all other silos" in said(lambda: ekiden.federate(silos))
+    assert "values of client-2 lie elsewhere than those of all other silos" in said(
+        lambda: ekiden.federate(silos)
+    )
 
 
 def test_a_test_with_swapped_labels_is_named(tmp_path: Path) -> None:
@@ -108,14 +140,19 @@ def test_a_test_with_swapped_labels_is_named(tmp_path: Path) -> None:
     frames[1]["label"] = frames[1]["label"].replace({"sick": "well", "well": "sick"})
     for name, frame in zip(("train", "test"), frames, strict=True):
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    assert "apart elsewhere tells them the other way round at the training part or the test" in said(
-        lambda: ekiden.load(tmp_path)
+    assert (
+        "apart elsewhere tells them the other way round at the training part or the test"
+        in said(lambda: ekiden.load(tmp_path))
     )
 
 
 def pictures(seed: int, change: Change = lambda x: x) -> Any:
     rng = np.random.default_rng(seed)
-    base = np.array([170, 110, 70])[:, None, None] + 40.0 * (np.arange(8) < 4)[:, None] - 25.0 * (np.arange(8) < 3)
+    base = (
+        np.array([170, 110, 70])[:, None, None]
+        + 40.0 * (np.arange(8) < 4)[:, None]
+        - 25.0 * (np.arange(8) < 3)
+    )
     x = base + rng.normal(0, 20, (60, 1, 1, 1)) + rng.normal(0, 20, (60, 3, 8, 8))
     return np.ascontiguousarray(change(x.clip(0, 255))).astype(np.uint8), rng.integers(0, 2, 60)
 
@@ -132,7 +169,9 @@ def pictures(seed: int, change: Change = lambda x: x) -> Any:
         (lambda x: np.rot90(x, 1, (2, 3)), "are turned by"),
     ],
 )
-def test_a_silo_whose_pictures_are_turned_or_of_other_colours_is_named(change: Change, line: str) -> None:
+def test_a_silo_whose_pictures_are_turned_or_of_other_colours_is_named(
+    change: Change, line: str
+) -> None:
     found = said(lambda: ekiden.federate([pictures(0), pictures(1), pictures(2, change)]))
     assert f"images of client-2 seem as if they {line}" in found if line else not found
     two = said(lambda: ekiden.federate([pictures(0), pictures(2, change)]))
@@ -159,7 +198,10 @@ def windows(x: Any) -> Any:
     ("change", "line"),
     [
         (lambda x: x, ""),
-        (lambda x: x.clip(-0.5, 0.5), "are at the end of their range (0.5 in channel 0, -0.5 in channel 0"),
+        (
+            lambda x: x.clip(-0.5, 0.5),
+            "are at the end of their range (0.5 in channel 0, -0.5 in channel 0",
+        ),
         (marked, "have values far from all others (-163.8 in channel 1)"),
         (windows, "overlap with those that follow them, so parts of the test are in training"),
     ],
@@ -172,7 +214,9 @@ def test_clipped_marked_and_overlapping_signals_are_named(change: Change, line: 
 def test_columns_that_are_there_twice_and_subjects_that_keep_nothing_together_are_named() -> None:
     rows = table(0)
     assert not said(lambda: load(rows | {"patient": np.arange(120)}, subject_column="patient"))
-    found = said(lambda: load(rows | {"age.1": rows["age"], "visit": np.arange(120)}, subject_column="visit"))
+    found = said(
+        lambda: load(rows | {"age.1": rows["age"], "visit": np.arange(120)}, subject_column="visit")
+    )
     assert "column 'age' and column 'age.1' of own data are equal in all rows" in found
     assert "each row of the table has its own value in subject_column visit" in found
 
@@ -217,17 +261,23 @@ def test_class_folders_that_may_be_those_of_patients_are_named(tmp_path: Path) -
         for row in range(2):
             pixels = np.random.default_rng(2 * k + row).integers(0, 256, (4, 4))
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{row}.png")
-    assert "are read as classes ('p0'), and no other folder has one of these" in said(lambda: load(str(tmp_path)))
+    assert "are read as classes ('p0'), and no other folder has one of these" in said(
+        lambda: load(str(tmp_path))
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
         (lambda rows: rows, ""),
-        (lambda rows: rows | {"pain": 6 - rows["pain"]}, "'pain' of client-2 seems to count the other way round, 1 to"),
+        (
+            lambda rows: rows | {"pain": 6 - rows["pain"]},
+            "'pain' of client-2 seems to count the other way round, 1 to",
+        ),
         (
             lambda rows: rows | {"label": np.roll(rows["label"], 1)},
-            "'sick' and 'well' apart at all other silos tells nothing at client-2: check that labels are in the rows",
+            "'sick' and 'well' apart at all other silos tells nothing at client-2: check that "
+            "labels are in the rows",
         ),
     ],
 )

@@ -1,4 +1,5 @@
-"""Faults of masks, labels, signals, texts, embeddings, times, ids and objects: each gives one line, or is refused."""
+"""Faults of masks, labels, signals, texts, embeddings, times, ids and objects: each gives one line,
+or is refused."""
 
 import json
 import re
@@ -44,7 +45,12 @@ def mask(*shape: int, classes: int = 2) -> Any:
 
 def table(n: int = 60, **columns: Any) -> Any:
     rng = np.random.default_rng(len(columns))
-    return {"a": rng.normal(size=n), "b": rng.normal(size=n), "label": ["p", "q"] * (n // 2), **columns}
+    return {
+        "a": rng.normal(size=n),
+        "b": rng.normal(size=n),
+        "label": ["p", "q"] * (n // 2),
+        **columns,
+    }
 
 
 def texts(of: Callable[[int], str], n: int = 40, **columns: Any) -> Any:
@@ -75,21 +81,55 @@ def said(read: Callable[[], Any]) -> str:
 @pytest.mark.parametrize(
     ("read", "line"),
     [
-        (lambda: from_tensors((pictures(), mask(3, 3))), "images of train have 6 x 6 pixels, their masks 3 x 3"),
-        (lambda: from_tensors((pictures(width=8), mask(8, 6))), "have 8 x 6 pixels, their masks 6 x 8: give both one"),
-        (lambda: from_tensors((pictures(), mask(6, 6, 3))), r"masks of images need whole numbers of shape \(n, H, W\)"),
-        (lambda: from_tensors((pictures(), mask(6, 6).float())), "masks of images need whole numbers"),
-        (lambda: from_tensors((torch.randn(40, 4), Y[:, None])), r"one class a sample: give y\[:, 0\]"),
-        (lambda: from_tensors(DataLoader(PAIRS)), r"train is a DataLoader, .*: give its samples, loader.dataset"),  # type: ignore[arg-type]
-        (lambda: load({"x": torch.randn(40, 4), "y": Y}), r"a dict of tensors \(x, y\): give \(inputs, labels\)"),
-        (lambda: from_tensors(TensorDataset(PAIRS[:][0])), "pairs .*, not samples of type tuple of 1 parts"),
-        (lambda: from_tensors([{"x": 1, "y": 0}] * 9), "pairs .*, not samples of type dict of 2 parts"),
+        (
+            lambda: from_tensors((pictures(), mask(3, 3))),
+            "images of train have 6 x 6 pixels, their masks 3 x 3",
+        ),
+        (
+            lambda: from_tensors((pictures(width=8), mask(8, 6))),
+            "have 8 x 6 pixels, their masks 6 x 8: give both one",
+        ),
+        (
+            lambda: from_tensors((pictures(), mask(6, 6, 3))),
+            r"masks of images need whole numbers of shape \(n, H, W\)",
+        ),
+        (
+            lambda: from_tensors((pictures(), mask(6, 6).float())),
+            "masks of images need whole numbers",
+        ),
+        (
+            lambda: from_tensors((torch.randn(40, 4), Y[:, None])),
+            r"one class a sample: give y\[:, 0\]",
+        ),
+        (
+            lambda: from_tensors(DataLoader(PAIRS)),  # type: ignore[arg-type]
+            r"train is a DataLoader, .*: give its samples, loader.dataset",
+        ),
+        (
+            lambda: load({"x": torch.randn(40, 4), "y": Y}),
+            r"a dict of tensors \(x, y\): give \(inputs, labels\)",
+        ),
+        (
+            lambda: from_tensors(TensorDataset(PAIRS[:][0])),
+            "pairs .*, not samples of type tuple of 1 parts",
+        ),
+        (
+            lambda: from_tensors([{"x": 1, "y": 0}] * 9),
+            "pairs .*, not samples of type dict of 2 parts",
+        ),
         (
             lambda: load(pa.table({"s": [["x"]] * 40, "label": ["p", "q"] * 20})),
             "give lists of numbers, all of one shape",
         ),
         (
-            lambda: load(pa.table({"s": [[1.0, k / k if k else None] for k in range(40)], "label": ["p", "q"] * 20})),
+            lambda: load(
+                pa.table(
+                    {
+                        "s": [[1.0, k / k if k else None] for k in range(40)],
+                        "label": ["p", "q"] * 20,
+                    }
+                )
+            ),
             "column 's' of the table has NaN or infinity in row 0",
         ),
     ],
@@ -115,7 +155,9 @@ def test_what_cannot_be_meant_is_refused(read: Callable[[], Any], line: str) -> 
             "silo client-0, silo client-1 have floats from",
         ),
         (
-            lambda: from_tensors((torch.where(torch.arange(40)[:, None] == 5, 0, torch.randn(40, 4)), Y)),
+            lambda: from_tensors(
+                (torch.where(torch.arange(40)[:, None] == 5, 0, torch.randn(40, 4)), Y)
+            ),
             "1 of 40 samples of train hold nothing (no word, no value, or one value only)",
         ),
         (
@@ -137,8 +179,14 @@ def test_what_cannot_be_meant_is_refused(read: Callable[[], Any], line: str) -> 
             lambda: load(texts(lambda k: f"mÃ¼de {k}"), text_column="text"),
             "texts of the table were read in another",
         ),
-        (lambda: load(texts(lambda k: f"m\ufffdde {k}"), text_column="text"), "hold a character that was lost"),
-        (lambda: load(texts(lambda k: f"<p>R&amp;D {k}"), text_column="text"), "hold marks of HTML ('<p>R&amp;D 0')"),
+        (
+            lambda: load(texts(lambda k: f"m\ufffdde {k}"), text_column="text"),
+            "hold a character that was lost",
+        ),
+        (
+            lambda: load(texts(lambda k: f"<p>R&amp;D {k}"), text_column="text"),
+            "hold marks of HTML ('<p>R&amp;D 0')",
+        ),
         (
             lambda: load(texts(lambda k: "nan" if k % 4 else f"w {k}"), text_column="text"),
             "30 of 40 texts of the table say",
@@ -147,9 +195,14 @@ def test_what_cannot_be_meant_is_refused(read: Callable[[], Any], line: str) -> 
             lambda: load(texts(lambda k: f"{'w ' * 300}{k}"), text_column="text"),
             "texts of the table have 256 tokens",
         ),
-        (lambda: load(texts(lambda k: f"w {k}", age=[1] * 40), text_column="text"), "no model of texts gets (age)"),
         (
-            lambda: load(table(t=["2024-03-01", "2024-03-02"] * 29 + ["2204-03-01"] * 2), time_column="t"),
+            lambda: load(texts(lambda k: f"w {k}", age=[1] * 40), text_column="text"),
+            "no model of texts gets (age)",
+        ),
+        (
+            lambda: load(
+                table(t=["2024-03-01", "2024-03-02"] * 29 + ["2204-03-01"] * 2), time_column="t"
+            ),
             "2 times in the fut",
         ),
         (
@@ -181,8 +234,12 @@ def test_masks_of_pairs_may_be_pictures_with_a_palette() -> None:
 
 def test_validation_files_next_to_training_files_are_named(tmp_path: Path) -> None:
     for part in ("train", "val"):
-        (tmp_path / f"s_{part}.csv").write_text("a,label\n" + "".join(f"{k * k},{'pq'[k % 2]}\n" for k in range(40)))
-    assert "s_val.csv is not read: validation samples are" in said(lambda: load(str(tmp_path / "s_train.csv")))
+        (tmp_path / f"s_{part}.csv").write_text(
+            "a,label\n" + "".join(f"{k * k},{'pq'[k % 2]}\n" for k in range(40))
+        )
+    assert "s_val.csv is not read: validation samples are" in said(
+        lambda: load(str(tmp_path / "s_train.csv"))
+    )
 
 
 @pytest.mark.parametrize("ids", [("001", "1"), ("P-01", "P1")])
@@ -190,7 +247,9 @@ def test_subjects_with_leading_zeros_stop_are_merged_or_kept(ids: tuple[str, str
     padded, plain = ids
     people = [[padded, "x7"] * 30, [plain, "x8", "x9"] * 20]
     silos: list[Any] = [table(p=own, c=np.arange(60) + k) for k, own in enumerate(people)]
-    with pytest.raises(UserError, match=f"the subject column has '{padded}' .* and '{plain}' .* the same"):
+    with pytest.raises(
+        UserError, match=f"the subject column has '{padded}' .* and '{plain}' .* the same"
+    ):
         ekiden.federate(silos, subject_column="p")
 
     def people_of(how: str) -> int:
@@ -201,7 +260,10 @@ def test_subjects_with_leading_zeros_stop_are_merged_or_kept(ids: tuple[str, str
     assert people_of("merge") == 4
     silos[0]["p"] = [padded, plain] * 30  # a silo that has both tells them apart
     line = said(lambda: ekiden.federate(silos, subject_column="p", drop_columns="c"))
-    assert f"subjects '{padded}' and '{plain}' of silo client-0 differ in leading zeros or hyphens only" in line
+    assert (
+        f"subjects '{padded}' and '{plain}' of silo client-0 differ in leading zeros or hyphens "
+        "only" in line
+    )
 
 
 def test_silos_that_differ_step_by_step_are_in_one_unit_and_a_gap_is_another() -> None:
@@ -209,7 +271,10 @@ def test_silos_that_differ_step_by_step_are_in_one_unit_and_a_gap_is_another() -
     sizes = {f"s{k}": 2.0**k for k in range(8)}  # small and large ones
 
     def moments(each: dict[str, float]) -> Any:
-        return {s: {"column 'v'": ColumnMoments.of(m * rng.uniform(0.5, 1.5, 99), "v")} for s, m in each.items()}
+        return {
+            s: {"column 'v'": ColumnMoments.of(m * rng.uniform(0.5, 1.5, 99), "v")}
+            for s, m in each.items()
+        }
 
     assert not said(lambda: compare_units(moments(sizes)))
     line = said(lambda: compare_units(moments(sizes | {"odd": 1e6})))
@@ -229,7 +294,11 @@ def test_what_silos_have_by_nature_is_no_doubt_about_them() -> None:
 
 def test_coarse_rows_with_several_labels_are_no_doubt() -> None:
     rng = np.random.default_rng(0)
-    coarse = {"a": rng.integers(0, 3, 300), "b": rng.choice(["x", "y"], 300), "label": rng.integers(0, 2, 300)}
+    coarse = {
+        "a": rng.integers(0, 3, 300),
+        "b": rng.choice(["x", "y"], 300),
+        "label": rng.integers(0, 2, 300),
+    }
     assert "with several labels" not in said(lambda: load(coarse))
 
 
@@ -237,7 +306,9 @@ def waves(seed: int, rate: float = 1.0, sign: int = 1) -> Any:
     """Return signals of a slow and of a fast class, with peaks that point up."""
     rng, y = np.random.default_rng(seed), np.arange(40) % 2
     phase = (np.arange(128) / (16 - 6 * y[:, None]) / rate + rng.random((40, 1))) % 1
-    return ((np.exp(-40 * (phase - 0.5) ** 2) + rng.normal(0, 0.05, (40, 128)))[:, None] * sign).astype(np.float32), y
+    return (
+        (np.exp(-40 * (phase - 0.5) ** 2) + rng.normal(0, 0.05, (40, 128)))[:, None] * sign
+    ).astype(np.float32), y
 
 
 @pytest.mark.parametrize(
@@ -245,9 +316,13 @@ def waves(seed: int, rate: float = 1.0, sign: int = 1) -> Any:
     [
         (
             waves(2, rate=0.5),
-            "signals of c change .* times as fast or as slowly as at other silos: bring all to one sam",
+            "signals of c change .* times as fast or as slowly as at other silos: bring all to one "
+            "sam",
         ),
-        (waves(2, sign=-1), "signals of c seem as if they are upside down, compared with other silos"),
+        (
+            waves(2, sign=-1),
+            "signals of c seem as if they are upside down, compared with other silos",
+        ),
     ],
 )
 def test_signals_of_one_silo_at_another_rate_or_upside_down_are_named(odd: Any, line: str) -> None:
@@ -268,8 +343,13 @@ def test_rows_that_a_join_repeated_are_named() -> None:
     rng = np.random.default_rng(0)
     visits = {name: np.tile(values, 3) for name, values in table(60, c=rng.normal(size=60)).items()}
     line = said(lambda: load(visits | {"lab": rng.normal(size=180)}))
-    assert "training rows of the table equal another in all but column 'lab', so such a row may be in training" in line
-    assert "equal another" not in said(lambda: load(table(180, lab=rng.normal(size=180), c=np.arange(180) % 20)))
+    assert (
+        "training rows of the table equal another in all but column 'lab', so such a row may be in "
+        "training" in line
+    )
+    assert "equal another" not in said(
+        lambda: load(table(180, lab=rng.normal(size=180), c=np.arange(180) % 20))
+    )
 
 
 def test_images_as_floats_in_two_ranges_are_named() -> None:
@@ -282,7 +362,12 @@ def test_images_as_floats_in_two_ranges_are_named() -> None:
     ("x", "line"),
     [
         (torch.rand(20, 4, 8, 8).mul(255).byte(), ""),
-        (torch.cat([torch.rand(20, 3, 8, 8).mul(255), torch.full((20, 1, 8, 8), 255.0)], 1).byte(), "as alpha is"),
+        (
+            torch.cat(
+                [torch.rand(20, 3, 8, 8).mul(255), torch.full((20, 1, 8, 8), 255.0)], 1
+            ).byte(),
+            "as alpha is",
+        ),
         (torch.rand(20, 20, 3, 20).mul(255).byte(), "if samples come last, move them"),
         (torch.rand(20, 3, 32, 3), "if the channels come last, move them"),
         (torch.rand(20, 3, 32, 3).mul(255).byte(), "if the channels come last, move them"),
@@ -310,9 +395,9 @@ def test_numbers_of_classes_are_names_in_any_order_of_these() -> None:
         codes = rng.integers(0, 2, 60)
         label = (codes == names.index("f")) ^ (rng.random(60) < 0.2)
         told = json.dumps({"info": {"features": {"sex": {"names": names}}}})
-        return pa.table({"a": rng.normal(size=60), "sex": codes, "label": label}).replace_schema_metadata(
-            {"huggingface": told}
-        )
+        return pa.table(
+            {"a": rng.normal(size=60), "sex": codes, "label": label}
+        ).replace_schema_metadata({"huggingface": told})
 
     data = ekiden.federate([silo(["f", "m"], 0), silo(["m", "f"], 1)]).dataset
     assert data.inputs.vocabularies == (("f", "m"),)  # type: ignore[attr-defined]
@@ -325,9 +410,14 @@ def test_a_quotation_mark_that_swallows_rows_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join(["a,note,label", *lines]))
     line = said(lambda: load(str(tmp_path / "t.csv")))
     assert "a cell of column 'note' of " in line
-    assert "holds 9 lines that look like rows ('6,high,0'): check for a quotation mark that is not closed" in line
+    assert (
+        "holds 9 lines that look like rows ('6,high,0'): check for a quotation mark that is not "
+        "closed" in line
+    )
     (tmp_path / "t.csv").write_text(
-        "\n".join(["a,note,label", *(f'{k * k},"one\ntwo, three\nfour",{k % 2}' for k in range(40))])
+        "\n".join(
+            ["a,note,label", *(f'{k * k},"one\ntwo, three\nfour",{k % 2}' for k in range(40))]
+        )
     )
     assert "quotation" not in said(lambda: load(str(tmp_path / "t.csv")))
 
@@ -335,8 +425,16 @@ def test_a_quotation_mark_that_swallows_rows_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "how", "line"),
     [
-        ({"c": [f"{2022 + k % 3}-{1 + k % 12:02d}" for k in range(60)]}, {}, "months, quarters or weeks without a day"),
-        ({"c": [9007199254740994.0 + 2 * (k // 2) for k in range(60)]}, {"subject_column": "c"}, "codes above 2.53"),
+        (
+            {"c": [f"{2022 + k % 3}-{1 + k % 12:02d}" for k in range(60)]},
+            {},
+            "months, quarters or weeks without a day",
+        ),
+        (
+            {"c": [9007199254740994.0 + 2 * (k // 2) for k in range(60)]},
+            {"subject_column": "c"},
+            "codes above 2.53",
+        ),
     ],
 )
 def test_what_would_be_read_as_other_names_is_refused(columns: Any, how: Any, line: str) -> None:
@@ -356,17 +454,29 @@ def test_one_text_has_the_same_tokens_in_any_form_of_its_characters() -> None:
         assert torch.equal(Tokens().encode([other]), Tokens().encode([text]))
 
 
-def test_images_that_another_library_allows_to_be_cut_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_another_library_allows_to_be_cut_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     cut = encoded(Image.fromarray(pictures(1, 64, 64)[0].permute(1, 2, 0).numpy()), "JPEG")[:1500]
-    assert "missing parts of damaged images are read as grey" in said(lambda: Images().encode([cut]))
+    assert "missing parts of damaged images are read as grey" in said(
+        lambda: Images().encode([cut])
+    )
 
 
 def test_pictures_of_the_test_that_were_compressed_again_are_named() -> None:
-    smooth = [Image.fromarray(pictures(1, 3, 3)[0].permute(1, 2, 0).numpy()).resize((24, 24)) for _ in range(60)]
+    smooth = [
+        Image.fromarray(pictures(1, 3, 3)[0].permute(1, 2, 0).numpy()).resize((24, 24))
+        for _ in range(60)
+    ]
     again = [Image.open(BytesIO(encoded(image, "JPEG", quality=95))) for image in smooth[:10]]
-    x, copies = (torch.from_numpy(np.stack([*map(np.asarray, each)])).movedim(3, 1) for each in (smooth, again))
+    x, copies = (
+        torch.from_numpy(np.stack([*map(np.asarray, each)])).movedim(3, 1)
+        for each in (smooth, again)
+    )
     y = torch.arange(60) % 2
     line = said(lambda: from_tensors((x, y), (torch.cat([copies, 255 - x[:10]]), y[:20])))
-    assert re.search(r"\d+ of 20 test images .* nearly a training image, as if it was compressed again", line)
+    assert re.search(
+        r"\d+ of 20 test images .* nearly a training image, as if it was compressed again", line
+    )
     assert "compressed" not in said(lambda: from_tensors((x[:40], y[:40]), (x[40:], y[40:])))

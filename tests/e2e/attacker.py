@@ -1,4 +1,5 @@
-"""A ServerApp of an attacker who has the SuperLink's port and a run's terms, and wants its hand-offs."""
+"""A ServerApp of an attacker who has the SuperLink's port and a run's terms, and wants its
+hand-offs."""
 
 import json
 import time
@@ -30,7 +31,8 @@ def take(message: Message, context: Context) -> Message:
 
 @app.main()  # type: ignore[untyped-decorator]
 def steal(grid: Grid, context: Context) -> None:
-    """Ask each node for each hop under other terms, and write down what could be opened and the answers."""
+    """Ask each node for each hop under other terms, and write down what could be opened and the
+    answers."""
     nodes, config = GridNodes(grid), context.run_config
     terms = replace(agreements.parse(str(config["plan"])), skips=True)
     private = sealing.new_private()
@@ -51,7 +53,9 @@ def steal(grid: Grid, context: Context) -> None:
             except WireError:
                 continue
             opened.append(f"{key} of {answer.silo}")
-    Path(str(config["folder"])).write_text(json.dumps({"said": said, "opened": opened}), encoding="utf-8")
+    Path(str(config["folder"])).write_text(
+        json.dumps({"said": said, "opened": opened}), encoding="utf-8"
+    )
 
 
 @claims.main()  # type: ignore[untyped-decorator]
@@ -64,7 +68,10 @@ def ask_all(grid: Grid, context: Context) -> None:
         for what, text in terms.items()
         for node in nodes.ids()
     }
-    said = [(what, answer.silo, answer.error, len(body)) for what, answer, body in _answers(nodes, waiting)]
+    said = [
+        (what, answer.silo, answer.error, len(body))
+        for what, answer, body in _answers(nodes, waiting)
+    ]
     Path(str(config["folder"])).write_text(json.dumps(said), encoding="utf-8")
 
 

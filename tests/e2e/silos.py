@@ -1,4 +1,5 @@
-"""A real SuperLink and three silos on loopback, with TLS and keys, for tests to run methods on and to break."""
+"""A real SuperLink and three silos on loopback, with TLS and keys, for tests to run methods on and
+to break."""
 
 import contextlib
 import os
@@ -73,7 +74,9 @@ class Federation:
         self.environment = {
             **os.environ,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_HOME": str(folder / "link-home"),
@@ -97,7 +100,8 @@ class Federation:
             (self.folder / f"{name}.toml").write_text(
                 f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n'
                 f'[limits]\nmethods = ["fedelmy", "fedgram", "fedseq"]\n'
-                f'[link]\naddress = "{self.address}"\ncertificate = "ca.crt"\nkey = "{name}.key"\npeers = "keys"\n'
+                f'[link]\naddress = "{self.address}"\ncertificate = "ca.crt"\nkey = '
+                f'"{name}.key"\npeers = "keys"\n'
                 f"port = {self.ports[1 + i]}\n"
             )
             self.ekiden("silo", "keys", f"{name}.toml")
@@ -107,7 +111,10 @@ class Federation:
         self.start("link", commands.superlink_command(self.parts))
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[4]), timeout=1):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.ports[4]), timeout=1),
+            ):
                 return
             time.sleep(0.3)
         raise AssertionError((self.folder / "link.log").read_text())
@@ -118,13 +125,20 @@ class Federation:
     def start_warm_silo(self, name: str) -> None:
         """As `start_silo`, without its own interpreter: 4 s of processor time less."""
         given = (["silo", "start", f"{name}.toml"], self.folder, self.folder / f"{name}.log")
-        self.processes[name] = WarmSession(target=as_session, args=given, environment=self.environment)
+        self.processes[name] = WarmSession(
+            target=as_session, args=given, environment=self.environment
+        )
         self.processes[name].start()
 
     def start(self, name: str, command: Sequence[str]) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def kill(self, name: str) -> None:
@@ -136,7 +150,8 @@ class Federation:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Collect what the SuperLink's files hold until the block ends: SQLite overwrites what it deleted."""
+        """Collect what the SuperLink's files hold until the block ends: SQLite overwrites what it
+        deleted."""
         self.seen, ended = set(), threading.Event()
 
         def watch() -> None:
@@ -153,16 +168,21 @@ class Federation:
             self._look()
 
     def _look(self) -> None:
-        """Add each page of the database, its log and its journal, and the first bytes of the next one."""
+        """Add each page of the database, its log and its journal, and the first bytes of the next
+        one."""
         for file in self.folder.glob("link.db*"):
             with contextlib.suppress(FileNotFoundError):  # a journal goes with its transaction
                 data = file.read_bytes()
                 self.seen |= {data[at : at + 4096 + 32] for at in range(0, len(data), 4096)}
 
     def readable(self, model: Path) -> int:
-        """How many layers of a model, and headers of tensors, the SuperLink's files held while it was watched."""
+        """How many layers of a model, and headers of tensors, the SuperLink's files held while it
+        was watched."""
         assert sum(map(len, self.seen)) > 100_000
-        layers = [t.reshape(-1)[-8:].numpy().tobytes() for t in safetensors.torch.load_file(model).values()]
+        layers = [
+            t.reshape(-1)[-8:].numpy().tobytes()
+            for t in safetensors.torch.load_file(model).values()
+        ]
         assert len(layers) >= 4
         assert all(len(layer) == 32 for layer in layers)
         return sum(text in page for page in self.seen for text in (*layers, b'"dtype":"F32"'))
@@ -174,8 +194,29 @@ class Federation:
     def run(self, method: str, *flags: str, timeout: float = 280) -> str:
         with self.watching():
             return self.ekiden(
-                *("run", method, "--on", "flower", "--link", self.link, "--certificate", "ca.crt", "--keys", "keys"),
-                *("--clients", ",".join(self.names), "--lr", "0.01", "--batch-size", "64", "--seed", "3", *flags),
+                *(
+                    "run",
+                    method,
+                    "--on",
+                    "flower",
+                    "--link",
+                    self.link,
+                    "--certificate",
+                    "ca.crt",
+                    "--keys",
+                    "keys",
+                ),
+                *(
+                    "--clients",
+                    ",".join(self.names),
+                    "--lr",
+                    "0.01",
+                    "--batch-size",
+                    "64",
+                    "--seed",
+                    "3",
+                    *flags,
+                ),
                 timeout=timeout,
             )
 
@@ -192,7 +233,9 @@ def running(
         federation.prepare()
         federation.start_link()
         files = [f"keys/{name}.pub" for name in names]
-        said = federation.ekiden("silo", "register", *files, "--link", federation.link, "--certificate", "ca.crt")
+        said = federation.ekiden(
+            "silo", "register", *files, "--link", federation.link, "--certificate", "ca.crt"
+        )
         assert said.count("registered") >= len(names), said
         for name in names:
             start(federation, name)
@@ -225,7 +268,8 @@ class Cable:
         self._listener.close()
 
     def cut_after(self, **directions: int) -> None:
-        """Break after this many bytes went `up` to the SuperLink or `down` from it; each direction once."""
+        """Break after this many bytes went `up` to the SuperLink or `down` from it; each direction
+        once."""
         self._left = {direction: float(count) for direction, count in directions.items()}
 
     def _serve(self) -> None:
@@ -236,7 +280,9 @@ class Cable:
             except OSError:
                 return
             for source, sink, direction in ((near, far, "up"), (far, near, "down")):
-                threading.Thread(target=self._carry, args=(source, sink, direction), daemon=True).start()
+                threading.Thread(
+                    target=self._carry, args=(source, sink, direction), daemon=True
+                ).start()
 
     def _carry(self, source: socket.socket, sink: socket.socket, direction: str) -> None:
         with contextlib.suppress(OSError):
@@ -259,7 +305,9 @@ class Cable:
 def wait_for(file: Path, text: str, seconds: float = 500) -> None:
     end = time.monotonic() + seconds
     while not (file.exists() and text in file.read_text()):
-        assert time.monotonic() < end, f"{text} not in {file}: {file.read_text() if file.exists() else 'no file'}"
+        assert time.monotonic() < end, (
+            f"{text} not in {file}: {file.read_text() if file.exists() else 'no file'}"
+        )
         time.sleep(0.5)
 
 
@@ -267,7 +315,9 @@ def expected(method: Method, folder: Path, without: Sequence[str] = (), **more: 
     """The same run in this process, without some clients."""
     data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
     data = data.without(*without) if without else data
-    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3, folder=folder, **more)
+    return run_here(
+        method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3, folder=folder, **more
+    )
 
 
 def assert_same_files(there: Path, here: Path, said: str = "") -> None:

@@ -1,4 +1,5 @@
-"""The command line from end to end: what users type, what they see, and what they read when something is wrong."""
+"""The command line from end to end: what users type, what they see, and what they read when
+something is wrong."""
 
 import errno
 import io
@@ -106,14 +107,18 @@ def test_from_a_run_to_a_table() -> None:
     assert measured.returncode == 0, measured.stderr
     found = json.loads(measured.stdout)
     assert found["accuracy"] == accuracy
-    assert [round(a, 12) for _, a in found["client"].values()] == [round(a, 12) for a in metrics[-1]["clients"]]
+    assert [round(a, 12) for _, a in found["client"].values()] == [
+        round(a, 12) for a in metrics[-1]["clients"]
+    ]
     assert sum(n for n, _ in found["class"].values()) == found["samples"]
     right = sum(n * a for n, a in found["class"].values())
     assert round(right) == round(found["samples"] * accuracy)
 
 
 def test_seeds_side_by_side_and_what_can_be_done_with_them(call: Call) -> None:
-    printed = call("run", "fedseq", "--clients", "3", "--partition", "iid", "--seeds", "0", "1", *QUICK)
+    printed = call(
+        "run", "fedseq", "--clients", "3", "--partition", "iid", "--seeds", "0", "1", *QUICK
+    )
     folders = [Path("runs/fedseq-digits-seed0"), Path("runs/fedseq-digits-seed1")]
     assert [f"run folder: {folder}" in printed for folder in folders] == [True, True]
     assert [stored(folder).recipe.seed for folder in folders] == [0, 1]
@@ -131,7 +136,9 @@ def test_seeds_side_by_side_and_what_can_be_done_with_them(call: Call) -> None:
     assert all(name in tables for name in ("client-2", "class"))
     assert "class" in call("evaluate", folders[0], "--data", "digits")
 
-    again = call("run", "fedseq", "--clients", "3", "--partition", "iid", *QUICK)  # a folder of its own
+    again = call(
+        "run", "fedseq", "--clients", "3", "--partition", "iid", *QUICK
+    )  # a folder of its own
     assert "run folder: runs/fedseq-digits-seed0-2" in again
     one, two = (Path(f"runs/fedseq-digits-seed0{end}") for end in ("", "-2"))
     for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
@@ -158,11 +165,17 @@ def test_resume_after_ctrl_c_ends_with_the_same_bits(
         with pytest.raises(SystemExit) as stop:
             main()
     assert stop.value.code == 130
-    assert "stopped; `ekiden resume RUN_FOLDER` goes on from the last saved step" in capfd.readouterr().err
+    assert (
+        "stopped; `ekiden resume RUN_FOLDER` goes on from the last saved step"
+        in capfd.readouterr().err
+    )
     whole, folder = Path("runs/fedseq-digits-seed0"), Path("runs/fedseq-digits-seed0-2")
     assert "stopped after step" in call("show", folder)
     assert "0 finished" in call("compare", folder)
-    assert re.match(r"the run stopped after step \d of 3: this is its model so far\naccuracy", call("evaluate", folder))
+    assert re.match(
+        r"the run stopped after step \d of 3: this is its model so far\naccuracy",
+        call("evaluate", folder),
+    )
     monkeypatch.setattr(sys, "argv", ["ekiden", "evaluate", str(folder), "--json"])
     main()
     printed = capfd.readouterr()
@@ -178,7 +191,8 @@ def test_resume_after_ctrl_c_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("command", "hint"), [("sweep", "; the same command goes on from the last saved step"), ("report", "")]
+    ("command", "hint"),
+    [("sweep", "; the same command goes on from the last saved step"), ("report", "")],
 )
 def test_ctrl_c_tells_of_resume_only_where_it_helps(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: str, hint: str
@@ -227,7 +241,9 @@ def test_tuning_never_looks_at_the_test_data(call: Call) -> None:
 
 
 def test_data_and_lists(call: Call) -> None:
-    printed = call("data", "digits", "--partition", "classes:2", "--clients", "5", "--draw", "who.png")
+    printed = call(
+        "data", "digits", "--partition", "classes:2", "--clients", "5", "--draw", "who.png"
+    )
     assert "client-4" in printed
     assert Image.open("who.png").size[0] > 100
     listed = call("list")
@@ -252,7 +268,9 @@ def test_hosts_of_spfl(call: Call) -> None:
     printed = call("run", "spfl", "--clients", "2", "--partition", "iid", *flags)
     assert "host=fedprox:mu=0.1" in printed
     assert (
-        json.loads(Path("runs/spfl-digits-seed0/config.json").read_text())["recipe"]["hyperparameters"]["align_global"]
+        json.loads(Path("runs/spfl-digits-seed0/config.json").read_text())["recipe"][
+            "hyperparameters"
+        ]["align_global"]
         == 1.0
     )
 
@@ -292,7 +310,9 @@ def test_own_files(call: Call) -> None:
 
 
 @pytest.mark.slow
-def test_own_files_are_found_from_another_folder(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_files_are_found_from_another_folder(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pets(Path("pets"))
     assert "pets, 2 clients" in call(*ON_PETS, "--partition", "iid")
     found = call("evaluate", "runs/fedseq-pets-seed0")
@@ -314,7 +334,9 @@ def test_changed_data_are_not_measured_in_silence(call: Call, refused: Call) -> 
     other = Image.linear_gradient("L").resize((18, 18)).convert("RGB")
     other.save(Path("pets", "test", "town", "cat", "3.png"))
     error = refused("evaluate", folder)
-    assert error.startswith(f"the data of town differ from what {folder} was made with: put these data back, or give")
+    assert error.startswith(
+        f"the data of town differ from what {folder} was made with: put these data back, or give"
+    )
     assert "48 test samples" in call("evaluate", folder, "--data", "pets")  # said, so it is meant
     assert "another run (the data of town differ)" in refused("resume", folder)
     call("report", folder, "-o", "report")
@@ -328,19 +350,36 @@ def test_digests_do_not_depend_on_where_the_data_are(call: Call) -> None:
     shutil.move("pets", "animals")
     call(*[arg.replace("pets", "animals") for arg in ON_PETS])
     one, other = (
-        json.loads(Path("runs", f"fedseq-{name}-seed0", "config.json").read_text()) for name in ("pets", "animals")
+        json.loads(Path("runs", f"fedseq-{name}-seed0", "config.json").read_text())
+        for name in ("pets", "animals")
     )
     assert one["digests"] == other["digests"]
 
 
 @pytest.mark.slow
 def test_a_pipe_gets_a_line_for_each_step_as_it_is_done() -> None:
-    command = [sys.executable, "-m", "ekiden", "run", "fedseq", "--clients", "3", "--seeds", "4", *QUICK]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "ekiden",
+        "run",
+        "fedseq",
+        "--clients",
+        "3",
+        "--seeds",
+        "4",
+        *QUICK,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         told = [process.stdout.readline().split(":")[0] for _ in range(6)]
         lines = [process.stdout.readline() for _ in range(4)]
-        seen = process.poll() is None or not Path("runs/fedseq-digits-seed4/model.safetensors").exists()
+        seen = (
+            process.poll() is None
+            or not Path("runs/fedseq-digits-seed4/model.safetensors").exists()
+        )
         process.communicate(timeout=60)
     assert told == ["samples", "layout", "range", "labels", "silos", "subjects"]
     name = "fedseq-digits-seed4, seed 4"
@@ -353,9 +392,7 @@ def test_a_pipe_gets_a_line_for_each_step_as_it_is_done() -> None:
 def test_divergence_without_infinity_is_said(call: Call) -> None:
     printed = call("run", "fedseq", "--clients", "3", "--partition", "iid", "--lr", "1e6", *QUICK)
     folder = "runs/fedseq-digits-seed0"
-    line = (
-        rf"{folder}: training diverged: the loss is \S+e\+\d+, that of guessing 2.30 \(ln 10\); lower lr \(now 1e\+06\)"
-    )
+    line = rf"{folder}: training diverged: the loss is \S+e\+\d+, that of guessing 2.30 \(ln 10\); lower lr \(now 1e\+06\)"
     assert re.search(line, printed)
     assert "1 of 1 diverged" in printed
     assert re.search(line, call("show", folder))
@@ -369,11 +406,15 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "unknown command 'rum': did you mean 'run'?" in refused("rum")
     assert "unknown method 'fedemly': did you mean 'fedelmy'?" in refused("run", "fedemly")
     assert "METHOD is missing, which comes first: choose one of" in refused("run")
-    assert "unknown data set 'digit': did you mean 'digits'?" in refused("run", "fedseq", "--data", "digit")
+    assert "unknown data set 'digit': did you mean 'digits'?" in refused(
+        "run", "fedseq", "--data", "digit"
+    )
     assert "did you mean 'resnet18'" in refused("run", "fedseq", "--model", "resnet8")
     assert "is not a partition" in refused("run", "fedseq", "--partition", "dirichlet")
     assert "did you mean 'reversed'" in refused("run", "fedseq", "--order", "reverse")
-    assert "unknown host 'fedporx': did you mean 'fedprox'?" in refused("run", "spfl", "--host", "fedporx")
+    assert "unknown host 'fedporx': did you mean 'fedprox'?" in refused(
+        "run", "spfl", "--host", "fedporx"
+    )
     assert "did you mean 'ring'" in refused("topology", "rings")
     assert "7 clients do not form a torus" in refused("topology", "torus", "--clients", "7")
     assert "RUNS is missing" in refused("compare")
@@ -382,7 +423,9 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         assert "damaged" not in (line := refused(command, "p.csv"))
         assert "p.csv is not a run folder" in line or "p.csv is a file: give run folders" in line
     assert "PATHS is missing" in refused("export", "-o", "out.csv")
-    assert "name the public keys to register" in refused("silo", "register", "--link", "localhost:1")
+    assert "name the public keys to register" in refused(
+        "silo", "register", "--link", "localhost:1"
+    )
     assert "cannot write" in refused("data", "digits", "--draw", "nowhere/who.png")
     assert "there is no device 'gpu'" in refused("run", "fedseq", "--device", "gpu")
     assert nothing_begun()
@@ -407,13 +450,20 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         (["--clients", "many"], "--clients 'many' is of the wrong type: it must be a whole number"),
         (["--lr", "low"], "--lr 'low' is of the wrong type: it must be a number"),
         (["--mean", "0.5", "low"], "--mean 'low' is of the wrong type: it must be a number"),
-        (["--epoch", "3"], "unknown flag --epoch: did you mean --epochs? All flags: ekiden run fedelmy --help"),
+        (
+            ["--epoch", "3"],
+            "unknown flag --epoch: did you mean --epochs? All flags: ekiden run fedelmy --help",
+        ),
         (["--zzz=3"], "unknown flag --zzz: see ekiden run fedelmy --help"),
-        (["--measure", "l3"], "unknown --measure 'l3': did you mean 'l2'? Known: cosine, l1, l2, squared_l2."),
+        (
+            ["--measure", "l3"],
+            "unknown --measure 'l3': did you mean 'l2'? Known: cosine, l1, l2, squared_l2.",
+        ),
         (["--optimizer", "adagrad"], "unknown --optimizer 'adagrad': did you mean 'adam'?"),
         (
             ["--task", "classify"],
-            "unknown --task 'classify': did you mean 'classification'? Known: auto, classification,",
+            "unknown --task 'classify': did you mean 'classification'? Known: auto, "
+            "classification,",
         ),
         (["stray"], "'stray' belongs to no flag: see ekiden run fedelmy --help"),
         (["--clients", "2000"], "2000 clients cannot share"),
@@ -452,14 +502,17 @@ def test_flags_out_of_range(refused: Call, flags: list[str], message: str) -> No
     assert nothing_begun()
 
 
-def test_flags_are_named_without_rules_of_ascii_terminals(refused: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_are_named_without_rules_of_ascii_terminals(
+    refused: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
     assert refused("list", "--epoch") == "unknown flag --epoch: see ekiden list --help"
 
 
 def test_tuning_needs_validation_data(refused: Call) -> None:
-    assert "no validation samples, which choose settings and recalibrate: run with --val-fraction 0.1" in refused(
-        "run", "fedseq", "--tune", "--val-fraction", "0"
+    assert (
+        "no validation samples, which choose settings and recalibrate: run with --val-fraction 0.1"
+        in refused("run", "fedseq", "--tune", "--val-fraction", "0")
     )
 
 
@@ -489,14 +542,20 @@ def test_a_folder_that_may_not_be_read(refused: Call, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "exists", denied)
     for command in ("results", "compare"):
-        assert re.match("cannot read or write closed.*: Permission denied", refused(command, "closed"))
+        assert re.match(
+            "cannot read or write closed.*: Permission denied", refused(command, "closed")
+        )
 
 
 @pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_error_of_a_real_process_is_one_line(fresh: bool) -> None:
     words = ("run", "fedseq", "--clients", "2000")
     command = [sys.executable, "-m", "ekiden", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False) if fresh else ekiden(*words)
+    done = (
+        subprocess.run(command, capture_output=True, text=True, check=False)
+        if fresh
+        else ekiden(*words)
+    )
     assert done.returncode == 2
     assert one_line(done.stderr)
     assert nothing_begun()
@@ -539,7 +598,9 @@ def test_files_that_cannot_be_read(refused: Call) -> None:
         "god.parquet": "there is no file or folder 'god.parquet': did you mean 'good.parquet'?",
         "good.csv": "there is no file or folder 'good.csv': did you mean 'good.parquet'?",
     }.items():
-        assert message in refused("run", "fedseq", "--data", name, "--clients", "2", "--partition", "iid")
+        assert message in refused(
+            "run", "fedseq", "--data", name, "--clients", "2", "--partition", "iid"
+        )
     assert "13 clients cannot share 10" in refused(
         "run", "fedseq", "--data", "good.parquet", "--clients", "13", "--partition", "iid"
     )
@@ -555,11 +616,17 @@ def test_folders_that_are_no_runs(refused: Call, call: Call) -> None:
     assert refused("resume") == "RUNS is missing: see ekiden resume --help"
     Path("kept.jsonl").touch()
     Path("empty").mkdir()
-    Path("empty/sweep.json").write_text(json.dumps({"format": 1, "file": "table.toml", "budget": "paper"}))
+    Path("empty/sweep.json").write_text(
+        json.dumps({"format": 1, "file": "table.toml", "budget": "paper"})
+    )
     Path("empty/experiment.toml").write_text('[[row]]\nlabel = "A"\nmethod = "fedseq"\n')
     for none in (["compare", "empty"], ["export", "empty", "-o", "out.csv"]):
         assert refused(*none) == "no run in empty: give other folders, or the file of --records"
-    for wrong in (["show", "kept.jsonl"], ["export", "kept.jsonl", "-o", "out.csv"], ["report", "kept.jsonl"]):
+    for wrong in (
+        ["show", "kept.jsonl"],
+        ["export", "kept.jsonl", "-o", "out.csv"],
+        ["report", "kept.jsonl"],
+    ):
         assert "kept.jsonl holds records, not steps or models" in refused(*wrong)
     Path("photos").mkdir()
     Path("photos/cat.jpg").write_bytes(b"cat")
@@ -587,7 +654,9 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
     assert "damaged" in refused("show", damaged("metrics.jsonl", b"{\n"))
     for command in ("resume", "show", "evaluate", "compare"):
         assert "config.json cannot be read" in refused(command, damaged("config.json", config[:-9]))
-        assert "run-folder format 0, this version reads 2" in refused(command, damaged("config.json", old))
+        assert "run-folder format 0, this version reads 2" in refused(
+            command, damaged("config.json", old)
+        )
     for line in (b"null\n", b'{"a":1}\n'):
         for name in ("ledger", "attempts", "times"):
             assert f"{name}.jsonl" in refused("show", damaged(f"{name}.jsonl", line))
@@ -595,18 +664,28 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
     changed["recipe"]["hyperparameters"] = {"speed": 1}
     foreign = json.dumps(changed).encode()
     for command in ("show", "compare"):
-        assert "use the version of Ekiden that wrote it" in refused(command, damaged("config.json", foreign))
+        assert "use the version of Ekiden that wrote it" in refused(
+            command, damaged("config.json", foreign)
+        )
     for content in (model[:-1], b"", b"\x80\x04N."):
-        assert "model.safetensors is damaged" in refused("evaluate", damaged("model.safetensors", content))
+        assert "model.safetensors is damaged" in refused(
+            "evaluate", damaged("model.safetensors", content)
+        )
     other = safetensors.torch.save({"weight": torch.ones(2)})
-    assert "model.safetensors is damaged" in refused("evaluate", damaged("model.safetensors", other))
+    assert "model.safetensors is damaged" in refused(
+        "evaluate", damaged("model.safetensors", other)
+    )
     folder = damaged("model.safetensors", model)
     (folder / "model.safetensors").unlink()
     assert "run `ekiden resume` first" in refused("evaluate", folder)
     (folder / "personal").mkdir()
     (folder / "personal" / "client-0.safetensors").write_bytes(model)
-    assert "it has personal/client-0.safetensors: choose one by --client" in refused("evaluate", folder)
-    assert "has no personal models: leave out --client" in refused("evaluate", whole, "--client", "client-1")
+    assert "it has personal/client-0.safetensors: choose one by --client" in refused(
+        "evaluate", folder
+    )
+    assert "has no personal models: leave out --client" in refused(
+        "evaluate", whole, "--client", "client-1"
+    )
     assert "did you mean 'client-1'?" in refused("evaluate", whole, "--client", "client-7")
     assert "classes" in refused("evaluate", whole, "--data", own_classes())
 
@@ -630,7 +709,10 @@ def test_a_run_in_use_is_refused(refused: Call, call: Call) -> None:
 
 def test_training_that_diverges_keeps_the_last_good_model(refused: Call) -> None:
     error = refused("run", "fedseq", "--clients", "3", "--partition", "iid", "--lr", "1e30", *QUICK)
-    assert re.search(r"step 1, client client-0: loss or weights became NaN or infinite in epoch 1, batch \d+", error)
+    assert re.search(
+        r"step 1, client client-0: loss or weights became NaN or infinite in epoch 1, batch \d+",
+        error,
+    )
     assert "lower --lr" in error
     loaded = safetensors.torch.load_file("runs/fedseq-digits-seed0/model.safetensors")
     assert all(bool(torch.isfinite(v).all()) for v in loaded.values())
@@ -647,7 +729,9 @@ class Exploding(nn.Module):
         return self.layer(x) * torch.where(x[:, :1] > 50, torch.inf, 1.0)  # type: ignore[no-any-return]
 
 
-def go(method: Method, data: FederatedData, model: type[nn.Module], folder: Path | None = None) -> Result:
+def go(
+    method: Method, data: FederatedData, model: type[nn.Module], folder: Path | None = None
+) -> Result:
     training, hardware = Training(lr=0.01, batch_size=16), Hardware(threads=1)
     return run(method, data, model, training=training, hardware=hardware, folder=folder)
 
@@ -662,20 +746,30 @@ def test_the_client_that_diverges_is_named_and_the_model_before_it_is_kept() -> 
     bad = silo(40)
     bad[0][35] = 100.0
     data = federate([silo(30), silo(31), bad, silo(32)], test=silo(20), val_fraction=0)
-    with pytest.raises(UserError, match=r"step 3, client client-2: .* in epoch 1, batch [123]: lower") as caught:
+    with pytest.raises(
+        UserError, match=r"step 3, client client-2: .* in epoch 1, batch [123]: lower"
+    ) as caught:
         go(FedSeq(epochs=2), data, Exploding, Path("run"))
     assert str(caught.value).count("\n") == 0
-    good = go(FedSeq(epochs=2), federate([silo(30), silo(31)], test=silo(20), val_fraction=0), Exploding)
+    good = go(
+        FedSeq(epochs=2), federate([silo(30), silo(31)], test=silo(20), val_fraction=0), Exploding
+    )
     kept = safetensors.torch.load_file("run/model.safetensors")
     assert kept.keys() == good.model.state_dict().keys()
     assert all(torch.equal(kept[name], value) for name, value in good.model.state_dict().items())
     assert len(read_lines(Path("run/metrics.jsonl"))) == 2
 
 
-@pytest.mark.parametrize("method", [FedSeq(epochs=2), FedELMY(2, 2, 2), Local(epochs=2)], ids=lambda m: m.title())
+@pytest.mark.parametrize(
+    "method", [FedSeq(epochs=2), FedELMY(2, 2, 2), Local(epochs=2)], ids=lambda m: m.title()
+)
 @pytest.mark.parametrize("model", [Tiny, Exploding])
-def test_clients_with_one_sample_or_one_class_take_part(method: Method, model: type[nn.Module]) -> None:
-    data = federate([silo(30), silo(1, (2,)), silo(17, (1,)), silo(2, (0,)), silo(33)], test=silo(40))
+def test_clients_with_one_sample_or_one_class_take_part(
+    method: Method, model: type[nn.Module]
+) -> None:
+    data = federate(
+        [silo(30), silo(1, (2,)), silo(17, (1,)), silo(2, (0,)), silo(33)], test=silo(40)
+    )
     result = go(method, data, model, Path("run"))
     assert len(result.metrics) == method.steps(5)
     assert result.weights is None or result.weights.is_finite()
@@ -712,8 +806,12 @@ class WrongClasses(nn.Linear):
 
 def test_a_module_that_does_not_fit_the_data_is_refused() -> None:
     data = federate([silo(30), silo(31)], test=silo(20))
-    with pytest.raises(UserError, match=r"the model cannot take samples of shape \(4,\) \(arrays\): .*; choose"):
+    with pytest.raises(
+        UserError, match=r"the model cannot take samples of shape \(4,\) \(arrays\): .*; choose"
+    ):
         go(FedSeq(epochs=1), data, WrongWidth, Path("run"))
-    with pytest.raises(UserError, match=r"the model gives \(2,\) per sample, but the data have 3 classes"):
+    with pytest.raises(
+        UserError, match=r"the model gives \(2,\) per sample, but the data have 3 classes"
+    ):
         go(FedSeq(epochs=1), data, WrongClasses, Path("run"))
     assert not Path("run").exists()

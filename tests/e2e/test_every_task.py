@@ -1,4 +1,5 @@
-"""Every task over real SuperNodes: silos with several data sets, and the metrics of scikit-learn on pooled samples."""
+"""Every task over real SuperNodes: silos with several data sets, and the metrics of scikit-learn on
+pooled samples."""
 
 import json
 from pathlib import Path
@@ -34,7 +35,10 @@ def silos(kind: str) -> FederatedData:
     if kind != "classification":
         return data(kind)
     digits = load_digits()
-    x, y = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None], torch.tensor(digits.target)
+    x, y = (
+        torch.tensor(digits.images / 16, dtype=torch.float32)[:, None],
+        torch.tensor(digits.target),
+    )
     return federate([(x[k::6], y[k::6]) for k in range(3)], names=NAMES)
 
 
@@ -42,17 +46,22 @@ def start(federation: Federation, name: str) -> None:
     """Two silos, each with a data set for every task."""
     file = federation.folder / f"{name}.toml"
     (federation.folder / "own.py").write_text(OWN)
-    tables = "".join(f'[data.{kind}]\npython = "own.py:{kind.replace("-", "_")}"\n' for kind in METRICS)
+    tables = "".join(
+        f'[data.{kind}]\npython = "own.py:{kind.replace("-", "_")}"\n' for kind in METRICS
+    )
     file.write_text(file.read_text().replace('[data]\npython = "own.py:mine"\n', tables))
     if name != NAMES[2]:
         federation.start_silo(name)
 
 
 def concordance(time: Any, event: Any, risk: Any) -> tuple[float, float]:
-    """Return Harrell's pairs in order, ties half, and comparable pairs; an event comes before what ends at its time."""
+    """Return Harrell's pairs in order, ties half, and comparable pairs; an event comes before what
+    ends at its time."""
     earlier = event[:, None] & ((time[:, None] < time) | ((time[:, None] == time) & ~event))
     first, second = risk[:, None], risk[None]
-    return float((earlier * ((first > second) + 0.5 * (first == second))).sum()), float(earlier.sum())
+    return float((earlier * ((first > second) + 0.5 * (first == second))).sum()), float(
+        earlier.sum()
+    )
 
 
 def reference(kind: str, folder: Path) -> dict[str, float]:
@@ -71,7 +80,10 @@ def reference(kind: str, folder: Path) -> dict[str, float]:
             }
         case "multi-label":
             p = out.sigmoid().numpy()
-            return {"auroc": metrics.roc_auc_score(y, p), "macro_f1": metrics.f1_score(y, p >= 0.5, average="macro")}
+            return {
+                "auroc": metrics.roc_auc_score(y, p),
+                "macro_f1": metrics.f1_score(y, p >= 0.5, average="macro"),
+            }
         case "regression":
             found = model.task.answers(out, full=True).reshape(-1)
             return {"r2": metrics.r2_score(y, found), "mae": metrics.mean_absolute_error(y, found)}
@@ -82,7 +94,10 @@ def reference(kind: str, folder: Path) -> dict[str, float]:
                 "dice": metrics.f1_score(there, found, average="macro"),
             }
     risks = np.split(out.reshape(-1).numpy(), [len(parts[0])])
-    each = [concordance(p.y[:, 0].numpy(), p.y[:, 1].numpy() > 0, r) for p, r in zip(parts, risks, strict=True)]
+    each = [
+        concordance(p.y[:, 0].numpy(), p.y[:, 1].numpy() > 0, r)
+        for p, r in zip(parts, risks, strict=True)
+    ]
     return {"c_index": sum(a for a, _ in each) / sum(b for _, b in each)}
 
 
@@ -108,5 +123,8 @@ def test_each_task_has_the_metrics_of_pooled_samples(tmp_path: Path) -> None:
             assert row["metric"] == metric
             assert metric in row["figures"]["intervals"]
             for name, value in reference(kind, folder).items():
-                assert row["figures"]["values"][name] == pytest.approx(value, abs=1e-3), (kind, name)
+                assert row["figures"]["values"][name] == pytest.approx(value, abs=1e-3), (
+                    kind,
+                    name,
+                )
             assert "verified: 2 tasks" in federation.ekiden("verify", str(folder), "--keys", "keys")

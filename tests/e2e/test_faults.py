@@ -1,4 +1,5 @@
-"""Faults between machines, on a real SuperLink and real silos: every run ends bit-equal to the undisturbed one."""
+"""Faults between machines, on a real SuperLink and real silos: every run ends bit-equal to the
+undisturbed one."""
 
 import os
 import time
@@ -9,7 +10,16 @@ import pytest
 
 from ekiden.engine.folder import read_lines
 from ekiden.methods import FedSeq
-from tests.e2e.silos import BIN, NAMES, Cable, Federation, assert_same_files, expected, running, wait_for
+from tests.e2e.silos import (
+    BIN,
+    NAMES,
+    Cable,
+    Federation,
+    assert_same_files,
+    expected,
+    running,
+    wait_for,
+)
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
@@ -24,8 +34,27 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 def start_run(federation: Federation, out: str, *flags: str) -> Path:
     """Start FedSeq in the background and return its run folder."""
-    command = [str(BIN / "ekiden"), "run", "fedseq", "--on", "flower", "--link", federation.link, "--certificate"]
-    command += ["ca.crt", "--keys", "keys", "--clients", ",".join(NAMES), "--lr", "0.01", "--batch-size", "64"]
+    command = [
+        str(BIN / "ekiden"),
+        "run",
+        "fedseq",
+        "--on",
+        "flower",
+        "--link",
+        federation.link,
+        "--certificate",
+    ]
+    command += [
+        "ca.crt",
+        "--keys",
+        "keys",
+        "--clients",
+        ",".join(NAMES),
+        "--lr",
+        "0.01",
+        "--batch-size",
+        "64",
+    ]
     federation.start("run", [*command, "--seed", "3", "--order", "reversed", "--out", out, *flags])
     return federation.folder / out / "fedseq-flower-seed3"
 
@@ -67,13 +96,21 @@ def test_a_silo_that_is_away_is_waited_for(federation: Federation, tmp_path: Pat
     federation.start_silo("client-1")
     federation.processes.pop("run").wait(400)
     assert_same_files(out, tmp_path / "here", (federation.folder / "run.log").read_text())
-    assert [row["client"] for row in read_lines(out / "network.jsonl") if row["waited"] > 10] == ["client-1"]
+    assert [row["client"] for row in read_lines(out / "network.jsonl") if row["waited"] > 10] == [
+        "client-1"
+    ]
 
 
 def test_a_silo_that_stays_away_is_skipped(federation: Federation, tmp_path: Path) -> None:
-    expected(FedSeq(epochs=200, order="reversed"), tmp_path / "here", absent=lambda step, client: client == "client-1")
+    expected(
+        FedSeq(epochs=200, order="reversed"),
+        tmp_path / "here",
+        absent=lambda step, client: client == "client-1",
+    )
     third = log(federation, "client-2")
-    out = start_run(federation, "skipped", "--epochs", "200", "--absent", "skip", "--patience", "15")
+    out = start_run(
+        federation, "skipped", "--epochs", "200", "--absent", "skip", "--patience", "15"
+    )
     wait_for(third, "epoch 20/200")
     federation.kill("client-1")
     federation.processes.pop("run").wait(400)
@@ -84,9 +121,12 @@ def test_a_silo_that_stays_away_is_skipped(federation: Federation, tmp_path: Pat
     assert "step 2: client-1 was absent" in said
 
 
-@pytest.mark.filterwarnings("ignore:training diverged")  # a large network after one epoch: what counts is the bits
+@pytest.mark.filterwarnings(
+    "ignore:training diverged"
+)  # a large network after one epoch: what counts is the bits
 def test_a_network_that_is_cut_in_mid_message(federation: Federation, tmp_path: Path) -> None:
-    """45 MB to a silo and from it; the cable breaks in the middle of each transfer for some seconds."""
+    """45 MB to a silo and from it; the cable breaks in the middle of each transfer for some
+    seconds."""
     here = tmp_path / "here"
     expected(FedSeq(epochs=1, order="reversed"), here, model="resnet18")
     federation.kill("client-1")

@@ -1,4 +1,5 @@
-"""A coordinator and four silos on separate machines, which are network namespaces, with the commands on the page."""
+"""A coordinator and four silos on separate machines, which are network namespaces, with the
+commands on the page."""
 
 import os
 import re
@@ -38,7 +39,8 @@ def commands() -> list[str]:
 
 
 class Machine:
-    """A network namespace with its own folder. Every silo's reaches one address of the coordinator's."""
+    """A network namespace with its own folder. Every silo's reaches one address of the
+    coordinator's."""
 
     def __init__(self, name: str, folder: Path, place: int) -> None:
         self.name, self.folder, self.place = name, folder / name, place
@@ -46,7 +48,9 @@ class Machine:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.folder.mkdir()
         _ip("netns", "add", self.space)
-        hosts = Path("/etc/netns") / self.space / "hosts"  # `ip netns exec` uses it instead of /etc/hosts
+        hosts = (
+            Path("/etc/netns") / self.space / "hosts"
+        )  # `ip netns exec` uses it instead of /etc/hosts
         hosts.parent.mkdir(parents=True)
         hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} {HOST}\n")
         _ip("-n", self.space, "link", "set", "lo", "up")
@@ -54,7 +58,20 @@ class Machine:
     def connect(self, link: "Machine") -> None:
         """Lay a cable to the coordinator's machine."""
         here, there = f"eth{self.place}", f"silo{self.place}"
-        _ip("-n", link.space, "link", "add", there, "type", "veth", "peer", "name", here, "netns", self.space)
+        _ip(
+            "-n",
+            link.space,
+            "link",
+            "add",
+            there,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            here,
+            "netns",
+            self.space,
+        )
         for machine, end, last in ((link, there, 1), (self, here, 2)):
             _ip("-n", machine.space, "addr", "add", f"10.77.{self.place}.{last}/30", "dev", end)
             _ip("-n", machine.space, "link", "set", end, "up")
@@ -66,7 +83,12 @@ class Machine:
     @property
     def environment(self) -> dict[str, str]:
         paths = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(self.folder)}
-        return {**os.environ, **paths, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        return {
+            **os.environ,
+            **paths,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
 
     def type(self, line: str, timeout: float = 400) -> str:
         """Run a command and wait for its end."""
@@ -142,7 +164,9 @@ def pictures(folder: Path, place: int) -> None:
         (folder / str(number)).mkdir(parents=True)
         chosen = digits.images[digits.target == number][place::4]
         for k, image in enumerate(chosen):
-            Image.fromarray((image * 15.9).astype("uint8")).save(folder / str(number) / f"{k:03}.png")
+            Image.fromarray((image * 15.9).astype("uint8")).save(
+                folder / str(number) / f"{k:03}.png"
+            )
 
 
 def together(files: list[Path]) -> FederatedData:
@@ -167,10 +191,14 @@ def together(files: list[Path]) -> FederatedData:
     return FederatedData(replace(first, train=train, test=test), tuple(clients))
 
 
-def test_five_machines_run_by_the_commands_on_the_page(machines: dict[str, Machine], tmp_path: Path) -> None:
+def test_five_machines_run_by_the_commands_on_the_page(
+    machines: dict[str, Machine], tmp_path: Path
+) -> None:
     """Exactly those of the page, except for scp, which copies on one disk here."""
     lines = [line.partition("#")[::2] for line in commands()]
-    (make, at), (bring, _), (init, _), (copy, _), (join, _), (start, _), (silo, where), (run, _) = lines
+    (make, at), (bring, _), (init, _), (copy, _), (join, _), (start, _), (silo, where), (run, _) = (
+        lines
+    )
     assert at.strip() == where.strip() == "at a; the same at b, c and d"
     link = machines["link"]
     for name in SILOS:
@@ -191,7 +219,9 @@ def test_five_machines_run_by_the_commands_on_the_page(machines: dict[str, Machi
         machines[name].start(silo.replace("a/silo.toml", f"{name}/silo.toml"))
     for name in SILOS:
         reached = {
-            (host, port): machines[name].reaches(host, port) for host in (HOST, "127.0.0.1") for port in (8000, 8001)
+            (host, port): machines[name].reaches(host, port)
+            for host in (HOST, "127.0.0.1")
+            for port in (8000, 8001)
         }
         assert {place for place, open_ in reached.items() if open_} == {(HOST, 8000)}
     assert link.reaches("127.0.0.1", 8001)

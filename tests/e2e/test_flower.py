@@ -1,4 +1,5 @@
-"""A real SuperLink and three SuperNodes on loopback, with TLS and keys: the same bits as in one process."""
+"""A real SuperLink and three SuperNodes on loopback, with TLS and keys: the same bits as in one
+process."""
 
 import contextlib
 import http.client
@@ -41,7 +42,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 Finished = Callable[[str], tuple[Path, str]]
 CASES: dict[str, tuple[Method, list[str]]] = {
-    "fedelmy": (FedELMY(models=2, epochs=2, warmup=2), ["--models", "2", "--epochs", "2", "--warmup", "2"]),
+    "fedelmy": (
+        FedELMY(models=2, epochs=2, warmup=2),
+        ["--models", "2", "--epochs", "2", "--warmup", "2"],
+    ),
     "fedseq": (FedSeq(epochs=3), ["--epochs", "3"]),
 }
 
@@ -54,49 +58,67 @@ def finished(federation: Federation) -> Finished:
     def run(name: str) -> tuple[Path, str]:
         said = federation.run(name, *CASES[name][1])
         folder = federation.folder / "runs" / f"{name}-flower-seed3"
-        assert federation.readable(folder / "model.safetensors") == 0, "the SuperLink reads nothing at any time"
+        assert federation.readable(folder / "model.safetensors") == 0, (
+            "the SuperLink reads nothing at any time"
+        )
         return folder, said
 
     return run
 
 
 def test_two_silos_are_equal_to_one_process(tmp_path: Path) -> None:
-    """The one fast test with real silos. Each has four processes that import PyTorch or Flower, so they are two."""
+    """The one fast test with real silos. Each has four processes that import PyTorch or Flower, so
+    they are two."""
     with running(tmp_path, Federation.start_warm_silo, NAMES[:2]) as federation:
         said = federation.run("fedseq", *CASES["fedseq"][1])
         folder = federation.folder / "runs" / "fedseq-flower-seed3"
-        assert federation.readable(folder / "model.safetensors") == 0, "the SuperLink reads nothing at any time"
+        assert federation.readable(folder / "model.safetensors") == 0, (
+            "the SuperLink reads nothing at any time"
+        )
         assert_equal_to_one_process(federation, "fedseq", said, tmp_path / "here")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_one_process(federation: Federation, finished: Finished, name: str, tmp_path: Path) -> None:
+def test_equal_to_one_process(
+    federation: Federation, finished: Finished, name: str, tmp_path: Path
+) -> None:
     assert_equal_to_one_process(federation, name, finished(name)[1], tmp_path / "here")
 
 
 def assert_equal_to_one_process(federation: Federation, name: str, said: str, here: Path) -> None:
     there = federation.folder / "runs" / f"{name}-flower-seed3"
-    result = expected(CASES[name][0], here, [client for client in NAMES if client not in federation.names])
+    result = expected(
+        CASES[name][0], here, [client for client in NAMES if client not in federation.names]
+    )
     assert_same_files(there, here, said)
     assert read_lines(there / "metrics.jsonl")[-1]["accuracy"] == result.accuracy
     assert f"{100 * result.accuracy:.2f}" in said
     rows, silos = read_lines(there / "network.jsonl"), len(federation.names)
     tasks = silos + (name == "fedelmy")  # one message a hop, and FedELMY's warm-up
-    assert [row["kind"] for row in rows if row["kind"] != "status"] == ["task"] * tasks + ["evaluate"] * silos
+    assert [row["kind"] for row in rows if row["kind"] != "status"] == ["task"] * tasks + [
+        "evaluate"
+    ] * silos
     assert all(0 < row["engine"] < 10_000 for row in rows)
     said = " ".join(federation.ekiden("verify", str(there), "--keys", "keys").split())
-    assert f"verified: {tasks} tasks, each signed by its silo, and the result is what they gave" in said
+    assert (
+        f"verified: {tasks} tasks, each signed by its silo, and the result is what they gave"
+        in said
+    )
     assert json.loads((there / "config.json").read_text())["on"] == "flower"
 
 
 @pytest.mark.slow
-def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(federation: Federation, tmp_path: Path) -> None:
+def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(
+    federation: Federation, tmp_path: Path
+) -> None:
     method = FedGram(width=120, dictionary="seed", min_active=10)  # the defaults between machines
     federation.run("fedgram", "--width", "120", "--out", "leaving")
     run = federation.folder / "leaving" / "fedgram-flower-seed3"
     federation.ekiden("silo", "release", "client-0.toml", str(run / "agreement.json"))
-    said = federation.ekiden("forget", str(run), "--client", "client-0", "--release", "client-0-release.txt")
+    said = federation.ekiden(
+        "forget", str(run), "--client", "client-0", "--release", "client-0-release.txt"
+    )
     expected(method, tmp_path / "two", ["client-0"])
     left = run.with_name(f"{run.name}-without-client-0")
     assert_same_files(left, tmp_path / "two", said)
@@ -105,10 +127,14 @@ def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(federation: Federatio
     assert re.search("signed: this run replaces run [0-9a-f]{16} without client-0", said)
     assert "verified: 3 tasks" in said
     federation.ekiden("silo", "release", "client-0.toml", str(left / "agreement.json"))
-    said = federation.ekiden("join", str(left), "--client", "client-0", "--release", "client-0-release.txt")
+    said = federation.ekiden(
+        "join", str(left), "--client", "client-0", "--release", "client-0-release.txt"
+    )
     expected(replace(method, order="client-1,client-2,client-0"), tmp_path / "three")
     again = left.with_name(f"{left.name}-with-client-0")
-    assert (again / "model.safetensors").read_bytes() == (tmp_path / "three" / "model.safetensors").read_bytes(), said
+    assert (again / "model.safetensors").read_bytes() == (
+        tmp_path / "three" / "model.safetensors"
+    ).read_bytes(), said
 
 
 def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
@@ -122,9 +148,13 @@ def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
         own = own.replace(f"ekiden.transports.flower.{part}", f"tests.e2e.attacker:{mine}")
     file.write_text(own)
     settings = {"plan": plan, "folder": str(found)}
-    (folder / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+    (folder / "run.toml").write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    )
     arguments = ["run", str(folder), "ekiden", "--run-config", str(folder / "run.toml"), "--stream"]
-    commands._flwr(arguments, federation.link, commands.Security(federation.folder / "ca.crt"), print)
+    commands._flwr(
+        arguments, federation.link, commands.Security(federation.folder / "ca.crt"), print
+    )
     return json.loads(found.read_text())
 
 
@@ -132,10 +162,11 @@ def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
 def test_another_coordinator_reads_nothing_of_a_finished_run(
     federation: Federation, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody submits an app of his own that asks for the hops of a run under its id and other terms.
+    """Somebody submits an app of his own that asks for the hops of a run under its id and other
+    terms.
 
-    It also brings a ClientApp, which would answer in the silos' place if they ran what they are sent.
-    """
+    It also brings a ClientApp, which would answer in the silos' place if they ran what they are
+    sent."""
     monkeypatch.setenv("PYTHONPATH", federation.environment["PYTHONPATH"])  # where the app is
     run, _ = finished("fedseq")
     assert (run / "model.safetensors").exists()
@@ -149,27 +180,44 @@ def test_another_coordinator_reads_nothing_of_a_finished_run(
 def test_what_terms_say_of_the_network_is_refused_by_real_silos(
     federation: Federation, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code, files, adapters of any size, other values, labels and samples; then the silos run as before."""
+    """Code, files, adapters of any size, other values, labels and samples; then the silos run as
+    before."""
     monkeypatch.setenv("PYTHONPATH", federation.environment["PYTHONPATH"])  # where the app is
     terms = agreements.parse((finished("fedseq")[0] / "agreement.json").read_text())
     (federation.folder / "net.safetensors").write_bytes(b"not in the folder that silos name")
     changes: dict[str, tuple[dict[str, Any], str]] = {
-        "code": ({"model": f"{federation.folder}/own.py:mine"}, "is code in a file, which silos do not execute"),
-        "file": ({"pretrained": f"{federation.folder}/net.safetensors", "values": "0" * 32}, "needs 'net.safetensors'"),
+        "code": (
+            {"model": f"{federation.folder}/own.py:mine"},
+            "is code in a file, which silos do not execute",
+        ),
+        "file": (
+            {"pretrained": f"{federation.folder}/net.safetensors", "values": "0" * 32},
+            "needs 'net.safetensors'",
+        ),
         "adapters": ({"train": "lora:r=4096", "model": "resnet18"}, "client-"),
         "many": ({"train": "lora:r=7"}, "does not describe adapters"),
         "values": ({"train": "head"}, "has other values of mlp"),
         "task": ({"task": '{"kind": "regression", "metric": "/x.py:f"}'}, "has no metric"),
-        "inputs": ({"inputs": '{"kind": "arrays", "more": 1}'}, "unknown entry 'more': leave it out"),
-        "samples": ({"inputs": '{"kind": "tokens", "vocabulary": 1000000000000}'}, "in another way than the run"),
+        "inputs": (
+            {"inputs": '{"kind": "arrays", "more": 1}'},
+            "unknown entry 'more': leave it out",
+        ),
+        "samples": (
+            {"inputs": '{"kind": "tokens", "vocabulary": 1000000000000}'},
+            "in another way than the run",
+        ),
     }
     own = {field.name for field in fields(Recipe)}
     hostile = {}
     for what, (change, _) in changes.items():
-        recipe = replace(terms.recipe, **{name: value for name, value in change.items() if name in own})
+        recipe = replace(
+            terms.recipe, **{name: value for name, value in change.items() if name in own}
+        )
         rest = {name: value for name, value in change.items() if name not in own}
         hostile[what] = replace(terms, run=secrets.token_hex(8), recipe=recipe, **rest).text()
-    hostile["many"] = hostile["many"].replace("lora:r=7", "lora:r=1000000000")  # a recipe refuses it
+    hostile["many"] = hostile["many"].replace(
+        "lora:r=7", "lora:r=1000000000"
+    )  # a recipe refuses it
     before = sorted(federation.folder.glob("client-*-silo/runs/*"))
     found = attacked(federation, tmp_path, "claims", json.dumps(hostile))
     assert len(found) == 3 * len(changes)
@@ -178,17 +226,24 @@ def test_what_terms_say_of_the_network_is_refused_by_real_silos(
         assert length == 0
     assert sorted(federation.folder.glob("client-*-silo/runs/*")) == before
     said = federation.run("fedseq", "--epochs", "1", "--out", "after")
-    assert (federation.folder / "after" / "fedseq-flower-seed3" / "model.safetensors").exists(), said
+    assert (federation.folder / "after" / "fedseq-flower-seed3" / "model.safetensors").exists(), (
+        said
+    )
 
 
 @pytest.mark.slow
 def test_what_a_silo_does_not_allow_is_refused_at_both_ends(federation: Federation) -> None:
     said = federation.run("local", "--epochs", "1")
-    first = re.search(r"silo (client-.): \1 does not allow 'local', only fedelmy, fedgram, fedseq \(limits", said)
+    first = re.search(
+        r"silo (client-.): \1 does not allow 'local', only fedelmy, fedgram, fedseq \(limits", said
+    )
     assert first, said
     assert not re.search("Traceback|Exit Code|ERROR|exception", said)
     assert len([line for line in said.splitlines() if "does not allow" in line]) == 1
-    assert f"refused: {first[1]} does not allow 'local'" in (federation.folder / f"{first[1]}.log").read_text()
+    assert (
+        f"refused: {first[1]} does not allow 'local'"
+        in (federation.folder / f"{first[1]}.log").read_text()
+    )
 
 
 def coordinator(federation: Federation, port: int) -> Any:
@@ -205,7 +260,8 @@ def coordinator(federation: Federation, port: int) -> Any:
 
 
 def control(federation: Federation, port: int, stranger: bytes) -> dict[str, str]:
-    """Return what the SuperLink answers at a port to somebody who has its certificate and asks as a coordinator."""
+    """Return what the SuperLink answers at a port to somebody who has its certificate and asks as a
+    coordinator."""
     import httpx
     from flwr.proto import control_pb2 as ask
 
@@ -230,32 +286,52 @@ def control(federation: Federation, port: int, stranger: bytes) -> dict[str, str
 
 @pytest.mark.slow
 def test_silos_reach_nothing_but_what_they_need(federation: Federation, tmp_path: Path) -> None:
-    """With the certificate and the silos' port nobody can register keys, or see, start or stop runs."""
+    """With the certificate and the silos' port nobody can register keys, or see, start or stop
+    runs."""
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_ssh_public_key(keys.generate(tmp_path / "stranger.key").read_bytes())
-    stranger = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    stranger = key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     refused = control(federation, federation.ports[0], stranger)
     assert set(refused.values()) == {"404 this port is for silos only\n"}, refused
     allowed = control(federation, federation.parts.control_port, stranger)
     answers = [allowed[what] for what in ("list runs", "list nodes", "register")]
     assert answers == ["ListRunsResponse", "ListNodesResponse", "RegisterNodeResponse"], allowed
     assert all("silos only" not in said for said in allowed.values()), allowed
-    paths = set(json.loads(request(federation, federation.parts.control_port, "/openapi.json", "GET")[1])["paths"])
+    paths = set(
+        json.loads(request(federation, federation.parts.control_port, "/openapi.json", "GET")[1])[
+            "paths"
+        ]
+    )
     assert len(paths) > 60
-    odd = {"/docs", "/openapi.json", "/v1/fleet", "/v1/fleet/../control/list-runs", "//v1/control/list-runs"}
-    odd |= {"/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol%2flist-runs", "/V1/control/list-runs"}
+    odd = {
+        "/docs",
+        "/openapi.json",
+        "/v1/fleet",
+        "/v1/fleet/../control/list-runs",
+        "//v1/control/list-runs",
+    }
+    odd |= {
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/fleet/..%2fcontrol%2flist-runs",
+        "/V1/control/list-runs",
+    }
     silo = signature(federation.folder / "client-0.key")
     fleet = {path for path in paths if path.startswith("/v1/fleet/")}
     for path in paths | odd:
-        unsigned, as_silo = (request(federation, federation.ports[0], path, "POST", h)[0] for h in ({}, silo))
+        unsigned, as_silo = (
+            request(federation, federation.ports[0], path, "POST", h)[0] for h in ({}, silo)
+        )
         assert unsigned == (401 if path.startswith("/v1/fleet/") else 404), path
         assert (as_silo in (401, 404)) == (path not in fleet), path
 
 
 @pytest.mark.slow
 def test_a_silo_cannot_speak_for_another_one(federation: Federation) -> None:
-    """It is registered and signs with its own key, but names another node, or the key of that node."""
+    """It is registered and signs with its own key, but names another node, or the key of that
+    node."""
     from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, message_pb2
     from flwr.proto.node_pb2 import Node
     from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
@@ -263,7 +339,10 @@ def test_a_silo_cannot_speak_for_another_one(federation: Federation) -> None:
     client = coordinator(federation, federation.parts.control_port)
     nodes = client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
     client.close()
-    own, others = signature(federation.folder / "client-0.key"), signature(federation.folder / "client-1.key")
+    own, others = (
+        signature(federation.folder / "client-0.key"),
+        signature(federation.folder / "client-1.key"),
+    )
     key = b64decode(others["flwr-public-key"])
     mine, victim = (
         next(one.node_id for one in nodes if one.public_key == b64decode(proof["flwr-public-key"]))
@@ -282,32 +361,47 @@ def test_a_silo_cannot_speak_for_another_one(federation: Federation) -> None:
             "activate-node": fleet_pb2.ActivateNodeRequest(public_key=key, heartbeat_interval=30),
         }
 
-    def answer(name: str, message: Any, proof: Mapping[str, str], kind: str = PROTOBUF_MEDIA_TYPE) -> int:
+    def answer(
+        name: str, message: Any, proof: Mapping[str, str], kind: str = PROTOBUF_MEDIA_TYPE
+    ) -> int:
         headers = {**proof, "content-type": kind}
         content = message.SerializeToString()
-        return request(federation, federation.ports[0], f"/v1/fleet/{name}", "POST", headers, content)[0]
+        return request(
+            federation, federation.ports[0], f"/v1/fleet/{name}", "POST", headers, content
+        )[0]
 
     for name, message in asks(victim).items():
         assert answer(name, message, own) == 401, name
         assert answer(name, message, own, "application/json") == 415, name
-        assert answer(name, message, {**own, "flwr-public-key": others["flwr-public-key"]}) == 401, name
+        assert (
+            answer(name, message, {**own, "flwr-public-key": others["flwr-public-key"]}) == 401
+        ), name
     register = fleet_pb2.RegisterNodeFleetRequest(public_key=b64decode(own["flwr-public-key"]))
     assert answer("register-node", register, own) == 412
-    assert answer("send-node-heartbeat", asks(mine)["send-node-heartbeat"], own) == 200, "its own are answered"
+    assert answer("send-node-heartbeat", asks(mine)["send-node-heartbeat"], own) == 200, (
+        "its own are answered"
+    )
     federation.run("fedseq", "--epochs", "1", "--out", "after-impersonation")
     assert list((federation.folder / "after-impersonation").rglob("model.safetensors"))
-    if sys.platform == "linux":  # no other machine reaches what silos and the coordinator listen to for themselves
+    if (
+        sys.platform == "linux"
+    ):  # no other machine reaches what silos and the coordinator listen to for themselves
         lines = [
-            line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()
+            line.split()
+            for name in ("tcp", "tcp6")
+            for line in Path(f"/proc/net/{name}").read_text().splitlines()
         ]
         listening = [line[1].split(":") for line in lines if line[3] == "0A"]
         for inner in (*federation.ports[1:4], federation.parts.control_port):
-            assert [address for address, port in listening if int(port, 16) == inner] == ["0100007F"]
+            assert [address for address, port in listening if int(port, 16) == inner] == [
+                "0100007F"
+            ]
 
 
 @pytest.mark.slow
 def test_a_stranger_without_a_key_stops_nothing(federation: Federation) -> None:
-    """Four connections that send 40 MB each cost no memory; a run works afterwards, also when SuperExec had ended."""
+    """Four connections that send 40 MB each cost no memory; a run works afterwards, also when
+    SuperExec had ended."""
     link = federation.processes["link"].pid
     context = ssl.create_default_context(cafile=str(federation.folder / "ca.crt"))
     before = memory(link)
@@ -331,7 +425,9 @@ def test_a_stranger_without_a_key_stops_nothing(federation: Federation) -> None:
     assert all(answer.startswith(b"HTTP/1.1 401") for answer in answers), answers
     assert memory(link) < before + 30_000_000
     children = Path(f"/proc/{link}/task/{link}/children").read_text().split()
-    (superexec,) = [pid for pid in children if b"superexec" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (superexec,) = [
+        pid for pid in children if b"superexec" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     os.kill(int(superexec), signal.SIGKILL)
     federation.run("fedseq", "--epochs", "1", "--out", "after")
     assert "starting it again" in (federation.folder / "link.log").read_text()
@@ -340,7 +436,9 @@ def test_a_stranger_without_a_key_stops_nothing(federation: Federation) -> None:
 def memory(process: int) -> int:
     """Resident bytes."""
     status = Path(f"/proc/{process}/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    return 1024 * next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
+    )
 
 
 def signature(key: Path) -> dict[str, str]:
@@ -351,9 +449,14 @@ def signature(key: Path) -> dict[str, str]:
 
     private: Any = load_ssh_private_key(key.read_bytes(), None)
     moment = now().isoformat()
-    public, signed = public_key_to_bytes(private.public_key()), sign_message(private, moment.encode())
+    public, signed = (
+        public_key_to_bytes(private.public_key()),
+        sign_message(private, moment.encode()),
+    )
     proof = {"flwr-public-key": public, "flwr-signature": signed}
-    return {name: b64encode(value).decode() for name, value in proof.items()} | {"flwr-timestamp": moment}
+    return {name: b64encode(value).decode() for name, value in proof.items()} | {
+        "flwr-timestamp": moment
+    }
 
 
 def request(
@@ -387,14 +490,18 @@ def test_a_run_that_the_user_ends_ends_at_the_superlink(federation: Federation, 
     wait_for(log, "at the SuperLink", 60)
     number = re.findall(r"run (\d+) at the SuperLink", log.read_text())[-1]
     if end == "Ctrl-C":
-        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in the background of a shell
+        ignored = (
+            signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        )  # as in the background of a shell
         federation.processes[end].send_signal(signal.SIGTERM if ignored else signal.SIGINT)
     else:
         federation.ekiden("stop", number, *flags)
     code = federation.processes[end].wait(60)
     federation.processes.pop(end)
     assert code == (130 if end == "Ctrl-C" else 2), log.read_text()
-    state = {row["run-id"]: row["status"] for row in commands.runs(federation.link, security, print)}
+    state = {
+        row["run-id"]: row["status"] for row in commands.runs(federation.link, security, print)
+    }
     assert state[number] == "finished:stopped"
     if end == "stop":
         assert f"run {number} was stopped" in log.read_text()
@@ -403,8 +510,14 @@ def test_a_run_that_the_user_ends_ends_at_the_superlink(federation: Federation, 
 
 
 SHAPES: dict[str, tuple[Method, list[str]]] = {
-    "scaffold": (SCAFFOLD(rounds=2, epochs=1), ["--rounds", "2", "--epochs", "1"]),  # rounds with private state
-    "maecho": (MAEcho(epochs=1, iterations=5), ["--epochs", "1", "--iterations", "5"]),  # one shot, with projectors
+    "scaffold": (
+        SCAFFOLD(rounds=2, epochs=1),
+        ["--rounds", "2", "--epochs", "1"],
+    ),  # rounds with private state
+    "maecho": (
+        MAEcho(epochs=1, iterations=5),
+        ["--epochs", "1", "--iterations", "5"],
+    ),  # one shot, with projectors
     "dfedavgm": (DFedAvgM(rounds=2, epochs=1), ["--rounds", "2", "--epochs", "1"]),  # gossip
 }
 
@@ -429,7 +542,9 @@ def test_without_sealing_the_database_shows_the_model(federation: Federation) ->
     """What `readable` looks for can be found."""
     for name in NAMES:  # read again for every message
         file = federation.folder / f"{name}.toml"
-        file.write_text(re.sub("methods = .*", 'unsealed = true\nmethods = ["fedseq"]', file.read_text()))
+        file.write_text(
+            re.sub("methods = .*", 'unsealed = true\nmethods = ["fedseq"]', file.read_text())
+        )
     said = federation.run("fedseq", "--epochs", "1", "--no-sealed", "--out", "open")
     model = federation.folder / "open" / "fedseq-flower-seed3" / "model.safetensors"
     assert model.exists(), said

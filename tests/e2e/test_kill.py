@@ -24,7 +24,8 @@ PATIENCE = 120.0
 
 
 class Process:
-    """A running `ekiden` command: a fresh interpreter, or a fork of one that has its imports behind it."""
+    """A running `ekiden` command: a fresh interpreter, or a fork of one that has its imports behind
+    it."""
 
     def __init__(self, args: list[str], log: Path, *, warm: bool) -> None:
         self.log = log
@@ -36,7 +37,9 @@ class Process:
             self.pid = self._process.pid or 0
         else:
             with open(log, "ab") as output:
-                other = subprocess.Popen([sys.executable, "-m", "ekiden", *args], stdout=output, stderr=output)
+                other = subprocess.Popen(
+                    [sys.executable, "-m", "ekiden", *args], stdout=output, stderr=output
+                )
             self.poll, self.wait, self.pid = other.poll, other.wait, other.pid
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
@@ -74,7 +77,10 @@ def results(folder: Path) -> dict[str, bytes]:
 
 
 def seconds(folder: Path) -> float:
-    return sum(float(json.loads(line)["seconds"]) for line in (folder / "times.jsonl").read_text().splitlines())
+    return sum(
+        float(json.loads(line)["seconds"])
+        for line in (folder / "times.jsonl").read_text().splitlines()
+    )
 
 
 def next_command(out: Path, first: list[str]) -> tuple[list[str], Path | None]:
@@ -151,14 +157,22 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("kills", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=["once", "twice"])
-def test_killed_with_worker_processes(kills: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kills", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=["once", "twice"]
+)
+def test_killed_with_worker_processes(
+    kills: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After so many steps; each attempt starts two interpreters, which takes seconds."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     flags = LOCAL.split()
     Process([*flags, str(tmp_path / "whole")], tmp_path / "log", warm=True).finish()
     (whole,) = (tmp_path / "whole").iterdir()
-    flags, out, draw = [*flags, str(tmp_path / "out"), "--workers", "2"], tmp_path / "out", random.Random(1)
+    flags, out, draw = (
+        [*flags, str(tmp_path / "out"), "--workers", "2"],
+        tmp_path / "out",
+        random.Random(1),
+    )
     for least in kills:
         args, _ = next_command(out, flags)
         process = Process(args, tmp_path / "log", warm=True)

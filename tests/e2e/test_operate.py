@@ -1,4 +1,5 @@
-"""What operators do, over real SuperNodes: approve a plan, read metrics, revoke a silo, and let it in again."""
+"""What operators do, over real SuperNodes: approve a plan, read metrics, revoke a silo, and let it
+in again."""
 
 import json
 import shutil
@@ -22,12 +23,19 @@ def read(port: int, path: str) -> str:
 
 
 def number(port: int, name: str) -> float:
-    return next(float(line.rsplit(" ", 1)[1]) for line in read(port, "metrics").splitlines() if line.startswith(name))
+    return next(
+        float(line.rsplit(" ", 1)[1])
+        for line in read(port, "metrics").splitlines()
+        if line.startswith(name)
+    )
 
 
 def states(shell: Federation) -> dict[str, str]:
     text = shell.ekiden("federation", "status", "fed", "--json")
-    return {silo["name"]: silo["state"] for silo in json.JSONDecoder().raw_decode(text[text.index("{") :])[0]["silos"]}
+    return {
+        silo["name"]: silo["state"]
+        for silo in json.JSONDecoder().raw_decode(text[text.index("{") :])[0]["silos"]
+    }
 
 
 def until(shell: Federation, **wanted: str) -> None:
@@ -38,7 +46,8 @@ def until(shell: Federation, **wanted: str) -> None:
 
 
 def test_a_revoked_silo_is_cut_off(tmp_path: Path) -> None:
-    """Also approval and metrics: a federation of two silos that made their keys, from the first command on."""
+    """Also approval and metrics: a federation of two silos that made their keys, from the first
+    command on."""
     shell = Federation(tmp_path)
     port, control, of_link, of_a = free_ports(4)
     try:
@@ -63,17 +72,26 @@ def test_a_revoked_silo_is_cut_off(tmp_path: Path) -> None:
         assert number(of_link, 'ekiden_link_silos{state="connected"}') == 2.0
 
         refused = " ".join(shell.ekiden(*RUN).split())
-        assert "has approved this plan: who runs it reads the plan by `ekiden silo approve silo.toml`" in refused
+        assert (
+            "has approved this plan: who runs it reads the plan by `ekiden silo approve silo.toml`"
+            in refused
+        )
         assert number(of_a, "ekiden_silo_plans_waiting") == 1.0
         for name in ("a", "b"):
             plan = shell.ekiden("silo", "approve", f"{name}/silo.toml").split("plan ")[1].split()[0]
-            assert "approved: one run of" in shell.ekiden("silo", "approve", f"{name}/silo.toml", plan)
+            assert "approved: one run of" in shell.ekiden(
+                "silo", "approve", f"{name}/silo.toml", plan
+            )
         said = shell.ekiden(*RUN)
         (folder,) = (tmp_path / "runs").glob("*/model.safetensors")
-        assert "each signed by its silo" in " ".join(shell.ekiden("verify", str(folder.parent)).split()), said
+        assert "each signed by its silo" in " ".join(
+            shell.ekiden("verify", str(folder.parent)).split()
+        ), said
         assert read(of_a, "health") == read(of_link, "health") == "ok\n"
         assert number(of_a, 'ekiden_silo_requests_total{kind="task"}') == 1.0
-        assert "approved this plan" in " ".join(shell.ekiden(*RUN).split()), "the approvals are used"
+        assert "approved this plan" in " ".join(shell.ekiden(*RUN).split()), (
+            "the approvals are used"
+        )
 
         shell.ekiden("federation", "revoke", "fed", "b")
         before = number(of_link, 'ekiden_link_requests_total{answer="401"}')

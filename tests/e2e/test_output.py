@@ -10,25 +10,47 @@ from rich.table import Table
 from ekiden.cli.console import TableConsole
 
 Command = Callable[..., tuple[int, str]]
-COMMANDS = ("run fedelmy", "run fedavg", "export", "sweep", "evaluate", "silo start", "federation init", "report")
+COMMANDS = (
+    "run fedelmy",
+    "run fedavg",
+    "export",
+    "sweep",
+    "evaluate",
+    "silo start",
+    "federation init",
+    "report",
+)
 
 
 @pytest.mark.parametrize("words", COMMANDS)
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_help_fits_the_terminal(words: str, columns: int, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_the_terminal(
+    words: str, columns: int, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     code, text = command(*words.split(), "--help")
     lines = text.splitlines()
     assert code == 0
     assert max(len(line) for line in lines if " " in line.strip()) <= columns
-    assert not any(sign in text for sign in ("\x1b", "│", "╭", "{None}", "(default: None)", "(default: )"))
+    assert not any(
+        sign in text for sign in ("\x1b", "│", "╭", "{None}", "(default: None)", "(default: )")
+    )
     assert "\n\n\n" not in text
 
 
-def test_help_has_every_flag_once_with_its_help_and_default(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_has_every_flag_once_with_its_help_and_default(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, text = command("run", "fedavg", "--help")
-    for flag in ("--rounds INT", "--lr FLOAT", "--data STR", "--seeds INT ...", "--clients INT", "--device STR"):
+    for flag in (
+        "--rounds INT",
+        "--lr FLOAT",
+        "--data STR",
+        "--seeds INT ...",
+        "--clients INT",
+        "--device STR",
+    ):
         assert text.count(f"\n  {flag} ") == 1, flag
     assert "  --rounds INT            T, rounds (default: 100)\n" in text
     assert "Federated averaging" in text
@@ -47,7 +69,11 @@ def wide() -> Table:
     for number in range(10):
         table.add_column(str(number), justify="right", style="red")
     table.add_column("a name", justify="left")
-    table.add_row("client-0", *(str(1000 + number) for number in range(10)), "a_word_that_is_longer_than_its_column")
+    table.add_row(
+        "client-0",
+        *(str(1000 + number) for number in range(10)),
+        "a_word_that_is_longer_than_its_column",
+    )
     return table
 
 
@@ -60,7 +86,9 @@ def test_a_table_folds_into_80_columns_and_loses_nothing(terminal: bool) -> None
     assert "a_word_that_is_longer_than_its_column" in re.sub(r"\s", "", plain)
 
 
-def test_a_terminal_of_40_columns_gets_a_block_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_of_40_columns_gets_a_block_for_each_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")  # a dumb terminal has 80
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown(wide(), 40, terminal=True))
     lines = [line.rstrip() for line in plain.splitlines()]

@@ -44,7 +44,10 @@ def test_four_silos_run_by_the_commands_on_the_page(tmp_path: Path) -> None:
         (folder,) = (tmp_path / "runs").iterdir()
         assert (folder / "model.safetensors").exists(), said
         said = shell.ekiden("verify", str(folder), "--keys", "fed/keys")
-        assert "verified: 5 tasks, each signed by its silo, and the result is what they gave" in " ".join(said.split())
+        assert (
+            "verified: 5 tasks, each signed by its silo, and the result is what they gave"
+            in " ".join(said.split())
+        )
     finally:
         end(shell)
 
@@ -59,8 +62,11 @@ def end(shell: Federation) -> None:
 
 
 @pytest.mark.parametrize("page", ["three-hospitals", "clinical-study"])
-def test_hospitals_as_the_tutorial_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom, except for two ports that are free here; what the page says is refused is refused.
+def test_hospitals_as_the_tutorial_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From top to bottom, except for two ports that are free here; what the page says is refused is
+    refused.
 
     DIGEST is that of the plan that the command before it has listed.
     """
@@ -72,14 +78,18 @@ def test_hospitals_as_the_tutorial_says(page: str, tmp_path: Path, monkeypatch: 
             if block.title:
                 Path(block.title).write_text(block.text, encoding="utf-8")
             lines = (
-                [shlex.split(line) for line in block.text.splitlines()] if block.language in ("sh", "console") else []
+                [shlex.split(line) for line in block.text.splitlines()]
+                if block.language in ("sh", "console")
+                else []
             )
             if block.language == "python":
                 exec(compile(block.text, block.place, "exec"), names)
             for words in lines:
                 match words:
                     case ["ekiden", "federation", "init", *rest]:
-                        said = shell.ekiden(*words[1:], "--port", str(port), "--control-port", str(control))
+                        said = shell.ekiden(
+                            *words[1:], "--port", str(port), "--control-port", str(control)
+                        )
                     case ["ekiden", *rest, "&"]:
                         shell.start(rest[-1].replace("/", "-"), [str(BIN / "ekiden"), *rest])
                         if rest[0] == "federation":
@@ -95,6 +105,8 @@ def test_hospitals_as_the_tutorial_says(page: str, tmp_path: Path, monkeypatch: 
                         said = shell.ekiden(*rest, timeout=500)
                         assert agrees(block.text.split("\n", 1)[1], said), said
             if block.language == "text":
-                assert agrees(block.text, said), f"{block.place} shows\n{block.text}\nbut there came\n{said}"
+                assert agrees(block.text, said), (
+                    f"{block.place} shows\n{block.text}\nbut there came\n{said}"
+                )
     finally:
         end(shell)

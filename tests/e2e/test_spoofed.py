@@ -1,4 +1,5 @@
-"""A registered silo that sends what only the coordinator or another silo may send, and bytes without a message."""
+"""A registered silo that sends what only the coordinator or another silo may send, and bytes
+without a message."""
 
 import os
 import signal
@@ -22,7 +23,9 @@ pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flo
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with running(tmp_path_factory.mktemp("spoofed")) as federation:
-        keys.generate(federation.folder / "liar.key").rename(federation.folder / "keys" / "liar.pub")
+        keys.generate(federation.folder / "liar.key").rename(
+            federation.folder / "keys" / "liar.pub"
+        )
         flags = ["--link", federation.link, "--certificate", "ca.crt"]
         federation.ekiden("silo", "register", "keys/liar.pub", *flags)
         yield federation
@@ -42,9 +45,14 @@ class Liar:
 
         private: Any = load_ssh_private_key((federation.folder / "liar.key").read_bytes(), None)
         public = private.public_key()
-        proofs = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(private, public)]
+        proofs = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(private, public),
+        ]
         certificate = (federation.folder / "ca.crt").read_bytes()
-        self._client = FleetHttpClient.from_server_address(federation.address, False, certificate, interceptors=proofs)
+        self._client = FleetHttpClient.from_server_address(
+            federation.address, False, certificate, interceptors=proofs
+        )
         asked = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=300)
         self.number = self._client.ActivateNode(asked).node_id
         self._node = Node(node_id=self.number)
@@ -58,7 +66,9 @@ class Liar:
 
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            for message in self._client.PullMessages(PullMessagesRequest(node=self._node)).messages_list:
+            for message in self._client.PullMessages(
+                PullMessagesRequest(node=self._node)
+            ).messages_list:
                 return message.metadata
             time.sleep(0.2)
         raise AssertionError("nothing came")
@@ -70,7 +80,10 @@ class Liar:
         from flwr.common.serde import message_to_proto
         from flwr.proto.fleet_pb2 import PushMessagesRequest
         from flwr.proto.message_pb2 import PushObjectRequest
-        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            get_object_tree,
+        )
 
         objects, about = instead or message, message_to_proto(remove_content_from_message(message))
         about.metadata.message_id = objects.object_id
@@ -82,8 +95,14 @@ class Liar:
         except httpx.HTTPStatusError as error:
             return str(error.response.text)
         for name, one in get_all_nested_objects(objects).items():
-            whose = {"node": self._node, "run_id": about.metadata.run_id, "session_id": said.session_id}
-            self._client.PushObject(PushObjectRequest(**whose, object_id=name, object_content=one.deflate()))
+            whose = {
+                "node": self._node,
+                "run_id": about.metadata.run_id,
+                "session_id": said.session_id,
+            }
+            self._client.PushObject(
+                PushObjectRequest(**whose, object_id=name, object_content=one.deflate())
+            )
         return "taken"
 
 
@@ -98,8 +117,11 @@ def told(content: bytes, run: int, source: int, target: int, reply_to: str = "")
     return make_message(about, wrap(content))
 
 
-def test_a_silo_speaks_neither_for_the_coordinator_nor_for_another_silo(federation: Federation) -> None:
-    """It even knows the names of others' messages. The run of the others ends as if it were not there."""
+def test_a_silo_speaks_neither_for_the_coordinator_nor_for_another_silo(
+    federation: Federation,
+) -> None:
+    """It even knows the names of others' messages. The run of the others ends as if it were not
+    there."""
     with closing(Liar(federation)) as liar:
         lie(federation, liar)
     log = federation.folder / "run.log"
@@ -114,27 +136,49 @@ def lie(federation: Federation, liar: Liar) -> None:
 
     os.killpg(federation.processes["client-2"].pid, signal.SIGSTOP)  # so that the coordinator waits
     command = [str(BIN / "ekiden"), "run", "fedseq", "--on", "flower", "--link", federation.link]
-    command += ["--certificate", "ca.crt", "--keys", "keys", "--clients", ",".join(NAMES), "--epochs", "1"]
+    command += [
+        "--certificate",
+        "ca.crt",
+        "--keys",
+        "keys",
+        "--clients",
+        ",".join(NAMES),
+        "--epochs",
+        "1",
+    ]
     federation.start("run", command)
     try:
         greeting = liar.received()
         client = coordinator(federation, federation.parts.control_port)
-        others = {one.node_id for one in client.ListNodes(control_pb2.ListNodesRequest()).nodes_info} - {liar.number}
+        others = {
+            one.node_id for one in client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
+        } - {liar.number}
         client.close()
         with closing(sqlite3.connect(federation.folder / "link.db")) as database:
             sent = database.execute("select dst_node_id, message_id from message_ins").fetchall()
         waiting = {node % (1 << 64): name for node, name in sent}
-        run, leaves, hello = greeting.run_id, pack(Answer("client-2", error="I leave")), pack(Ask("hello"))
-        forged = [told(hello, run, SUPERLINK_NODE_ID, victim) for victim in (*others, SUPERLINK_NODE_ID)]
+        run, leaves, hello = (
+            greeting.run_id,
+            pack(Answer("client-2", error="I leave")),
+            pack(Ask("hello")),
+        )
+        forged = [
+            told(hello, run, SUPERLINK_NODE_ID, victim) for victim in (*others, SUPERLINK_NODE_ID)
+        ]
         forged += [told(hello, run, liar.number, victim) for victim in (*others, SUPERLINK_NODE_ID)]
         assert waiting.keys() & others, "of client-2"
-        forged += [told(leaves, run, node, SUPERLINK_NODE_ID, waiting[node]) for node in waiting.keys() & others]
+        forged += [
+            told(leaves, run, node, SUPERLINK_NODE_ID, waiting[node])
+            for node in waiting.keys() & others
+        ]
         for message in forged:
             assert "a silo sends nothing but its own replies" in liar.push(message)
         own = told(b"", run, liar.number, SUPERLINK_NODE_ID, greeting.message_id)
         assert liar.push(own, own.content) == "taken"
         again = liar.received().message_id  # what it sent held nothing that Flower reads
-        own, stolen = (told(leaves, run, liar.number, SUPERLINK_NODE_ID, name) for name in (again, "0" * 64))
+        own, stolen = (
+            told(leaves, run, liar.number, SUPERLINK_NODE_ID, name) for name in (again, "0" * 64)
+        )
         assert liar.push(own, stolen) == "taken"
         time.sleep(3)
     finally:

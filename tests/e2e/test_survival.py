@@ -1,4 +1,5 @@
-"""Cox regression over a real SuperLink and real SuperNodes: the numbers of lifelines, from masked sums."""
+"""Cox regression over a real SuperLink and real SuperNodes: the numbers of lifelines, from masked
+sums."""
 
 import json
 from pathlib import Path
@@ -49,7 +50,9 @@ def test_silos_compute_what_lifelines_does(tmp_path: Path) -> None:
         (folder,) = (federation.folder / "runs").iterdir()
         shown = json.loads(federation.ekiden("show", str(folder), "--json"))
         (federation.folder / "new.csv").write_text("age,bmi,sex,stage\n60,27,m,II\n70,27,m,II\n")
-        rows = federation.ekiden("predict", str(folder), "new.csv", "--at", "100", "500").splitlines()
+        rows = federation.ekiden(
+            "predict", str(folder), "new.csv", "--at", "100", "500"
+        ).splitlines()
         assert "verified: " in federation.ekiden("verify", str(folder), "--keys", "keys")
     found = shown["coefficients"]
     assert rows[0].endswith('"survival_100","survival_500"'), rows

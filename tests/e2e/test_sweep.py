@@ -1,4 +1,5 @@
-"""A sweep as users run it: killed, run again with the same command, with a failing cell, with a changed file."""
+"""A sweep as users run it: killed, run again with the same command, with a failing cell, with a
+changed file."""
 
 import errno
 import fcntl
@@ -64,11 +65,16 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """The command in this process, its runs too, one after the other; gives exit code and what it printed."""
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Call:
+    """The command in this process, its runs too, one after the other; gives exit code and what it
+    printed."""
     monkeypatch.chdir(tmp_path)
     execute = launch.execute
-    monkeypatch.setattr(launch, "execute", lambda jobs, report, cores, apart: execute(jobs, report, 1))
+    monkeypatch.setattr(
+        launch, "execute", lambda jobs, report, cores, apart: execute(jobs, report, 1)
+    )
 
     return command(monkeypatch, capfd)
 
@@ -89,10 +95,14 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_failing_cells_and_labels_with_brackets(tmp_path: Path, call: Call) -> None:
-    """A run that fails and a metric that does not exist affect only their cells; labels and paths are unchanged."""
+    """A run that fails and a metric that does not exist affect only their cells; labels and paths
+    are unchanged."""
     Path("table.toml").write_text(QUICK)
     code, out, err = call("sweep", "table.toml", "--out", "runs[/x]")
-    assert (code, err) == (2, "ekiden: 2 of 3 runs failed (listed above): fix the cause and rerun the same command\n")
+    assert (code, err) == (
+        2,
+        "ekiden: 2 of 3 runs failed (listed above): fix the cause and rerun the same command\n",
+    )
     assert "sweep folder: runs[/x]" in out
     assert "failed: none--accuracy--seed0: " in out
     assert "B [bold] :smile: / accuracy %, seed 0 does not count: runs[/x]/B-bold-smile" in out
@@ -100,7 +110,10 @@ def test_failing_cells_and_labels_with_brackets(tmp_path: Path, call: Call) -> N
     code, out, _ = call("results", "runs[/x]")
     assert code == 0
     assert "- none / accuracy %, seed 0 failed: " in out
-    assert "metric 'global_accuracy' was not measured: write one of accuracy, client_mean in the" in out
+    assert (
+        "metric 'global_accuracy' was not measured: write one of accuracy, client_mean in the"
+        in out
+    )
     for command in (("show", "runs[/x]/A-b-x--accuracy--seed0"), ("compare", "runs[/x]")):
         assert call(*command)[0] == 0
 
@@ -121,8 +134,11 @@ def test_two_sweeps_on_one_folder(tmp_path: Path, call: Call) -> None:
     assert (code, "another process" in out, "done in" in out) == (0, False, True)
 
 
-def test_records_that_cannot_be_written(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a sweep runs, they stop no run and lose no reason; before it begins, nothing is made."""
+def test_records_that_cannot_be_written(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a sweep runs, they stop no run and lose no reason; before it begins, nothing is
+    made."""
     Path("table.toml").write_text(QUICK)
     Path("file").touch()
     code, _, err = call("sweep", "table.toml", "--records", "file/kept.jsonl")
@@ -164,7 +180,8 @@ def test_killed_resumed_failing_and_changed(
 
     folder = Path("runs/table/FedSeq--accuracy--seed0")
     killed = subprocess.Popen(
-        [sys.executable, "-m", "ekiden", "sweep", "table.toml", "--only", "FedSeq"], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "ekiden", "sweep", "table.toml", "--only", "FedSeq"],
+        stdout=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
     while not read_lines(folder / "metrics.jsonl") and killed.poll() is None:
@@ -180,7 +197,10 @@ def test_killed_resumed_failing_and_changed(
 
     code, out, err = ekiden("sweep", "table.toml")
     assert code == 2
-    assert err == "ekiden: 1 of 2 runs failed (listed above): fix the cause and rerun the same command\n"
+    assert (
+        err
+        == "ekiden: 1 of 2 runs failed (listed above): fix the cause and rerun the same command\n"
+    )
     assert "failed: apart--accuracy--seed0: erdos_renyi:0.0 falls into" in out
     assert re.search(r"FedSeq .*\d\d\.\d\d", out)
     code, page, _ = ekiden("results", "runs/table")
@@ -202,7 +222,9 @@ def test_killed_resumed_failing_and_changed(
     file.write_text(TABLE.replace("epochs = 30", "epochs = 20"))
     code, out, err = ekiden("sweep", "table.toml")
     assert (code, out) == (2, "")
-    assert f"table.toml has changed since {folder} was run: epochs is 30 there, 20 in the file" in err
+    assert (
+        f"table.toml has changed since {folder} was run: epochs is 30 there, 20 in the file" in err
+    )
     assert "--out" in err
     code, out, _ = ekiden("results", "runs/table")
     assert code == 0
@@ -219,13 +241,20 @@ def test_killed_resumed_failing_and_changed(
     shutil.rmtree("runs")
     code, out, _ = ekiden("sweep", "table.toml", "--records", "kept/table.jsonl")
     assert (code, re.search(r"FedSeq .*\d\d\.\d\d", out) is not None) == (0, True)
-    assert not list(Path("runs").glob("table/*/config.json")), "all that is recorded is not run again"
+    assert not list(Path("runs").glob("table/*/config.json")), (
+        "all that is recorded is not run again"
+    )
     assert ekiden("results", "kept/table.jsonl", "--write", "again.md")[0] == 0
     assert Path("again.md").read_bytes() == Path("ledger.md").read_bytes()
     Path("other.toml").write_text(file.read_text())
     code, _, err = ekiden("sweep", "other.toml", "--reuse", "kept/table.jsonl")
     assert (code, "--reuse needs --records" in err) == (2, True)
-    assert ekiden("sweep", "other.toml", "--reuse", "kept/table.jsonl", "--records", "kept/other.jsonl")[0] == 0
+    assert (
+        ekiden(
+            "sweep", "other.toml", "--reuse", "kept/table.jsonl", "--records", "kept/other.jsonl"
+        )[0]
+        == 0
+    )
     assert not list(Path("runs").glob("other/*/config.json")), "another experiment made them"
     assert "2 runs, 2 of them from table;" in ekiden("results", "kept/other.jsonl")[1]
     code, _, err = ekiden("results", "kept/table.jsonl", "--write", "table.toml")

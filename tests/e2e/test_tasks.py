@@ -52,7 +52,12 @@ def test_a_regression_is_run_and_shown_by_its_headline_metric(data: str, command
     assert set(last["groups"]) == {"client"}
 
     code, said = command("show", str(folder))
-    assert (code, "worst client" in said, f"{last['rmse']:.4g}" in said, "%" in said) == (0, True, True, False)
+    assert (code, "worst client" in said, f"{last['rmse']:.4g}" in said, "%" in said) == (
+        0,
+        True,
+        True,
+        False,
+    )
     code, said = command("compare", str(folder))
     assert code == 0
     assert "rmse on the union" in said
@@ -90,10 +95,17 @@ def test_a_metric_from_a_file_is_the_headline(data: str, command: Command) -> No
         ),
         (
             ("fedgram", "--head", "lda", "--data", "mine.py:parts", "--task", "regression"),
-            "fedgram needs one class for each sample, the task is regression: leave out the options",
+            "fedgram needs one class for each sample, the task is regression: leave out the "
+            "options",
         ),
-        (("fedseq", "--data", "mine.py:parts", "--task", "regression", "--metric", "auroc"), "metric of regression"),
-        (("fedseq", "--data", "mine.py:parts", "--task", "regression", "--metric", "mine.py:no"), "mine.py 'no'"),
+        (
+            ("fedseq", "--data", "mine.py:parts", "--task", "regression", "--metric", "auroc"),
+            "metric of regression",
+        ),
+        (
+            ("fedseq", "--data", "mine.py:parts", "--task", "regression", "--metric", "mine.py:no"),
+            "mine.py 'no'",
+        ),
         (("fedseq", "--data", "mine.py:parts", "--task", "numbers"), "numbers"),
         (
             ("fedavg", "--data", "digits", "--task", "multi-label"),

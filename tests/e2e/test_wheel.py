@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def done(*command: str | Path, cwd: Path) -> str:
-    finished = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=900, check=False)
+    finished = subprocess.run(
+        [*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=900, check=False
+    )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
 

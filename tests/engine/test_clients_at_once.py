@@ -18,7 +18,12 @@ def test_clients_measured_at_once_have_the_values_of_each_alone() -> None:
     loss = task.loss(logits, y)
     loss[35] = float("nan")
     scores = Scores(task, 3, y, task.answers(logits, full=False), loss)
-    rows = [torch.arange(10), torch.tensor([], dtype=torch.int64), torch.tensor([3, 3, 12]), torch.arange(30, 40)]
+    rows = [
+        torch.arange(10),
+        torch.tensor([], dtype=torch.int64),
+        torch.tensor([3, 3, 12]),
+        torch.arange(30, 40),
+    ]
     of_clients = cast(Any, Measure)._by_client
     own, losses = of_clients(SimpleNamespace(task=task), [(scores, one) for one in rows])
     for k in (0, 2, 3):

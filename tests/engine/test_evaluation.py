@@ -1,4 +1,5 @@
-"""Measuring: personal models on all test data or on their own, after averaging and after training."""
+"""Measuring: personal models on all test data or on their own, after averaging and after
+training."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,16 @@ AVERAGING: list[Method] = [
 ]
 
 
-def last(method: Method, data: FederatedData, evaluate_on: EvaluateOn = "own", **changes: Any) -> dict[str, Any]:
+def last(
+    method: Method, data: FederatedData, evaluate_on: EvaluateOn = "own", **changes: Any
+) -> dict[str, Any]:
     return dict(run(method, data, Tiny, evaluate_on=evaluate_on, **SETTINGS | changes).metrics[-1])
 
 
 @pytest.mark.parametrize("method", AVERAGING, ids=lambda m: m.title())
-def test_after_training_a_first_round_is_that_of_local(method: Method, blobs: FederatedData) -> None:
+def test_after_training_a_first_round_is_that_of_local(
+    method: Method, blobs: FederatedData
+) -> None:
     alone, row = last(Local(rounds=1, epochs=2), blobs), last(method, blobs)
     assert alone["client_mean_trained"] == alone["client_mean"]
     assert row["client_mean_trained"] == alone["client_mean"]
@@ -49,7 +54,16 @@ def test_own_data_alone_give_the_same_clients_and_change_nothing_else(blobs: Fed
     method = FedPer(rounds=2, epochs=1, topology="ring")
     every, own = (run(method, blobs, Tiny, evaluate_on=m, **SETTINGS) for m in ("all", "own"))
     a, b = every.metrics[-1], own.metrics[-1]
-    same = ("clients", "client_mean", "client_std", "client_worst", "client_decile", "consensus", "bytes", "forward")
+    same = (
+        "clients",
+        "client_mean",
+        "client_std",
+        "client_worst",
+        "client_decile",
+        "consensus",
+        "bytes",
+        "forward",
+    )
     assert {k: a[k] for k in same} == {k: b[k] for k in same}
     assert every.ledger == own.ledger
     for one, other in zip(every.personal, own.personal, strict=True):
@@ -82,7 +96,10 @@ def test_the_same_after_a_resume_and_in_processes(blobs: FederatedData, tmp_path
     method = FedPer(rounds=3, epochs=1, topology="ring")
     whole = run(method, blobs, Tiny, evaluate_on="own", **SETTINGS).metrics
     run(method, blobs, Tiny, evaluate_on="own", folder=tmp_path / "run", stop_after=2, **SETTINGS)
-    assert run(method, blobs, Tiny, evaluate_on="own", folder=tmp_path / "run", **SETTINGS).metrics == whole
+    assert (
+        run(method, blobs, Tiny, evaluate_on="own", folder=tmp_path / "run", **SETTINGS).metrics
+        == whole
+    )
     assert run(method, blobs, Tiny, evaluate_on="own", processes=True, **SETTINGS).metrics == whole
     with pytest.raises(UserError, match="evaluate_on"):
         run(method, blobs, Tiny, folder=tmp_path / "run", **SETTINGS)
@@ -94,7 +111,9 @@ def test_a_plan_keeps_it() -> None:
 
 
 def test_refuses_an_unknown_one(blobs: FederatedData) -> None:
-    with pytest.raises(UserError, match="evaluate_on 'none' is unknown: it must be one of all, own"):
+    with pytest.raises(
+        UserError, match="evaluate_on 'none' is unknown: it must be one of all, own"
+    ):
         last(Local(), blobs, evaluate_on="none")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="evaluate_on 'none' is unknown"):
         Plan(Recipe(Local(), evaluate_on="none"))  # type: ignore[arg-type]

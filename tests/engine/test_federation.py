@@ -1,4 +1,5 @@
-"""What a method's outer loop can do: order, sample, call, get, and what the ledger says about it."""
+"""What a method's outer loop can do: order, sample, call, get, and what the ledger says about
+it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,7 +91,10 @@ def test_orders() -> None:
 
 def test_a_random_order_is_drawn_anew_each_round_and_follows_the_seed() -> None:
     clients = [str(i) for i in range(8)]
-    drawn = [[federation(clients=clients, seed=seed)[0].order("random", r) for r in range(6)] for seed in (0, 0, 1)]
+    drawn = [
+        [federation(clients=clients, seed=seed)[0].order("random", r) for r in range(6)]
+        for seed in (0, 0, 1)
+    ]
     assert drawn[0] == drawn[1]
     assert len({*drawn[0], *drawn[2]}) == 12
     assert all(sorted(order) == clients for order in drawn[0] + drawn[2])
@@ -99,7 +103,9 @@ def test_a_random_order_is_drawn_anew_each_round_and_follows_the_seed() -> None:
 
 
 def test_every_order_is_as_likely() -> None:
-    counts = dict.fromkeys(((x, y, z) for x in "abc" for y in "abc" for z in "abc" if len({x, y, z}) == 3), 0)
+    counts = dict.fromkeys(
+        ((x, y, z) for x in "abc" for y in "abc" for z in "abc" if len({x, y, z}) == 3), 0
+    )
     fed = federation(clients="abc")[0]
     for r in range(1200):
         counts[fed.order("random", r)] += 1  # type: ignore[index]
@@ -126,7 +132,9 @@ def test_orders_that_are_none(order: str, message: str) -> None:
 
 def test_samples_depend_on_seed_and_step_alone() -> None:
     clients = [str(i) for i in range(20)]
-    draws = {(s, t): at_step(t, clients=clients, seed=s).sample(5) for s in range(3) for t in range(5)}
+    draws = {
+        (s, t): at_step(t, clients=clients, seed=s).sample(5) for s in range(3) for t in range(5)
+    }
     assert len(set(draws.values())) == 15
     fed = at_step(4, clients=clients, seed=2)
     fed.call(task, "3")
@@ -193,12 +201,20 @@ def test_refs_are_found_in_lists_tuples_dicts_and_records() -> None:
     fed, _, ledger = federation(dict(owned))
     fed.call(task, "b", value[:4])
     assert [(t.source, t.bytes) for t in ledger[:3]] == [("a", 12), ("c", 20), ("d", 24)]
-    assert ledger[3:] == [Transfer(0, SERVER, "b", "task", 1 + 8 + 8)]  # the key "x", the share, the steps
+    assert ledger[3:] == [
+        Transfer(0, SERVER, "b", "task", 1 + 8 + 8)
+    ]  # the key "x", the share, the steps
 
 
 def test_resolve_puts_values_in_place_of_refs_and_leaves_the_rest() -> None:
     known = weights(1)
-    value = [(Ref("a", "k"), {"x": Ref("a", "k")}), Parcel(Ref("a", "k")), Pair(Ref("a", "k"), 3), 7, known]
+    value = [
+        (Ref("a", "k"), {"x": Ref("a", "k")}),
+        Parcel(Ref("a", "k")),
+        Pair(Ref("a", "k"), 3),
+        7,
+        known,
+    ]
     got = resolve(value, lambda ref: f"{ref.owner}/{ref.key}")
     assert got == [("a/k", {"x": "a/k"}), Parcel("a/k"), Pair("a/k", 3), 7, known]  # type: ignore[arg-type]
     assert type(got[2]) is Pair
@@ -216,7 +232,9 @@ def test_what_the_server_holds_is_counted_and_instructions_are_not() -> None:
         Transfer(0, "a", "b", "task", 20, value="k"),
         Transfer(0, SERVER, "b", "task", 32),
     ]
-    assert [(r.client, r.call, r.key) for r in desk.requests] == [("b", i, f"0-{i}-task") for i in range(3)]
+    assert [(r.client, r.call, r.key) for r in desk.requests] == [
+        ("b", i, f"0-{i}-task") for i in range(3)
+    ]
 
 
 def test_calls_are_numbered_per_client_and_step() -> None:
@@ -286,19 +304,27 @@ def test_a_running_sum_goes_from_client_to_client() -> None:
     first = fed.sum(part, ["a"], 7)
     assert fed.sum(part, ["b", "d"], 7, plus=first) == Ref("d", "2-0-part")
     a, b, _ = handed
-    assert [(r.client, r.args) for r in desk.requests] == [("a", (7, None)), ("b", (7, a)), ("d", (7, b))]
+    assert [(r.client, r.args) for r in desk.requests] == [
+        ("a", (7, None)),
+        ("b", (7, a)),
+        ("d", (7, b)),
+    ]
     assert ledger == [Transfer(2, a, b, "part", 8, value="2-0-part") for a, b in ("ab", "bd")]
 
 
 def test_the_server_adds_up_what_all_send() -> None:
-    fed, desk, ledger = federation({Ref(name, "0-0-part"): Total(10**n) for n, name in enumerate("abcd")})
+    fed, desk, ledger = federation(
+        {Ref(name, "0-0-part"): Total(10**n) for n, name in enumerate("abcd")}
+    )
     assert fed.sum(part, CLIENTS, 7, at="server") == Total(1111)
     assert [(r.client, r.args) for r in desk.requests] == [(name, (7, None)) for name in CLIENTS]
     assert ledger == [Transfer(0, name, SERVER, "get", 8, value="0-0-part") for name in CLIENTS]
 
 
 def test_a_sum_goes_on_without_those_who_are_away() -> None:
-    values: dict[Ref[Any], Any] = {Ref(name, "0-0-part"): Total(10**n) for n, name in enumerate("abcd") if name != "b"}
+    values: dict[Ref[Any], Any] = {
+        Ref(name, "0-0-part"): Total(10**n) for n, name in enumerate("abcd") if name != "b"
+    }
     fed, _, ledger = federation(dict(values))
     assert fed.sum(part, CLIENTS, 7, at="server") == Total(1101)
     assert Transfer(0, "b", SERVER, "get", 0, missing=True, value="0-0-part") in ledger
@@ -325,7 +351,9 @@ class Average(Method):
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
-            models = fed.get([fed.call(self.train, k, s.model) for k in fed.clients], at_least=self.at_least)
+            models = fed.get(
+                [fed.call(self.train, k, s.model) for k in fed.clients], at_least=self.at_least
+            )
             s = s.next(model=mean(models))
             yield s
 
@@ -347,7 +375,10 @@ class Neighbours(Average):
         while s.step < self.rounds:
             mine = s.personal or (INITIAL,) * len(fed.clients)
             trained = [fed.call(self.train, k, m) for k, m in zip(fed.clients, mine, strict=True)]
-            mixed = [fed.call(self.mix, k, [trained[i - 1], trained[i]]) for i, k in enumerate(fed.clients)]
+            mixed = [
+                fed.call(self.mix, k, [trained[i - 1], trained[i]])
+                for i, k in enumerate(fed.clients)
+            ]
             s = s.next(personal=tuple(mixed), model=None)
             yield s
 
@@ -387,7 +418,9 @@ def test_bytes_of_a_server_are_counted_both_ways(blobs: FederatedData) -> None:
     result = go(Average(), blobs)
     names = [c.name for c in blobs.clients]
     down = [Transfer(1, SERVER, k, "train", M) for k in names]
-    first, second = ([Transfer(t, k, SERVER, "get", M, value=f"{t}-0-train") for k in names] for t in range(2))
+    first, second = (
+        [Transfer(t, k, SERVER, "get", M, value=f"{t}-0-train") for k in names] for t in range(2)
+    )
     assert list(result.ledger) == first + down + second
     assert result.bytes == Average().cost(4, M)
     assert [row["bytes"] for row in result.metrics] == [4 * M, 12 * M]
@@ -398,7 +431,9 @@ def test_bytes_between_neighbours_are_counted_once(blobs: FederatedData) -> None
     names = [c.name for c in blobs.clients]
     ring = [(names[i - 1], names[i]) for i in range(4)]
     assert list(result.ledger) == [
-        Transfer(step, a, b, "mix", M, value=f"{step}-0-train") for step in range(2) for a, b in ring
+        Transfer(step, a, b, "mix", M, value=f"{step}-0-train")
+        for step in range(2)
+        for a, b in ring
     ]
 
 
@@ -408,12 +443,22 @@ def test_absent_clients_are_noted_and_left_out(blobs: FederatedData, processes: 
     result = go(Average(at_least=2), blobs, absent=away, processes=processes)
     gone = [(row.step, row.source, row.bytes) for row in result.ledger if row.missing]
     assert gone == [(0, "client-1", 0), (1, "client-1", 0), (1, "client-3", 0)]
-    came = [(row.step, row.source) for row in result.ledger if row.task == "get" and not row.missing]
-    assert came == [(0, "client-0"), (0, "client-2"), (0, "client-3"), (1, "client-0"), (1, "client-2")]
+    came = [
+        (row.step, row.source) for row in result.ledger if row.task == "get" and not row.missing
+    ]
+    assert came == [
+        (0, "client-0"),
+        (0, "client-2"),
+        (0, "client-3"),
+        (1, "client-0"),
+        (1, "client-2"),
+    ]
     assert result.metrics[0]["backward"] == sum(len(blobs.clients[i].train) for i in (0, 2, 3))
 
 
-def test_too_few_clients_stop_the_run_and_it_goes_on_later(blobs: FederatedData, tmp_path: Any) -> None:
+def test_too_few_clients_stop_the_run_and_it_goes_on_later(
+    blobs: FederatedData, tmp_path: Any
+) -> None:
     whole = go(Average(), blobs)
     with pytest.raises(ClientMissing, match="client-2 did not answer"):
         go(Average(), blobs, folder=tmp_path / "run", absent=missing((1, "client-2")))
@@ -430,7 +475,9 @@ def test_a_missing_neighbour_stops_the_run(blobs: FederatedData) -> None:
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_clients_do_only_what_is_marked(blobs: FederatedData, processes: bool) -> None:
-    with pytest.raises(UserError, match="unmarked has no client task 'train': clients run only functions marked"):
+    with pytest.raises(
+        UserError, match="unmarked has no client task 'train': clients run only functions marked"
+    ):
         go(Unmarked(), blobs, processes=processes)
 
 
@@ -463,7 +510,9 @@ class Slices(Method):
         return 0
 
 
-def test_what_tasks_give_keep_and_are_given_lies_in_memory_as_if_it_had_travelled(blobs: FederatedData) -> None:
+def test_what_tasks_give_keep_and_are_given_lies_in_memory_as_if_it_had_travelled(
+    blobs: FederatedData,
+) -> None:
     setup = Setup(Slices(), Tiny, blobs.dataset, hardware=Hardware(threads=1))
     worker = Worker(setup, {c.name: c for c in blobs.clients})
     flat = torch.arange(40.0)
@@ -478,8 +527,14 @@ def test_a_step_is_noted_in_numbers_of_clients_once_a_name() -> None:
     fed, _, _ = federation()
     fed.note("spread", 1 / 3)
     fed.note("length", {CLIENTS[1]: 123456789.0, CLIENTS[0]: float("nan")})
-    assert list(fed.notes.items()) == [("spread", 0.333333), ("length", {CLIENTS[0]: None, CLIENTS[1]: 123457000.0})]
-    assert told(fed.notes) == f"spread 0.3333; length not finite ({CLIENTS[0]}), 1.235e+08 ({CLIENTS[1]})"
+    assert list(fed.notes.items()) == [
+        ("spread", 0.333333),
+        ("length", {CLIENTS[0]: None, CLIENTS[1]: 123457000.0}),
+    ]
+    assert (
+        told(fed.notes)
+        == f"spread 0.3333; length not finite ({CLIENTS[0]}), 1.235e+08 ({CLIENTS[1]})"
+    )
     with pytest.raises(ValueError, match="once"):
         fed.note("spread", 1)
     with pytest.raises(ValueError, match="which are not clients"):
@@ -489,7 +544,10 @@ def test_a_step_is_noted_in_numbers_of_clients_once_a_name() -> None:
 
 
 def test_a_line_tells_the_largest_numbers() -> None:
-    assert told({"far": {f"c{i}": float(i) for i in range(5)}}) == "far 4 (c4), 3 (c3), 2 (c2) and 2 smaller"
+    assert (
+        told({"far": {f"c{i}": float(i) for i in range(5)}})
+        == "far 4 (c4), 3 (c3), 2 (c2) and 2 smaller"
+    )
     assert told({"far": {}}) == "far none"
 
 
@@ -505,7 +563,9 @@ def test_values_of_a_mapping_come_under_their_keys() -> None:
 
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, FedDC, FedDyn])
 def test_a_mean_needs_one_reply_at_a_time(
-    method: type[FedAvg | SCAFFOLD | FedDC | FedDyn], blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+    method: type[FedAvg | SCAFFOLD | FedDC | FedDyn],
+    blobs: FederatedData,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alive, most, fit = list[ReferenceType[Tensor]](), list[int](), Client.fit
 
@@ -524,15 +584,24 @@ def test_a_mean_needs_one_reply_at_a_time(
 
 def test_a_value_of_each_is_dropped_when_the_next_is_asked_for() -> None:
     dropped: list[Ref[Any]] = []
-    given: dict[Ref[Any], Any] = {Ref(k, "0-0-task"): torch.tensor(i) for i, k in enumerate(CLIENTS) if k != "b"}
+    given: dict[Ref[Any], Any] = {
+        Ref(k, "0-0-task"): torch.tensor(i) for i, k in enumerate(CLIENTS) if k != "b"
+    }
     fed, desk, ledger = federation(given)
     desk.drop = dropped.append  # type: ignore[assignment,method-assign]
     asked: list[Ref[Tensor]] = [Ref(k, "0-0-task") for k in CLIENTS]
     values = fed.each(asked, at_least=3)
     assert int(next(values)) == 0
     assert dropped == []
-    assert [int(value) for value in values] == [2, 3], "in their order, without the client that is away"
+    assert [int(value) for value in values] == [2, 3], (
+        "in their order, without the client that is away"
+    )
     assert dropped == list(given)
-    assert [(row.source, row.missing) for row in ledger] == [("a", False), ("b", True), ("c", False), ("d", False)]
+    assert [(row.source, row.missing) for row in ledger] == [
+        ("a", False),
+        ("b", True),
+        ("c", False),
+        ("d", False),
+    ]
     with pytest.raises(ClientMissing, match="b did not answer"):
         list(fed.each(asked))

@@ -1,4 +1,5 @@
-"""Figures from counts: against scikit-learn and scipy on the scores themselves; sums over silos; what is left out."""
+"""Figures from counts: against scikit-learn and scipy on the scores themselves; sums over silos;
+what is left out."""
 
 from math import isnan
 from typing import Any
@@ -15,7 +16,15 @@ from torch import Tensor
 
 from ekiden import UserError
 from ekiden.base.checks import made
-from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Scores, Segmentation, scaled
+from ekiden.data.tasks import (
+    Classification,
+    LanguageModelling,
+    MultiLabel,
+    Regression,
+    Scores,
+    Segmentation,
+    scaled,
+)
 from ekiden.data.tasks.base import IGNORED, Task
 from ekiden.engine import ranked
 from ekiden.engine.counting import EXACT, FIXED, Care, Counting, counting_of, edges, joined
@@ -67,20 +76,30 @@ SAMPLES = st.lists(st.tuples(PROBABILITIES, st.booleans()), min_size=2, max_size
 
 
 @given(SAMPLES)
-def test_values_of_any_scores_are_as_far_from_scikit_learn_as_is_said(samples: list[tuple[float, bool]]) -> None:
-    """Also with ties, with scores at the ends, and with all scores in one bin: the error is a bound."""
+def test_values_of_any_scores_are_as_far_from_scikit_learn_as_is_said(
+    samples: list[tuple[float, bool]],
+) -> None:
+    """Also with ties, with scores at the ends, and with all scores in one bin: the error is a
+    bound."""
     p, y = np.array([s for s, _ in samples]), np.array([int(label) for _, label in samples])
     assume(0 < y.sum() < len(y))
     counting, numbers = counted(two_classes(p, y))
     found, near = figures(counting, numbers), 1e-9
     assert abs(found.values["auroc"] - sk.roc_auc_score(y, p)) <= found.errors["auroc"] + near
     precision = sk.average_precision_score(y, p)
-    assert abs(found.values["average_precision"] - precision) <= found.errors["average_precision"] + near
+    assert (
+        abs(found.values["average_precision"] - precision)
+        <= found.errors["average_precision"] + near
+    )
     assert found.values["brier"] == pytest.approx(sk.brier_score_loss(y, p), abs=1e-6)
     answer = np.where(p > 0.5, 1, 0)  # of equal probabilities, the first class
     assert found.values["accuracy"] == pytest.approx(sk.accuracy_score(y, answer))
-    assert found.values["macro_f1"] == pytest.approx(sk.f1_score(y, answer, average="macro", zero_division=0))
-    assert found.confusion == tuple(map(tuple, sk.confusion_matrix(y, answer, labels=[0, 1]).tolist()))
+    assert found.values["macro_f1"] == pytest.approx(
+        sk.f1_score(y, answer, average="macro", zero_division=0)
+    )
+    assert found.confusion == tuple(
+        map(tuple, sk.confusion_matrix(y, answer, labels=[0, 1]).tolist())
+    )
     for one in Ranked(*split_scores(counting, numbers)).thresholds(Wanted()):
         called = p >= one.threshold - 1e-12
         at = np.abs(p - one.threshold) < 1e-12  # sklearn's tie with a boundary
@@ -92,13 +111,16 @@ def test_values_of_any_scores_are_as_far_from_scikit_learn_as_is_said(samples: l
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("n", [1000, 10_000])
 def test_scores_of_a_rare_class_are_told_to_a_thousandth(n: int, seed: int) -> None:
-    """3 % of the samples, all scores below 0.1. The precision needs more samples than the area; see the page."""
+    """3 % of the samples, all scores below 0.1. The precision needs more samples than the area; see
+    the page."""
     p, y = skewed(n, seed)
     found, exact = told(two_classes(p, y)), two_classes(p, y).metrics()
     assert found.values["auroc"] == pytest.approx(sk.roc_auc_score(y, p), abs=1e-3)
     assert found.errors["auroc"] < 4e-3
     wide = 5e-3 if n == 1000 else 1e-3
-    assert found.values["average_precision"] == pytest.approx(sk.average_precision_score(y, p), abs=wide)
+    assert found.values["average_precision"] == pytest.approx(
+        sk.average_precision_score(y, p), abs=wide
+    )
     assert found.values["brier"] == pytest.approx(sk.brier_score_loss(y, p), abs=1e-6)
     assert found.values["calibration_error"] == pytest.approx(exact["calibration_error"], abs=1e-6)
 
@@ -110,7 +132,9 @@ def test_scores_of_two_even_classes_are_told_to_a_thousandth(spread: float) -> N
     p = 1 / (1 + np.exp(-spread * (draw.normal(size=2000) + y - 0.5)))
     found = told(two_classes(p, y))
     assert found.values["auroc"] == pytest.approx(sk.roc_auc_score(y, p), abs=1e-3)
-    assert found.values["average_precision"] == pytest.approx(sk.average_precision_score(y, p), abs=1e-3)
+    assert found.values["average_precision"] == pytest.approx(
+        sk.average_precision_score(y, p), abs=1e-3
+    )
 
 
 def test_the_curve_of_the_calibration_is_that_of_scikit_learn() -> None:
@@ -127,7 +151,9 @@ def test_counts_of_silos_add_up_to_those_of_all() -> None:
     p, y = skewed(600, 7)
     s = two_classes(p, y)
     counting, total = counted(s, train=s.y)
-    parts = [counting.count(s.at(rows), train=s.y[rows]) for rows in torch.split(torch.arange(600), 170)]
+    parts = [
+        counting.count(s.at(rows), train=s.y[rows]) for rows in torch.split(torch.arange(600), 170)
+    ]
     together = counting.split(sum(parts, torch.zeros_like(total)))
     whole = counting.split(total)
     assert int(together.pop("reports")) == 4
@@ -143,14 +169,21 @@ def test_several_classes() -> None:
     s = Scores(task, 5, y, task.answers(logits, full=True), task.loss(logits, y))
     found, exact = told(s), s.metrics()
     assert found.values["loss"] == pytest.approx(s.mean_loss(), abs=1e-5)
-    for name, near in (("auroc", 1e-3), ("average_precision", 1e-3), ("brier", 1e-6), ("calibration_error", 1e-6)):
+    for name, near in (
+        ("auroc", 1e-3),
+        ("average_precision", 1e-3),
+        ("brier", 1e-6),
+        ("calibration_error", 1e-6),
+    ):
         assert found.values[name] == pytest.approx(exact[name], abs=near), name
     for name in ("accuracy", "balanced_accuracy", "macro_f1"):
         assert found.values[name] == pytest.approx(exact[name])
         low, high = found.intervals[name]
         assert low < found.values[name] < high
     assert found.prevalence == pytest.approx(np.bincount(y, minlength=5) / 3000)
-    assert exact["brier"] == pytest.approx(np.mean(((s.answers - torch.eye(5)[y]) ** 2).sum(1).numpy()), abs=1e-6)
+    assert exact["brier"] == pytest.approx(
+        np.mean(((s.answers - torch.eye(5)[y]) ** 2).sum(1).numpy()), abs=1e-6
+    )
 
 
 def test_many_classes_have_no_scores() -> None:
@@ -158,7 +191,9 @@ def test_many_classes_have_no_scores() -> None:
     answers = torch.eye(150)[(y + (torch.arange(200) < 20)) % 150]
     found = told(Scores(Classification(), 150, y, answers, torch.zeros(200)))
     assert found.values["accuracy"] == 0.9
-    assert found.values["macro_f1"] == pytest.approx(sk.f1_score(y, answers.argmax(1), average="macro"))
+    assert found.values["macro_f1"] == pytest.approx(
+        sk.f1_score(y, answers.argmax(1), average="macro")
+    )
     assert not {"auroc", "brier"} & found.values.keys()
     assert found.confusion == ()
 
@@ -173,7 +208,9 @@ def test_labels() -> None:
     assert found.values["brier"] == pytest.approx(np.mean((s.answers - y).numpy() ** 2), abs=1e-6)
     for name, value in exact.items():
         assert found.values[name] == pytest.approx(value, abs=1e-3), name
-    assert found.each[0]["auroc"] == pytest.approx(sk.roc_auc_score(y[:, 0], s.answers[:, 0]), abs=1e-3)
+    assert found.each[0]["auroc"] == pytest.approx(
+        sk.roc_auc_score(y[:, 0], s.answers[:, 0]), abs=1e-3
+    )
 
 
 def test_numbers() -> None:
@@ -203,7 +240,10 @@ def test_places() -> None:
     there, answers = y[y != IGNORED], logits.argmax(1)[y != IGNORED]
     assert found.values["miou"] == pytest.approx(sk.jaccard_score(there, answers, average="macro"))
     assert found.values["dice"] == pytest.approx(sk.f1_score(there, answers, average="macro"))
-    texts, outputs = torch.randint(5, (40, 7), generator=draw), torch.randn(40, 7, 5, generator=draw)
+    texts, outputs = (
+        torch.randint(5, (40, 7), generator=draw),
+        torch.randn(40, 7, 5, generator=draw),
+    )
     t = Scores(tokens, 5, texts, tokens.answers(outputs, full=True), tokens.loss(outputs, texts))
     assert told(t).values == pytest.approx(t.metrics() | {"loss": t.mean_loss()}, rel=1e-5)
 
@@ -216,7 +256,11 @@ def answered(kind: str, n: int = 150) -> tuple[Scores, set[str]]:
             y = torch.randn(n, 1, generator=draw)
             task = scaled(Regression(), 7 + 3 * y)
             x = 0.8 * y + 0.4 * y.abs() * torch.randn(n, 1, generator=draw)
-            return Scores(task, 1, (7 + 3 * y).double(), (7 + 3 * x).double(), torch.zeros(n)), {"rmse", "mae", "r2"}
+            return Scores(task, 1, (7 + 3 * y).double(), (7 + 3 * x).double(), torch.zeros(n)), {
+                "rmse",
+                "mae",
+                "r2",
+            }
         case "labels":
             there = (torch.rand(n, 3, generator=draw) < torch.tensor([0.2, 0.4, 0.5])).float()
             p = (torch.randn(n, 3, generator=draw) + 2 * there - 1).sigmoid()
@@ -228,7 +272,9 @@ def answered(kind: str, n: int = 150) -> tuple[Scores, set[str]]:
         case _:
             y = torch.randint(3, (n, 6, 6), generator=draw)
             right = torch.rand(n, 6, 6, generator=draw) < torch.rand(n, 1, 1, generator=draw)
-            return Scores(Segmentation(), 3, y, torch.where(right, y, 2), torch.zeros(n)), {"accuracy"}
+            return Scores(Segmentation(), 3, y, torch.where(right, y, 2), torch.zeros(n)), {
+                "accuracy"
+            }
 
 
 @pytest.mark.parametrize("kind", ["numbers", "labels", "classes", "pixels"])
@@ -237,7 +283,9 @@ def test_intervals_are_those_of_leaving_one_sample_out_or_wider(kind: str) -> No
     counting, whole = counted(s)
     found = figures(counting, whole, Wanted(bootstrap=False))
     n = len(s)
-    rest = [figures(counting, whole - counting.count(s.at(torch.tensor([i])))).values for i in range(n)]
+    rest = [
+        figures(counting, whole - counting.count(s.at(torch.tensor([i])))).values for i in range(n)
+    ]
     others = {"auroc", "brier", "macro_f1", "dice", "miou", "mse", "balanced_accuracy", "accuracy"}
     assert single <= found.intervals.keys() <= single | others
     assert len(found.intervals) >= 3
@@ -246,7 +294,10 @@ def test_intervals_are_those_of_leaving_one_sample_out_or_wider(kind: str) -> No
         error = ((n - 1) / n * ((each - each.mean()) ** 2).sum()) ** 0.5
         assert low < found.values[name] < high
         ratio = (high - low) / (2 * 1.96 * error)
-        assert (0.93 if name in single else 0.97) < ratio < (1.08 if name in single else 3), (name, ratio)
+        assert (0.93 if name in single else 0.97) < ratio < (1.08 if name in single else 3), (
+            name,
+            ratio,
+        )
 
 
 def test_coarse_counts_give_intervals_of_numbers_and_none_of_pixels() -> None:
@@ -260,7 +311,8 @@ def test_coarse_counts_give_intervals_of_numbers_and_none_of_pixels() -> None:
 
 
 def test_a_bootstrap_of_the_calibration_error_does_not_hold_its_true_value() -> None:
-    """So there is none: chance makes the error larger, and drawing again adds chance a second time."""
+    """So there is none: chance makes the error larger, and drawing again adds chance a second
+    time."""
     draw, n = np.random.default_rng(0), 200
 
     def error(right: Array, p: Array) -> float:
@@ -277,8 +329,12 @@ def test_a_bootstrap_of_the_calibration_error_does_not_hold_its_true_value() -> 
 
 
 def test_slope_and_calibration_in_the_large_have_intervals_that_hold() -> None:
-    """Of 40 samples of 300, whose logits should be 0.6·z + 0.8. With the slope 1, as many are expected as there are."""
-    draw, inside = np.random.default_rng(0), dict.fromkeys(("calibration_slope", "calibration_in_the_large"), 0)
+    """Of 40 samples of 300, whose logits should be 0.6·z + 0.8. With the slope 1, as many are
+    expected as there are."""
+    draw, inside = (
+        np.random.default_rng(0),
+        dict.fromkeys(("calibration_slope", "calibration_in_the_large"), 0),
+    )
     for _ in range(40):
         z = draw.normal(-1, 1.5, 300)
         y = (draw.random(300) < 1 / (1 + np.exp(-(0.6 * z + 0.8)))).astype(int)
@@ -312,7 +368,9 @@ def test_the_interval_of_the_area_is_delongs() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_hold_the_true_value_about_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_hold_the_true_value_about_as_often_as_they_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of 60 samples of 150 from one population."""
     p, y = skewed(40_000, 11, 0.3)
     truth = {"auroc": sk.roc_auc_score(y, p), "brier": sk.brier_score_loss(y, p)}
@@ -328,7 +386,12 @@ def test_intervals_hold_the_true_value_about_as_often_as_they_say(monkeypatch: p
 
 
 def test_perfect_ranks_have_an_interval_that_is_not_a_point() -> None:
-    one = Ranked(np.array([9.0, 0, 0]), np.array([0.0, 0, 12]), np.array([0.1, 0.5, 0.9]), np.array([0, 0.3, 0.6, 1]))
+    one = Ranked(
+        np.array([9.0, 0, 0]),
+        np.array([0.0, 0, 12]),
+        np.array([0.1, 0.5, 0.9]),
+        np.array([0, 0.3, 0.6, 1]),
+    )
     low, high = one.delong()
     assert (low, high) == pytest.approx(wilson(9, 9))
 
@@ -350,11 +413,18 @@ def test_a_threshold_that_was_chosen_and_one_of_a_sensitivity() -> None:
     assert sum(n for n, _, _ in found.calibration) == 5000
     assert sum(n * rate for n, _, rate in found.calibration) == pytest.approx(y.sum())
     read = made(Figures, found.to_json())
-    assert (read.thresholds[0].rule, read.calibration, read.confusion) == ("0.5", found.calibration, found.confusion)
+    assert (read.thresholds[0].rule, read.calibration, read.confusion) == (
+        "0.5",
+        found.calibration,
+        found.confusion,
+    )
     assert read.to_json() == found.to_json()
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=30), st.integers(1, 12))
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=30),
+    st.integers(1, 12),
+)
 def test_joined_bins_have_enough_samples_or_none(counts: list[tuple[int, int]], least: int) -> None:
     rows = torch.tensor(counts).T
     found = joined(rows, least)
@@ -425,7 +495,13 @@ def test_the_majority_is_that_of_the_training_samples() -> None:
     assert other.majority == pytest.approx(float((s.y == 1).double().mean()))
 
 
-TASKS: list[Task] = [Classification(), MultiLabel(), Regression(), Segmentation(), LanguageModelling(vocabulary=7)]
+TASKS: list[Task] = [
+    Classification(),
+    MultiLabel(),
+    Regression(),
+    Segmentation(),
+    LanguageModelling(vocabulary=7),
+]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
@@ -437,7 +513,8 @@ def test_fixed_point_and_whole_numbers_only(task: Task) -> None:
 
 
 def test_joined_bins_say_little_about_where_one_sample_is() -> None:
-    """Among 4 and 5 others it is the median; before, its exact bin was told, 12 bits for each model."""
+    """Among 4 and 5 others it is the median; before, its exact bin was told, 12 bits for each
+    model."""
     size, seen, exact = len(edges(1)) + 1, set(), set()
     for place in range(0, size, 128):
         rows = torch.zeros(2, size, dtype=torch.int64)
@@ -450,9 +527,12 @@ def test_joined_bins_say_little_about_where_one_sample_is() -> None:
 
 
 def test_the_interval_of_few_positives_is_no_narrower_than_that_of_as_few_draws() -> None:
-    """One positive above 98 of 100 negatives says little, though its distance to them varies little."""
+    """One positive above 98 of 100 negatives says little, though its distance to them varies
+    little."""
     low, high = np.zeros(4), np.array([0.0, 0.0, 1.0, 0.0])
     low[:] = (60, 38, 0, 2)
-    area = Ranked(low, high, np.array([0.1, 0.4, 0.6, 0.9]), np.array([0.0, 0.25, 0.5, 0.75, 1.0])).delong()
+    area = Ranked(
+        low, high, np.array([0.1, 0.4, 0.6, 0.9]), np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+    ).delong()
     assert area[0] < 0.3
     assert area[1] > 0.98

@@ -33,7 +33,9 @@ def changed(data: FederatedData, part: str, field: str, client: int = 1) -> Fede
     row = int(getattr(data.clients[client], part).rows[0])
     values[row] = values[row] + 1 if field == "x" else (values[row] + 1) % 3
     other = replace(held, x=values) if field == "x" else replace(held, y=values)
-    dataset = replace(data.dataset, test=other) if part == "test" else replace(data.dataset, train=other)
+    dataset = (
+        replace(data.dataset, test=other) if part == "test" else replace(data.dataset, train=other)
+    )
 
     def of(subset: Subset) -> Subset:
         return replace(subset, samples=other) if subset.samples is held else subset
@@ -51,10 +53,14 @@ def test_one_number_of_one_client_is_noticed(blobs: FederatedData, part: str, fi
 
 def test_a_digest_is_of_the_contents_in_their_order(blobs: FederatedData) -> None:
     held, other = blobs.dataset.train, torch.randperm(len(blobs.dataset.train))
-    moved = Samples(held.x[other], held.y[other])  # elsewhere in memory, the same samples for each client
+    moved = Samples(
+        held.x[other], held.y[other]
+    )  # elsewhere in memory, the same samples for each client
     place = other.argsort()
     client = blobs.clients[0]
-    train, val = (replace(part, samples=moved, rows=place[part.rows]) for part in (client.train, client.val))
+    train, val = (
+        replace(part, samples=moved, rows=place[part.rows]) for part in (client.train, client.val)
+    )
     assert client_digest(replace(client, train=train, val=val)) == client_digest(client)
     turned = replace(client, train=replace(client.train, rows=client.train.rows.flip(0)))
     assert client_digest(turned) != client_digest(client)
@@ -64,17 +70,24 @@ def test_a_rerun_with_other_data_is_refused_and_named(blobs: FederatedData, tmp_
     folder = tmp_path / "run"
     first = run(ONE, blobs, tiny(), folder=folder)
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-    with pytest.raises(UserError, match=r"another run \(the data of client-1 differ\): choose another folder"):
+    with pytest.raises(
+        UserError, match=r"another run \(the data of client-1 differ\): choose another folder"
+    ):
         run(ONE, changed(blobs, "train", "x"), tiny(), folder=folder)
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
     assert run(ONE, blobs, tiny(), folder=folder).metrics == first.metrics
 
 
-def test_data_that_a_run_has_not_used_may_change_and_used_data_may_not(blobs: FederatedData, tmp_path: Path) -> None:
+def test_data_that_a_run_has_not_used_may_change_and_used_data_may_not(
+    blobs: FederatedData, tmp_path: Path
+) -> None:
     read = list[int]()
 
     def lazy(data: FederatedData) -> FederatedData:
-        return replace(data, clients=Clients(data.sizes, lambda at: read.append(at) or data.clients[at]))  # type: ignore[func-returns-value]
+        return replace(
+            data,
+            clients=Clients(data.sizes, lambda at: read.append(at) or data.clients[at]),  # type: ignore[func-returns-value]
+        )
 
     folder, other = tmp_path / "run", changed(blobs, "train", "x", client=3)
     run(ONE, lazy(blobs), tiny(), folder=folder, stop_after=2, evaluate_every=0)
@@ -91,7 +104,13 @@ def test_data_that_a_run_has_not_used_may_change_and_used_data_may_not(blobs: Fe
         ekiden.evaluate(folder, blobs, network=tiny())
     tests = replace(other.dataset.test, y=1 - other.dataset.test.y.clamp(max=1))
     with pytest.raises(UserError, match="the test data differ"):
-        run(ONE, replace(other, dataset=replace(other.dataset, test=tests)), tiny(), folder=folder, evaluate_every=0)
+        run(
+            ONE,
+            replace(other, dataset=replace(other.dataset, test=tests)),
+            tiny(),
+            folder=folder,
+            evaluate_every=0,
+        )
 
 
 def test_many_clients_are_measured_one_by_one_at_the_end_only() -> None:
@@ -99,7 +118,10 @@ def test_many_clients_are_measured_one_by_one_at_the_end_only() -> None:
     dataset = from_tensors((x, y), (x, y), classes=("a", "b", "c"))
     rows = [np.arange(1002)[i : i + 1] for i in range(1002)]
     data = FederatedData(
-        dataset, Shares([f"c{i}" for i in range(1002)], dataset, (rows, [r[:0] for r in rows], rows)).clients()
+        dataset,
+        Shares(
+            [f"c{i}" for i in range(1002)], dataset, (rows, [r[:0] for r in rows], rows)
+        ).clients(),
     )
     first, last = run(FedAvg(rounds=2, epochs=1, participation=0.002), data, "mlp").metrics
     assert "accuracy" in first
@@ -129,7 +151,9 @@ def test_another_network_is_refused(blobs: FederatedData, tmp_path: Path) -> Non
     bent.load_state_dict(tiny().state_dict())
     bent.__class__.__name__ = "Tiny"
     for other in (tiny(1), less_dropout, bent):
-        with pytest.raises(UserError, match=r"\(the initial model differ\): .*seed torch before you make the model"):
+        with pytest.raises(
+            UserError, match=r"\(the initial model differ\): .*seed torch before you make the model"
+        ):
             run(ONE, blobs, other, folder=tmp_path / "run")
 
 
@@ -150,7 +174,9 @@ class Picky(Tiny):
         return super().forward(x)
 
 
-def test_networks_and_scalings_of_every_kind_are_described(blobs: FederatedData, tmp_path: Path) -> None:
+def test_networks_and_scalings_of_every_kind_are_described(
+    blobs: FederatedData, tmp_path: Path
+) -> None:
     data = replace(blobs, dataset=replace(blobs.dataset, std=tuple(np.ones(1, dtype=np.float32))))
     run(ONE, data, Picky(), folder=tmp_path / "run")
     config = read_config(tmp_path / "run")

@@ -50,7 +50,10 @@ def test_the_servers_samples_follow_the_training_settings(blobs: FederatedData) 
     """As for a client: what the run asks for overrides what the data set has."""
     images = torch.rand(5, 1, 6, 6)
     augmented = replace(blobs.dataset, mean=(0.1,), std=(0.2,), augment=Augment(crop=1, flip=True))
-    server = fed(replace(blobs, dataset=augmented), training=Training(mean=(0.5,), std=(0.25,), augment=False))
+    server = fed(
+        replace(blobs, dataset=augmented),
+        training=Training(mean=(0.5,), std=(0.25,), augment=False),
+    )
     assert torch.equal(server.feed(images, torch.Generator()), (images - 0.5) / 0.25)
 
 
@@ -89,7 +92,14 @@ class Probe(Method):
         x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
         assert sorted(map(tuple, x.tolist())) == sorted(map(tuple, client.data.train.x.tolist()))
         assert not torch.equal(x, client.data.train.x)
-        return Seen(client.class_counts(), y, x, [len(y) for _, y in batches], client.fresh(), client.fresh())
+        return Seen(
+            client.class_counts(),
+            y,
+            x,
+            [len(y) for _, y in batches],
+            client.fresh(),
+            client.fresh(),
+        )
 
     def steps(self, clients: int) -> int:
         return 1

@@ -28,21 +28,27 @@ def counting(calls: list[int]) -> Callable[[], Tensor]:
 
 def test_made_once_for_each_client_and_name(blobs: FederatedData) -> None:
     made = Worker(
-        Setup(FedSeq(), Tiny, blobs.dataset, hardware=Hardware(threads=1)), {c.name: c for c in blobs.clients}
+        Setup(FedSeq(), Tiny, blobs.dataset, hardware=Hardware(threads=1)),
+        {c.name: c for c in blobs.clients},
     )
     calls: list[int] = []
     names = [c.name for c in blobs.clients[:2]]
     for _ in range(3):
         for name in names:
             for what in ("a", "b"):
-                assert torch.equal(client_of(made, name, blobs).remember(what, counting(calls)), torch.arange(4))
+                assert torch.equal(
+                    client_of(made, name, blobs).remember(what, counting(calls)), torch.arange(4)
+                )
     assert len(calls) == 4
 
 
-def test_what_does_not_fit_is_made_each_time(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_made_each_time(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "REMEMBERED", 40)  # one of 32 bytes
     made = Worker(
-        Setup(FedSeq(), Tiny, blobs.dataset, hardware=Hardware(threads=1)), {c.name: c for c in blobs.clients}
+        Setup(FedSeq(), Tiny, blobs.dataset, hardware=Hardware(threads=1)),
+        {c.name: c for c in blobs.clients},
     )
     calls: list[int] = []
     client = client_of(made, blobs.clients[0].name, blobs)

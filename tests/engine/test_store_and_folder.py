@@ -1,4 +1,5 @@
-"""Files: clients' values and private state, the run folder, and what happens when either is damaged."""
+"""Files: clients' values and private state, the run folder, and what happens when either is
+damaged."""
 
 import contextlib
 import errno
@@ -42,7 +43,13 @@ from ekiden.training.weights import Weights
 CONFIG: dict[str, Any] = {
     "recipe": {
         **dict.fromkeys(("metric", "pretrained"), ""),
-        **{"method": "fedelmy", "model": "mlp", "train": "all", "hyperparameters": {}, "training": {}},
+        **{
+            "method": "fedelmy",
+            "model": "mlp",
+            "train": "all",
+            "hyperparameters": {},
+            "training": {},
+        },
         **{"seed": 0, "evaluate_every": 1, "evaluate_on": "all"},
     },
     "hardware": {},
@@ -113,7 +120,10 @@ def test_private_state_of_a_step_that_died_is_forgotten(tmp_path: Path) -> None:
         here.commit(step, set())
         if step == 1:
             here.settle(set())
-    assert names(tmp_path) == ["private-1.safetensors", "private-2.safetensors"]  # killed before the state was written
+    assert names(tmp_path) == [
+        "private-1.safetensors",
+        "private-2.safetensors",
+    ]  # killed before the state was written
     again = store(tmp_path, 1)
     assert again.private == 10
     assert names(tmp_path) == ["private-1.safetensors"]
@@ -172,7 +182,9 @@ def test_a_damaged_value_is_named(tmp_path: Path, damage: str) -> None:
     for file in tmp_path.iterdir():
         data = file.read_bytes()
         other = wire.encode(model(1) if "private" in file.name else "text")
-        file.write_bytes({"truncated": data[:-1], "foreign": b"something else", "another type": other}[damage])
+        file.write_bytes(
+            {"truncated": data[:-1], "foreign": b"something else", "another type": other}[damage]
+        )
     with pytest.raises(UserError, match=r"private-1\.safetensors.*(payload|is damaged)"):
         _ = store(tmp_path, 1).private
     (tmp_path / "private-1.safetensors").unlink()
@@ -239,7 +251,10 @@ def go(method: Method, data: FederatedData, folder: Path | None, **kwargs: Any) 
 
 
 def outcome(folder: Path) -> list[bytes]:
-    return [(folder / name).read_bytes() for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors")]
+    return [
+        (folder / name).read_bytes()
+        for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors")
+    ]
 
 
 class Killed(BaseException):
@@ -247,7 +262,8 @@ class Killed(BaseException):
 
 
 def dies_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> list[str]:
-    """Make the `call`-th call of a function the last thing that happens; return the calls so far."""
+    """Make the `call`-th call of a function the last thing that happens; return the calls so
+    far."""
     calls: list[str] = []
     original = getattr(owner, name)
 
@@ -264,7 +280,9 @@ def dies_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -
 def test_a_run_survives_death_before_each_of_its_writes(
     blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ekiden.training.fit._SHARE_OF_SAVING", 0)  # progress is written, however short the epochs
+    monkeypatch.setattr(
+        "ekiden.training.fit._SHARE_OF_SAVING", 0
+    )  # progress is written, however short the epochs
     go(Counting(), blobs, tmp_path / "whole")
     folder, stops = tmp_path / "run", 0
     for _ in range(200):
@@ -299,9 +317,16 @@ def test_a_hop_that_died_goes_on_from_its_journal(
     blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
 ) -> None:
     method = FedELMY(models=3, epochs=4, warmup=0)
-    monkeypatch.setattr("ekiden.training.fit._SHARE_OF_SAVING", 0)  # these epochs are shorter than a write
+    monkeypatch.setattr(
+        "ekiden.training.fit._SHARE_OF_SAVING", 0
+    )  # these epochs are shorter than a write
     whole: list[tuple[str, int]] = []
-    go(method, blobs, tmp_path / "whole", watch=lambda client, epoch, epochs: whole.append((client, epoch)))
+    go(
+        method,
+        blobs,
+        tmp_path / "whole",
+        watch=lambda client, epoch, epochs: whole.append((client, epoch)),
+    )
     assert len(whole) == 4 * 3 * 4
 
     seen: list[tuple[str, int]] = []
@@ -319,7 +344,12 @@ def test_a_hop_that_died_goes_on_from_its_journal(
         for file in journal.iterdir():
             file.write_bytes(damage)
     again: list[tuple[str, int]] = []
-    go(method, blobs, tmp_path / "run", watch=lambda client, epoch, epochs: again.append((client, epoch)))
+    go(
+        method,
+        blobs,
+        tmp_path / "run",
+        watch=lambda client, epoch, epochs: again.append((client, epoch)),
+    )
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
     done = (
         12 if damage is not None else 12 + 4 + 1
@@ -357,7 +387,10 @@ def test_a_flipped_byte_in_any_file_of_a_run_never_gives_another_model(
     whole = go(Counting(epochs=2), blobs, tmp_path / "whole").folder / "model.safetensors"
     folder, draw = kept(tmp_path / "run", blobs, monkeypatch), random.Random(0)
     found = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()]
-    kinds = {f.parent.name if f.parent.name == "journal" else re.split(r"[-.]", f.name)[0]: f for f in found}
+    kinds = {
+        f.parent.name if f.parent.name == "journal" else re.split(r"[-.]", f.name)[0]: f
+        for f in found
+    }
     assert kinds.keys() >= {"private", "value", "journal", "state", "config", "metrics", "ledger"}
     ends: list[str] = []
     for file in kinds.values():
@@ -433,7 +466,9 @@ def test_folders_that_do_not_say_which_private_states_there_are_go_on(
     go(Counting(rounds=4), blobs, tmp_path / "run", stop_after=4)
     state = tmp_path / "run" / "state.safetensors"
     config = files.read_tensors(state)[1]["config"]
-    state.write_bytes(b"".join(files.with_digest(wire.chunks(read(state, tuple[State, Marks])), config=config)))
+    state.write_bytes(
+        b"".join(files.with_digest(wire.chunks(read(state, tuple[State, Marks])), config=config))
+    )
     assert "written" not in files.read_tensors(state)[1]
     go(Counting(rounds=4), blobs, tmp_path / "run", stop_after=1)
     written = {"client-0": "5", **{f"client-{i}": str(i + 1) for i in (1, 2, 3)}}
@@ -443,20 +478,34 @@ def test_folders_that_do_not_say_which_private_states_there_are_go_on(
     assert caplog.text == ""
 
 
-def test_a_configuration_that_changed_after_the_run_began_is_refused(blobs: FederatedData, tmp_path: Path) -> None:
+def test_a_configuration_that_changed_after_the_run_began_is_refused(
+    blobs: FederatedData, tmp_path: Path
+) -> None:
     go(Counting(), blobs, tmp_path / "run", stop_after=2)
     file = tmp_path / "run" / "config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"recipe": config["recipe"] | {"evaluate_every": 7}}))
     with pytest.raises(UserError, match=r"config\.json was changed after the run began"):
-        go(Counting(), blobs, tmp_path / "run", evaluate_every=7)  # as `ekiden resume` does, which reads it there
+        go(
+            Counting(), blobs, tmp_path / "run", evaluate_every=7
+        )  # as `ekiden resume` does, which reads it there
 
 
-def test_a_number_may_be_given_as_another_type_on_the_way_back(blobs: FederatedData, tmp_path: Path) -> None:
+def test_a_number_may_be_given_as_another_type_on_the_way_back(
+    blobs: FederatedData, tmp_path: Path
+) -> None:
     """1 and 1.0 are the same setting."""
     for lr, steps in ((1, 2), (1.0, 1)):
         training, hardware = Training(lr=lr, batch_size=16), Hardware(threads=1)
-        run(Counting(), blobs, Tiny, training=training, hardware=hardware, folder=tmp_path / "run", stop_after=steps)
+        run(
+            Counting(),
+            blobs,
+            Tiny,
+            training=training,
+            hardware=hardware,
+            folder=tmp_path / "run",
+            stop_after=steps,
+        )
     assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 3
 
 
@@ -488,13 +537,19 @@ def test_a_file_with_a_digest_is_told_from_every_other(place: int, bit: int) -> 
         file = Path(folder) / "file"
         file.write_bytes(data)
         assert torch.equal(read(file, tuple[Weights, str, int])[0].params, model(1).params)
-        for changed in (flipped(data, place % len(data), bit), data[: place % len(data)], data + b"0"):
+        for changed in (
+            flipped(data, place % len(data), bit),
+            data[: place % len(data)],
+            data + b"0",
+        ):
             file.write_bytes(changed)
             with pytest.raises(files.Damaged):
                 read(file, tuple[Weights, str, int])
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a peak that was reset")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a peak that was reset"
+)
 def test_a_large_value_is_in_memory_once_when_it_is_read(tmp_path: Path) -> None:
     """As many bytes as the value has, and what is used are the bytes that were checked."""
     file, size = tmp_path / "value.safetensors", 1 << 25
@@ -518,7 +573,9 @@ def test_a_result_that_changed_is_refused(blobs: FederatedData, tmp_path: Path) 
     whole, draw = file.read_bytes(), random.Random(1)
     for at in [len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(20))]:
         file.write_bytes(flipped(whole, at, draw.randrange(8)))
-        with pytest.raises(UserError, match=r"model\.safetensors (is damaged|holds another network)"):
+        with pytest.raises(
+            UserError, match=r"model\.safetensors (is damaged|holds another network)"
+        ):
             read_model(tmp_path / "run", file.name, Tiny)
     safetensors.torch.save_file(layers, file)  # by another tool
     with pytest.raises(UserError, match="it has no digest"):
@@ -576,7 +633,9 @@ def test_a_folder_goes_on_from_its_last_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
 @pytest.mark.parametrize("cut", [True, False])
-def test_a_link_in_a_run_folder_changes_no_file_elsewhere(name: str, cut: bool, tmp_path: Path) -> None:
+def test_a_link_in_a_run_folder_changes_no_file_elsewhere(
+    name: str, cut: bool, tmp_path: Path
+) -> None:
     """A folder that somebody else made; going on cuts and lengthens its growing files."""
     folder_with_a_state(tmp_path / "run")
     file, mine = tmp_path / "run" / name, tmp_path / "mine"
@@ -595,7 +654,9 @@ def test_a_link_in_a_run_folder_changes_no_file_elsewhere(name: str, cut: bool, 
     assert mine.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["personal", "clients/client-0", "lock", ".state.safetensors.1.tmp"])
+@pytest.mark.parametrize(
+    "name", ["personal", "clients/client-0", "lock", ".state.safetensors.1.tmp"]
+)
 def test_a_folder_with_a_link_is_not_gone_on_with(name: str, tmp_path: Path) -> None:
     """Models and clients' states are written into folders, which can be links, too."""
     folder_with_a_state(tmp_path / "run")
@@ -609,7 +670,9 @@ def test_a_folder_with_a_link_is_not_gone_on_with(name: str, tmp_path: Path) -> 
     assert not list((tmp_path / "mine").iterdir())
 
 
-def test_what_moved_in_vain_is_noted_before_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_moved_in_vain_is_noted_before_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that dies while it resumes a run forgets nothing."""
     folder_with_a_state(tmp_path / "run")
 
@@ -636,10 +699,13 @@ def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
     folder_with_a_state(tmp_path / "run")
     code = (
         "import sys, json; from pathlib import Path; from ekiden.engine.folder import RunFolder\n"
-        "held = RunFolder(Path(sys.argv[1]), json.loads(sys.argv[2])); print('held', flush=True); sys.stdin.read()"
+        "held = RunFolder(Path(sys.argv[1]), json.loads(sys.argv[2])); print('held', flush=True); "
+        "sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run"), json.dumps(CONFIG)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(UserError, match="is in use by another process: wait for it"):
@@ -651,8 +717,12 @@ def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
 def test_another_run_is_refused(tmp_path: Path) -> None:
     folder_with_a_state(tmp_path / "run")
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
-    with pytest.raises(UserError, match=r"holds another run \(extra, seed differ\): choose another folder"):
-        RunFolder(tmp_path / "run", {**CONFIG, "recipe": {**CONFIG["recipe"], "seed": 1}, "extra": 2})
+    with pytest.raises(
+        UserError, match=r"holds another run \(extra, seed differ\): choose another folder"
+    ):
+        RunFolder(
+            tmp_path / "run", {**CONFIG, "recipe": {**CONFIG["recipe"], "seed": 1}, "extra": 2}
+        )
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
 
 
@@ -662,9 +732,13 @@ def test_a_run_of_another_version_that_differs_names_that_version(tmp_path: Path
     file = tmp_path / "run" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"ekiden": "0.0.1"}))
     with pytest.raises(
-        UserError, match=r"\(hyperparameters differ\): .*; Ekiden 0\.0\.1 began this run and can continue"
+        UserError,
+        match=r"\(hyperparameters differ\): .*; Ekiden 0\.0\.1 began this run and can continue",
     ):
-        RunFolder(tmp_path / "run", {**CONFIG, "recipe": {**CONFIG["recipe"], "hyperparameters": {"new": 1}}})
+        RunFolder(
+            tmp_path / "run",
+            {**CONFIG, "recipe": {**CONFIG["recipe"], "hyperparameters": {"new": 1}}},
+        )
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
@@ -683,7 +757,9 @@ def test_another_release_with_the_same_format_goes_on(tmp_path: Path) -> None:
     assert reopened(tmp_path / "run") is not None
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"format":2}', b"null"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"format":2}', b"null"]
+)
 def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes) -> None:
     folder_with_a_state(tmp_path / "run")
     (tmp_path / "run" / "config.json").write_bytes(content)
@@ -698,7 +774,9 @@ def test_a_foreign_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
     (tmp_path / "file").write_bytes(b"text")
     for name in ("photos", "file"):
-        with pytest.raises(UserError, match=r"is (a file|not empty and not a run folder): choose another folder"):
+        with pytest.raises(
+            UserError, match=r"is (a file|not empty and not a run folder): choose another folder"
+        ):
             RunFolder(tmp_path / name, CONFIG)
     assert names(tmp_path / "photos") == ["cat.jpg"]
     with pytest.raises(UserError, match="is not a run folder"):
@@ -757,7 +835,9 @@ def test_an_unreadable_line_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 cannot be read"):
         read_lines(file)
     assert read_lines(tmp_path / "nowhere") == []
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1 cannot be read: .*, start a new run"):
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl, line 1 cannot be read: .*, start a new run"
+    ):
         read_lines(file, "step", "bytes")
     file.write_bytes(b'{"step":1}\n{"ste')  # being written just now
     assert read_lines(file) == [{"step": 1}]
@@ -806,10 +886,15 @@ def full_disk(*args: object) -> None:
 
 def test_all_dtypes_of_a_model_file_are_read_by_the_library_and_by_us(tmp_path: Path) -> None:
     tensors: dict[str, Tensor] = {str(dtype): torch.ones(2, 3).to(dtype) for dtype in files.DTYPES}
-    files.write(tmp_path / "model.safetensors", files.with_digest(files.safetensors_chunks(tensors, {"format": "pt"})))
+    files.write(
+        tmp_path / "model.safetensors",
+        files.with_digest(files.safetensors_chunks(tensors, {"format": "pt"})),
+    )
     file = tmp_path / "model.safetensors"
     for loaded in (safetensors.torch.load_file(file), files.read_tensors(file)[0]):
-        assert all(torch.equal(loaded[k], v) and loaded[k].dtype == v.dtype for k, v in tensors.items())
+        assert all(
+            torch.equal(loaded[k], v) and loaded[k].dtype == v.dtype for k, v in tensors.items()
+        )
 
 
 @pytest.mark.parametrize("room", [0, 3, 9, 14, 20])

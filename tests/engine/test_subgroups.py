@@ -1,4 +1,5 @@
-"""Tables of subgroups: figures against the scores themselves, gaps, and what subtracting tables shows."""
+"""Tables of subgroups: figures against the scores themselves, gaps, and what subtracting tables
+shows."""
 
 from itertools import product
 from typing import Any
@@ -22,7 +23,12 @@ from tests.engine.test_figures import two_classes
 
 CARE = Care(samples=10, positives=5, coarse=True)
 TABLE = Table(
-    ("age", "lab"), ("sex",), centre=(50.0, 0.0), scale=(7.3, 1.0), gaps=("age",), vocabularies=(("", "f", "m"),)
+    ("age", "lab"),
+    ("sex",),
+    centre=(50.0, 0.0),
+    scale=(7.3, 1.0),
+    gaps=("age",),
+    vocabularies=(("", "f", "m"),),
 )
 
 
@@ -37,12 +43,15 @@ def random_silo(seed: int, n: int = 60, columns: int = 2) -> tuple[Scores, list[
     y = (draw.random(n) < 0.4).astype(int)
     first = draw.choice(4, n, p=draw.dirichlet(np.ones(4) * 0.6))
     second = np.where(draw.random(n) < 0.08, draw.integers(0, 4, n), first // 2)  # nearly nested
-    places = [torch.from_numpy(np.asarray(at)) for at in (first, second, draw.integers(0, 3, n))[:columns]]
+    places = [
+        torch.from_numpy(np.asarray(at)) for at in (first, second, draw.integers(0, 3, n))[:columns]
+    ]
     return two_classes(draw.random(n), y), places
 
 
 def differences(scores: Scores, places: list[Tensor], shown: Tensor) -> list[int]:
-    """Numbers of samples of a class in all sets that sums and differences of what is said about this class can show."""
+    """Numbers of samples of a class in all sets that sums and differences of what is said about
+    this class can show."""
     found = []
     for kind in (0, 1):
         inside = scores.y == kind
@@ -59,7 +68,9 @@ def differences(scores: Scores, places: list[Tensor], shown: Tensor) -> list[int
 @given(st.integers(0, 10**6))
 def test_no_sums_and_differences_of_subgroups_show_few_samples(seed: int) -> None:
     scores, places = random_silo(seed, n=90)
-    assert min(differences(scores, places, told(places, scores, CARE)), default=99) >= CARE.positives
+    assert (
+        min(differences(scores, places, told(places, scores, CARE)), default=99) >= CARE.positives
+    )
 
 
 def test_without_cells_a_difference_shows_few_samples() -> None:
@@ -139,7 +150,8 @@ def test_figures_of_subgroups_are_those_of_their_scores() -> None:
 
 
 def test_the_interval_of_a_gap_of_shares_is_newcombes() -> None:
-    """His example: 56 of 70 against 48 of 80 gives 0.2, from 0.0524 to 0.3339 (method 10, Statistics in Medicine)."""
+    """His example: 56 of 70 against 48 of 80 gives 0.2, from 0.0524 to 0.3339 (method 10,
+    Statistics in Medicine)."""
     y = np.array([1] * 70 + [0] * 10 + [1] * 80 + [0] * 10)
     p = np.concatenate([[0.9] * 56 + [0.1] * 24, [0.9] * 48 + [0.1] * 42])
     group = np.array([0] * 80 + [1] * 90)
@@ -194,10 +206,13 @@ def test_tasks_without_subgroups_are_refused() -> None:
 
 
 def test_the_shift_of_scores_is_the_stability_index_of_tenths() -> None:
-    """20 samples of each kind, in two bins: p = (15.5, 5.5, 0.5, ...), q = (5.5, 15.5, 0.5, ...), of 25 in all."""
+    """20 samples of each kind, in two bins: p = (15.5, 5.5, 0.5, ...), q = (5.5, 15.5, 0.5, ...),
+    of 25 in all."""
     own, others = torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)
     own[0, 0, 1], own[0, 1, 6], others[0, 0, 1], others[0, 1, 6] = 15, 5, 5, 15
     assert shift(own, others) == pytest.approx(2 * (10 / 25) * np.log(15.5 / 5.5))
     assert shift(own, own) == 0
     assert shift(own, torch.zeros(1, 2, 8)) is None
-    assert shift(torch.ones(3, 2, 8), torch.ones(3, 2, 8)) is None, "of more classes there is no such index"
+    assert shift(torch.ones(3, 2, 8), torch.ones(3, 2, 8)) is None, (
+        "of more classes there is no such index"
+    )

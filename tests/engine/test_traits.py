@@ -26,21 +26,31 @@ def task_called(name: str) -> Any:
 
 @pytest.mark.parametrize("name", RESERVED)
 def test_a_task_cannot_have_a_name_of_the_contract(name: str) -> None:
-    with pytest.raises(UserError, match=f"Mine has a task called {name}, which has a meaning in Method: rename it"):
+    with pytest.raises(
+        UserError, match=f"Mine has a task called {name}, which has a meaning in Method: rename it"
+    ):
         type("Mine", (FedSeq,), {name: on_client(lambda self, client: 0)})
 
 
 @pytest.mark.parametrize("name", RESERVED)
 def test_a_field_cannot_have_a_name_of_the_contract(name: str) -> None:
-    with pytest.raises(UserError, match=f"Mine has a field called {name}, which has a meaning in Method: rename it"):
+    with pytest.raises(
+        UserError, match=f"Mine has a field called {name}, which has a meaning in Method: rename it"
+    ):
         make_dataclass("Mine", [(name, int, 1)], bases=(FedSeq,), frozen=True)
 
 
 def test_a_task_cannot_have_the_name_of_a_field() -> None:
-    with pytest.raises(UserError, match="Mine has a task and a field that are both called epochs: rename one"):
+    with pytest.raises(
+        UserError, match="Mine has a task and a field that are both called epochs: rename one"
+    ):
         type("Mine", (FedSeq,), {"epochs": on_client(lambda self, client: 0)})
     with pytest.raises(UserError, match="both called mine"):
-        type("Mine", (FedSeq,), {"mine": on_client(lambda self, client: 0), "__annotations__": {"mine": int}})
+        type(
+            "Mine",
+            (FedSeq,),
+            {"mine": on_client(lambda self, client: 0), "__annotations__": {"mine": int}},
+        )
 
 
 @pytest.mark.parametrize("name", ["later", "renamed", "settings", *Traits.__dataclass_fields__])
@@ -87,10 +97,14 @@ class Mine(FedSeq):
 """
 
 
-def test_a_user_s_own_file_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_s_own_file_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(FILE)
-    with pytest.raises(UserError, match="Mine has a task called steps, which has a meaning in Method") as told:
+    with pytest.raises(
+        UserError, match="Mine has a task called steps, which has a meaning in Method"
+    ) as told:
         call(["run", "mine.py:Mine", "--data", "digits"])
     assert "\n" not in str(told.value)
     assert not Path("runs").exists()

@@ -1,4 +1,5 @@
-"""The wire format: values come out bit for bit as they went in, and what is not a payload is refused."""
+"""The wire format: values come out bit for bit as they went in, and what is not a payload is
+refused."""
 
 import json
 import math
@@ -78,14 +79,17 @@ class Positive:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two payloads are equal in type and in every bit (a float NaN has one bit pattern here)."""
+    """Whether two payloads are equal in type and in every bit (a float NaN has one bit pattern
+    here)."""
     if isinstance(a, Tensor):
         bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
     if isinstance(a, Weights):
         return same(vars(a), vars(b))
     if isinstance(a, float):
-        return type(b) is float and ((a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b))
+        return type(b) is float and (
+            (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
+        )
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if hasattr(a, "_fields") or isinstance(a, (list, tuple)):
@@ -102,7 +106,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     n = math.prod(shape)
     if dtype == torch.bool:
-        return torch.tensor(draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=dtype).reshape(shape)
+        return torch.tensor(
+            draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=dtype
+        ).reshape(shape)
     width = n * torch.empty(0, dtype=dtype).element_size()
     data = draw(st.binary(min_size=width, max_size=width))
     if not data:
@@ -130,7 +136,9 @@ everything = st.builds(
     by_name=st.dictionaries(st.text(), pairs, max_size=2),
     by_number=st.dictionaries(st.integers(), st.lists(st.booleans(), max_size=2), max_size=2),
     nested=st.lists(
-        st.lists(st.lists(st.dictionaries(st.text(), st.integers(), max_size=2), max_size=2), max_size=2).map(tuple),
+        st.lists(
+            st.lists(st.dictionaries(st.text(), st.integers(), max_size=2), max_size=2), max_size=2
+        ).map(tuple),
         max_size=2,
     ),
 )
@@ -201,7 +209,13 @@ def test_every_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> No
 
 def test_views_and_tensors_with_gradients_travel_as_their_values() -> None:
     base = torch.arange(12.0).reshape(3, 4)
-    for value in (base.T, base[:, 1], base[::2], base.expand(2, 3, 4), base.clone().requires_grad_()):
+    for value in (
+        base.T,
+        base[:, 1],
+        base[::2],
+        base.expand(2, 3, 4),
+        base.clone().requires_grad_(),
+    ):
         got = decode(encode(value), Tensor)
         assert torch.equal(got, value)
         assert not got.requires_grad
@@ -227,8 +241,11 @@ def test_size_counts_content_only() -> None:
     assert size(Pair(torch.zeros(3, dtype=torch.int16), 2.0)) == 6 + 8
     assert size([model, None, {"ab": 1, "c": True}]) == 72 + (2 + 8) + (1 + 1)
     assert size({3: torch.empty(0)}) == 8
-    # number, real, switch, text, tensor, weights, pair, either, many, fixed, any_length, by_name, by_number, nested
-    assert size(example()) == sum((8, 8, 1, 3, 8, 12 + 4 + 8, 4 + 8, 1 + 9, 1, 8 + 1, 16, 1 + 1 + 8, 8 + 1, 1 + 8))
+    # number, real, switch, text, tensor, weights, pair, either, many, fixed, any_length, by_name,
+    # by_number, nested
+    assert size(example()) == sum(
+        (8, 8, 1, 3, 8, 12 + 4 + 8, 4 + 8, 1 + 9, 1, 8 + 1, 16, 1 + 1 + 8, 8 + 1, 1 + 8)
+    )
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
@@ -252,7 +269,9 @@ def test_the_safetensors_library_reads_it() -> None:
     value = [torch.arange(3.0), torch.tensor(True), torch.empty(0, 2, dtype=torch.float16)]
     loaded = safetensors.torch.load(encode(value))
     assert same([loaded[str(i)] for i in range(3)], value)
-    assert json.loads(parts(encode(value))[0]["__metadata__"]["tree"]) == [{"tensor": i} for i in range(3)]
+    assert json.loads(parts(encode(value))[0]["__metadata__"]["tree"]) == [
+        {"tensor": i} for i in range(3)
+    ]
 
 
 def test_a_resnet18_is_44_73_megabytes() -> None:
@@ -281,7 +300,9 @@ def test_noise_is_refused(noise: bytes, with_length: bool) -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -299,7 +320,8 @@ def test_changed_bytes_give_a_value_or_a_wire_error(data: st.DataObject) -> None
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_a_changed_tree_gives_a_value_or_a_wire_error(data: st.DataObject) -> None:
-    """Any node of the tree replaced by any JSON, or by something that looks like another kind of node."""
+    """Any node of the tree replaced by any JSON, or by something that looks like another kind of
+    node."""
     kinds = st.sampled_from(["tensor", "float", "dict", "record", "fields"])
 
     def change(node: Any) -> Any:
@@ -420,8 +442,12 @@ def test_a_huge_header_is_refused_without_memory_for_it(length: int) -> None:
 
 def test_files_of_others_are_refused() -> None:
     plain = safetensors.torch.save({"0": torch.ones(1)})
-    other = safetensors.torch.save({"0": torch.ones(1)}, {"format": "ekiden-0", "tree": '{"tensor":0}'})
-    mine = safetensors.torch.save({"0": torch.ones(1)}, {"format": wire.FORMAT, "tree": '{"tensor":0}'})
+    other = safetensors.torch.save(
+        {"0": torch.ones(1)}, {"format": "ekiden-0", "tree": '{"tensor":0}'}
+    )
+    mine = safetensors.torch.save(
+        {"0": torch.ones(1)}, {"format": wire.FORMAT, "tree": '{"tensor":0}'}
+    )
     assert torch.equal(decode(mine, Tensor), torch.ones(1))
     for data in (plain, other, b"", b"\x80\x04N.", b"PK\x03\x04"):
         with pytest.raises(WireError):
@@ -431,7 +457,16 @@ def test_files_of_others_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {1, 2}, b"bytes", 1j, [lambda: 0], {(1, 2): 3}, torch.ones(1, dtype=torch.complex64)]
+    "value",
+    [
+        object(),
+        {1, 2},
+        b"bytes",
+        1j,
+        [lambda: 0],
+        {(1, 2): 3},
+        torch.ones(1, dtype=torch.complex64),
+    ],
 )
 def test_what_is_no_payload_does_not_travel(value: Any) -> None:
     with pytest.raises(WireError, match="cannot travel"):
@@ -440,7 +475,12 @@ def test_what_is_no_payload_does_not_travel(value: Any) -> None:
 
 def test_states_travel_with_their_refs() -> None:
     model = Weights(torch.arange(3.0), torch.empty(0), torch.empty(0, dtype=torch.int64))
-    for state in (State(), State(2, None), State(3, Ref("a", "k"), (model, Ref("b", "k"))), State(4, model)):
+    for state in (
+        State(),
+        State(2, None),
+        State(3, Ref("a", "k"), (model, Ref("b", "k"))),
+        State(4, model),
+    ):
         got, marks = decode(encode((state, Marks(1, 2, 3))), tuple[State, Marks])
         assert same(got, state)
         assert marks == Marks(1, 2, 3)
@@ -490,19 +530,30 @@ def _lies_well(tensor: Tensor) -> bool:
 
 def test_what_travelled_and_what_did_not_lie_alike_in_memory() -> None:
     flat = torch.arange(40.0)
-    payload = (Weights(flat[1:13], flat[16:], torch.zeros(1, dtype=torch.int64)), flat[:12].view(3, 4).T)
+    payload = (
+        Weights(flat[1:13], flat[16:], torch.zeros(1, dtype=torch.int64)),
+        flat[:12].view(3, 4).T,
+    )
     kind = tuple[Weights, Tensor]
     assert not _lies_well(payload[0].params)
     there, here = wire.decode(wire.encode(payload), kind), wire.placed(payload)
     for value in (there, here):
         tensors = [leaf for leaf in wire.leaves(value) if isinstance(leaf, Tensor)]
         assert all(map(_lies_well, tensors))
-        assert all(map(torch.equal, tensors, [leaf for leaf in wire.leaves(payload) if isinstance(leaf, Tensor)]))
+        assert all(
+            map(
+                torch.equal,
+                tensors,
+                [leaf for leaf in wire.leaves(payload) if isinstance(leaf, Tensor)],
+            )
+        )
     assert wire.placed(here) is here
 
 
 @pytest.mark.parametrize("name", ["a", "ab", "abcdefgh"])
 def test_what_is_read_lies_well_whatever_stands_before_it(name: str) -> None:
     for n in range(1, 20):
-        found = wire.decode(wire.encode({name: torch.ones(n), "more": torch.ones(3)}), dict[str, Tensor])
+        found = wire.decode(
+            wire.encode({name: torch.ones(n), "more": torch.ones(3)}), dict[str, Tensor]
+        )
         assert all(map(_lies_well, found.values()))

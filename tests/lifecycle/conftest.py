@@ -5,7 +5,15 @@ import pytest
 from tests.lifecycle.kinds import KINDS
 
 ONLY = {
-    "test_far_it_is_trained_and_verified": ("table", "labels", "text", "signals", "png", "segmentation", "language"),
+    "test_far_it_is_trained_and_verified": (
+        "table",
+        "labels",
+        "text",
+        "signals",
+        "png",
+        "segmentation",
+        "language",
+    ),
     "test_here_it_goes_on_after_a_kill": ("table", "segmentation"),
     "test_far_it_goes_on_after_a_kill": ("signals",),
     "test_far_a_changed_folder_is_not_verified": ("png",),
@@ -25,7 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             given = item.callspec.params
             place, where, to = str(given["place"]), given.get("where", "here"), given.get("to")
             kind = KINDS[place]
-            refusal = given["method"] in kind.refused and item.originalname == "test_here_it_is_trained_and_measured"
+            refusal = (
+                given["method"] in kind.refused
+                and item.originalname == "test_here_it_is_trained_and_measured"
+            )
             wanted = (where, to) == (kind.export if to else ("here", None))
             known = place in ONLY.get(item.originalname, KINDS)
             if not (refusal or (given["method"] == kind.method and wanted and known)):

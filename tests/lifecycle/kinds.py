@@ -34,10 +34,12 @@ class Kind:
         agreed: whether silos agree on the scaling before they start.
         metric: the headline metric.
         refused: what methods say that cannot train on such data, by method.
-        columns: flags of `ekiden evaluate` that say what is in a file, which silos do not tell the coordinator.
+        columns: flags of `ekiden evaluate` that say what is in a file, which silos do not tell the
+            coordinator.
         before: writes what all silos need next to their data, to the folder of the files.
         method: the method of its fast tests; with all others the tests are slow.
-        export: where its fast test of predictions gets the run from, and what they are compared with.
+        export: where its fast test of predictions gets the run from, and what they are compared
+            with.
     """
 
     write: Callable[[Path, Generator], None]
@@ -71,7 +73,10 @@ class Kind:
         words: list[str] = []
         for name, value in self.options.items():
             values = value if isinstance(value, list) else [value]
-            words += [f"--{name.replace('_', '-')}", *(str(v).replace("{root}", str(root)) for v in values)]
+            words += [
+                f"--{name.replace('_', '-')}",
+                *(str(v).replace("{root}", str(root)) for v in values),
+            ]
         return words
 
     def toml(self, path: Path, more: Mapping[str, Any]) -> str:
@@ -82,7 +87,10 @@ class Kind:
 
 
 def _csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    lines = [
+        ",".join(columns),
+        *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
+    ]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -130,14 +138,19 @@ def labels(path: Path, draw: Generator) -> None:
     """Several labels a row."""
     rows = patients(path, draw)
     risk = rows.pop("risk")
-    _csv(path, rows | {"cough": [int(r > 0.6) for r in risk], "fever": [int(r < 0.2) for r in risk]})
+    _csv(
+        path, rows | {"cough": [int(r > 0.6) for r in risk], "fever": [int(r < 0.2) for r in risk]}
+    )
 
 
 def text(path: Path, draw: Generator) -> None:
     """Texts with a mood."""
     words = {"good": ["fine", "happy", "love"], "bad": ["dull", "sad", "hate"]}
     moods = draw.choice(list(words), ROWS)
-    said = [" ".join(["a film", *draw.choice(words[mood], 2), *["again"] * int(draw.integers(4))]) for mood in moods]
+    said = [
+        " ".join(["a film", *draw.choice(words[mood], 2), *["again"] * int(draw.integers(4))])
+        for mood in moods
+    ]
     _csv(path, {"text": said, "mood": moods.tolist()})
 
 
@@ -159,7 +172,9 @@ def embeddings(path: Path, draw: Generator) -> None:
     """A column of vectors."""
     y = draw.integers(0, 3, ROWS)
     x = draw.normal(0, 1, (ROWS, 6)) + 3 * np.eye(6)[y]
-    pq.write_table(pa.table({"vector": x.round(4).tolist(), "kind": [f"kind {k}" for k in y]}), path)
+    pq.write_table(
+        pa.table({"vector": x.round(4).tolist(), "kind": [f"kind {k}" for k in y]}), path
+    )
 
 
 def segmentation(path: Path, draw: Generator) -> None:
@@ -191,7 +206,9 @@ def png(path: Path, draw: Generator) -> None:
     """Pictures of several sizes and modes, in class folders."""
     for number, (name, pixels) in enumerate(_digits(draw)):
         (path / name).mkdir(parents=True, exist_ok=True)
-        picture = Image.fromarray((255 * pixels).astype(np.uint8)).convert(("L", "RGB", "P")[number % 3])
+        picture = Image.fromarray((255 * pixels).astype(np.uint8)).convert(
+            ("L", "RGB", "P")[number % 3]
+        )
         picture.save(path / name / f"{number:02}.png")
 
 
@@ -305,7 +322,12 @@ KINDS: dict[str, Kind] = {
     "language": Kind(
         language,
         ".csv",
-        {"text_column": "text", "task": "language-modelling", "text_length": 12, "tokenizer": "{root}/pretrained/gpt"},
+        {
+            "text_column": "text",
+            "task": "language-modelling",
+            "text_length": 12,
+            "tokenizer": "{root}/pretrained/gpt",
+        },
         model="hf:{root}/pretrained/gpt",
         metric="perplexity",
         columns=["--column", "text"],

@@ -54,7 +54,9 @@ class Silos:
             ",".join(SILOS),
             patience=20.0,
         )
-        return session.run(plan, nodes or self.nodes(), folder, self.public, lambda line: None, poll=0)
+        return session.run(
+            plan, nodes or self.nodes(), folder, self.public, lambda line: None, poll=0
+        )
 
 
 def silos(kind: Kind, root: Path, link: Callable[[str], str] = lambda name: "") -> Silos:
@@ -98,7 +100,8 @@ def ekiden(*args: str | Path) -> str:
 
 
 def refused(do: Callable[[], object]) -> str:
-    """Return the line with which something is refused; the test fails if it is not, or in any other way."""
+    """Return the line with which something is refused; the test fails if it is not, or in any other
+    way."""
     with pytest.raises(UserError) as caught:
         do()
     assert "\n" not in str(caught.value)
@@ -109,4 +112,6 @@ def _write(kind: Kind, root: Path, more: Mapping[str, str], link: Callable[[str]
     for name in SILOS:
         data = kind.toml(root / f"{name}{kind.suffix}", more)
         reach = f'[link]\nkey = "{name}.key"\npeers = "peers"\n{link(name)}'
-        (root / f"{name}.toml").write_text(f'name = "{name}"\n{data}[hardware]\nthreads = 1\n{reach}')
+        (root / f"{name}.toml").write_text(
+            f'name = "{name}"\n{data}[hardware]\nthreads = 1\n{reach}'
+        )

@@ -1,4 +1,5 @@
-"""Each kind of data goes through its whole life: trained, killed, resumed, measured, shown, predicted with, exported.
+"""Each kind of data goes through its whole life: trained, killed, resumed, measured, shown,
+predicted with, exported.
 
 In one process, and over silos that answer in this process. `test_on_flower.py` has real silos.
 """
@@ -30,7 +31,9 @@ from tests.lifecycle.silos import TRAINING, Silos, ekiden, refused, silos
 for extra in ("cryptography", "onnxruntime", "pydicom", "nibabel", "transformers", "jinja2"):
     pytest.importorskip(extra)
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*have several pages, frames or slices:ekiden.base.errors.DataWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*have several pages, frames or slices:ekiden.base.errors.DataWarning"
+)
 METHODS: dict[str, Method] = {
     "fedseq": FedSeq(epochs=4),
     "fedavg": FedAvg(rounds=2, epochs=2),
@@ -46,7 +49,8 @@ RESULTS = ("model.safetensors", "metrics.jsonl", "ledger.jsonl")
 
 @dataclass
 class Place:
-    """What was made of a kind of data so far: its silos, and a finished run of each method, here and over the silos."""
+    """What was made of a kind of data so far: its silos, and a finished run of each method, here
+    and over the silos."""
 
     name: str
     root: Path
@@ -85,9 +89,21 @@ class Place:
         self._run(method)
 
     def _run(self, method: str) -> Path:
-        flags = [*self.kind.flags(self.silos.root), "--model", self.kind.network(self.silos.root), *FLAGS[method]]
+        flags = [
+            *self.kind.flags(self.silos.root),
+            "--model",
+            self.kind.network(self.silos.root),
+            *FLAGS[method],
+        ]
         out = self.root / f"{method}-here"
-        training = ("--lr", str(TRAINING.lr), "--batch-size", str(TRAINING.batch_size), "--threads", "1")
+        training = (
+            "--lr",
+            str(TRAINING.lr),
+            "--batch-size",
+            str(TRAINING.batch_size),
+            "--threads",
+            "1",
+        )
         ekiden("run", method, "--silos", *self.silos.paths, *flags, *training, "--out", out)
         (folder,) = out.iterdir()
         return folder
@@ -96,7 +112,9 @@ class Place:
         if name not in self._runs:
             try:
                 self._runs[name] = make()
-            except Exception as error:  # so that a fault shows in each test of the kind, and costs its time once
+            except (
+                Exception
+            ) as error:  # so that a fault shows in each test of the kind, and costs its time once
                 self._runs[name] = repr(error)
         found = self._runs[name]
         assert isinstance(found, Path), found
@@ -104,13 +122,16 @@ class Place:
 
 
 def group(kind: str) -> pytest.MarkDecorator:
-    """One process makes all runs on a kind of data, and one all exports; see `tests/serving/test_exporting.py`."""
+    """One process makes all runs on a kind of data, and one all exports; see
+    `tests/serving/test_exporting.py`."""
     exported = kind in ONLY["test_it_predicts_as_its_export_does"]
     return pytest.mark.xdist_group("export" if exported else f"kind-{kind}")
 
 
 @pytest.fixture(scope="module", params=[pytest.param(k, marks=group(k)) for k in KINDS])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
     root = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
@@ -121,7 +142,8 @@ each_method = pytest.mark.parametrize("method", METHODS)
 
 
 def can(place: Place, method: str) -> bool:
-    """Whether the method takes such data; otherwise it refuses them in one line and writes nothing, here and far."""
+    """Whether the method takes such data; otherwise it refuses them in one line and writes nothing,
+    here and far."""
     wanted = place.kind.refused.get(method)
     if wanted is None:
         return True
@@ -150,7 +172,10 @@ def test_here_it_learns(place: Place, method: str) -> None:
     """The loss is below that of guessing."""
     if method in place.kind.refused:
         return
-    config, last = read_config(place.run(method)), read_lines(place.run(method) / "metrics.jsonl")[-1]
+    config, last = (
+        read_config(place.run(method)),
+        read_lines(place.run(method) / "metrics.jsonl")[-1],
+    )
     task = library.load_model(place.run(method)).task
     assert last["loss"] < task.guess(task.outputs(config["classes"])), last
 
@@ -219,8 +244,11 @@ def test_it_is_reported(place: Place, method: str, where: str, tmp_path: Path) -
 @each_method
 @pytest.mark.parametrize("to", ["python", "onnx", "pt2", "hf"])
 @pytest.mark.parametrize("where", ["here", "far"])
-def test_it_predicts_as_its_export_does(place: Place, method: str, where: str, to: str, tmp_path: Path) -> None:
-    """On the raw data of a silo: `ekiden predict`, and the model in Python or its file, as other software opens it."""
+def test_it_predicts_as_its_export_does(
+    place: Place, method: str, where: str, to: str, tmp_path: Path
+) -> None:
+    """On the raw data of a silo: `ekiden predict`, and the model in Python or its file, as other
+    software opens it."""
     run = ended(place, method, where)
     if run is None:
         return
@@ -234,13 +262,19 @@ def test_it_predicts_as_its_export_does(place: Place, method: str, where: str, t
     file = tmp_path / f"model.{to}"
     if to != "python":
         said = ekiden("export", run, "--to", to, "-o", file)
-        assert f"the run's outputs on {TEST} test " in said if where == "here" else "on 64 made-up samples" in said
+        assert (
+            f"the run's outputs on {TEST} test " in said
+            if where == "here"
+            else "on 64 made-up samples" in said
+        )
     outputs = exported(file, to, run, data, *column[1:])
     task = read_config(run).get("task", {}).get("kind", "classification")
     if task in ("regression", "survival"):
         np.testing.assert_allclose(outputs[:, 0], found.prediction, rtol=1e-5, atol=1e-6)
     elif task == "segmentation":
-        shares = np.stack([(outputs.argmax(1) == k).mean((1, 2)) for k in range(outputs.shape[1])], 1)
+        shares = np.stack(
+            [(outputs.argmax(1) == k).mean((1, 2)) for k in range(outputs.shape[1])], 1
+        )
         np.testing.assert_allclose(shares, found.filter(like="share_"), atol=1e-2)
     elif task == "language-modelling":
         assert outputs.shape[:1] == (ROWS,)
@@ -263,8 +297,14 @@ def exported(file: Path, to: str, run: Path, data: Path, column: str = "") -> An
             outputs = model(rows).detach()
             numbers = model.task.kind == "regression"  # the module returns standardised numbers
             return (model.task.answers(outputs, full=True) if numbers else outputs).numpy()
-        codes = [[1 + k.index(v) if v in k else 0 for v in texts[n]] for n, k in zip(texts, known, strict=True)]
-        inputs = [torch.tensor(rows[list(model.inputs.numeric)].to_numpy(np.float64)), torch.tensor(codes).T]
+        codes = [
+            [1 + k.index(v) if v in k else 0 for v in texts[n]]
+            for n, k in zip(texts, known, strict=True)
+        ]
+        inputs = [
+            torch.tensor(rows[list(model.inputs.numeric)].to_numpy(np.float64)),
+            torch.tensor(codes).T,
+        ]
     else:
         reader = SampleReader(model.inputs, model.shape, column)
         inputs = [torch.cat([batch.x for batch in reader.read(reader.found([data]))])]

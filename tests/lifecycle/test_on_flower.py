@@ -1,4 +1,5 @@
-"""Each kind of data once through its whole life on a real SuperLink and real SuperNodes, each command once."""
+"""Each kind of data once through its whole life on a real SuperLink and real SuperNodes, each
+command once."""
 
 import os
 import signal
@@ -15,7 +16,12 @@ from tests.lifecycle.kinds import KINDS
 from tests.lifecycle.silos import TRAINING, ekiden, silos
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
-pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower"), life.pytestmark]
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("flower"),
+    life.pytestmark,
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +48,8 @@ def kill_coordinator(federation: Federation) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Path) -> None:
-    """Trained, its coordinator killed, resumed with the bits of silos in one process, verified, and used."""
+    """Trained, its coordinator killed, resumed with the bits of silos in one process, verified, and
+    used."""
     method, root = KINDS[name].method, federation.folder
     for silo in NAMES:  # kinds share columns, whose sums may not differ in a few values
         (root / f"{silo}-silo" / "told.jsonl").unlink(missing_ok=True)
@@ -50,10 +57,37 @@ def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Pat
     place.silos.run(life.FAR[method], tmp_path / "here")
 
     out = root / name
-    command = [str(BIN / "ekiden"), "run", method, "--on", "flower", "--link", federation.link, "--certificate"]
-    command += ["ca.crt", "--keys", "keys", "--clients", ",".join(NAMES), "--model", place.kind.network(root)]
-    command += ["--lr", str(TRAINING.lr), "--batch-size", str(TRAINING.batch_size), "--out", str(out)]
-    federation.start("run", [*command, *(["--width", str(life.WIDTH)] if method == "fedgram" else life.FLAGS[method])])
+    command = [
+        str(BIN / "ekiden"),
+        "run",
+        method,
+        "--on",
+        "flower",
+        "--link",
+        federation.link,
+        "--certificate",
+    ]
+    command += [
+        "ca.crt",
+        "--keys",
+        "keys",
+        "--clients",
+        ",".join(NAMES),
+        "--model",
+        place.kind.network(root),
+    ]
+    command += [
+        "--lr",
+        str(TRAINING.lr),
+        "--batch-size",
+        str(TRAINING.batch_size),
+        "--out",
+        str(out),
+    ]
+    federation.start(
+        "run",
+        [*command, *(["--width", str(life.WIDTH)] if method == "fedgram" else life.FLAGS[method])],
+    )
     run = out / f"{method}-flower-seed0"
     wait_for(run / "times.jsonl", '"step":1', 300)
     kill_coordinator(federation)

@@ -34,7 +34,9 @@ def models(count: int) -> list[Weights]:
         w = Network(TwoLayers()).weights()
         found.append(
             Weights(
-                torch.randn(w.params.shape, generator=draw), torch.rand(w.buffers.shape, generator=draw), w.counters
+                torch.randn(w.params.shape, generator=draw),
+                torch.rand(w.buffers.shape, generator=draw),
+                w.counters,
             )
         )
     return found
@@ -46,7 +48,9 @@ def trained(model: Weights, n: int | None = None) -> Trained:
 
 def semidefinite(size: int, seed: int, rank: int | None = None) -> Tensor:
     """A random symmetric matrix with eigenvalues of 0 or more, as float32 holds it."""
-    x = torch.randn(size, size if rank is None else rank, generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(
+        size, size if rank is None else rank, generator=torch.Generator().manual_seed(seed)
+    )
     return (x @ x.T).double()
 
 

@@ -29,7 +29,9 @@ class Problem(NamedTuple):
 def digits(number: int = 300) -> tuple[Tensor, Tensor]:
     """Pixels (n, 8, 8) from 0 to 1, and the digits (n,)."""
     bunch = load_digits()
-    return torch.tensor(bunch.images[:number] / 16, dtype=torch.float32), torch.tensor(bunch.target[:number])
+    return torch.tensor(bunch.images[:number] / 16, dtype=torch.float32), torch.tensor(
+        bunch.target[:number]
+    )
 
 
 def divided(x: Tensor, y: Tensor, task: str | None = None) -> FederatedData:
@@ -38,7 +40,9 @@ def divided(x: Tensor, y: Tensor, task: str | None = None) -> FederatedData:
     train, test = rows[rows % 3 > 0], rows[rows % 3 == 0]
     silos = [(x[part], y[part]) for part in (train[k::4] for k in range(4))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # dark pixels at the edge look like marks of missing values
+        warnings.simplefilter(
+            "ignore", DataWarning
+        )  # dark pixels at the edge look like marks of missing values
         return federate(silos, (x[test], y[test]), val_fraction=0.2, task=task)
 
 
@@ -91,7 +95,8 @@ def survival() -> Problem:
     bunch = load_diabetes()
     x, y = (torch.tensor(part, dtype=torch.float32) for part in (bunch.data, bunch.target))
     return Problem(
-        divided(x / x.std(0), torch.stack([400 - y, (y > 80).float()], 1), "survival"), lambda: vectors(10, 1)
+        divided(x / x.std(0), torch.stack([400 - y, (y > 80).float()], 1), "survival"),
+        lambda: vectors(10, 1),
     )
 
 
@@ -101,7 +106,9 @@ def segmentation() -> Problem:
     blurred = nn.functional.avg_pool2d(x[:, None], 3, stride=1, padding=1)
 
     def network() -> nn.Module:
-        return SplitNetwork(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), nn.Conv2d(8, 2, 1))
+        return SplitNetwork(
+            nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), nn.Conv2d(8, 2, 1)
+        )
 
     return Problem(divided(blurred, (x > 0.5).long()), network)
 
@@ -115,7 +122,8 @@ def language() -> Problem:
     letters = torch.tensor([known.index(letter) + 1 for letter in text])  # 0 fills up
     windows = letters.unfold(0, WINDOW, WINDOW // 2)
     return Problem(
-        divided(windows, windows), lambda: SplitNetwork(Causal(len(known) + 1), nn.Linear(32, len(known) + 1))
+        divided(windows, windows),
+        lambda: SplitNetwork(Causal(len(known) + 1), nn.Linear(32, len(known) + 1)),
     )
 
 

@@ -1,4 +1,5 @@
-"""Methods of many rounds over clients whose gradients are known, so that runs can be worked out by hand."""
+"""Methods of many rounds over clients whose gradients are known, so that runs can be worked out by
+hand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,17 +21,22 @@ from ekiden.training.weights import Weights
 def weights(*values: float) -> Weights:
     """A model of these parameters in float64 and no buffers."""
     empty = torch.empty(0)
-    return Weights(torch.tensor(values, dtype=torch.float64), empty, torch.empty(0, dtype=torch.int64))
+    return Weights(
+        torch.tensor(values, dtype=torch.float64), empty, torch.empty(0, dtype=torch.int64)
+    )
 
 
 @dataclass
 class Toy:
-    """Stands for a client: `epochs` full-batch steps of SGD on a loss with this gradient, `speed` steps an epoch."""
+    """Stands for a client: `epochs` full-batch steps of SGD on a loss with this gradient, `speed`
+    steps an epoch."""
 
     gradient: Callable[[Tensor], Tensor]
     n: int = 1
     speed: int = 1
-    training: Training = field(default_factory=lambda: Training(optimizer="sgd", lr=0.1, weight_decay=0.0))
+    training: Training = field(
+        default_factory=lambda: Training(optimizer="sgd", lr=0.1, weight_decay=0.0)
+    )
     state: Any = None
     trainings: list[Training] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
@@ -95,7 +101,9 @@ class Table(Transport):
     def submit(self, request: Request) -> None:
         toy = self.toys[request.client]
         args = resolve(request.args, self.value)
-        self.values[Ref(request.client, request.key)] = task_of(self.method, request.task)(toy, *args)
+        self.values[Ref(request.client, request.key)] = task_of(self.method, request.task)(
+            toy, *args
+        )
 
     def value(self, ref: Ref[Any]) -> Any:
         return self.initial if ref == INITIAL else self.values[ref]
@@ -105,7 +113,11 @@ class Table(Transport):
 
 
 def play(
-    method: Method, toys: Sequence[Toy], start: float = 0.0, seed: int = 0, ledger: list[Transfer] | None = None
+    method: Method,
+    toys: Sequence[Toy],
+    start: float = 0.0,
+    seed: int = 0,
+    ledger: list[Transfer] | None = None,
 ) -> Iterator[State]:
     """Run `method` over `toys` from w = `start`; yields the states, models at the server."""
     named = {f"client-{i}": toy for i, toy in enumerate(toys)}

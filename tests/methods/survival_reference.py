@@ -23,10 +23,19 @@ def cohort(n: int = 200) -> dict[str, Any]:
     r = np.random.default_rng(7)
     age, bmi = r.normal(60, 12, n).round(1), r.normal(27, 4, n).round(2)
     sex, stage = r.choice(["f", "m"], n), r.choice(["I", "II", "III"], n, p=[0.5, 0.3, 0.2])
-    risk = 0.03 * (age - 60) + 0.4 * (sex == "m") + 0.9 * (stage == "III") - 0.5 * (np.arange(n) < CUT)
+    risk = (
+        0.03 * (age - 60) + 0.4 * (sex == "m") + 0.9 * (stage == "III") - 0.5 * (np.arange(n) < CUT)
+    )
     due, last = r.exponential(400 * np.exp(-risk)), r.uniform(30, 900, n)
     days = (np.ceil(np.minimum(due, last) / 20) * 20).astype(float)
-    return {"age": age, "bmi": bmi, "sex": sex, "stage": stage, "days": days, "died": (due <= last).astype(float)}
+    return {
+        "age": age,
+        "bmi": bmi,
+        "sex": sex,
+        "stage": stage,
+        "days": days,
+        "died": (due <= last).astype(float),
+    }
 
 
 HAZARD = (0.2, 0.4, 0.6, 1.1)
@@ -71,13 +80,19 @@ def _reference() -> dict[str, Any]:
             "low": km.confidence_interval_.to_numpy()[1:, 0].tolist(),
             "high": km.confidence_interval_.to_numpy()[1:, 1].tolist(),
             "quartiles": [
-                [km.percentile(left), *qth_survival_times(left, km.confidence_interval_).to_numpy()[0].tolist()]
+                [
+                    km.percentile(left),
+                    *qth_survival_times(left, km.confidence_interval_).to_numpy()[0].tolist(),
+                ]
                 for left in (0.75, 0.5, 0.25)
             ],
         }
     patients, times = x.iloc[SHOWN], list(TIMES)
     whole = CoxPHFitter().fit(
-        x.assign(days=table["days"], died=table["died"]), "days", "died", fit_options={"precision": 1e-12}
+        x.assign(days=table["days"], died=table["died"]),
+        "days",
+        "died",
+        fit_options={"precision": 1e-12},
     )
     shares = {"one silo": whole.predict_survival_function(patients, times=times)}
     for k, name in enumerate("ab"):

@@ -1,4 +1,5 @@
-"""Every one-shot aggregator on clients that are hard to aggregate: a defined result, or one clear error."""
+"""Every one-shot aggregator on clients that are hard to aggregate: a defined result, or one clear
+error."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,18 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.data import federate
 from ekiden.engine.method import Method
-from ekiden.methods import DENSE, Average, Ensemble, FedFisher, FedLPA, FedOV, FisherMerging, MAEcho, OTFusion, RegMean
+from ekiden.methods import (
+    DENSE,
+    Average,
+    Ensemble,
+    FedFisher,
+    FedLPA,
+    FedOV,
+    FisherMerging,
+    MAEcho,
+    OTFusion,
+    RegMean,
+)
 from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.blocks.ensemble import copies, join
 from ekiden.methods.one_shot.ma_echo import Contribution
@@ -23,14 +35,25 @@ METHODS: list[Method] = [
     Average(epochs=2, weighting="samples", running_variances="mixture"),
     Average(epochs=2, combine_heads="class-wise", init="different"),
     Average(epochs=2, combine_heads="class-counts"),
-    *(Ensemble(epochs=2, rule=rule) for rule in ("logits", "probabilities", "majority", "class-wise", "counts")),
+    *(
+        Ensemble(epochs=2, rule=rule)
+        for rule in ("logits", "probabilities", "majority", "class-wise", "counts")
+    ),
     OTFusion(epochs=2, combine_heads="class-wise"),
     OTFusion(epochs=2, alignment="activations", normalise=False, squared=True),
     OTFusion(epochs=2, sinkhorn=0.1),
     MAEcho(epochs=2, iterations=5),
     MAEcho(epochs=2, iterations=5, normalise=True, init="different", align=True, ranks="1"),
     MAEcho(epochs=2, iterations=5, weighting="qp", projector="closed", decentralised=True),
-    MAEcho(epochs=2, iterations=5, form="paper", step=0.5, weighting="qp", normalise=True, origin="first"),
+    MAEcho(
+        epochs=2,
+        iterations=5,
+        form="paper",
+        step=0.5,
+        weighting="qp",
+        normalise=True,
+        origin="first",
+    ),
     FisherMerging(epochs=2),
     FisherMerging(epochs=2, normalise=True, fisher="given", weighting="uniform"),
     RegMean(epochs=2),
@@ -79,16 +102,23 @@ FAST = {
     "inputs all zero": plain,
     "huge inputs": normed,
 }
-"""cases, and the network with which they are fast; Sinkhorn's iteration, which takes a second, in one of them"""
+"""cases, and the network with which they are fast; Sinkhorn's iteration, which takes a second, in
+one of them"""
 
 
 def fast(case: str, method: Method, make: Callable[[], nn.Module]) -> bool:
-    return FAST.get(case) is make and (getattr(method, "sinkhorn", 0) == 0 or case == "inputs all zero")
+    return FAST.get(case) is make and (
+        getattr(method, "sinkhorn", 0) == 0 or case == "inputs all zero"
+    )
 
 
 def named(method: Method) -> str:
     usual = vars(type(method)())
-    chosen = [f"{k}={v}" for k, v in vars(method).items() if v != usual[k] and k not in ("epochs", "iterations")]
+    chosen = [
+        f"{k}={v}"
+        for k, v in vars(method).items()
+        if v != usual[k] and k not in ("epochs", "iterations")
+    ]
     return " ".join([method.title(), *chosen])
 
 
@@ -112,7 +142,10 @@ def named(method: Method) -> str:
 )
 def test_a_defined_result(case: str, method: Method, make: Callable[[], nn.Module]) -> None:
     data = federate(CASES[case], test=TEST, val_fraction=0)
-    settings: dict[str, Any] = {"training": Training(lr=0.01, batch_size=8), "hardware": Hardware(threads=1)}
+    settings: dict[str, Any] = {
+        "training": Training(lr=0.01, batch_size=8),
+        "hardware": Hardware(threads=1),
+    }
     result = run(method, data, make, evaluate_every=10**9, **settings)
     models = [result.weights] if result.weights is not None else result.personal
     assert models
@@ -154,7 +187,9 @@ def test_models_of_different_shape_are_refused_in_one_line() -> None:
         lambda: Average().aggregate([Trained(m, counts) for m in models], a.layout),
         lambda: join(plain(), models, "logits", torch.ones(2, 4)),
         lambda: align(models[1], models[0], b.layout, a.layout, matching),
-        lambda: MAEcho().aggregate([Contribution(m, [torch.eye(4)], counts > 1) for m in models], a.layout),
+        lambda: MAEcho().aggregate(
+            [Contribution(m, [torch.eye(4)], counts > 1) for m in models], a.layout
+        ),
         lambda: copies(plain(), models),  # FedOV and DENSE
     ]
     for attempt in wrong:

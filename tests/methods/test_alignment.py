@@ -1,4 +1,5 @@
-"""GLAM in FedSeq and FedELMY: switched off it changes nothing; switched on it is the loss of SPFL's chain."""
+"""GLAM in FedSeq and FedELMY: switched off it changes nothing; switched on it is the loss of SPFL's
+chain."""
 
 from typing import Any
 
@@ -20,9 +21,16 @@ each = pytest.mark.parametrize(("kind", "short"), SHORT, ids=["fedseq", "fedelmy
 
 
 @pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, 0.0), (0.7, 0.3)])
-def test_one_chain_of_spfl_is_fedseq_with_the_same_loss(weights: tuple[float, float], blobs: FederatedData) -> None:
+def test_one_chain_of_spfl_is_fedseq_with_the_same_loss(
+    weights: tuple[float, float], blobs: FederatedData
+) -> None:
     glam = {"align_previous": weights[0], "align_global": weights[1]}
-    a = run(SPFL(rounds=2, epochs=2, chains=1, chain_order="fixed", **glam), blobs, Tiny, **SETTINGS)  # type: ignore[arg-type]
+    a = run(
+        SPFL(rounds=2, epochs=2, chains=1, chain_order="fixed", **glam),  # type: ignore[arg-type]
+        blobs,
+        Tiny,
+        **SETTINGS,
+    )
     b = run(FedSeq(rounds=2, epochs=2, **glam), blobs, Tiny, **SETTINGS)  # type: ignore[arg-type]
     assert same(a.weights, b.weights)
     assert [row["forward"] for row in a.metrics] == [row["forward"] for row in b.metrics]
@@ -49,7 +57,9 @@ def test_each_term_changes_the_model_and_is_paid_for(
 
 
 @each
-def test_a_run_of_one_round_sends_no_more(kind: type[Any], short: dict[str, Any], blobs: FederatedData) -> None:
+def test_a_run_of_one_round_sends_no_more(
+    kind: type[Any], short: dict[str, Any], blobs: FederatedData
+) -> None:
     result = run(kind(**short, align_previous=1.0, align_global=1.0), blobs, Tiny, **SETTINGS)
     assert result.weights is not None
     assert result.bytes == 3 * wire.size(result.weights)
@@ -87,7 +97,9 @@ def test_a_pass_whose_first_client_is_away_has_its_own_origin(
 
 
 @each
-def test_survives_a_kill(kind: type[Any], short: dict[str, Any], blobs: FederatedData, tmp_path: Any) -> None:
+def test_survives_a_kill(
+    kind: type[Any], short: dict[str, Any], blobs: FederatedData, tmp_path: Any
+) -> None:
     method = kind(rounds=2, align_previous=0.5, align_global=0.5, **short)
     whole = run(method, blobs, Tiny, **SETTINGS)
     for step in (3, 4, 6):

@@ -45,7 +45,12 @@ def test_classifier_by_class_counts() -> None:
 def test_a_class_that_nobody_has_gets_a_zero_row_and_bias() -> None:
     a, layout = linear([[1.0], [2.0]], [3.0, 4.0])
     sent = [Trained(a, torch.tensor([5, 1])), Trained(a, torch.tensor([5, 0]))]
-    assert Average(combine_heads="class-wise").aggregate(sent, layout).params.tolist() == [1.0, 0.0, 3.0, 0.0]
+    assert Average(combine_heads="class-wise").aggregate(sent, layout).params.tolist() == [
+        1.0,
+        0.0,
+        3.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize(("statistics", "variance"), [("mean", 1.0), ("mixture", 5.0)])
@@ -68,7 +73,9 @@ def test_variances_of_a_mixture_keep_their_digits_far_from_zero() -> None:
         cast(nn.BatchNorm1d, module[0]).running_var.fill_(0.01)  # type: ignore[union-attr]
         built = Network(module)
         sent.append(Trained(built.weights(), torch.tensor([7])))
-    _, variance = Average(running_variances="mixture").aggregate(sent, built.layout).buffers.tolist()
+    _, variance = (
+        Average(running_variances="mixture").aggregate(sent, built.layout).buffers.tolist()
+    )
     assert variance == pytest.approx(0.01 + 2 / 9 * 0.5**2, rel=1e-3)
 
 
@@ -84,7 +91,9 @@ def test_identical_models_average_to_themselves(head: str) -> None:
 def test_models_of_different_shape_are_refused() -> None:
     a, layout = linear([[1.0], [2.0]])
     with pytest.raises(UserError, match="different shape"):
-        Average().aggregate([Trained(a, torch.tensor([])), Trained(weights(1.0), torch.tensor([]))], layout)
+        Average().aggregate(
+            [Trained(a, torch.tensor([])), Trained(weights(1.0), torch.tensor([]))], layout
+        )
     with pytest.raises(UserError, match="do not fit"):
         class_mean([a, a], torch.ones(2, 3), layout)
 
@@ -103,7 +112,8 @@ def test_ledger_with_counts(blobs: FederatedData, head: str, kind: str) -> None:
 def test_one_client_keeps_its_model_and_inits_differ(blobs: FederatedData) -> None:
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
     same, other = (
-        run(Average(epochs=1, init=init), alone, Tiny, hardware=Hardware(threads=1)) for init in ("same", "different")
+        run(Average(epochs=1, init=init), alone, Tiny, hardware=Hardware(threads=1))
+        for init in ("same", "different")
     )
     assert same.weights is not None
     assert other.weights is not None
@@ -121,4 +131,6 @@ def test_the_client_counts_its_training_samples(blobs: FederatedData) -> None:
     client = cast(Client, Stub([1.0]))
     assert Average(epochs=1).train(client, weights(0.0)).counts.tolist() == []
     assert Average(epochs=1, weighting="samples").train(client, weights(0.0)).counts.tolist() == [7]
-    assert Average(epochs=1, combine_heads="class-wise").train(client, weights(0.0)).counts.tolist() == [4, 0, 3]
+    assert Average(epochs=1, combine_heads="class-wise").train(
+        client, weights(0.0)
+    ).counts.tolist() == [4, 0, 3]

@@ -12,5 +12,11 @@ def test_sees_every_training_sample_of_every_client_each_epoch(blobs: FederatedD
 
 
 def test_learns_what_the_clients_cannot_alone(blobs: FederatedData) -> None:
-    result = run(Centralized(epochs=30), blobs, Tiny, training=Training(lr=0.01), hardware=Hardware(threads=1))
+    result = run(
+        Centralized(epochs=30),
+        blobs,
+        Tiny,
+        training=Training(lr=0.01),
+        hardware=Hardware(threads=1),
+    )
     assert result.accuracy > 0.75

@@ -1,4 +1,5 @@
-"""Class means of inputs: exact numbers, sums that can be subtracted again, inputs moved between means."""
+"""Class means of inputs: exact numbers, sums that can be subtracted again, inputs moved between
+means."""
 
 import pytest
 import torch
@@ -43,19 +44,26 @@ def test_what_is_merged_comes_apart_again(seed: int, n: int, m: int) -> None:
 
 def test_inputs_move_from_the_mean_of_their_class_to_that_of_another() -> None:
     torch.manual_seed(0)
-    known = ClassInputs(torch.tensor([0, 30, 10]), torch.tensor([0.0, 5.0, -5.0]).view(3, 1, 1, 1).expand(3, 2, 2, 2))
+    known = ClassInputs(
+        torch.tensor([0, 30, 10]),
+        torch.tensor([0.0, 5.0, -5.0]).view(3, 1, 1, 1).expand(3, 2, 2, 2),
+    )
     own = ClassInputs(torch.tensor([4, 0, 0]), torch.full((3, 2, 2, 2), 1.0))
     x = torch.rand(400, 2, 8, 8).contiguous(memory_format=torch.channels_last)
     out = known.moved(own, x, torch.zeros(400, dtype=torch.long))
     assert out.is_contiguous(memory_format=torch.channels_last)
     change = (out - x).mean((1, 2, 3))
-    assert set(change.round().tolist()) == {4.0, -6.0}, "to a class that others hold, by as much as the means differ"
+    assert set(change.round().tolist()) == {4.0, -6.0}, (
+        "to a class that others hold, by as much as the means differ"
+    )
     assert 0.65 < float((change > 0).float().mean()) < 0.85, "drawn by the counts, 3 to 1"
 
 
 def test_other_samples_than_images_move_too() -> None:
     torch.manual_seed(0)
-    known, own = (ClassInputs(torch.tensor([1]), torch.tensor([row])) for row in ([1.0, 2.0], [0.5, 0.0]))
+    known, own = (
+        ClassInputs(torch.tensor([1]), torch.tensor([row])) for row in ([1.0, 2.0], [0.5, 0.0])
+    )
     out = known.moved(own, torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))
     assert out.tolist() == [[0.5, 2.0]] * 2
 
@@ -69,7 +77,9 @@ def test_other_samples_than_images_move_too() -> None:
         (5, (12,), 20_000, (12,)),
     ],
 )
-def test_means_are_as_fine_as_fits(classes: int, shape: tuple[int, ...], model: int, wanted: tuple[int, ...]) -> None:
+def test_means_are_as_fine_as_fits(
+    classes: int, shape: tuple[int, ...], model: int, wanted: tuple[int, ...]
+) -> None:
     found = mean_shape(classes, shape, model)
     assert found == wanted
     assert size_of_means(classes, found) <= 0.025 * model
@@ -83,13 +93,18 @@ def test_size_is_that_of_counts_and_means() -> None:
     assert size_of_means(10, (3, 7, 7)) == 8 * 10 + 4 * 10 * 147
 
 
-@pytest.mark.parametrize(("shape", "model"), [((3, 32, 32), 4_000), ((100,), 4_000), ((3, 32, 32), 100)])
+@pytest.mark.parametrize(
+    ("shape", "model"), [((3, 32, 32), 4_000), ((100,), 4_000), ((3, 32, 32), 100)]
+)
 def test_means_that_do_not_fit_are_refused(shape: tuple[int, ...], model: int) -> None:
     with pytest.raises(UserError, match="recall"):
         mean_shape(10, shape, model)
 
 
 def test_means_of_something_else_are_refused() -> None:
-    a, b = (ClassInputs(torch.ones(2, dtype=torch.int64), torch.zeros(2, *shape)) for shape in ((3,), (4,)))
+    a, b = (
+        ClassInputs(torch.ones(2, dtype=torch.int64), torch.zeros(2, *shape))
+        for shape in ((3,), (4,))
+    )
     with pytest.raises(UserError, match="other classes or inputs"):
         a.merged(b)

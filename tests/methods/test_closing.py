@@ -1,4 +1,5 @@
-"""The closing lap: ridge regression in numpy, bytes by hand, as robust as the methods, and what it refuses."""
+"""The closing lap: ridge regression in numpy, bytes by hand, as robust as the methods, and what it
+refuses."""
 
 import json
 import pickle
@@ -62,7 +63,9 @@ SHAPES = [
 
 def go(method: Method, data: FederatedData, model: Any = Tiny, **options: Any) -> Result:
     training = Training(lr=0.01, batch_size=16)
-    return run(method, data, model, training=training, hardware=Hardware(threads=1), seed=3, **options)
+    return run(
+        method, data, model, training=training, hardware=Hardware(threads=1), seed=3, **options
+    )
 
 
 def features_of(result: Result, x: Tensor) -> np.ndarray[Any, Any]:
@@ -76,7 +79,8 @@ def training_data(data: FederatedData, first: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def ridge(h: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Rows (K, D + 1) of ridge regression on standardised features, λ/n by GCV with the hat matrix written out."""
+    """Rows (K, D + 1) of ridge regression on standardised features, λ/n by GCV with the hat matrix
+    written out."""
     n, mean, std = len(h), h.mean(0), h.std(0)
     z = np.divide(h - mean, std, out=np.zeros_like(h), where=std > 0)
     labels = np.eye(3)[y]
@@ -92,11 +96,15 @@ def ridge(h: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 @pytest.mark.parametrize("method", SHAPES)
-def test_the_head_is_ridge_regression_and_the_rest_as_before(method: Method, blobs: FederatedData) -> None:
+def test_the_head_is_ridge_regression_and_the_rest_as_before(
+    method: Method, blobs: FederatedData
+) -> None:
     before, after = go(method, blobs), go(with_lap(method), blobs)
     assert before.weights is not None
     assert after.weights is not None
-    body = slice(0, len(before.weights.params) - 27)  # the head has 3·8 + 3 parameters, the last ones
+    body = slice(
+        0, len(before.weights.params) - 27
+    )  # the head has 3·8 + 3 parameters, the last ones
     assert torch.equal(after.weights.params[body], before.weights.params[body])
     assert torch.equal(after.weights.buffers, before.weights.buffers)
     assert torch.equal(after.weights.counters, before.weights.counters)
@@ -133,7 +141,8 @@ def model_bytes() -> Size:
 
 
 def test_bytes_of_a_chain_by_hand(blobs: FederatedData) -> None:
-    """The last client has the model; it goes to three others, and the sums return to where they began."""
+    """The last client has the model; it goes to three others, and the sums return to where they
+    began."""
     method, m = with_lap(FedSeq(epochs=1)), model_bytes()
     result = go(method, blobs)
     lap = [(row.step, row.source, row.target, row.bytes) for row in result.ledger[3:]]
@@ -147,7 +156,8 @@ def test_bytes_of_a_chain_by_hand(blobs: FederatedData) -> None:
 
 
 def test_bytes_of_a_star_by_hand(blobs: FederatedData) -> None:
-    """The server has the model; it goes to all four, and the sums from one to the next and to the server."""
+    """The server has the model; it goes to all four, and the sums from one to the next and to the
+    server."""
     method, m = with_lap(Average(epochs=1)), model_bytes()
     result = go(method, blobs)
     names = [f"client-{i}" for i in range(4)]
@@ -156,7 +166,12 @@ def test_bytes_of_a_star_by_hand(blobs: FederatedData) -> None:
         [("server", k, m) for k in names]
         + [(k, after, S) for k, after in zip(names, [*names[1:], "server"], strict=True)]
     )
-    assert result.bytes == 4 * m + 4 * m + 4 * S == method.moved(result.state, 4, m) == method.cost(4, m)
+    assert (
+        result.bytes
+        == 4 * m + 4 * m + 4 * S
+        == method.moved(result.state, 4, m)
+        == method.cost(4, m)
+    )
 
 
 def test_of_one_client_nothing_moves(blobs: FederatedData) -> None:
@@ -168,7 +183,9 @@ def test_of_one_client_nothing_moves(blobs: FederatedData) -> None:
 
 
 @pytest.mark.parametrize("method", SHAPES)
-def test_resumes_after_every_step_bit_for_bit(method: Method, blobs: FederatedData, tmp_path: Path) -> None:
+def test_resumes_after_every_step_bit_for_bit(
+    method: Method, blobs: FederatedData, tmp_path: Path
+) -> None:
     lap = with_lap(method)
     go(lap, blobs, folder=tmp_path / "whole")
     for _ in range(lap.steps(4)):
@@ -177,10 +194,14 @@ def test_resumes_after_every_step_bit_for_bit(method: Method, blobs: FederatedDa
 
 
 @pytest.mark.parametrize(
-    "method", [SHAPES[1], *(pytest.param(*s.values, id=s.id, marks=pytest.mark.slow) for s in SHAPES[2:4])]
+    "method",
+    [SHAPES[1], *(pytest.param(*s.values, id=s.id, marks=pytest.mark.slow) for s in SHAPES[2:4])],
 )
 def test_same_bits_in_other_processes(method: Method, blobs: FederatedData) -> None:
-    here, there = go(with_lap(method), blobs), go(with_lap(method), blobs, processes=True, workers=2)
+    here, there = (
+        go(with_lap(method), blobs),
+        go(with_lap(method), blobs, processes=True, workers=2),
+    )
     assert same(here.weights, there.weights)
     assert (here.metrics, here.ledger) == (there.metrics, there.ledger)
 
@@ -203,7 +224,9 @@ def test_its_outline_is_what_happens_in_a_chain(blobs: FederatedData) -> None:
 
 def test_who_is_away_in_the_lap_is_left_out(blobs: FederatedData) -> None:
     method = FedSeq(epochs=1)
-    result = go(with_lap(method), blobs, absent=lambda step, client: step == 5 and client == "client-0")
+    result = go(
+        with_lap(method), blobs, absent=lambda step, client: step == 5 and client == "client-0"
+    )
     x, y = training_data(blobs, 1)
     wanted = ridge(features_of(result, x), y.numpy())
     found = result.model.head.weight.detach().double().numpy()  # type: ignore[union-attr,operator]
@@ -287,11 +310,15 @@ def test_networks_without_a_linear_head_are_refused(blobs: FederatedData) -> Non
 
 
 def test_scales_reach_far_and_are_finer_than_a_hundredth() -> None:
-    """By hand: deviations 1 and 0; 32 mean deviations of 1/2 reach 32767 if the own deviation is smaller."""
+    """By hand: deviations 1 and 0; 32 mean deviations of 1/2 reach 32767 if the own deviation is
+    smaller."""
     scales = settled(torch.tensor([[1.0, 5], [3, 5]]))
     assert scales.centre.tolist() == [2, 5]
     assert scales.gain.tolist() == pytest.approx([WIDE / 32, WIDE / 16])
-    assert whole(torch.tensor([[3.0, 5.001], [1e9, -1e9]]), scales).tolist() == [[1024, 2], [WIDE, -WIDE]]
+    assert whole(torch.tensor([[3.0, 5.001], [1e9, -1e9]]), scales).tolist() == [
+        [1024, 2],
+        [WIDE, -WIDE],
+    ]
     with pytest.raises(UserError, match="not finite"):
         settled(torch.tensor([[1.0], [float("nan")]]))
 
@@ -347,14 +374,27 @@ def test_a_method_of_the_users_own_has_a_lap(tmp_path: Path) -> None:
     assert kind().steps(4) == FedSeq().steps(4) + 5
 
 
-def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     def ekiden(*args: str) -> str:
         monkeypatch.setattr("sys.argv", ["ekiden", *args])
         main()
         return capsys.readouterr().out
 
     folder = tmp_path / "fedseq-lap-digits-seed0"
-    flags = ("--epochs", "1", "--clients", "2", "--model", "mlp", "--batch-size", "64", "--threads", "1")
+    flags = (
+        "--epochs",
+        "1",
+        "--clients",
+        "2",
+        "--model",
+        "mlp",
+        "--batch-size",
+        "64",
+        "--threads",
+        "1",
+    )
     ekiden("run", "fedseq+lap", "--out", str(tmp_path), *flags)
     ekiden("run", "fedseq", "--out", str(tmp_path / "plain"), *flags)
     config = json.loads((folder / "config.json").read_text())
@@ -371,7 +411,10 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert load_model(folder).network.head.weight.shape[0] == 10  # type: ignore[union-attr,index]
     with pytest.raises(SystemExit):
         ekiden("run", "local+lap", *flags)
-    assert capsys.readouterr().err == "ekiden: +lap needs a global model, local gives personal ones: leave it out\n"
+    assert (
+        capsys.readouterr().err
+        == "ekiden: +lap needs a global model, local gives personal ones: leave it out\n"
+    )
 
 
 def test_a_folder_without_the_lap_is_another_run(blobs: FederatedData, tmp_path: Path) -> None:

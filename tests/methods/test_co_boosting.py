@@ -1,4 +1,5 @@
-"""Co-Boosting: weights, losses, directions and steps of the student against independent rewrites."""
+"""Co-Boosting: weights, losses, directions and steps of the student against independent
+rewrites."""
 
 import math
 from contextlib import nullcontext
@@ -27,7 +28,11 @@ def softmax(z: np.ndarray) -> np.ndarray:
 
 
 def settings() -> dict[str, Any]:
-    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 3}
+    return {
+        "training": Training(lr=0.01, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 3,
+    }
 
 
 def small(**changes: Any) -> CoBoosting:
@@ -64,7 +69,10 @@ def linear(seed: int) -> nn.Linear:
 def test_a_step_of_the_weights(start: list[float]) -> None:
     """∂ℓ/∂w_k = mean over i of Σ_c (p_ic - y_ic)(z_kic - A_ic) / Σ w, by loops."""
     draw = torch.Generator().manual_seed(2)
-    z, y = 3 * torch.randn(4, 6, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 2, 2, 1, 0])
+    z, y = (
+        3 * torch.randn(4, 6, 3, generator=draw, dtype=torch.float64),
+        torch.tensor([0, 1, 2, 2, 1, 0]),
+    )
     w = np.array(start)
     a = sum(w[k] * z[k].numpy() for k in range(4)) / w.sum()
     p, slope = softmax(a), np.zeros(4)
@@ -74,7 +82,9 @@ def test_a_step_of_the_weights(start: list[float]) -> None:
                 slope[k] += (p[i, c] - float(y[i] == c)) * (z[k, i, c] - a[i, c]) / 6 / w.sum()
     assert {-1, 1} == set(np.sign(slope)), "both directions"
     expected = np.clip(w - 0.01 * np.sign(slope), 0, 1)
-    np.testing.assert_allclose(moved(torch.tensor(start, dtype=torch.float64), z, y, 0.01).numpy(), expected)
+    np.testing.assert_allclose(
+        moved(torch.tensor(start, dtype=torch.float64), z, y, 0.01).numpy(), expected
+    )
 
 
 def test_weights_stay_in_bounds_and_never_all_vanish() -> None:
@@ -98,7 +108,9 @@ def test_hard_samples_count_more() -> None:
     at = answers.clone().requires_grad_()
     hard(at, wanted, 1.0).backward()  # type: ignore[no-untyped-call]
     assert at.grad is not None
-    assert float(at.grad[0, 0]) == pytest.approx(-((1 - p[0]) ** 2) / 2, rel=1e-5), "1 - p is a constant"
+    assert float(at.grad[0, 0]) == pytest.approx(-((1 - p[0]) ** 2) / 2, rel=1e-5), (
+        "1 - p is a constant"
+    )
 
 
 def test_the_rate_falls_and_weights_see_earlier_samples_only(
@@ -112,7 +124,9 @@ def test_the_rate_falls_and_weights_see_earlier_samples_only(
         rates.append(args[-1])
         distil(self, *args)
 
-    def spy_reweighed(self: CoBoosting, fed: Fed, teacher: Any, pool: Tensor, labels: Tensor, step: float) -> Tensor:
+    def spy_reweighed(
+        self: CoBoosting, fed: Fed, teacher: Any, pool: Tensor, labels: Tensor, step: float
+    ) -> Tensor:
         assert len(pool) == len(labels)
         seen.append((len(pool), step))
         return reweighed(self, fed, teacher, pool, labels, step)
@@ -122,7 +136,9 @@ def test_the_rate_falls_and_weights_see_earlier_samples_only(
     state = run(small(distill_epochs=4, epochs=1), blobs, Tiny, **settings()).state
     assert rates == pytest.approx([0.01, 0.0085355, 0.005, 0.0014645], rel=1e-4)
     assert [n for n, _ in seen] == [8, 16, 24]
-    assert [step for _, step in seen] == pytest.approx([0.01 * 0.99, 0.01 * 0.99**2, 0.01 * 0.99**3])
+    assert [step for _, step in seen] == pytest.approx(
+        [0.01 * 0.99, 0.01 * 0.99**2, 0.01 * 0.99**3]
+    )
     assert isinstance(state, Boosted)
     assert state.pool is not None
     assert state.labels is not None
@@ -130,7 +146,10 @@ def test_the_rate_falls_and_weights_see_earlier_samples_only(
     assert state.weights is not None
     assert not torch.equal(state.weights, torch.full((4,), 0.25))
     # Mini-batches of 8: 1 + 2 + 3 steps, each of the epoch's length.
-    assert float((state.weights - 0.25).abs().max()) <= 0.01 * (0.99 + 2 * 0.99**2 + 3 * 0.99**3) + 1e-6
+    assert (
+        float((state.weights - 0.25).abs().max())
+        <= 0.01 * (0.99 + 2 * 0.99**2 + 3 * 0.99**3) + 1e-6
+    )
 
 
 def test_without_steps_the_ensemble_is_the_mean_of_the_logits(blobs: FederatedData) -> None:
@@ -140,7 +159,9 @@ def test_without_steps_the_ensemble_is_the_mean_of_the_logits(blobs: FederatedDa
     assert torch.equal(state.weights, torch.full((4,), 0.25))
     members = [linear(k) for k in range(4)]
     x = torch.randn(5, 4)
-    torch.testing.assert_close(WeightedEnsemble(members, state.weights)(x), EnsembleModel(members, 3, "logits")(x))
+    torch.testing.assert_close(
+        WeightedEnsemble(members, state.weights)(x), EnsembleModel(members, 3, "logits")(x)
+    )
 
 
 def test_the_smallest_loss_wins_and_a_loss_that_is_no_number_is_refused() -> None:
@@ -162,14 +183,18 @@ def test_the_smallest_loss_wins_and_a_loss_that_is_no_number_is_refused() -> Non
 def test_the_generator_s_gradient_is_clipped(clip: float) -> None:
     generator, z = nn.Linear(2, 4), torch.ones(3, 2, requires_grad=True)
     synthesise(server(), cast(Any, generator), z, 1, 0.1, lambda raw: raw.sum(), clip)
-    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in generator.parameters() if p.grad is not None))
+    norm = math.sqrt(
+        sum(float(p.grad.square().sum()) for p in generator.parameters() if p.grad is not None)
+    )
     assert norm == pytest.approx(min(clip, 3 * math.sqrt(12)), rel=1e-2)
 
 
 def test_passes_at_the_server_count(blobs: FederatedData) -> None:
     result = run(small(distill_epochs=3), blobs, Tiny, **settings())
     clients = 4
-    for epoch, (before, row) in enumerate(zip(result.metrics, result.metrics[1:], strict=False), start=1):
+    for epoch, (before, row) in enumerate(
+        zip(result.metrics, result.metrics[1:], strict=False), start=1
+    ):
         synthesis, pool = 3 * 8 * (clients + 2), 8 * epoch
         weighing = clients * 8 * (epoch - 1)
         assert row["forward"] - before["forward"] == synthesis + weighing + (2 * clients + 1) * pool
@@ -178,11 +203,19 @@ def test_passes_at_the_server_count(blobs: FederatedData) -> None:
 
 def test_images_make_a_pool_of_bytes() -> None:
     draw = torch.Generator().manual_seed(0)
-    silo = torch.randint(256, (20, 1, 16, 16), generator=draw, dtype=torch.uint8), torch.arange(20) % 3
+    silo = (
+        torch.randint(256, (20, 1, 16, 16), generator=draw, dtype=torch.uint8),
+        torch.arange(20) % 3,
+    )
     result = run(
-        small(epochs=1), federate([silo, silo], test=silo), lambda: models.build("lenet", (1, 16, 16), 3), **settings()
+        small(epochs=1),
+        federate([silo, silo], test=silo),
+        lambda: models.build("lenet", (1, 16, 16), 3),
+        **settings(),
     )
     assert isinstance(result.state, Boosted)
     assert result.state.pool is not None
     assert (result.state.pool.dtype, result.state.pool.shape) == (torch.uint8, (16, 1, 16, 16))
-    assert result.bytes == 2 * 4 * sum(p.numel() for p in models.build("lenet", (1, 16, 16), 3).parameters())
+    assert result.bytes == 2 * 4 * sum(
+        p.numel() for p in models.build("lenet", (1, 16, 16), 3).parameters()
+    )

@@ -75,7 +75,9 @@ def test_models_count_by_their_samples() -> None:
     mixed = CriticalFL().mix(
         cast(Client, None), [CountedModel(weights(1.0, 0.0), 1), CountedModel(weights(3.0, 5.0), 3)]
     )
-    assert mixed.params.tolist() == [2.5, 3.75], "models are whole: a zero counts, where a masked mean would give 5"
+    assert mixed.params.tolist() == [2.5, 3.75], (
+        "models are whole: a zero counts, where a masked mean would give 5"
+    )
 
 
 def test_with_all_peers_it_is_plain_averaging() -> None:
@@ -83,7 +85,9 @@ def test_with_all_peers_it_is_plain_averaging() -> None:
         return [Silo(1, lambda w, c=c: 0.5 * (w - c).pow(2).sum()) for c in (1.0, -2.0, 4.0)]  # type: ignore[misc]
 
     start = (weights(0.0),) * 3
-    ours = rounds(CriticalFL(rounds=3, epochs=2, peers=2, cap=1.0), silos(), Periods(personal=start))
+    ours = rounds(
+        CriticalFL(rounds=3, epochs=2, peers=2, cap=1.0), silos(), Periods(personal=start)
+    )
     plain = rounds(DFedAvgM(rounds=3, epochs=2, theta=0.0), silos(), State(personal=start))
     for a, b in zip(ours, plain, strict=True):
         assert [w for (w,) in a] == pytest.approx([w for (w,) in b])
@@ -92,12 +96,15 @@ def test_with_all_peers_it_is_plain_averaging() -> None:
 @pytest.mark.parametrize(
     ("every", "checked"), [(1, [2, 3, 4, 5, 6, 7]), (2, [2, 4, 6]), (3, [3, 6]), (7, [7]), (8, [])]
 )
-def test_checks_come_before_even_rounds_and_never_before_the_first(every: int, checked: list[int]) -> None:
+def test_checks_come_before_even_rounds_and_never_before_the_first(
+    every: int, checked: list[int]
+) -> None:
     assert [r + 1 for r in range(7) if due(r, every)] == checked
 
 
 @pytest.mark.parametrize(
-    ("number", "checks", "peers"), [(1, 0, [2]), (5, 2, [2, 4, 4, 6, 6]), (6, 3, [2, 4, 4, 6, 6, 6])]
+    ("number", "checks", "peers"),
+    [(1, 0, [2]), (5, 2, [2, 4, 4, 6, 6]), (6, 3, [2, 4, 4, 6, 6, 6])],
 )
 def test_peers_of_each_round(number: int, checks: int, peers: list[int]) -> None:
     """N = 9, N_com = 2, cap 0.75·8 = 6; the norms of the last round are not asked for."""
@@ -111,7 +118,11 @@ def test_peers_of_each_round(number: int, checks: int, peers: list[int]) -> None
 
 
 def settings() -> dict[str, Any]:
-    return {"training": Training(lr=0.05, batch_size=16), "hardware": Hardware(threads=1), "seed": 5}
+    return {
+        "training": Training(lr=0.05, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 5,
+    }
 
 
 def test_more_peers_in_critical_rounds_and_their_bytes(blobs: FederatedData) -> None:

@@ -31,7 +31,9 @@ def test_masked_mean() -> None:
 
 
 def test_zero_is_a_value_and_what_nobody_sent_stays() -> None:
-    assert merge(weights(9.0, 9.0), [upload([2, 0], None, 1), upload([4, 4], None, 1)]).params.tolist() == [3, 2]
+    assert merge(
+        weights(9.0, 9.0), [upload([2, 0], None, 1), upload([4, 4], None, 1)]
+    ).params.tolist() == [3, 2]
     one = [upload([2, 0], [True, False], 1)]
     assert merge(weights(9.0, 9.0), one).params.tolist() == [2, 9]
     with pytest.raises(UserError, match="mask does not fit"):
@@ -45,18 +47,26 @@ def test_largest_changes() -> None:
 
 @pytest.mark.parametrize(
     ("forced", "counts"),
-    [(10, [32, 64, 96, 96, 96, 96, 96, 96, 96, 96, 48, 24, 16, 16]), (5, [32, 64, 96, 96, 96, 48, 24, 16, 16])],
+    [
+        (10, [32, 64, 96, 96, 96, 96, 96, 96, 96, 96, 48, 24, 16, 16]),
+        (5, [32, 64, 96, 96, 96, 48, 24, 16, 16]),
+    ],
 )
 def test_numbers_of_clients_with_constant_norms(forced: int, counts: list[int]) -> None:
     method = CriticalFLServer(rounds=len(counts) + 1, epochs=1, every=1, forced=forced, upload=1.0)
-    drawn = [s.count for s in play(method, [linear(1.0) for _ in range(128)]) if isinstance(s, Selection)]
+    drawn = [
+        s.count for s in play(method, [linear(1.0) for _ in range(128)]) if isinstance(s, Selection)
+    ]
     assert drawn[: len(counts)] == counts
 
 
 def test_schedule_of_the_authors() -> None:
-    """N = 128, M_min = 16: checks come before rounds 2, 4 and 6, and the first five are critical whatever the norms."""
+    """N = 128, M_min = 16: checks come before rounds 2, 4 and 6, and the first five are critical
+    whatever the norms."""
     method = CriticalFLServer(rounds=6, epochs=1)
-    states = [s for s in play(method, [quadratic(1, i) for i in range(128)]) if isinstance(s, Selection)]
+    states = [
+        s for s in play(method, [quadratic(1, i) for i in range(128)]) if isinstance(s, Selection)
+    ]
     drawn = [0, *(s.whole + s.sparse for s in states)]
     assert [b - a for a, b in pairwise(drawn)] == [16, 32, 32, 64, 64, 96]
     assert states[-1].whole == 0, "critical from the start: all uploads are of the largest changes"
@@ -86,12 +96,18 @@ def test_whole_uploads_of_everybody_are_fedavg(blobs: FederatedData) -> None:
     assert b is not None
     torch.testing.assert_close(a.params, b.params, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(a.buffers, b.buffers)
-    toys = play(CriticalFLServer(rounds=3, epochs=2, participation=1.0, cap=1.0, upload=1.0), toy_q())
-    assert values(toys) == pytest.approx(values(play(FedAvg(rounds=3, epochs=2), toy_q())), abs=1e-12)
+    toys = play(
+        CriticalFLServer(rounds=3, epochs=2, participation=1.0, cap=1.0, upload=1.0), toy_q()
+    )
+    assert values(toys) == pytest.approx(
+        values(play(FedAvg(rounds=3, epochs=2), toy_q())), abs=1e-12
+    )
 
 
 def test_critical_rounds_send_less_and_are_counted(blobs: FederatedData, tmp_path: Any) -> None:
-    method = CriticalFLServer(rounds=6, epochs=1, every=1, forced=2, delta=100.0, participation=0.25)
+    method = CriticalFLServer(
+        rounds=6, epochs=1, every=1, forced=2, delta=100.0, participation=0.25
+    )
     result = run(method, blobs, Tiny, **SETTINGS)
     end = result.state
     assert isinstance(end, Selection)

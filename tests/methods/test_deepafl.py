@@ -1,4 +1,5 @@
-"""DeepAFL: Δ against a brute-force solve, a whole run against plain numpy, ridge, partitions, bytes, refusals."""
+"""DeepAFL: Δ against a brute-force solve, a whole run against plain numpy, ridge, partitions,
+bytes, refusals."""
 
 from typing import Any
 
@@ -22,30 +23,42 @@ SETTINGS: dict[str, Any] = {"training": Training(batch_size=16), "hardware": Har
 
 
 def drawn(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize(("n", "f", "d", "k"), [(30, 5, 4, 3), (7, 9, 6, 2), (20, 3, 2, 5)])
 @pytest.mark.parametrize("ridge", [0.05, 3.0])
-def test_delta_minimises_the_sandwiched_objective(n: int, f: int, d: int, k: int, ridge: float) -> None:
+def test_delta_minimises_the_sandwiched_objective(
+    n: int, f: int, d: int, k: int, ridge: float
+) -> None:
     """Row-wise, vec(F Δ W) = (F ⊗ Wᵀ) vec(Δ): one ridge regression of f·d unknowns."""
     features, residual, w = drawn(n, f), drawn(n, k), drawn(d, k)
     gain = sandwiched(features.T @ features, features.T @ residual, w, ridge)
     design = np.kron(features.numpy(), w.numpy().T)
     target = residual.numpy().reshape(-1)
-    expected = np.linalg.solve(design.T @ design + ridge * np.eye(f * d), design.T @ target).reshape(f, d)
+    expected = np.linalg.solve(
+        design.T @ design + ridge * np.eye(f * d), design.T @ target
+    ).reshape(f, d)
     np.testing.assert_allclose((gain @ w.T).numpy(), expected, atol=1e-9)
 
 
 def test_delta_where_the_classifier_is_zero_is_zero() -> None:
-    gain = sandwiched(drawn(4, 4) @ drawn(4, 4).T, drawn(4, 3), torch.zeros(5, 3, dtype=torch.float64), 0.1)
-    assert torch.equal(gain @ torch.zeros(3, 5, dtype=torch.float64), torch.zeros(4, 5, dtype=torch.float64))
+    gain = sandwiched(
+        drawn(4, 4) @ drawn(4, 4).T, drawn(4, 3), torch.zeros(5, 3, dtype=torch.float64), 0.1
+    )
+    assert torch.equal(
+        gain @ torch.zeros(3, 5, dtype=torch.float64), torch.zeros(4, 5, dtype=torch.float64)
+    )
 
 
 def pooled(data: FederatedData) -> tuple[Tensor, Tensor]:
     """All training samples as the network takes them."""
     rows = torch.cat([c.train.rows for c in data.clients])
-    mean, std = (torch.tensor(t, dtype=torch.float32) for t in (data.dataset.mean, data.dataset.std))
+    mean, std = (
+        torch.tensor(t, dtype=torch.float32) for t in (data.dataset.mean, data.dataset.std)
+    )
     assert mean.numel() <= 1
     x = data.dataset.train.x[rows].float()
     return (x - mean) / std if mean.numel() else x, data.dataset.train.y[rows]
@@ -63,8 +76,11 @@ def values(layer: nn.Module) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 
 
 def test_a_run_is_what_the_equations_give_on_all_samples(blobs: FederatedData) -> None:
-    """The code's formulas on pooled data: eigendecompositions of W Wᵀ and FᵀF, as the authors write them."""
-    method = DeepAFL(layers=2, width=12, random_features=9, activation="tanh", ridge=0.7, sandwich=0.3)
+    """The code's formulas on pooled data: eigendecompositions of W Wᵀ and FᵀF, as the authors write
+    them."""
+    method = DeepAFL(
+        layers=2, width=12, random_features=9, activation="tanh", ridge=0.7, sandwich=0.3
+    )
     result = run(method, blobs, Tiny, **SETTINGS)
     head = layers_of(result)
     x, labels = pooled(blobs)
@@ -85,7 +101,9 @@ def test_a_run_is_what_the_equations_give_on_all_samples(blobs: FederatedData) -
         sf, v = np.linalg.eigh(f.T @ f)
         inner = u.T @ (w @ (y - z @ w).T @ f) @ v / (0.3 + np.outer(sw, sf))
         delta = (u @ inner @ v.T).T
-        np.testing.assert_allclose(residual.delta.weight.detach().numpy(), delta.T, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            residual.delta.weight.detach().numpy(), delta.T, rtol=1e-3, atol=1e-4
+        )
         z = z + f @ delta
     last = head[-1]
     assert isinstance(last, nn.Linear)
@@ -95,12 +113,18 @@ def test_a_run_is_what_the_equations_give_on_all_samples(blobs: FederatedData) -
 
 
 def test_the_loss_on_training_data_falls_with_each_layer(blobs: FederatedData) -> None:
-    """Δ = 0 is a candidate of each layer; the next ridge regression starts from what the layer gives."""
+    """Δ = 0 is a candidate of each layer; the next ridge regression starts from what the layer
+    gives."""
     x, labels = pooled(blobs)
     y = F.one_hot(labels, 3).float()
     errors = []
     for layers in (0, 1, 2, 3):
-        result = run(DeepAFL(layers=layers, width=16, random_features=16, ridge=1e-3), blobs, Tiny, **SETTINGS)
+        result = run(
+            DeepAFL(layers=layers, width=16, random_features=16, ridge=1e-3),
+            blobs,
+            Tiny,
+            **SETTINGS,
+        )
         with torch.no_grad():
             errors.append(float((result.model(x) - y).pow(2).sum()))
     assert errors == sorted(errors, reverse=True)
@@ -108,7 +132,12 @@ def test_the_loss_on_training_data_falls_with_each_layer(blobs: FederatedData) -
 
 
 def test_without_layers_it_is_ridge_regression(blobs: FederatedData) -> None:
-    result = run(DeepAFL(layers=0, width=10, features="inputs", ridge=2.0, scale=3.0), blobs, Tiny, **SETTINGS)
+    result = run(
+        DeepAFL(layers=0, width=10, features="inputs", ridge=2.0, scale=3.0),
+        blobs,
+        Tiny,
+        **SETTINGS,
+    )
     x, labels = pooled(blobs)
     head = layers_of(result)
     r, b = values(head[1])
@@ -139,7 +168,8 @@ def test_the_partition_does_not_matter() -> None:
 
 
 def test_bytes_by_hand(blobs: FederatedData) -> None:
-    """D = 5, F = 7, K = 3, T = 1: triangles of 15 and 28; z: 15 + 15, f: 28 + 21; down W 15 and G 21; float64."""
+    """D = 5, F = 7, K = 3, T = 1: triangles of 15 and 28; z: 15 + 15, f: 28 + 21; down W 15 and G
+    21; float64."""
     result = run(DeepAFL(layers=1, width=5, random_features=7), blobs, Tiny, **SETTINGS)
     assert [row["bytes"] for row in result.metrics] == [
         4 * 8 * 30,

@@ -1,4 +1,5 @@
-"""DENSE: exact numbers of its losses, of the steps and of the generator; statistics are actually seen."""
+"""DENSE: exact numbers of its losses, of the steps and of the generator; statistics are actually
+seen."""
 
 import copy
 from contextlib import nullcontext
@@ -15,7 +16,12 @@ from ekiden.data import federate
 from ekiden.data.tasks import Classification
 from ekiden.engine.federation import Fed
 from ekiden.methods import DENSE
-from ekiden.methods.one_shot.blocks.ensemble import Distilled, EnsembleModel, SampleGenerator, softened
+from ekiden.methods.one_shot.blocks.ensemble import (
+    Distilled,
+    EnsembleModel,
+    SampleGenerator,
+    softened,
+)
 from ekiden.methods.one_shot.dense import Statistics, disagreement
 from ekiden.training.fit import Work
 from ekiden.training.network import Network
@@ -27,7 +33,9 @@ T, S = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 3
 def test_losses() -> None:
     assert float(disagreement(T, S)) == pytest.approx(-0.414362, abs=1e-6)
     assert float(disagreement(T[:1], S[:1])) == pytest.approx(-0.828725, abs=1e-6)
-    assert float(nn.functional.cross_entropy(T, torch.tensor([0, 0]))) == pytest.approx(0.720095, abs=1e-6)
+    assert float(nn.functional.cross_entropy(T, torch.tensor([0, 0]))) == pytest.approx(
+        0.720095, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(("temperature", "loss"), [(1.0, 0.550967), (20.0, 0.811505)])
@@ -88,13 +96,19 @@ def test_a_teacher_that_comes_three_times_guides_the_generator_as_it_does_once()
     member, student = (Tiny().eval().requires_grad_(False) for _ in range(2))
     once, thrice = (
         small(ce=1.0, bn=10.0, steps_per_batch=5, generator_lr=0.01).synthesise(
-            cast(Fed, SimpleNamespace(**vars(fed), generator=lambda purpose: torch.Generator().manual_seed(1))),
+            cast(
+                Fed,
+                SimpleNamespace(
+                    **vars(fed), generator=lambda purpose: torch.Generator().manual_seed(1)
+                ),
+            ),
             EnsembleModel([copy.deepcopy(member) for _ in range(count)], 3, "logits").eval(),
             student,
         )
         for count in (1, 3)
     )
-    # Adam magnifies the rounding of sums of three, to 1e-5 on some processors; a sum instead of a mean differs by 1e-2.
+    # Adam magnifies the rounding of sums of three, to 1e-5 on some processors; a sum instead of a
+    # mean differs by 1e-2.
     torch.testing.assert_close(once, thrice, atol=1e-3, rtol=0)
 
 
@@ -117,7 +131,9 @@ def test_samples_of_any_shape(shape: tuple[int, ...]) -> None:
     assert SampleGenerator(shape, 6, 4, torch.Generator())(torch.randn(3, 6)).shape == (3, *shape)
 
 
-def test_the_student_walks_the_whole_pool_in_each_epoch(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_student_walks_the_whole_pool_in_each_epoch(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
 
     def spy(task: Classification, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -133,7 +149,11 @@ def test_the_student_walks_the_whole_pool_in_each_epoch(blobs: FederatedData, mo
 
 
 def settings() -> dict[str, Any]:
-    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 3}
+    return {
+        "training": Training(lr=0.01, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 3,
+    }
 
 
 def small(**changes: Any) -> DENSE:
@@ -164,7 +184,10 @@ def images() -> FederatedData:
     """Two clients with 20 grey images each."""
     generator = torch.Generator().manual_seed(0)
     silos = [
-        (torch.randint(256, (20, 1, 16, 16), generator=generator, dtype=torch.uint8), torch.arange(20) % 3)
+        (
+            torch.randint(256, (20, 1, 16, 16), generator=generator, dtype=torch.uint8),
+            torch.arange(20) % 3,
+        )
         for _ in range(2)
     ]
     return federate(silos, test=silos[0])
@@ -199,7 +222,9 @@ def test_the_precision_is_the_server_s_too(monkeypatch: pytest.MonkeyPatch) -> N
     softly = softened
 
     def spy(task: Classification, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+        seen.append(
+            torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+        )
         return softly(teacher, outputs, temperature)
 
     precise = SampleGenerator.forward
@@ -212,7 +237,9 @@ def test_the_precision_is_the_server_s_too(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Classification, "distance", spy)
     monkeypatch.setattr(SampleGenerator, "forward", forward)
     hardware = Hardware(threads=1, precision="bf16")
-    half = run(small(epochs=1, distill_epochs=1), images(), lenet, **(settings() | {"hardware": hardware}))
+    half = run(
+        small(epochs=1, distill_epochs=1), images(), lenet, **(settings() | {"hardware": hardware})
+    )
     assert seen == [torch.bfloat16] * 3 + [torch.float32], "the losses are not computed in bf16"
     assert half.weights is not None
     assert half.weights.is_finite()
@@ -230,14 +257,25 @@ def test_the_student_learns_where_the_teachers_are(monkeypatch: pytest.MonkeyPat
     class Seen(Exception):
         pass
 
-    def distil(self: DENSE, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
-        assert {p.device.type for p in (*teacher.members.parameters(), student.params, momentum)} == {"meta"}
+    def distil(
+        self: DENSE,
+        fed: Fed,
+        teacher: EnsembleModel,
+        student: Network,
+        momentum: Tensor,
+        pool: Tensor,
+    ) -> None:
+        assert {
+            p.device.type for p in (*teacher.members.parameters(), student.params, momentum)
+        } == {"meta"}
         raise Seen
 
     monkeypatch.setattr(DENSE, "synthesise", lambda *_: torch.zeros(8, 4))
     monkeypatch.setattr(DENSE, "distil", distil)
     model = Network(Tiny()).weights()
-    s = Distilled(step=1, model=model, teachers=(model, model), momentum=torch.zeros_like(model.params))
+    s = Distilled(
+        step=1, model=model, teachers=(model, model), momentum=torch.zeros_like(model.params)
+    )
     with pytest.raises(Seen):
         next(DENSE().run(cast(Fed, Elsewhere()), s))
 

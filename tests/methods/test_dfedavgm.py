@@ -25,7 +25,9 @@ def zeros(n: int) -> State:
 
 def mixed(models: list[Weights], matrix: Tensor) -> list[Weights]:
     """One exchange."""
-    return cast(list[Weights], list(gossip(cast(Fed, Table(models)), DFedAvgM().mix, models, matrix)))
+    return cast(
+        list[Weights], list(gossip(cast(Fed, Table(models)), DFedAvgM().mix, models, matrix))
+    )
 
 
 def mixed_numbers(values: list[float], matrix: Tensor) -> list[float]:
@@ -39,7 +41,9 @@ def test_without_momentum_it_is_federated_averaging() -> None:
 
 def test_learning_rate_decays_by_rounds() -> None:
     client = cast(Client, two_quadratics()[0])
-    assert float(DFedAvgM(epochs=1, lr_decay=0.5).train(client, weights(0.0), 2).params) == pytest.approx(0.025)
+    assert float(
+        DFedAvgM(epochs=1, lr_decay=0.5).train(client, weights(0.0), 2).params
+    ) == pytest.approx(0.025)
 
 
 def test_unequal_weights_conserve_the_mean() -> None:
@@ -47,7 +51,9 @@ def test_unequal_weights_conserve_the_mean() -> None:
     assert mixed_numbers([0.386, -0.698], matrix) == pytest.approx([0.115, -0.427])
 
 
-@pytest.mark.parametrize("graph", ["ring", "torus", "star", "exponential", "erdos_renyi:0.4:3", "matching", "one_peer"])
+@pytest.mark.parametrize(
+    "graph", ["ring", "torus", "star", "exponential", "erdos_renyi:0.4:3", "matching", "one_peer"]
+)
 def test_one_exchange_conserves_the_mean(graph: str) -> None:
     generator = torch.Generator().manual_seed(3)
     models = [weights(*torch.randn(5, generator=generator).tolist()) for _ in range(12)]
@@ -71,12 +77,18 @@ def test_ring_of_eight_agrees_at_the_rate_of_its_spectral_gap() -> None:
     values = [cos(2 * pi * i / 8) for i in range(8)]  # the slowest mode
     for _ in range(5):
         after = mixed_numbers(values, matrix)
-        assert sum(v * v for v in after) == pytest.approx(rate * sum(v * v for v in values), rel=1e-5)
+        assert sum(v * v for v in after) == pytest.approx(
+            rate * sum(v * v for v in values), rel=1e-5
+        )
         values = after
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return {"training": Training(lr=0.05, batch_size=16), "hardware": Hardware(threads=1), "seed": 5} | changes
+    return {
+        "training": Training(lr=0.05, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 5,
+    } | changes
 
 
 def test_one_round_with_all_is_the_mean_of_local_models(blobs: FederatedData) -> None:
@@ -100,7 +112,9 @@ def test_models_travel_along_the_edges_only_and_never_to_the_server(blobs: Feder
     assert result.metrics[-1]["consensus"] > 0
 
 
-@pytest.mark.parametrize("graph", ["star", "exponential", "peers:2", "matching", "one_peer", "erdos_renyi:0.6:1"])
+@pytest.mark.parametrize(
+    "graph", ["star", "exponential", "peers:2", "matching", "one_peer", "erdos_renyi:0.6:1"]
+)
 def test_declared_cost_on_every_graph(blobs: FederatedData, graph: str) -> None:
     method = DFedAvgM(rounds=2, epochs=1, topology=graph)
     result = run(method, blobs, Tiny, **settings())
@@ -108,8 +122,12 @@ def test_declared_cost_on_every_graph(blobs: FederatedData, graph: str) -> None:
     assert result.bytes > 0
 
 
-@pytest.mark.parametrize(("graph", "message"), [("peers:4", "at most 3"), ("erdos_renyi:0", "groups")])
-def test_refuses_a_graph_that_does_not_fit_before_training(blobs: FederatedData, graph: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("graph", "message"), [("peers:4", "at most 3"), ("erdos_renyi:0", "groups")]
+)
+def test_refuses_a_graph_that_does_not_fit_before_training(
+    blobs: FederatedData, graph: str, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         run(DFedAvgM(topology=graph), blobs, Tiny, **settings())
 
@@ -117,5 +135,9 @@ def test_refuses_a_graph_that_does_not_fit_before_training(blobs: FederatedData,
 def test_a_client_that_does_not_answer_stops_the_round_by_name(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match="client-2 did not answer"):
         run(
-            DFedAvgM(rounds=2, epochs=1), blobs, Tiny, absent=lambda step, c: (step, c) == (1, "client-2"), **settings()
+            DFedAvgM(rounds=2, epochs=1),
+            blobs,
+            Tiny,
+            absent=lambda step, c: (step, c) == (1, "client-2"),
+            **settings(),
         )

@@ -41,7 +41,9 @@ def test_one_norm_over_all_parameters() -> None:
 
 
 def test_no_perturbation_where_there_is_no_gradient() -> None:
-    assert DFedSAM(epochs=1, radius=0.1).train(cast(Client, bowl()), weights(0.0, 0.0), 0).params.tolist() == [0, 0]
+    assert DFedSAM(epochs=1, radius=0.1).train(
+        cast(Client, bowl()), weights(0.0, 0.0), 0
+    ).params.tolist() == [0, 0]
 
 
 class Masked(nn.Module):
@@ -73,7 +75,11 @@ def test_both_passes_drop_the_same_units(blobs: FederatedData) -> None:
 
 
 def settings() -> dict[str, Any]:
-    return {"training": Training(lr=0.05, batch_size=16), "hardware": Hardware(threads=1), "seed": 5}
+    return {
+        "training": Training(lr=0.05, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 5,
+    }
 
 
 def test_radius_zero_is_dfedavgm_without_momentum(blobs: FederatedData) -> None:
@@ -82,14 +88,21 @@ def test_radius_zero_is_dfedavgm_without_momentum(blobs: FederatedData) -> None:
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
     ours = run(DFedSAM(rounds=2, epochs=2, radius=0.0, topology="ring"), blobs, build, **settings())
-    plain = run(DFedAvgM(rounds=2, epochs=2, theta=0.0, topology="ring"), blobs, build, **settings())
+    plain = run(
+        DFedAvgM(rounds=2, epochs=2, theta=0.0, topology="ring"), blobs, build, **settings()
+    )
     for a, b in zip(ours.personal, plain.personal, strict=True):
         torch.testing.assert_close(a.params, b.params)
     assert ours.metrics[-1]["backward"] == 2 * plain.metrics[-1]["backward"]
 
 
 def test_more_gossip_steps_agree_more_and_cost_more(blobs: FederatedData) -> None:
-    one, three = (run(DFedSAM(epochs=2, topology="ring", gossip_steps=q), blobs, Tiny, **settings()) for q in (1, 3))
+    one, three = (
+        run(DFedSAM(epochs=2, topology="ring", gossip_steps=q), blobs, Tiny, **settings())
+        for q in (1, 3)
+    )
     ratio = three.metrics[-1]["consensus"] / one.metrics[-1]["consensus"]
-    assert ratio == pytest.approx((1 / 9) ** 2, rel=1e-3)  # every mode of the ring of 4 has |λ| = 1/3
+    assert ratio == pytest.approx(
+        (1 / 9) ** 2, rel=1e-3
+    )  # every mode of the ring of 4 has |λ| = 1/3
     assert three.bytes == 3 * one.bytes

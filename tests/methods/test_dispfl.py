@@ -61,7 +61,9 @@ def test_moving_keeps_the_number_of_each_tensor(gradient: bool) -> None:
     draw = Generator().manual_seed(1)
     shapes, active = [(8, 4), (8,), (3, 8)], [10, 8, 12]
     mask, params = random_mask(shapes, active, draw), torch.randn(64, generator=draw)
-    moved = move(mask, params, shapes, 0.5, torch.randn(64, generator=draw) if gradient else None, 3)
+    moved = move(
+        mask, params, shapes, 0.5, torch.randn(64, generator=draw) if gradient else None, 3
+    )
     sizes = [prod(s) for s in shapes]
     before, after = torch.split(mask, sizes), torch.split(moved, sizes)
     assert [int(p.sum()) for p in after] == [int(p.sum()) for p in before] == active
@@ -109,7 +111,10 @@ def test_density_one_is_plain_gossip() -> None:
     (mixed,) = rounds(plain, [Marked(2, t) for t in targets], start)
     fed = Table([Marked(2, t) for t in targets])
     trained = [fed.call(plain.train, k, weights(0.0, 0.5), 0).params.tolist() for k in fed.clients]
-    again = [fed.call(plain.train, k, weights(*w), 1).params.tolist() for k, w in zip(fed.clients, mixed, strict=True)]
+    again = [
+        fed.call(plain.train, k, weights(*w), 1).params.tolist()
+        for k, w in zip(fed.clients, mixed, strict=True)
+    ]
     for ours, theirs in zip([*one, *two], [*trained, *again], strict=True):
         assert ours == pytest.approx(theirs)
 
@@ -126,12 +131,18 @@ def test_inactive_weights_stay_zero_through_training() -> None:
 
 
 def settings() -> dict[str, Any]:
-    return {"training": Training(lr=0.05, batch_size=16), "hardware": Hardware(threads=1), "seed": 5}
+    return {
+        "training": Training(lr=0.05, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 5,
+    }
 
 
 @pytest.mark.parametrize("regrow", ["random", "gradient"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "sam"])
-def test_models_are_sparse_and_masks_personal(blobs: FederatedData, regrow: Any, optimizer: Any) -> None:
+def test_models_are_sparse_and_masks_personal(
+    blobs: FederatedData, regrow: Any, optimizer: Any
+) -> None:
     method = DisPFL(rounds=2, epochs=1, regrow=regrow, topology="complete")
     training = Training(optimizer=optimizer, momentum=0.5, lr=0.05, batch_size=16)
     result = run(method, blobs, Tiny, **(settings() | {"training": training}))

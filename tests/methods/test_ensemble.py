@@ -33,7 +33,9 @@ class Fixed(nn.Module):
         return self.logits.expand(len(x), -1)
 
 
-def scores(rule: Rule, *logits: tuple[float, ...], counts: list[list[float]] | None = None) -> Tensor:
+def scores(
+    rule: Rule, *logits: tuple[float, ...], counts: list[list[float]] | None = None
+) -> Tensor:
     model = EnsembleModel([Fixed(*z) for z in logits], len(logits[0]), rule)
     if counts:
         model.counts.copy_(torch.tensor(counts))
@@ -56,7 +58,9 @@ SECOND = ((10.0, 0.0, 0.0), (0.0, 3.0, 0.0), (0.0, 3.0, 0.0))
         ("probabilities", SECOND, (0.363489, 0.606310, 0.030201)),
     ],
 )
-def test_rules(rule: Rule, models: tuple[tuple[float, ...], ...], expected: tuple[float, ...]) -> None:
+def test_rules(
+    rule: Rule, models: tuple[tuple[float, ...], ...], expected: tuple[float, ...]
+) -> None:
     torch.testing.assert_close(scores(rule, *models), torch.tensor(expected), atol=1e-6, rtol=0)
 
 
@@ -91,7 +95,9 @@ def test_identical_members_answer_as_one(rule: Rule) -> None:
 def test_logit_mean_of_linear_models_is_the_averaged_model() -> None:
     models = [nn.Linear(4, 3) for _ in range(3)]
     average = nn.Linear(4, 3)
-    average.load_state_dict({k: torch.stack([m.state_dict()[k] for m in models]).mean(0) for k in ("weight", "bias")})
+    average.load_state_dict(
+        {k: torch.stack([m.state_dict()[k] for m in models]).mean(0) for k in ("weight", "bias")}
+    )
     x = torch.randn(9, 4)
     torch.testing.assert_close(EnsembleModel(models, 3, "logits")(x), average(x), atol=1e-6, rtol=0)
 
@@ -108,7 +114,14 @@ def test_joined_weights_hold_every_member_with_its_statistics() -> None:
     for i, m in enumerate(members):
         m.buffers.fill_(i + 2.0)
     whole = Network(EnsembleModel([Tiny(), Tiny()], 3, "class-wise"))
-    whole.load(join(Tiny(), [m.weights() for m in members], "class-wise", torch.tensor([[1.0, 0, 1], [0, 1, 1]])))
+    whole.load(
+        join(
+            Tiny(),
+            [m.weights() for m in members],
+            "class-wise",
+            torch.tensor([[1.0, 0, 1], [0, 1, 1]]),
+        )
+    )
     assert isinstance(whole.module, EnsembleModel)
     assert whole.module.counts.tolist() == [[1, 0, 1], [0, 1, 1]]
     for part, m in zip(whole.module.members, members, strict=True):
@@ -122,11 +135,18 @@ def test_refuses_nothing_and_the_unknown() -> None:
     with pytest.raises(UserError, match="majority"):
         EnsembleModel([Tiny()], 3, "majorty")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="do not fit"):
-        join(Tiny(), [Network(Tiny()).weights(), Network(nn.Linear(4, 3)).weights()], "logits", torch.ones(2, 3))
+        join(
+            Tiny(),
+            [Network(Tiny()).weights(), Network(nn.Linear(4, 3)).weights()],
+            "logits",
+            torch.ones(2, 3),
+        )
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_is_evaluated_saved_and_loaded_like_any_model(blobs: FederatedData, tmp_path: Path, rule: Rule) -> None:
+def test_is_evaluated_saved_and_loaded_like_any_model(
+    blobs: FederatedData, tmp_path: Path, rule: Rule
+) -> None:
     method = Ensemble(epochs=5, rule=rule)
     settings = {"training": Training(lr=0.01), "hardware": Hardware(threads=1)}
     result = run(method, blobs, Tiny, folder=tmp_path / "run", **settings)  # type: ignore[arg-type]
@@ -143,7 +163,9 @@ def test_is_evaluated_saved_and_loaded_like_any_model(blobs: FederatedData, tmp_
 
 
 def test_the_command_line_measures_it(tmp_path: Path) -> None:
-    plan: Plan[Method] = Plan(Recipe(Ensemble(epochs=1)), partition="iid", clients=3, hardware=Hardware(threads=1))
+    plan: Plan[Method] = Plan(
+        Recipe(Ensemble(epochs=1)), partition="iid", clients=3, hardware=Hardware(threads=1)
+    )
     data = plan.federation()
     result = plan.run(tmp_path / "run", data)
     test = open_run(tmp_path / "run").judge(data)

@@ -1,4 +1,5 @@
-"""FAFI: its losses by hand, its network, bytes, one client, what is refused. A rewrite lies in `tests/rewrites`."""
+"""FAFI: its losses by hand, its network, bytes, one client, what is refused. A rewrite lies in
+`tests/rewrites`."""
 
 import math
 from typing import Any
@@ -19,7 +20,10 @@ from ekiden.models.split import SplitNetwork
 from ekiden.training.fit import Work
 from ekiden.training.network import Network
 
-SETTINGS: dict[str, Any] = {"training": Training(lr=0.1, batch_size=16), "hardware": Hardware(threads=1)}
+SETTINGS: dict[str, Any] = {
+    "training": Training(lr=0.1, batch_size=16),
+    "hardware": Hardware(threads=1),
+}
 
 
 def network(prototypes: list[list[float]]) -> SplitNetwork:
@@ -30,7 +34,8 @@ def network(prototypes: list[list[float]]) -> SplitNetwork:
 
 
 def test_the_contrast_by_hand() -> None:
-    """Samples 1 and 2 at right angles, both of class 0, and 3 = 1 of class 1, which has no other sample."""
+    """Samples 1 and 2 at right angles, both of class 0, and 3 = 1 of class 1, which has no other
+    sample."""
     z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     found = supervised_contrast(z, torch.tensor([0, 0, 1]), 0.5)
     first, second = math.log(1 + math.exp(2)), math.log(2)
@@ -38,7 +43,8 @@ def test_the_contrast_by_hand() -> None:
 
 
 def test_the_loss_by_hand() -> None:
-    """One sample (3, 4) of class 0 with prototypes (1, 0) and (0, 2); its views are equal, so the contrast is 0."""
+    """One sample (3, 4) of class 0 with prototypes (1, 0) and (0, 2); its views are equal, so the
+    contrast is 0."""
     loss = AlignedLoss(FAFI(jitter=0.0, nu=0.5))
     found = loss(network([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([0]))
     proper = math.log(1 + math.exp(2 * 0.8 - 0.6))
@@ -48,7 +54,8 @@ def test_the_loss_by_hand() -> None:
 
 
 def test_features_and_prototypes_are_averaged() -> None:
-    """Features x with 3 samples and 5x with 1: their mean is 2x; the prototypes' mean is not weighted."""
+    """Features x with 3 samples and 5x with 1: their mean is 2x; the prototypes' mean is not
+    weighted."""
     one, two = (SplitNetwork(nn.Linear(2, 2, bias=False), Prototypes(2, 2)) for _ in range(2))
     for part, factor in ((one, 1.0), (two, 5.0)):
         part.features.weight.data = factor * torch.eye(2)
@@ -68,7 +75,9 @@ def test_second_views() -> None:
     assert len(moved) > 5, "shifts by up to one pixel in both directions"
     assert all(len(set(v) - {0.0}) >= 49 for v in moved)
     assert torch.equal(FAFI(jitter=0.0, shift=0.0).view(image), image)
-    mirrored = {FAFI(jitter=0.0, shift=0.0, flip=True).view(image)[0, 0, 0, 0].item() for _ in range(20)}
+    mirrored = {
+        FAFI(jitter=0.0, shift=0.0, flip=True).view(image)[0, 0, 0, 0].item() for _ in range(20)
+    }
     assert mirrored == {1.0, 8.0}
     noise = FAFI(jitter=0.5).view(torch.zeros(4000, 3))
     assert float(noise.std()) == pytest.approx(0.5, rel=0.05)

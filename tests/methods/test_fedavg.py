@@ -40,7 +40,9 @@ def test_learning_rate_decays_once_a_round() -> None:
 
 
 def test_server_learning_rate_scales_the_step() -> None:
-    assert values(play(FedAvg(rounds=1, epochs=2, server_lr=0.5), toy_q())) == pytest.approx([-0.0425], abs=1e-12)
+    assert values(play(FedAvg(rounds=1, epochs=2, server_lr=0.5), toy_q())) == pytest.approx(
+        [-0.0425], abs=1e-12
+    )
 
 
 def test_server_momentum_on_a_constant_change() -> None:
@@ -59,17 +61,22 @@ def test_server_adam() -> None:
 
 
 def test_server_state_survives_a_stop(blobs: FederatedData, tmp_path: Path) -> None:
-    for changes in ({"server_momentum": 0.9}, {"server_optimizer": "adam", "server_lr": 0.01, "server_momentum": 0.9}):
+    for changes in (
+        {"server_momentum": 0.9},
+        {"server_optimizer": "adam", "server_lr": 0.01, "server_momentum": 0.9},
+    ):
         method = FedAvg(rounds=3, epochs=1, **changes)
         folder = tmp_path / str(len(changes))
         run(method, blobs, Tiny, folder=folder, stop_after=1, **SETTINGS)
         assert same(
-            run(method, blobs, Tiny, folder=folder, **SETTINGS).weights, run(method, blobs, Tiny, **SETTINGS).weights
+            run(method, blobs, Tiny, folder=folder, **SETTINGS).weights,
+            run(method, blobs, Tiny, **SETTINGS).weights,
         )
 
 
 @pytest.mark.parametrize(
-    ("clients", "part", "m"), [(10, 0.1, 1), (30, 0.1, 3), (1000, 0.01, 10), (7, 0.5, 4), (3, 0.01, 1), (4, 1.0, 4)]
+    ("clients", "part", "m"),
+    [(10, 0.1, 1), (30, 0.1, 3), (1000, 0.01, 10), (7, 0.5, 4), (3, 0.01, 1), (4, 1.0, 4)],
 )
 def test_number_of_participants(clients: int, part: float, m: int) -> None:
     assert participants(clients, part) == m
@@ -77,12 +84,20 @@ def test_number_of_participants(clients: int, part: float, m: int) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(k, marks=[] if k in (FedAvg, SCAFFOLD, MOON) else pytest.mark.slow, id=k.title()) for k in ALL],
+    [
+        pytest.param(
+            k, marks=[] if k in (FedAvg, SCAFFOLD, MOON) else pytest.mark.slow, id=k.title()
+        )
+        for k in ALL
+    ],
 )
 def test_partial_participation(kind: type[Any], blobs: FederatedData, tmp_path: Path) -> None:
     method: Method = kind(rounds=4, epochs=1, participation=0.5)
     whole = run(method, blobs, Tiny, **SETTINGS)
-    trained = [{row.target for row in whole.ledger if row.step == r and row.task == "train"} for r in range(4)]
+    trained = [
+        {row.target for row in whole.ledger if row.step == r and row.task == "train"}
+        for r in range(4)
+    ]
     assert all(len(names) == 2 for names in trained)
     assert len({frozenset(names) for names in trained}) > 1, "drawn again each round"
     assert whole.weights is not None
@@ -97,7 +112,9 @@ def test_partial_participation(kind: type[Any], blobs: FederatedData, tmp_path: 
 def test_goes_on_without_those_who_do_not_answer(kind: type[Any], blobs: FederatedData) -> None:
     method: Method = kind(rounds=2, epochs=1)
     away = {(0, "client-1"), (1, "client-3")}
-    result = run(method, blobs, Tiny, absent=lambda step, client: (step, client) in away, **SETTINGS)
+    result = run(
+        method, blobs, Tiny, absent=lambda step, client: (step, client) in away, **SETTINGS
+    )
     assert result.weights is not None
     assert result.weights.is_finite()
     assert {(row.step, row.source) for row in result.ledger if row.missing} == away
@@ -114,7 +131,9 @@ def test_weights_are_those_of_who_answered(blobs: FederatedData) -> None:
 
 def test_a_thousand_clients_of_which_ten_train() -> None:
     toys = [quadratic(1, 1) for _ in range(1000)]
-    assert values(play(FedAvg(rounds=2, epochs=1, participation=0.01), toys)) == pytest.approx([0.1, 0.19])
+    assert values(play(FedAvg(rounds=2, epochs=1, participation=0.01), toys)) == pytest.approx(
+        [0.1, 0.19]
+    )
     assert sum(len(toy.trainings) for toy in toys) == 20
     assert sum(toy.state is not None for toy in toys) == 0
 

@@ -34,7 +34,9 @@ def test_without_penalty_and_correction_only_the_start_differs_from_fedavg() -> 
     method = FedDC(rounds=1, epochs=2, alpha=0, gradient_correction=False)
     toys = toy_q()
     (s,) = play(method, toys)
-    assert values(iter([s])) == pytest.approx(values(play(FedAvg(rounds=1, epochs=2), toy_q())), abs=1e-12)
+    assert values(iter([s])) == pytest.approx(
+        values(play(FedAvg(rounds=1, epochs=2), toy_q())), abs=1e-12
+    )
     drift = sum(float(t.state.drift) for t in toys) / 2
     assert cloud(s) == pytest.approx(values(iter([s]))[0] + drift, abs=1e-12)
 
@@ -43,7 +45,9 @@ def test_gradient_memory_is_the_authors_displacement_where_gradients_are_clipped
     steep = Silo(1, lambda w: 500 * (w - 0.5).pow(2).sum(), clip_norm=10.0)
     model, gradient = weights(0.0), weights(0.7)
     reply = FedDC(epochs=2, alpha=0.1).train(cast(Client, steep), model, gradient, 1.0, 0)
-    torch.testing.assert_close(reply.model.params, torch.tensor([0.0]), atol=1e-5, rtol=0)  # there and back
+    torch.testing.assert_close(
+        reply.model.params, torch.tensor([0.0]), atol=1e-5, rtol=0
+    )  # there and back
     torch.testing.assert_close(steep.state.gradient, -gradient.params, atol=1e-4, rtol=0)
 
 
@@ -53,11 +57,15 @@ def test_drift_is_the_mean_of_all_clients_under_partial_participation() -> None:
         assert isinstance(s, Drifting)
         known = [t.state for t in toys if t.state is not None]
         assert float(s.drift) == pytest.approx(sum(float(m.drift) for m in known) / 5, abs=1e-12)  # type: ignore[arg-type]
-        assert float(s.gradient) == pytest.approx(sum(float(m.gradient) for m in known) / 5, abs=1e-12)  # type: ignore[arg-type]
+        assert float(s.gradient) == pytest.approx(  # type: ignore[arg-type]
+            sum(float(m.gradient) for m in known) / 5, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("correction", [True, False])
-def test_moves_what_it_declares_and_trains_with_momentum(correction: bool, blobs: FederatedData) -> None:
+def test_moves_what_it_declares_and_trains_with_momentum(
+    correction: bool, blobs: FederatedData
+) -> None:
     method = FedDC(rounds=3, epochs=2, alpha=0.1, gradient_correction=correction)
     sgd = Training(optimizer="sgd", lr=0.05, momentum=0.9, batch_size=16)
     result = run(method, blobs, Tiny, **(SETTINGS | {"training": sgd}))
@@ -77,4 +85,8 @@ def test_asks_only_those_drawn_and_each_once() -> None:
     assert len(drawn) < 40
     assert end.sizes == {name: 1 + int(name.split("-")[1]) for name in drawn}
     size = 8  # one float64
-    assert sum(row.bytes for row in ledger) == method.moved(end, 40, Size(size)) <= method.cost(40, Size(size))
+    assert (
+        sum(row.bytes for row in ledger)
+        == method.moved(end, 40, Size(size))
+        <= method.cost(40, Size(size))
+    )

@@ -16,23 +16,35 @@ N = [100, 100, 50]
 
 
 def weights(measure: Measure, a: float = 0.5, b: float = 0.1) -> list[float]:
-    return disco_weights(N, normalised_distances([discrepancy(c, measure) for c in COUNTS], measure), a, b)
+    return disco_weights(
+        N, normalised_distances([discrepancy(c, measure) for c in COUNTS], measure), a, b
+    )
 
 
 def test_l2() -> None:
-    assert [discrepancy(c, "l2") for c in COUNTS] == pytest.approx([0, 0.56568542, 0.42426407], abs=1e-8)
+    assert [discrepancy(c, "l2") for c in COUNTS] == pytest.approx(
+        [0, 0.56568542, 0.42426407], abs=1e-8
+    )
     assert weights("l2") == pytest.approx([0.62109853, 0.26975214, 0.10914933], abs=1e-8)
 
 
 def test_l1_and_cosine() -> None:
     assert [discrepancy(c, "l1") for c in COUNTS] == pytest.approx([0, 0.8, 0.6], abs=1e-12)
-    assert discrepancy(COUNTS[1], "cosine") == pytest.approx(1 - 0.5 / (0.82 * 0.5) ** 0.5, abs=1e-12)
+    assert discrepancy(COUNTS[1], "cosine") == pytest.approx(
+        1 - 0.5 / (0.82 * 0.5) ** 0.5, abs=1e-12
+    )
 
 
 def test_one_class_only() -> None:
     one = torch.tensor([7] + [0] * 9)
-    assert discrepancy(one, "kl") == pytest.approx(log(10), abs=1e-8) == pytest.approx(2.30258509, abs=1e-8)
-    assert disco_weights([5, 5], [0.5, 0.5], 2, 0) == [0.5, 0.5], "all raw weights -½: numbers of samples"
+    assert (
+        discrepancy(one, "kl")
+        == pytest.approx(log(10), abs=1e-8)
+        == pytest.approx(2.30258509, abs=1e-8)
+    )
+    assert disco_weights([5, 5], [0.5, 0.5], 2, 0) == [0.5, 0.5], (
+        "all raw weights -½: numbers of samples"
+    )
 
 
 def test_numbers_of_samples_and_clipping() -> None:

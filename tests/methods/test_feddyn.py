@@ -24,7 +24,10 @@ def test_memory_is_the_mean_of_all_clients_under_partial_participation() -> None
 def test_without_alpha_it_is_uniform_fedavg_bit_for_bit(blobs: FederatedData) -> None:
     a, b = (
         run(method, blobs, Tiny, **SETTINGS).weights
-        for method in (FedDyn(rounds=3, epochs=2, alpha=0), FedAvg(rounds=3, epochs=2, weighting="uniform"))
+        for method in (
+            FedDyn(rounds=3, epochs=2, alpha=0),
+            FedAvg(rounds=3, epochs=2, weighting="uniform"),
+        )
     )
     assert same(a, b)
 

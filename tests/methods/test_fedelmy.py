@@ -47,7 +47,9 @@ def test_released_divisor(loss: float, d2: float, a: float) -> None:
 @pytest.mark.parametrize(
     ("loss", "d", "scaled"), [(6.02, 45.0, 0.45), (6.02, 2**0.5, 0.1 * 2**0.5), (0.05, 45, 0.0045)]
 )
-def test_paper_scale_brings_a_distance_one_order_below_the_loss(loss: float, d: float, scaled: float) -> None:
+def test_paper_scale_brings_a_distance_one_order_below_the_loss(
+    loss: float, d: float, scaled: float
+) -> None:
     assert d * paper_scale(loss, d) == pytest.approx(scaled)
 
 
@@ -78,7 +80,11 @@ def autograd(penalty: Paper, theta: Tensor, loss: Tensor) -> Tensor:
             return (theta - m).abs().sum()
         if penalty.measure == "cosine":
             return 1 - torch.nn.functional.cosine_similarity(theta, m, dim=0)
-        return (theta - m).pow(2).sum() if penalty.measure == "squared_l2" else torch.linalg.vector_norm(theta - m)
+        return (
+            (theta - m).pow(2).sum()
+            if penalty.measure == "squared_l2"
+            else torch.linalg.vector_norm(theta - m)
+        )
 
     d1, d2 = torch.stack([d(m) for m in pool]).mean(), d(pool[0])
     s1, s2 = paper_scale(float(loss), d1.item()), paper_scale(float(loss), d2.item())
@@ -89,7 +95,9 @@ def autograd(penalty: Paper, theta: Tensor, loss: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("block", [7, 50, 1 << 16])
 @pytest.mark.parametrize("measure", ["l2", "squared_l2", "l1", "cosine"])
-def test_closed_gradients_equal_autograd(measure: Measure, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_gradients_equal_autograd(
+    measure: Measure, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(diversity, "_SMALL", block)
     monkeypatch.setattr(diversity, "piece", lambda flat: block)
     generator = torch.Generator().manual_seed(1)
@@ -97,7 +105,9 @@ def test_closed_gradients_equal_autograd(measure: Measure, block: int, monkeypat
     theta, grad = torch.randn(50, generator=generator), torch.zeros(50)
     penalty = Paper(pool, torch.stack(pool).mean(0), measure, 0.3, 0.7)
     penalty(theta, grad, f32(0.7))
-    torch.testing.assert_close(grad.double(), autograd(penalty, theta, f32(0.7)), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        grad.double(), autograd(penalty, theta, f32(0.7)), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("away", [3e-4, 0.0])
@@ -108,7 +118,9 @@ def test_gradient_near_a_member_far_from_the_start(away: float) -> None:
     theta, grad = pool[1] + away * torch.randn(64, generator=generator), torch.zeros(64)
     penalty = Paper(pool, start, "l2", 1.0, 1.0)
     penalty(theta, grad, f32(0.7))
-    torch.testing.assert_close(grad.double(), autograd(penalty, theta, f32(0.7)), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        grad.double(), autograd(penalty, theta, f32(0.7)), rtol=1e-3, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("measure", ["l2", "squared_l2", "l1", "cosine"])
@@ -163,13 +175,19 @@ def test_warms_up_the_first_client_only_and_without_distances(blobs: FederatedDa
 
 def test_every_model_is_held_apart_from_the_pool() -> None:
     client = Quadratic([1.0], lr=0.1)
-    FedELMY(models=2, epochs=3, alpha=0.5, form="released").extend_pool(cast(Client, client), weights(0.0))
+    FedELMY(models=2, epochs=3, alpha=0.5, form="released").extend_pool(
+        cast(Client, client), weights(0.0)
+    )
     assert client.fits == [3, 3]
     assert all(isinstance(p, Released) for p in client.penalties)
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 5} | changes
+    return {
+        "training": Training(lr=0.01, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 5,
+    } | changes
 
 
 def equal(a: Weights | None, b: Weights | None) -> bool:
@@ -196,7 +214,12 @@ def test_one_client_is_local_training(blobs: FederatedData) -> None:
 def test_first_model_with_equal_weights_is_plain_training(blobs: FederatedData) -> None:
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
     plain, regular = (
-        run(FedELMY(models=1, epochs=3, warmup=0, alpha=w, beta=w, form="released"), alone, Tiny, **settings())
+        run(
+            FedELMY(models=1, epochs=3, warmup=0, alpha=w, beta=w, form="released"),
+            alone,
+            Tiny,
+            **settings(),
+        )
         for w in (0.0, 1.0)
     )
     assert equal(plain.weights, regular.weights)
@@ -205,7 +228,12 @@ def test_first_model_with_equal_weights_is_plain_training(blobs: FederatedData) 
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_distances_change_the_models_after_the_first(blobs: FederatedData, form: Any) -> None:
     plain, regular = (
-        run(FedELMY(models=2, epochs=3, warmup=0, alpha=w, beta=w, form=form), blobs, Tiny, **settings())
+        run(
+            FedELMY(models=2, epochs=3, warmup=0, alpha=w, beta=w, form=form),
+            blobs,
+            Tiny,
+            **settings(),
+        )
         for w in (0.0, 1.0)
     )
     assert not equal(plain.weights, regular.weights)
@@ -218,6 +246,11 @@ def test_messages(clients: int, rounds: int, sends: int) -> None:
 
 def test_order_of_hops(blobs: FederatedData) -> None:
     names = [c.name for c in blobs.clients]
-    for order, expected in (("reversed", names[::-1]), (",".join(names[2:] + names[:2]), names[2:] + names[:2])):
+    for order, expected in (
+        ("reversed", names[::-1]),
+        (",".join(names[2:] + names[:2]), names[2:] + names[:2]),
+    ):
         result = run(FedELMY(models=1, epochs=1, warmup=1, order=order), blobs, Tiny, **settings())
-        assert [(row.source, row.target) for row in result.ledger] == list(itertools.pairwise(expected))
+        assert [(row.source, row.target) for row in result.ledger] == list(
+            itertools.pairwise(expected)
+        )

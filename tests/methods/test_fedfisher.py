@@ -1,4 +1,5 @@
-"""FedFisher: Adam against a rewrite with explicit matrices, its limits, reductions, bytes, bad input."""
+"""FedFisher: Adam against a rewrite with explicit matrices, its limits, reductions, bytes, bad
+input."""
 
 from typing import Any
 
@@ -14,14 +15,19 @@ from ekiden.methods.one_shot.blocks.curvature import half
 from ekiden.methods.one_shot.fedfisher import BlockInformed
 from tests.methods.merging import layout, models, semidefinite, trained
 
-SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+SETTINGS: dict[str, Any] = {
+    "training": Training(lr=0.01, batch_size=16),
+    "hardware": Hardware(threads=1),
+}
 SIZES = ((4, 2), (2, 2))
 """(inputs, outputs) of both layers"""
 
 
 def fishers(clients: int) -> list[np.ndarray]:
-    """(16, 16) for each client in the order of the parameters: kron for both layers, zero for the normalisation."""
-    # A row of the first layer is its three weights and its bias, which lies six places on, or seven for the second.
+    """(16, 16) for each client in the order of the parameters: kron for both layers, zero for the
+    normalisation."""
+    # A row of the first layer is its three weights and its bias, which lies six places on, or seven
+    # for the second.
     order = [0, 1, 2, 6, 3, 4, 5, 7]
     found = []
     for k in range(clients):
@@ -34,7 +40,10 @@ def fishers(clients: int) -> list[np.ndarray]:
 
 
 def factors(k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(semidefinite(d, 20 * k + d + i), 0.1 * semidefinite(o, 20 * k + 9 + i)) for i, (d, o) in enumerate(SIZES)]
+    return [
+        (semidefinite(d, 20 * k + d + i), 0.1 * semidefinite(o, 20 * k + 9 + i))
+        for i, (d, o) in enumerate(SIZES)
+    ]
 
 
 def sent_kfac(clients: int) -> list[BlockInformed]:
@@ -56,15 +65,28 @@ def test_kfac_ends_at_the_minimum() -> None:
     sent = sent_kfac(3)
     found = FedFisher().merge(sent, layout()).params.double().numpy()
     n, full = np.array([2.0, 3.0, 4.0]), fishers(3)
-    gradient = sum(n[k] / 9 * full[k] @ (found - sent[k].trained.model.params.double().numpy()) for k in range(3))
-    start = Average(weighting="samples").aggregate([s.trained for s in sent], layout()).params.double().numpy()
-    before = sum(n[k] / 9 * full[k] @ (start - sent[k].trained.model.params.double().numpy()) for k in range(3))
+    gradient = sum(
+        n[k] / 9 * full[k] @ (found - sent[k].trained.model.params.double().numpy())
+        for k in range(3)
+    )
+    start = (
+        Average(weighting="samples")
+        .aggregate([s.trained for s in sent], layout())
+        .params.double()
+        .numpy()
+    )
+    before = sum(
+        n[k] / 9 * full[k] @ (start - sent[k].trained.model.params.double().numpy())
+        for k in range(3)
+    )
     assert np.abs(gradient).max() < 1e-2 * np.abs(before).max()
 
 
 @pytest.mark.parametrize("form", ["kfac", "diagonal"])
 def test_equal_fisher_information_gives_the_average(form: str) -> None:
-    same = [half(side) for pair in factors(0) for side in pair] if form == "kfac" else [torch.rand(16)]
+    same = (
+        [half(side) for pair in factors(0) for side in pair] if form == "kfac" else [torch.rand(16)]
+    )
     sent = [BlockInformed(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
     found = FedFisher(curvature=form, iterations=50).merge(sent, layout())  # type: ignore[arg-type]
     expected = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
@@ -88,4 +110,6 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="do not fit a symmetric matrix"):
         FedFisher().merge([BlockInformed(trained(model, 2), [torch.zeros(3)] * 4)], layout())
     with pytest.raises(UserError, match="does not have the model"):
-        FedFisher(curvature="diagonal").merge([BlockInformed(trained(model, 2), [torch.zeros(3)])], layout())
+        FedFisher(curvature="diagonal").merge(
+            [BlockInformed(trained(model, 2), [torch.zeros(3)])], layout()
+        )

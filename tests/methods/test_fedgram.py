@@ -41,7 +41,8 @@ def points(n: int = 300) -> Samples:
 
 
 def silos(parts: Sequence[Tensor], names: Sequence[str] | None = None) -> FederatedData:
-    """Clients that train on these rows of the points, the one with rows 0 to 59 first; all share a test set."""
+    """Clients that train on these rows of the points, the one with rows 0 to 59 first; all share a
+    test set."""
     x, y = points()
     held = [(x[rows], y[rows]) for rows in (torch.arange(60), *parts)]
     tests = [(x[:30], y[:30])] * len(held)
@@ -75,7 +76,9 @@ def test_the_same_bits_in_any_order_and_division(seed: int, pooled: Result) -> N
     parts = [part for part in torch.tensor_split(rows, cuts.tolist()) if len(part)]
     names = [f"client-{i}" for i in range(len(parts) + 1)]
     others = [names[1 + i] for i in torch.randperm(len(parts), generator=draw).tolist()]
-    method = replace(METHOD, order=",".join(["client-0", *others]), topology="star" if seed % 3 == 0 else "chain")
+    method = replace(
+        METHOD, order=",".join(["client-0", *others]), topology="star" if seed % 3 == 0 else "chain"
+    )
     assert bits(go(silos(parts), method)) == bits(pooled)
 
 
@@ -86,18 +89,27 @@ def test_the_same_bits_in_other_processes(pooled: Result) -> None:
 
 
 def test_who_is_away_is_as_if_never_there(tmp_path: Path) -> None:
-    parts, names = torch.split(torch.arange(60, 300), 60), ["client-0", "client-1", "client-3", "client-4"]
+    parts, names = (
+        torch.split(torch.arange(60, 300), 60),
+        ["client-0", "client-1", "client-3", "client-4"],
+    )
     without = go(silos([parts[0], parts[2], parts[3]], names))
     away = go(silos(parts), absent=lambda step, client: client == "client-2")
     assert bits(away) == bits(without)
     star = replace(METHOD, topology="star")
-    assert bits(go(silos(parts), star, absent=lambda step, client: client == "client-2")) == bits(without)
+    assert bits(go(silos(parts), star, absent=lambda step, client: client == "client-2")) == bits(
+        without
+    )
 
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_who_is_away_first_does_not_settle(shape: Any) -> None:
     parts = torch.split(torch.arange(60, 300), 60)
-    result = go(silos(parts), replace(METHOD, topology=shape), absent=lambda step, client: client == "client-0")
+    result = go(
+        silos(parts),
+        replace(METHOD, topology=shape),
+        absent=lambda step, client: client == "client-0",
+    )
     assert result.accuracy > 0.6
     assert sum(row.missing for row in result.ledger) == (1 if shape == "chain" else 2)
 
@@ -158,7 +170,9 @@ def test_other_heads_come_from_the_same_sums(head: Any, pooled: Result) -> None:
     shrunk = {"lda": heads.lda, "cgs": heads.cgs, "bayes": heads.naive_bayes}
     raw = shrunk[head](m, 0.05) if head in shrunk else heads.ncm(m)
     rows = m.rows(heads.calibrated(raw, m))
-    assert torch.allclose(found.double(), features.double() @ rows[:, :-1].T + rows[:, -1], atol=1e-4)
+    assert torch.allclose(
+        found.double(), features.double() @ rows[:, :-1].T + rows[:, -1], atol=1e-4
+    )
 
 
 def test_a_frozen_network_is_left_as_it_is() -> None:
@@ -174,13 +188,18 @@ def test_a_frozen_network_is_left_as_it_is() -> None:
     assert result.metrics[-1]["backward"] == 0
 
 
-def network(method: FedGram, build: Any = Tiny, shape: tuple[int, ...] = (4,), classes: int = 3) -> Network:
+def network(
+    method: FedGram, build: Any = Tiny, shape: tuple[int, ...] = (4,), classes: int = 3
+) -> Network:
     return Network(of_method(build, method, shape, classes, 0, Classification())())
 
 
-@pytest.mark.parametrize(("text", "budget"), [("M", 404), ("50%", 202), ("3kB", 3000), ("0.01MB", 10000), ("600", 600)])
+@pytest.mark.parametrize(
+    ("text", "budget"), [("M", 404), ("50%", 202), ("3kB", 3000), ("0.01MB", 10000), ("600", 600)]
+)
 def test_bytes_decide_how_many_features(text: str, budget: int) -> None:
-    """`Tiny` has 4·(32 + 8 + 16 + 24 + 3) + 4·16 + 8 = 404 bytes: parameters, running statistics, a counter."""
+    """`Tiny` has 4·(32 + 8 + 16 + 24 + 3) + 4·16 + 8 = 404 bytes: parameters, running statistics, a
+    counter."""
     method = FedGram(bytes=text)
     width = cast(nn.Linear, network(method).module.head).in_features
 
@@ -193,8 +212,13 @@ def test_bytes_decide_how_many_features(text: str, budget: int) -> None:
 @pytest.mark.parametrize("shape", ["chain", "star"])
 @pytest.mark.parametrize("features", ["random", "fourier", "network"])
 def test_bytes_are_those_of_the_formula(shape: Any, features: Any) -> None:
-    data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(features=features, topology=shape, width=20)
-    inputs, units = (8, 12) if features == "network" else (4, 16)  # in addition to the inputs themselves
+    data, method = (
+        silos(torch.split(torch.arange(60, 300), 80)),
+        FedGram(features=features, topology=shape, width=20),
+    )
+    inputs, units = (
+        (8, 12) if features == "network" else (4, 16)
+    )  # in addition to the inputs themselves
     settled = 8 * inputs + (4 if features == "fourier" else 4 * units)
     sums = 2 * 20 * 21 + 4 * 3 * 20 + 8 * 3
     hops = 3 if shape == "chain" else 4
@@ -231,20 +255,31 @@ def pictures() -> FederatedData:
         noise = torch.randint(120, (n, 3, 16, 16), generator=draw)
         return (noise + stripes[y][:, None]).to(torch.uint8), y
 
-    return federate([some(30, (0, 1)), some(20, (1, 2)), some(40, (0, 2))], test=some(60, (0, 1, 2)))
+    return federate(
+        [some(30, (0, 1)), some(20, (1, 2)), some(40, (0, 2))], test=some(60, (0, 1, 2))
+    )
 
 
 def test_patches_of_the_first_client_serve_all(tmp_path: Path) -> None:
-    method, options = FedGram(width=32), {"model": "lenet", "hardware": Hardware(threads=1), "seed": 3}
+    method, options = (
+        FedGram(width=32),
+        {"model": "lenet", "hardware": Hardware(threads=1), "seed": 3},
+    )
     whole = run(method, pictures(), folder=tmp_path / "whole", **options)  # type: ignore[arg-type]
     assert whole.accuracy > 0.9
     run(method, pictures(), folder=tmp_path / "stopped", stop_after=2, **options)  # type: ignore[arg-type]
     again = run(method, pictures(), folder=tmp_path / "stopped", **options)  # type: ignore[arg-type]
-    star = run(replace(method, topology="star", order="client-0,client-2,client-1"), pictures(), **options)  # type: ignore[arg-type]
+    star = run(
+        replace(method, topology="star", order="client-0,client-2,client-1"),
+        pictures(),
+        **options,  # type: ignore[arg-type]
+    )
     assert bits(whole) == bits(again) == bits(star)
     settled = 4 * (3 * 36 + 4) + 8 * 3 + 4 * 32
     assert whole.bytes == 2 * (settled + 2 * 32 * 33 + 4 * 3 * 32 + 8 * 3)
-    size_of = Size.of(network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16))
+    size_of = Size.of(
+        network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16)
+    )
     assert method.cost(3, size_of) == whole.bytes
     x = pictures().dataset.test.x
     with torch.no_grad():
@@ -259,11 +294,14 @@ def test_filters_are_chosen_by_the_labels_of_the_first_client(tmp_path: Path) ->
     method = FedGram(width=32, patch="3,6", candidates=3, bilinear=True)
     options: dict[str, Any] = {"model": "lenet", "hardware": Hardware(threads=1), "seed": 3}
     whole = run(method, pictures(), folder=tmp_path / "whole", **options)
-    star = run(replace(method, topology="star", order="client-0,client-2,client-1"), pictures(), **options)
+    star = run(
+        replace(method, topology="star", order="client-0,client-2,client-1"), pictures(), **options
+    )
     assert bits(whole) == bits(star)
     assert whole.accuracy > 0.9
     assert torch.equal(
-        load_model(tmp_path / "whole")(pictures().dataset.test.x), whole.model(pictures().dataset.test.x / 255)
+        load_model(tmp_path / "whole")(pictures().dataset.test.x),
+        whole.model(pictures().dataset.test.x / 255),
     )
     plain = run(replace(method, candidates=1), pictures(), **options)
     assert whole.bytes == plain.bytes
@@ -285,7 +323,10 @@ def test_options_of_patches_are_for_patches() -> None:
 
 
 def test_filters_from_all_are_the_same_whoever_begins(tmp_path: Path) -> None:
-    method, options = FedGram(width=32, patch="3,6", dictionary="all"), {"model": "lenet", "seed": 3}
+    method, options = (
+        FedGram(width=32, patch="3,6", dictionary="all"),
+        {"model": "lenet", "seed": 3},
+    )
     whole = run(method, pictures(), folder=tmp_path / "whole", **options)  # type: ignore[arg-type]
     assert [row["step"] for row in whole.metrics] == [1, 2, 3, 4, 5, 6, 7]
     assert whole.accuracy > 0.9
@@ -301,9 +342,14 @@ def test_filters_from_all_are_the_same_whoever_begins(tmp_path: Path) -> None:
         assert bits(run(method, pictures(), folder=tmp_path / f"{stop}", **options)) == bits(whole)  # type: ignore[arg-type]
     moments = 8 + 8 * 27**2 + 8 + 8 * 108**2
     assert whole.bytes == first.bytes + 3 * moments
-    lenet = Size.of(network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16))
+    lenet = Size.of(
+        network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16)
+    )
     for made in (whole, star):
-        assert replace(method, topology="star" if made is star else "chain").cost(3, lenet) == made.bytes
+        assert (
+            replace(method, topology="star" if made is star else "chain").cost(3, lenet)
+            == made.bytes
+        )
     with pytest.raises(UserError, match="dictionary='all' is for patches of images"):
         go(silos([torch.arange(60, 300)]), replace(METHOD, dictionary="all"))
 
@@ -319,12 +365,18 @@ def test_filters_from_all_are_not_drawn_from_one_in_their_stead() -> None:
     [("colour", 3, True), ("colour", 1, False), ("always", 1, True), ("never", 3, False)],
 )
 def test_images_are_mirrored_where_wished(mirror: Any, channels: int, expected: bool) -> None:
-    made = FedGram(width=16, mirror=mirror).own_network(Tiny(), (channels, 16, 16), 3, Classification())
+    made = FedGram(width=16, mirror=mirror).own_network(
+        Tiny(), (channels, 16, 16), 3, Classification()
+    )
     assert cast(PatchFeatures, as_split(made).features).patches.how.mirror == expected
 
 
 def test_images_too_small_for_patches_get_random_units() -> None:
-    for shape, kind in (((3, 16, 16), PatchFeatures), ((1, 15, 28), RandomReLU), ((16,), RandomReLU)):
+    for shape, kind in (
+        ((3, 16, 16), PatchFeatures),
+        ((1, 15, 28), RandomReLU),
+        ((16,), RandomReLU),
+    ):
         made = FedGram(width=16).own_network(Tiny(), shape, 3, Classification())
         assert isinstance(as_split(made).features, kind)
 
@@ -332,7 +384,10 @@ def test_images_too_small_for_patches_get_random_units() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bytes": "many"}, r"bytes 'many' is not a size: write M, a share as in 5%, or a size as in 250kB"),
+        (
+            {"bytes": "many"},
+            r"bytes 'many' is not a size: write M, a share as in 5%, or a size as in 250kB",
+        ),
         ({"bytes": "-1kB"}, "is not a size"),
         ({"bytes": "1e3"}, "is not a size"),
         ({"width": -1}, "width -1 is out of range"),
@@ -343,7 +398,10 @@ def test_images_too_small_for_patches_get_random_units() -> None:
         ({"bytes": "own"}, "bytes own is for the features of a given network"),
         ({"head": "qda"}, "head 'qda' is unknown"),
         ({"candidates": 0}, "candidates 0 is out of range"),
-        ({"candidates": 2, "dictionary": "all"}, "candidates chooses among patches of the first client"),
+        (
+            {"candidates": 2, "dictionary": "all"},
+            "candidates chooses among patches of the first client",
+        ),
     ],
 )
 def test_refuses_settings(settings: dict[str, Any], message: str) -> None:
@@ -352,22 +410,38 @@ def test_refuses_settings(settings: dict[str, Any], message: str) -> None:
 
 
 def test_refuses_what_does_not_fit() -> None:
-    with pytest.raises(UserError, match=r"bytes 75B \(75 bytes\) has room for no feature: give 76B or more"):
+    with pytest.raises(
+        UserError, match=r"bytes 75B \(75 bytes\) has room for no feature: give 76B or more"
+    ):
         network(FedGram(bytes="75B"))
     assert cast(nn.Linear, network(FedGram(bytes="76B")).module.head).in_features == 1
-    with pytest.raises(UserError, match="8 features, and width leaves room for 5: give width 8 or bytes 328B"):
+    with pytest.raises(
+        UserError, match="8 features, and width leaves room for 5: give width 8 or bytes 328B"
+    ):
         network(FedGram(features="network", width=5))
     with pytest.raises(UserError, match="has 8 features, and bytes leaves room for 7"):
         network(FedGram(features="network", bytes="327B"))
-    assert cast(nn.Linear, network(FedGram(features="network", bytes="328B")).module.head).in_features == 8
-    assert cast(nn.Linear, network(FedGram(features="network", bytes="own")).module.head).in_features == 8
-    assert cast(nn.Linear, network(FedGram(features="network", bytes="own", width=9)).module.head).in_features == 9
+    assert (
+        cast(nn.Linear, network(FedGram(features="network", bytes="328B")).module.head).in_features
+        == 8
+    )
+    assert (
+        cast(nn.Linear, network(FedGram(features="network", bytes="own")).module.head).in_features
+        == 8
+    )
+    assert (
+        cast(
+            nn.Linear, network(FedGram(features="network", bytes="own", width=9)).module.head
+        ).in_features
+        == 9
+    )
     with pytest.raises(UserError, match="name each of the 2 clients once"):
         go(silos([torch.arange(60, 300)]), replace(METHOD, order="client-0"))
 
 
 def test_personal_heads_are_ridge_regression_towards_the_head_of_all() -> None:
-    """By numpy: the ridge regression of own residuals with the least leave-one-out error by the hat matrix."""
+    """By numpy: the ridge regression of own residuals with the least leave-one-out error by the hat
+    matrix."""
     x, y = points()
     rows = torch.split(y.argsort(stable=True), [120, 110, 70])
     data = federate([(x[r], y[r]) for r in rows], val_fraction=0.0, classes=["a", "b", "c"])
@@ -386,13 +460,19 @@ def test_personal_heads_are_ridge_regression_towards_the_head_of_all() -> None:
         start, n = z @ of_all.weight.numpy().T, len(z)
         one = np.hstack([z, np.ones((n, 1))])
 
-        def fitted(share: float, one: Any = one, gap: Any = labels - start, n: int = n) -> tuple[float, Any]:
-            hat = one @ np.linalg.solve(one.T @ one + np.diag([share * n] * (one.shape[1] - 1) + [0.0]), one.T)
+        def fitted(
+            share: float, one: Any = one, gap: Any = labels - start, n: int = n
+        ) -> tuple[float, Any]:
+            hat = one @ np.linalg.solve(
+                one.T @ one + np.diag([share * n] * (one.shape[1] - 1) + [0.0]), one.T
+            )
             if np.trace(hat) > n / 2:
                 return np.inf, None
             return n * float(np.square(gap - hat @ gap).sum()) / (n - np.trace(hat)) ** 2, hat @ gap
 
-        error, change = min((fitted(10 ** (power / 4)) for power in range(-24, 17)), key=lambda pair: pair[0])
+        error, change = min(
+            (fitted(10 ** (power / 4)) for power in range(-24, 17)), key=lambda pair: pair[0]
+        )
         scores = start + change
         factor = float((found.double().numpy() * scores).sum() / np.square(scores).sum())
         assert factor > 1
@@ -401,20 +481,27 @@ def test_personal_heads_are_ridge_regression_towards_the_head_of_all() -> None:
     assert len(set(chosen)) == 3
 
 
-@pytest.mark.filterwarnings("ignore:what tells .* the other way round at:ekiden.base.errors.DataWarning")
+@pytest.mark.filterwarnings(
+    "ignore:what tells .* the other way round at:ekiden.base.errors.DataWarning"
+)
 def test_personal_heads_serve_their_clients_better(tmp_path: Path) -> None:
     """Two clients that name the same clusters differently: no common head can serve both."""
     x, y = points()
     held = [(x[:150], y[:150]), (x[150:], (y[150:] + 1) % 3)]
     data = federate(held, val_fraction=0.0, classes=["a", "b", "c"])
     for shape in ("chain", "star"):
-        rows = go(data, replace(METHOD, personal=True, topology=shape), folder=tmp_path / shape).metrics
+        rows = go(
+            data, replace(METHOD, personal=True, topology=shape), folder=tmp_path / shape
+        ).metrics
         assert rows[-1]["client_mean"] > rows[-2]["client_mean"] + 0.1
 
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_personal_heads_are_counted(shape: Any) -> None:
-    data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(personal=True, topology=shape, width=20)
+    data, method = (
+        silos(torch.split(torch.arange(60, 300), 80)),
+        FedGram(personal=True, topology=shape, width=20),
+    )
     result = run(method, data, Tiny, hardware=Hardware(threads=1))
     common = 8 * 4 + 4 * 16 + 4 * (2 * 20 + 3 * 20 + 3)
     sums = 8 * 4 + 4 * 16 + size(3, 20)
@@ -432,9 +519,9 @@ def test_rounded_sums_of_the_same_clients_give_the_same_bits(seed: int) -> None:
     others = torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist()
     order = ",".join(["client-0", *(f"client-{1 + i}" for i in others)])
     given = go(silos(parts), ROUNDED)
-    assert bits(go(silos(parts), replace(ROUNDED, order=order, topology="star" if seed % 2 else "chain"))) == bits(
-        given
-    )
+    assert bits(
+        go(silos(parts), replace(ROUNDED, order=order, topology="star" if seed % 2 else "chain"))
+    ) == bits(given)
     assert given.bytes == ROUNDED.cost(5, Size.of(network(ROUNDED), (4,)))
 
 
@@ -450,35 +537,49 @@ def test_rounded_sums_are_close_to_exact_ones_and_the_same_in_units_of_1(pooled:
 
 
 def test_with_rounded_sums_the_penalty_is_not_below_their_noise() -> None:
-    """12 bits for 100,000 samples: errors as large as the sums, so that only the strongest penalty helps."""
+    """12 bits for 100,000 samples: errors as large as the sums, so that only the strongest penalty
+    helps."""
     coarse = go(silos([torch.arange(60, 300)]), replace(METHOD, bits=12, samples=100_000))
     x = points()[0]
     probabilities = inside(coarse, x)[1].softmax(1)
     assert bool(torch.isfinite(probabilities).all())
-    given = go(silos([torch.arange(60, 300)]), replace(METHOD, bits=12, samples=100_000, ridge=1e-6))
+    given = go(
+        silos([torch.arange(60, 300)]), replace(METHOD, bits=12, samples=100_000, ridge=1e-6)
+    )
     assert coarse.accuracy > given.accuracy
 
 
 def test_bits_and_samples_go_together() -> None:
-    with pytest.raises(UserError, match="bits 16 needs samples, the expected number of training samples"):
+    with pytest.raises(
+        UserError, match="bits 16 needs samples, the expected number of training samples"
+    ):
         FedGram(bits=16)
     with pytest.raises(UserError, match="samples is for bits below 32"):
         Recipe(FedGram(samples=300))
     for head in ("lda", "cgs", "bayes", "ncm"):
-        with pytest.raises(UserError, match=f"bits below 32 is for ridge regression: leave out head {head}"):
+        with pytest.raises(
+            UserError, match=f"bits below 32 is for ridge regression: leave out head {head}"
+        ):
             FedGram(bits=16, samples=300, head=head)
     with pytest.raises(UserError, match="samples"):
         FedGram(bits=16, samples=10**9 + 1)
     for wrong in (11, 33):
         with pytest.raises(UserError, match="bits"):
             FedGram(bits=wrong, samples=300)
-    with pytest.raises(UserError, match=r"do not fit into 16 bits: start a new run with samples 300 or more"):
+    with pytest.raises(
+        UserError, match=r"do not fit into 16 bits: start a new run with samples 300 or more"
+    ):
         go(silos([torch.arange(60, 300)]), replace(ROUNDED, samples=3))
 
 
 def test_rounded_sums_travel_and_are_checked_on_arrival() -> None:
     y = torch.arange(50) % 3
-    sums = measure([(torch.arange(50 * 9).view(50, 9) % 128.0, y)], 3, 9, rounding=Rounding.within(16, 50, 2**14))
+    sums = measure(
+        [(torch.arange(50 * 9).view(50, 9) % 128.0, y)],
+        3,
+        9,
+        rounding=Rounding.within(16, 50, 2**14),
+    )
     sent = wire.encode(Handoff((torch.zeros(1),), sums))
     assert torch.equal(wire.decode(sent, Handoff).sums.matrix(), sums.matrix())
     assert wire.size(sums) == size(3, 9, bits=16)

@@ -1,4 +1,5 @@
-"""FedGram on the body of a finished run's model: the second lap, what it is equal to, and what it refuses."""
+"""FedGram on the body of a finished run's model: the second lap, what it is equal to, and what it
+refuses."""
 
 import json
 import shutil
@@ -77,12 +78,19 @@ def test_the_features_are_those_of_the_run(source: Path, tmp_path: Path) -> None
         assert torch.equal(frozen(x), as_split(before).features(x).flatten(1))
     file = str(source / "model.safetensors")
     plain = ran(tmp_path, "fedgram", "--features", "network", "--pretrained", file)
-    assert (lap / "model.safetensors").read_bytes()[-1000:] == (plain / "model.safetensors").read_bytes()[-1000:]
-    accuracy = [json.loads((f / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"] for f in (source, lap)]
+    assert (lap / "model.safetensors").read_bytes()[-1000:] == (
+        plain / "model.safetensors"
+    ).read_bytes()[-1000:]
+    accuracy = [
+        json.loads((f / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"]
+        for f in (source, lap)
+    ]
     assert accuracy[1] > accuracy[0] + 0.1
 
 
-def test_a_changed_source_is_noticed(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_source_is_noticed(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lap = ran(tmp_path / "out", "fedgram", "--features", f"run:{source}")
     config = read_config(lap)
     assert config["recipe"]["hyperparameters"]["features"].startswith("run:")
@@ -101,17 +109,23 @@ def test_a_changed_source_is_noticed(source: Path, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_refused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, config = str(tmp_path / "out"), json.loads((source / "config.json").read_text())
     named = f"run:{source}"
 
     def said(*more: str, features: str = named) -> str:
-        line = refused(capsys, "run", "fedgram", *FLAGS, "--features", features, "--out", out, *more)
+        line = refused(
+            capsys, "run", "fedgram", *FLAGS, "--features", features, "--out", out, *more
+        )
         assert not Path(out).exists()
         return line
 
     def with_config(**changes: Any) -> str:
-        recipe = config["recipe"] | {name: changes.pop(name) for name in config["recipe"].keys() & changes.keys()}
+        recipe = config["recipe"] | {
+            name: changes.pop(name) for name in config["recipe"].keys() & changes.keys()
+        }
         (source / "config.json").write_text(json.dumps(config | changes | {"recipe": recipe}))
         return said()
 
@@ -129,11 +143,15 @@ def test_what_does_not_fit_is_refused(source: Path, tmp_path: Path, capsys: pyte
     assert "has no model: finish it by `ekiden resume" in said()
 
 
-def in_python(folder: Path, method: Any, classes: list[str], mean: float = 0.0, **more: Any) -> ekiden.Result:
+def in_python(
+    folder: Path, method: Any, classes: list[str], mean: float = 0.0, **more: Any
+) -> ekiden.Result:
     """A run on small data given in Python."""
     draw = torch.Generator().manual_seed(0)
     x, y = torch.rand(90, 1, 8, 8, generator=draw), torch.arange(90) % 3
-    data = federate([(x[:50], y[:50]), (x[50:], y[50:])], val_fraction=0.0, classes=classes, mean=[mean])
+    data = federate(
+        [(x[:50], y[:50]), (x[50:], y[50:])], val_fraction=0.0, classes=classes, mean=[mean]
+    )
     return ekiden.run(method, data, folder=folder, hardware=Hardware(threads=1), seed=3, **more)
 
 
@@ -143,9 +161,17 @@ def test_from_python_for_the_same_classes_and_scale_alone(tmp_path: Path) -> Non
     method = FedGram(features=f"run:{tmp_path / 'run'}", width=220)
     result = in_python(tmp_path / "lap", method, classes)
     file = tmp_path / "run" / "model.safetensors"
-    again = in_python(tmp_path / "as", FedGram(features="network", width=220), classes, model="mlp", pretrained=file)
+    again = in_python(
+        tmp_path / "as",
+        FedGram(features="network", width=220),
+        classes,
+        model="mlp",
+        pretrained=file,
+    )
     assert bits(result) == bits(again)
-    with pytest.raises(UserError, match=r"for the classes \['a', 'b', 'c'\], these data have \['a', 'b', 'd'\]"):
+    with pytest.raises(
+        UserError, match=r"for the classes \['a', 'b', 'c'\], these data have \['a', 'b', 'd'\]"
+    ):
         in_python(tmp_path / "no", method, ["a", "b", "d"])
     with pytest.raises(UserError, match="another scale"):
         in_python(tmp_path / "no", method, classes, mean=0.5)
@@ -164,7 +190,8 @@ def test_from_python_for_the_same_classes_and_scale_alone(tmp_path: Path) -> Non
 def test_in_an_experiment_file(source: Path, tmp_path: Path) -> None:
     file = tmp_path / "laps.toml"
     file.write_text(
-        f'title = "laps"\nseeds = [0]\n[settings]\nmethod = "fedgram"\ndata = "digits"\nclients = 3\n'
+        'title = "laps"\nseeds = [0]\n[settings]\nmethod = "fedgram"\ndata = "digits"\nclients = '
+        "3\n"
         f'[[column]]\nlabel = "lap"\nfeatures = "run:{source}"\n[[row]]\nlabel = "digits"\n'
     )
     assert command("sweep", str(file), "--out", str(tmp_path / "sweep"), "--cores", "1") == 0

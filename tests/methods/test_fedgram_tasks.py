@@ -1,4 +1,5 @@
-"""FedGram and the closing lap on regression and several labels: against scikit-learn and numpy on pooled data."""
+"""FedGram and the closing lap on regression and several labels: against scikit-learn and numpy on
+pooled data."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,14 +30,16 @@ CUTS = [60, 90, 200, 230]  # the rows from which clients begin
 
 
 def diabetes() -> tuple[Tensor, Tensor]:
-    """442 patients, 10 measurements; the progression of the disease, and what it has over the mean blood pressure."""
+    """442 patients, 10 measurements; the progression of the disease, and what it has over the mean
+    blood pressure."""
     bunch = load_diabetes()
     x, y = torch.tensor(20 * bunch.data).float(), torch.tensor(bunch.target).float()
     return x, torch.stack([y, y - 50 * x[:, 3]], 1)
 
 
 def marked(n: int = 600) -> tuple[Tensor, Tensor]:
-    """Four noisy numbers: whether the first is large, whether the second is small, a rare one, and one nobody has."""
+    """Four noisy numbers: whether the first is large, whether the second is small, a rare one, and
+    one nobody has."""
     draw = torch.Generator().manual_seed(5)
     x = torch.randn(n, 4, generator=draw)
     seen = x + 0.8 * torch.randn(n, 4, generator=draw)
@@ -45,7 +48,8 @@ def marked(n: int = 600) -> tuple[Tensor, Tensor]:
 
 
 def silos(kind: str, order: Tensor | None = None, cuts: list[int] = CUTS) -> FederatedData:
-    """The first 60 rows are the first client's, the others are divided freely; half of its rows are also test data."""
+    """The first 60 rows are the first client's, the others are divided freely; half of its rows are
+    also test data."""
     x, y = diabetes() if kind == "regression" else marked()
     rest = torch.arange(cuts[0], len(x)) if order is None else order
     rows = torch.cat([torch.arange(cuts[0]), rest])
@@ -74,10 +78,18 @@ class Net(Tiny):
 NETS = {"regression": Net(2, 10), "multi-label": Net(4, 4)}
 
 
-def go(kind: str, method: Method = METHOD, data: FederatedData | None = None, **options: Any) -> Result:
+def go(
+    kind: str, method: Method = METHOD, data: FederatedData | None = None, **options: Any
+) -> Result:
     training = Training(lr=0.01, batch_size=50)
     return run(
-        method, data or silos(kind), NETS[kind], training=training, hardware=Hardware(threads=1), seed=3, **options
+        method,
+        data or silos(kind),
+        NETS[kind],
+        training=training,
+        hardware=Hardware(threads=1),
+        seed=3,
+        **options,
     )
 
 
@@ -100,7 +112,8 @@ def standardised(features: Array) -> Array:
 
 
 def fitted(z: Array, targets: Array) -> tuple[Array, Ridge]:
-    """Scikit-learn's ridge regression with the λ/n of least GCV error, by the hat matrix written out."""
+    """Scikit-learn's ridge regression with the λ/n of least GCV error, by the hat matrix written
+    out."""
     one, n = np.hstack([z, np.ones((len(z), 1))]), len(z)
 
     def error(share: float) -> float:
@@ -127,7 +140,8 @@ def test_regression_is_ridge_of_scikit_learn_on_pooled_data() -> None:
 
 
 def test_labels_are_ridge_of_scikit_learn_and_logits_of_their_scores() -> None:
-    """Scores are linear in scikit-learn's, label by label; the logits are nearly as good as a logistic fit of these.
+    """Scores are linear in scikit-learn's, label by label; the logits are nearly as good as a
+    logistic fit of these.
 
     Two Gaussians of one variance say less of the rare label, but more than how rare it is.
     """
@@ -137,10 +151,14 @@ def test_labels_are_ridge_of_scikit_learn_and_logits_of_their_scores() -> None:
     for label in range(3):
         slope, shift = np.polyfit(wanted[:, label], found[:, label], 1)
         assert slope > 0
-        assert np.allclose(found[:, label], slope * wanted[:, label] + shift, atol=1e-3 * np.abs(found).max())
+        assert np.allclose(
+            found[:, label], slope * wanted[:, label] + shift, atol=1e-3 * np.abs(found).max()
+        )
         best = LogisticRegression(C=1e6).fit(wanted[:, [label]], y[:, label].numpy())
         losses = [
-            torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), y[:, label].double())
+            torch.nn.functional.binary_cross_entropy_with_logits(
+                torch.tensor(logits), y[:, label].double()
+            )
             for logits in (found[:, label], best.decision_function(wanted[:, [label]]))
         ]
         share = float(y[:, label].mean())
@@ -157,10 +175,17 @@ def test_labels_are_ridge_of_scikit_learn_and_logits_of_their_scores() -> None:
 def test_the_same_bits_in_any_order_and_division(kind: str, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     x, y = diabetes() if kind == "regression" else marked()
-    rest = 60 + (torch.randperm(len(x) - 60, generator=draw) if seed % 2 else y[60:, 0].argsort(stable=True))
-    cuts = [60, *(60 + torch.randperm(len(x) - 62, generator=draw)[: 1 + seed].sort().values + 1).tolist()]
+    rest = 60 + (
+        torch.randperm(len(x) - 60, generator=draw) if seed % 2 else y[60:, 0].argsort(stable=True)
+    )
+    cuts = [
+        60,
+        *(60 + torch.randperm(len(x) - 62, generator=draw)[: 1 + seed].sort().values + 1).tolist(),
+    ]
     method = replace(METHOD, topology="star" if seed % 3 == 0 else "chain")
-    assert bits(go(kind, method, silos(kind, rest, cuts))) == bits(go(kind, data=silos(kind, cuts=[60])))
+    assert bits(go(kind, method, silos(kind, rest, cuts))) == bits(
+        go(kind, data=silos(kind, cuts=[60]))
+    )
 
 
 @pytest.mark.parametrize("kind", ["regression", "multi-label"])
@@ -202,7 +227,9 @@ def test_personal_heads_of_a_regression() -> None:
     y[half:] = 300 - y[half:]
     task = Regression(mean=(150.0,), std=(77.0,))
     data = federate([(x[:half], y[:half]), (x[half:], y[half:])], val_fraction=0.0, task=task)
-    result = run(replace(METHOD, personal=True), data, Net(1, 10), hardware=Hardware(threads=1), seed=3)
+    result = run(
+        replace(METHOD, personal=True), data, Net(1, 10), hardware=Hardware(threads=1), seed=3
+    )
     common, own = (result.metrics[-2]["client_mean"], result.metrics[-1]["client_mean"])
     assert own < common - 10, "rmse"
 
@@ -217,7 +244,8 @@ def test_the_closing_lap_of_a_regression(method: Method) -> None:
     assert np.abs(found - wanted).max() < 5e-3
     with torch.no_grad():
         trained = before.model(x).double().numpy()
-    # On the samples it was solved from, least squares beats every trained head; on others either may win.
+    # On the samples it was solved from, least squares beats every trained head; on others either
+    # may win.
     assert np.square(found - targets).sum() < np.square(trained - targets).sum()
     network = Network(NETS["regression"])
     model = Size.of(network, (10,), silos("regression").dataset.task)
@@ -242,6 +270,8 @@ def test_what_cannot_be_summed_is_refused(tmp_path: Path) -> None:
     x, y = diabetes()
     far = y.clone()
     far[3] = 1e6
-    data = federate([(x, far)], val_fraction=0.0, task=Regression(mean=(0.0, 0.0), std=(100.0, 100.0)))
+    data = federate(
+        [(x, far)], val_fraction=0.0, task=Regression(mean=(0.0, 0.0), std=(100.0, 100.0))
+    )
     with pytest.raises(UserError, match="a target is more than 1048576 steps"):
         go("regression", data=data)

@@ -1,4 +1,5 @@
-"""FedKrylov: against exact ridge regression, its parts against plain formulas, bytes, and what a client refuses."""
+"""FedKrylov: against exact ridge regression, its parts against plain formulas, bytes, and what a
+client refuses."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,14 +46,18 @@ def points(n: int = 300) -> tuple[Tensor, Tensor]:
     return 2 * torch.eye(4)[y] + torch.randn(n, 4, generator=draw), y
 
 
-def silos(cuts: tuple[int, ...] = (60, 130, 135, 240), val: float = 0.0, skewed: bool = False) -> FederatedData:
+def silos(
+    cuts: tuple[int, ...] = (60, 130, 135, 240), val: float = 0.0, skewed: bool = False
+) -> FederatedData:
     """Clients that hold consecutive points, ordered by class if `skewed`; all share a test set."""
     x, y = points()
     if skewed:
         order = y.argsort(stable=True)
         x, y = x[order], y[order]
     held = list(zip(torch.tensor_split(x, cuts), torch.tensor_split(y, cuts), strict=True))
-    return federate(held, tests=[(x[::10], y[::10])] * len(held), val_fraction=val, classes=["a", "b", "c"])
+    return federate(
+        held, tests=[(x[::10], y[::10])] * len(held), val_fraction=val, classes=["a", "b", "c"]
+    )
 
 
 def go(data: FederatedData, method: FedKrylov | FedGram = METHOD, **options: Any) -> Result:
@@ -71,7 +76,9 @@ def exact(result: Result, x: Tensor, y: Tensor, share: float) -> Tensor:
     with torch.no_grad():
         phi: Tensor = features_of(result.model)(x).double()
     spread = phi.std(0, correction=0)
-    z = (phi - phi.mean(0)) * torch.where(spread.square() > 1e-3 * spread.square().mean(), 1 / spread, 0)
+    z = (phi - phi.mean(0)) * torch.where(
+        spread.square() > 1e-3 * spread.square().mean(), 1 / spread, 0
+    )
     weight = torch.linalg.solve(
         z.T @ z + share * len(z) * torch.eye(z.shape[1], dtype=torch.float64), z.T @ (y - y.mean(0))
     )
@@ -106,15 +113,25 @@ def test_more_laps_are_closer() -> None:
     assert gaps[0] > gaps[1] > gaps[2]
 
 
-@pytest.mark.filterwarnings("ignore:(.* the same as the label|each row of all silos has exactly one)")
+@pytest.mark.filterwarnings(
+    "ignore:(.* the same as the label|each row of all silos has exactly one)"
+)
 @pytest.mark.parametrize("kind", ["regression", "several labels"])
 def test_other_tasks(kind: str) -> None:
     x, y = points()
-    numbers = torch.stack([x[:, 0] + 0.1 * x[:, 1], x[:, 2]], 1) if kind == "regression" else torch.eye(3)[y]
-    task: Task = Regression(mean=(1.0, 0.5), std=(2.0, 1.5)) if kind == "regression" else MultiLabel()
+    numbers = (
+        torch.stack([x[:, 0] + 0.1 * x[:, 1], x[:, 2]], 1)
+        if kind == "regression"
+        else torch.eye(3)[y]
+    )
+    task: Task = (
+        Regression(mean=(1.0, 0.5), std=(2.0, 1.5)) if kind == "regression" else MultiLabel()
+    )
     held = [(x[i::3], numbers[i::3]) for i in range(3)]
     data = federate(held, tests=held, val_fraction=0.0, task=task)
-    result = run(METHOD, data, lambda: Outputs(numbers.shape[1]), hardware=Hardware(threads=1), seed=3)
+    result = run(
+        METHOD, data, lambda: Outputs(numbers.shape[1]), hardware=Hardware(threads=1), seed=3
+    )
     targets = task.targets(numbers, numbers.shape[1]).double()
     expected, found = exact(result, x, targets, 0.01), scores(result, x)
     for k in range(targets.shape[1]):
@@ -145,7 +162,9 @@ def test_a_first_client_with_one_class_is_enough() -> None:
 def test_the_others_may_come_in_any_order() -> None:
     names = ["client-0", "client-3", "client-1", "client-4", "client-2"]
     x, _ = points()
-    a, b = (scores(go(silos(), replace(METHOD, order=order)), x) for order in ("given", ",".join(names)))
+    a, b = (
+        scores(go(silos(), replace(METHOD, order=order)), x) for order in ("given", ",".join(names))
+    )
     assert torch.equal(a.argmax(1), b.argmax(1))
     assert float((a - b).abs().max()) < 0.02 * float(a.abs().max())
 
@@ -166,7 +185,8 @@ def test_bytes_that_are_too_few_are_refused() -> None:
 
 def test_the_same_bytes_hold_more_features_than_the_gram_matrix() -> None:
     widths = [
-        features_of(go(silos(), method).model).width for method in (FedGram(bytes="100kB"), FedKrylov(bytes="100kB"))
+        features_of(go(silos(), method).model).width
+        for method in (FedGram(bytes="100kB"), FedKrylov(bytes="100kB"))
     ]
     assert widths[1] > 5 * widths[0]
 
@@ -219,14 +239,24 @@ def test_the_preconditioner_is_the_inverse_that_it_says(rows: int) -> None:
     own, y = torch.randn(rows, 30, generator=draw), torch.eye(3)[torch.arange(rows) % 3]
     phi = torch.cat([own, torch.randn(90 - rows, 30, generator=draw)]).double()
     of = torch.eye(3, dtype=torch.float64)[torch.arange(90) % 3]
-    problem = Problem.of(torch.cat([phi.T @ of, phi.sum(0)[:, None], phi.square().sum(0)[:, None]], 1), Labels.of(of))
+    problem = Problem.of(
+        torch.cat([phi.T @ of, phi.sum(0)[:, None], phi.square().sum(0)[:, None]], 1), Labels.of(of)
+    )
     found = Preconditioner(own, y, problem, 0.2, lambda make: make())(problem.products)
     z = own.double() * problem.scale
     means = torch.stack([z[k::3].mean(0) for k in range(3)])
     within = z - means[torch.arange(rows) % 3]
-    classes = torch.stack([((phi - problem.mean) * problem.scale)[k::3].sum(0) / 30**0.5 for k in range(3)])
-    p = 90 / rows * within.T @ within + classes.T @ classes + 0.2 * 90 * torch.eye(30, dtype=torch.float64)
-    assert torch.allclose(found.double(), torch.linalg.solve(p, problem.products), rtol=1e-3, atol=1e-5)
+    classes = torch.stack(
+        [((phi - problem.mean) * problem.scale)[k::3].sum(0) / 30**0.5 for k in range(3)]
+    )
+    p = (
+        90 / rows * within.T @ within
+        + classes.T @ classes
+        + 0.2 * 90 * torch.eye(30, dtype=torch.float64)
+    )
+    assert torch.allclose(
+        found.double(), torch.linalg.solve(p, problem.products), rtol=1e-3, atol=1e-5
+    )
 
 
 def test_new_directions_leave_out_the_old_ones() -> None:
@@ -247,8 +277,13 @@ def test_columns_are_rounded_a_little(seed: int, size: float) -> None:
     for matrix, columns in zip(matrices, (a, b), strict=True):
         assert bool(((columns.matrix() - matrix).abs() <= matrix.abs().amax(0) / 65_000).all())
     both = matrices[0] + matrices[1]
-    assert float((a.plus(b).matrix() - both).abs().max()) <= float(max(m.abs().max() for m in matrices)) / 10_000
-    assert torch.equal(ShortColumns.of(torch.zeros(4, 2)).matrix(), torch.zeros(4, 2, dtype=torch.float64))
+    assert (
+        float((a.plus(b).matrix() - both).abs().max())
+        <= float(max(m.abs().max() for m in matrices)) / 10_000
+    )
+    assert torch.equal(
+        ShortColumns.of(torch.zeros(4, 2)).matrix(), torch.zeros(4, 2, dtype=torch.float64)
+    )
 
 
 def sums() -> tuple[OpeningSums, Multiplied]:
@@ -264,18 +299,26 @@ def sums() -> tuple[OpeningSums, Multiplied]:
     [
         lambda o, m: o._replace(sums=ShortColumns.of(torch.ones(6, 5))).checked(5, 3),
         lambda o, m: o._replace(sums=o.sums._replace(counts=o.sums.counts.int())).checked(5, 3),
-        lambda o, m: o._replace(sums=o.sums._replace(units=o.sums.units * float("nan"))).checked(5, 3),
+        lambda o, m: o._replace(sums=o.sums._replace(units=o.sums.units * float("nan"))).checked(
+            5, 3
+        ),
         lambda o, m: o._replace(sums=o.sums._replace(units=-o.sums.units)).checked(5, 3),
         lambda o, m: o._replace(labels=o.labels._replace(samples=-1)).checked(5, 3),
         lambda o, m: o._replace(labels=o.labels._replace(powers=-o.labels.powers)).checked(5, 3),
         lambda o, m: o._replace(held=o.held._replace(targets=torch.ones(2).double())).checked(5, 3),
-        lambda o, m: o._replace(held=o.held._replace(targets=torch.full((3,), float("inf")).double())).checked(5, 3),
+        lambda o, m: o._replace(
+            held=o.held._replace(targets=torch.full((3,), float("inf")).double())
+        ).checked(5, 3),
         lambda o, m: m._replace(held=m.held._replace(inner=torch.ones(2, 4).double())).checked(m),
-        lambda o, m: m._replace(held=m.held._replace(total=torch.full((2,), float("nan")).double())).checked(m),
+        lambda o, m: m._replace(
+            held=m.held._replace(total=torch.full((2,), float("nan")).double())
+        ).checked(m),
         lambda o, m: m._replace(sums=ShortColumns.of(torch.ones(5, 3))).checked(m),
     ],
 )
-def test_what_another_silo_sends_is_checked(spoilt: Callable[[OpeningSums, Multiplied], object]) -> None:
+def test_what_another_silo_sends_is_checked(
+    spoilt: Callable[[OpeningSums, Multiplied], object],
+) -> None:
     opening, multiplied = sums()
     assert opening.checked(5, 3) == opening
     assert multiplied.checked(multiplied) == multiplied
@@ -284,7 +327,8 @@ def test_what_another_silo_sends_is_checked(spoilt: Callable[[OpeningSums, Multi
 
 
 def honest() -> tuple[OpeningSums, Multiplied]:
-    """Sums over twelve samples of three classes and six held-out ones, with five features and two directions."""
+    """Sums over twelve samples of three classes and six held-out ones, with five features and two
+    directions."""
     draw = torch.Generator().manual_seed(2)
     phi = torch.randint(-100, 100, (18, 5), generator=draw).double()
     y = torch.eye(3).double()[torch.arange(18) % 3]
@@ -305,17 +349,33 @@ def units(sums: ShortColumns, factor: float) -> ShortColumns:
     {
         "huge sums": lambda o, m: (o._replace(sums=units(o.sums, 1e36)), m),
         "sums a hundred times too large": lambda o, m: (o._replace(sums=units(o.sums, 100)), m),
-        "negative squares": lambda o, m: (o._replace(sums=o.sums._replace(counts=-o.sums.counts)), m),
+        "negative squares": lambda o, m: (
+            o._replace(sums=o.sums._replace(counts=-o.sums.counts)),
+            m,
+        ),
         "int16's least": lambda o, m: (
             o._replace(sums=o.sums._replace(counts=torch.full_like(o.sums.counts, -(2**15)))),
             m,
         ),
         "no samples": lambda o, m: (o._replace(labels=o.labels._replace(samples=0)), m),
-        "samples beyond any float": lambda o, m: (o._replace(labels=o.labels._replace(samples=10**400)), m),
-        "held samples without labels": lambda o, m: (o._replace(held=o.held._replace(samples=100)), m),
-        "negative targets": lambda o, m: (o._replace(held=o.held._replace(targets=-o.held.targets)), m),
+        "samples beyond any float": lambda o, m: (
+            o._replace(labels=o.labels._replace(samples=10**400)),
+            m,
+        ),
+        "held samples without labels": lambda o, m: (
+            o._replace(held=o.held._replace(samples=100)),
+            m,
+        ),
+        "negative targets": lambda o, m: (
+            o._replace(held=o.held._replace(targets=-o.held.targets)),
+            m,
+        ),
         "huge powers": lambda o, m: (
-            o._replace(labels=o.labels._replace(targets=o.labels.targets * 1e300, powers=o.labels.powers * 1e300)),
+            o._replace(
+                labels=o.labels._replace(
+                    targets=o.labels.targets * 1e300, powers=o.labels.powers * 1e300
+                )
+            ),
             m,
         ),
         "half a sample": lambda o, m: (
@@ -324,9 +384,18 @@ def units(sums: ShortColumns, factor: float) -> ShortColumns:
         ),
         "huge products": lambda o, m: (o, m._replace(sums=units(m.sums, 1e30))),
         "products too large for the samples": lambda o, m: (o, m._replace(sums=units(m.sums, 1e6))),
-        "huge held answers": lambda o, m: (o, m._replace(held=m.held._replace(inner=m.held.inner * 1e290))),
-        "huge held products": lambda o, m: (o, m._replace(held=m.held._replace(products=m.held.products * 1e9))),
-        "huge held totals": lambda o, m: (o, m._replace(held=m.held._replace(total=m.held.total * 1e9))),
+        "huge held answers": lambda o, m: (
+            o,
+            m._replace(held=m.held._replace(inner=m.held.inner * 1e290)),
+        ),
+        "huge held products": lambda o, m: (
+            o,
+            m._replace(held=m.held._replace(products=m.held.products * 1e9)),
+        ),
+        "huge held totals": lambda o, m: (
+            o,
+            m._replace(held=m.held._replace(total=m.held.total * 1e9)),
+        ),
     }.items(),
     ids=lambda named: named[0],
 )
@@ -357,18 +426,26 @@ def test_a_small_lambda_does_not_enlarge_rounding_errors(ridge: float) -> None:
     held = [(x[i::3], y[i::3]) for i in range(3)]
     data = federate(held, tests=[(x, y)] * 3, classes=["a", "b", "c"], val_fraction=0.0)
     result = go(data, FedKrylov(width=400, laps=60, ridge=ridge))
-    both = torch.stack([scores(result, x).flatten(), exact(result, x, torch.eye(3).double()[y], ridge).flatten()])
+    both = torch.stack(
+        [scores(result, x).flatten(), exact(result, x, torch.eye(3).double()[y], ridge).flatten()]
+    )
     assert float(torch.corrcoef(both)[0, 1]) > 0.999
 
 
 def test_a_first_client_unlike_the_others_is_solved_with_in_float64() -> None:
     """Its features are hundreds of standard deviations of all clients from their mean."""
     draw = torch.Generator().manual_seed(0)
-    own = 1e3 * torch.randn(3, 40, generator=draw).repeat(20, 1) + 1e-3 * torch.randn(60, 40, generator=draw)
-    labels = Labels(10**6, torch.full((3,), 10**6 / 3).double(), torch.full((3,), 10**6 / 3).double())
+    own = 1e3 * torch.randn(3, 40, generator=draw).repeat(20, 1) + 1e-3 * torch.randn(
+        60, 40, generator=draw
+    )
+    labels = Labels(
+        10**6, torch.full((3,), 10**6 / 3).double(), torch.full((3,), 10**6 / 3).double()
+    )
     products = torch.randn(40, 3, generator=draw).double()
     problem = Problem(torch.zeros(40).double(), torch.ones(40).double(), products, labels)
-    solver = Preconditioner(own, torch.eye(3)[torch.arange(60) // 20], problem, 1e-3, lambda make: make())
+    solver = Preconditioner(
+        own, torch.eye(3)[torch.arange(60) // 20], problem, 1e-3, lambda make: make()
+    )
     found = solver(problem.products)
     assert found.dtype == torch.float64, "float32 fails here"
     rows = solver._rows.double()
@@ -391,7 +468,8 @@ def test_scales_that_are_not_positive_are_refused(name: str) -> None:
         (FedKrylov(width=5), r"width 5 is too small for features of this kind: give 8 or more"),
         (
             FedKrylov(bytes="100B"),
-            r"bytes 100B \(100 bytes\) has no room for 8 features, the fewest possible: give 724B or more",
+            r"bytes 100B \(100 bytes\) has no room for 8 features, the fewest possible: give 724B "
+            r"or more",
         ),
     ],
     ids=["width", "bytes"],
@@ -430,8 +508,11 @@ def test_options_for_patches_are_refused_for_vectors() -> None:
 WHOLE = replace(METHOD, sums="whole")
 
 
-def test_sums_leave_out_classes_with_few_validation_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others take their own parts away: a class of one validation sample would show its answers to directions."""
+def test_sums_leave_out_classes_with_few_validation_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others take their own parts away: a class of one validation sample would show its answers
+    to directions."""
     given: list[Any] = []
     added = Client.added
 
@@ -454,7 +535,10 @@ def test_sums_leave_out_classes_with_few_validation_samples(monkeypatch: pytest.
 
 def test_whole_sums_have_the_same_bits_in_any_order_of_the_others() -> None:
     names = ["client-0", "client-3", "client-1", "client-4", "client-2"]
-    one, other = (go(silos(val=0.3), replace(WHOLE, order=order)).weights for order in ("given", ",".join(names)))
+    one, other = (
+        go(silos(val=0.3), replace(WHOLE, order=order)).weights
+        for order in ("given", ",".join(names))
+    )
     assert one is not None
     assert other is not None
     assert torch.equal(one.params, other.params)
@@ -493,7 +577,9 @@ def test_whole_sums_take_the_bytes_of_the_formula_and_are_checked() -> None:
     size = Size.of(Network(of_method(Tiny, method, (4,), 3, 3, Classification())()), (4,))
     assert 4 * 19_000 < result.bytes == method.cost(5, size) <= 4 * 20_000
     opening, _ = honest()
-    whole = opening._replace(sums=WholeColumns(opening.sums.matrix().long()), labels=counts(3), held=counts(3))
+    whole = opening._replace(
+        sums=WholeColumns(opening.sums.matrix().long()), labels=counts(3), held=counts(3)
+    )
     whole.checked(5, 3, classes=True)
     for spoilt in (
         whole._replace(labels=opening.labels),

@@ -1,4 +1,5 @@
-"""FedLPA: linear systems against explicit Kronecker products, reductions, conjugate gradients, bytes, bad input."""
+"""FedLPA: linear systems against explicit Kronecker products, reductions, conjugate gradients,
+bytes, bad input."""
 
 from typing import Any
 
@@ -14,7 +15,10 @@ from ekiden.methods.one_shot.blocks.curvature import half
 from ekiden.methods.one_shot.fedlpa import Posterior, conjugate
 from tests.methods.merging import layout, matrix, models, semidefinite, trained
 
-SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+SETTINGS: dict[str, Any] = {
+    "training": Training(lr=0.01, batch_size=16),
+    "hardware": Hardware(threads=1),
+}
 SIZES = ((4, 2), (2, 2))
 
 
@@ -40,7 +44,11 @@ def test_mean_factors_written_out() -> None:
         for k in range(3):
             a, b = (side.numpy() + 0.001**0.5 * np.eye(len(side)) for side in factors(k)[i])
             p = (2 + k) / 9
-            a_mean, b_mean, z = a_mean + p * a, b_mean + p * b, z + p * b @ matrix(sent[k].trained.model, i) @ a
+            a_mean, b_mean, z = (
+                a_mean + p * a,
+                b_mean + p * b,
+                z + p * b @ matrix(sent[k].trained.model, i) @ a,
+            )
         expected = np.linalg.inv(b_mean) @ z @ np.linalg.inv(a_mean)
         np.testing.assert_allclose(matrix(found, i), expected, rtol=2e-3, atol=2e-4)
 
@@ -63,7 +71,9 @@ def test_much_damping_gives_the_average() -> None:
 
 def test_one_client_keeps_its_model(blobs: FederatedData) -> None:
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
-    merged, averaged = (run(m, alone, Tiny, **SETTINGS) for m in (FedLPA(epochs=2), Average(epochs=2)))
+    merged, averaged = (
+        run(m, alone, Tiny, **SETTINGS) for m in (FedLPA(epochs=2), Average(epochs=2))
+    )
     assert merged.weights is not None
     assert averaged.weights is not None
     assert torch.equal(merged.weights.params, averaged.weights.params)

@@ -1,4 +1,5 @@
-"""FedMA: exact numbers of the classifier and of padding, permuted channels, frozen layers, bytes, rounds, bad input."""
+"""FedMA: exact numbers of the classifier and of padding, permuted channels, frozen layers, bytes,
+rounds, bad input."""
 
 import copy
 from collections.abc import Callable
@@ -19,7 +20,10 @@ from ekiden.methods.one_shot.fedma import KeptLayers, class_mean, own_units
 from ekiden.results.result import Result
 from ekiden.training.network import Elastic, Form, Network, assemble, matrices
 
-SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+SETTINGS: dict[str, Any] = {
+    "training": Training(lr=0.01, batch_size=16),
+    "hardware": Hardware(threads=1),
+}
 
 
 def draw() -> torch.Generator:
@@ -42,19 +46,26 @@ def lenet() -> nn.Module:
 
 
 def wide(hidden: int = 8) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 5), nn.ReLU(), nn.Linear(5, 3))
+    return nn.Sequential(
+        nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 5), nn.ReLU(), nn.Linear(5, 3)
+    )
 
 
 def merged(method: FedMA, modules: list[nn.Module], counts: Tensor) -> nn.Module:
     elastics = [Elastic(m) for m in modules]
-    layers = method.merge([matrices(Network(e)) for e in elastics], elastics[0].forms, counts, draw())
+    layers = method.merge(
+        [matrices(Network(e)) for e in elastics], elastics[0].forms, counts, draw()
+    )
     return assemble(elastics[0], layers).module
 
 
 def test_the_classifier_is_averaged_by_samples_of_each_class() -> None:
     heads = [torch.tensor([[1.0], [1]]), torch.tensor([[5.0], [9]])]
     assert class_mean(heads, torch.tensor([[30, 0], [10, 20]])).tolist() == [[2], [9]]
-    assert class_mean(heads, torch.tensor([[30, 0], [10, 0]])).tolist() == [[2], [5]]  # nobody has class 1
+    assert class_mean(heads, torch.tensor([[30, 0], [10, 0]])).tolist() == [
+        [2],
+        [5],
+    ]  # nobody has class 1
 
 
 def test_permuted_channels_are_found_and_the_next_layer_follows() -> None:
@@ -170,7 +181,8 @@ def test_one_shot(blobs: FederatedData) -> None:
 @pytest.mark.slow
 def test_retraining_learns_what_matching_loses(blobs: FederatedData) -> None:
     before, after = (
-        run(FedMA(epochs=30, retrain_epochs=e), blobs, lambda: wide(16), **SETTINGS).accuracy for e in (0, 30)
+        run(FedMA(epochs=30, retrain_epochs=e), blobs, lambda: wide(16), **SETTINGS).accuracy
+        for e in (0, 30)
     )
     assert after > before + 0.05
     assert after > 0.7
@@ -181,11 +193,21 @@ def test_retraining_learns_what_matching_loses(blobs: FederatedData) -> None:
 def test_clients_with_one_sample_or_one_class_take_part() -> None:
     generator = draw()
     silos = [
-        (torch.randn(n, 4, generator=generator), torch.full((n,), c) if c < 2 else torch.arange(n) % 2)
+        (
+            torch.randn(n, 4, generator=generator),
+            torch.full((n,), c) if c < 2 else torch.arange(n) % 2,
+        )
         for n, c in ((20, 2), (1, 1), (9, 0))
     ]  # nobody has the last class
-    data = federate([*silos, (torch.randn(2, 4), torch.tensor([0, 0]))], test=(torch.randn(3, 4), torch.arange(3)))
-    for method in (FedMA(epochs=2, retrain_epochs=1, rounds=2), FedMA(epochs=2, retrain_epochs=0), PFNM(epochs=2)):
+    data = federate(
+        [*silos, (torch.randn(2, 4), torch.tensor([0, 0]))],
+        test=(torch.randn(3, 4), torch.arange(3)),
+    )
+    for method in (
+        FedMA(epochs=2, retrain_epochs=1, rounds=2),
+        FedMA(epochs=2, retrain_epochs=0),
+        PFNM(epochs=2),
+    ):
         result = run(method, data, Tiny, **SETTINGS)
         assert result.weights is not None
         assert result.weights.is_finite()

@@ -11,7 +11,9 @@ from tests.methods.rounds import linear, play, values
 from tests.methods.test_fedavg import SETTINGS
 
 
-@pytest.mark.parametrize(("steps", "momentum", "a"), [(1, 0.9, 1), (2, 0.9, 2.9), (5, 0.9, 13.1441), (7, 0.0, 7)])
+@pytest.mark.parametrize(
+    ("steps", "momentum", "a"), [(1, 0.9, 1), (2, 0.9, 2.9), (5, 0.9, 13.1441), (7, 0.0, 7)]
+)
 def test_accumulation(steps: int, momentum: float, a: float) -> None:
     assert accumulation(steps, momentum) == pytest.approx(a, abs=1e-12)
 
@@ -24,7 +26,9 @@ def test_accumulation_has_a_closed_form(momentum: float) -> None:
 
 
 def test_accumulation_under_a_pull() -> None:
-    assert [accumulation(t, 0.0, 0.1) for t in (1, 2, 3)] == pytest.approx([1, 1.9, 2.71], abs=1e-12)
+    assert [accumulation(t, 0.0, 0.1) for t in (1, 2, 3)] == pytest.approx(
+        [1, 1.9, 2.71], abs=1e-12
+    )
     assert accumulation(3, 0.0, 0.1) == pytest.approx((1 - 0.9**3) / 0.1, abs=1e-12)
 
 
@@ -32,7 +36,10 @@ def test_accumulation_under_a_pull() -> None:
 def test_linear_losses_are_normalised_exactly(momentum: float, mu: float) -> None:
     training = Training(optimizer="sgd", lr=0.1, weight_decay=0.0, momentum=momentum)
     slopes, speeds, n = (1.0, -3.0, 0.5), (2, 7, 1), (1, 2, 5)
-    toys = [linear(s, speed=v, n=k, training=training) for s, v, k in zip(slopes, speeds, n, strict=True)]
+    toys = [
+        linear(s, speed=v, n=k, training=training)
+        for s, v, k in zip(slopes, speeds, n, strict=True)
+    ]
     a = [accumulation(v, momentum, 0.1 * mu) for v in speeds]
     p = [k / 8 for k in n]
     effective = sum(x * y for x, y in zip(p, a, strict=True))
@@ -49,7 +56,9 @@ def test_server_momentum_on_a_constant_change() -> None:
 
 
 def test_equal_steps_on_real_data_are_fedavg(blobs: FederatedData) -> None:
-    whole = Training(optimizer="sgd", lr=0.05, momentum=0.9, batch_size=1000)  # one step an epoch at every client
+    whole = Training(
+        optimizer="sgd", lr=0.05, momentum=0.9, batch_size=1000
+    )  # one step an epoch at every client
     a, b = (
         run(kind(rounds=2, epochs=3), blobs, Tiny, **(SETTINGS | {"training": whole})).weights
         for kind in (FedNova, FedAvg)
@@ -63,4 +72,6 @@ def test_equal_steps_on_real_data_are_fedavg(blobs: FederatedData) -> None:
 def test_momentum_at_the_server_follows_the_decay_of_the_learning_rate() -> None:
     """u ← γu + change/η, w ← w - ηu, on the loss w: η = 0.1, 0.05, γ = 0.5."""
     method = FedNova(rounds=2, epochs=1, lr_decay=0.5, server_momentum=0.5)
-    assert values(play(method, [linear(1.0)])) == pytest.approx([-0.1, -0.1 - 0.05 * 1.5], abs=1e-12)
+    assert values(play(method, [linear(1.0)])) == pytest.approx(
+        [-0.1, -0.1 - 0.05 * 1.5], abs=1e-12
+    )

@@ -1,4 +1,5 @@
-"""FedOV: exact numbers of vote, loss and attack; other numbers of classes; evaluated and loaded like any model."""
+"""FedOV: exact numbers of vote, loss and attack; other numbers of classes; evaluated and loaded
+like any model."""
 
 import copy
 from pathlib import Path
@@ -36,7 +37,12 @@ def vote(voters: int, *logits: tuple[float, ...]) -> Vote:
 
 @pytest.mark.parametrize(
     ("voters", "expected"),
-    [(1, (0.936240, 0.046613)), (2, (1.100491, 0.782737)), (3, (1.190522, 1.027466)), (0, (1.190522, 1.027466))],
+    [
+        (1, (0.936240, 0.046613)),
+        (2, (1.100491, 0.782737)),
+        (3, (1.190522, 1.027466)),
+        (0, (1.190522, 1.027466)),
+    ],
 )
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_vote(voters: int, expected: tuple[float, float], order: tuple[int, ...]) -> None:
@@ -75,7 +81,9 @@ def test_all_mass_on_unknown_is_defined() -> None:
 
 def test_answers_keep_their_order_where_all_are_sure_of_unknown() -> None:
     assert int(vote(1, (0.0, 5.0, 40.0))(X).argmax()) == 1
-    assert int(vote(1, (9.0, 5.0, 50.0), (0.0, 5.0, 40.0))(X).argmax()) == 1, "the less sure one votes"
+    assert int(vote(1, (9.0, 5.0, 50.0), (0.0, 5.0, 40.0))(X).argmax()) == 1, (
+        "the less sure one votes"
+    )
     assert int(vote(0, (0.0, 5.0, 90.0), (0.0, 4.0, 90.0))(X).argmax()) == 1
 
 
@@ -111,7 +119,9 @@ def test_representations_are_mixed_behind_the_first_hidden_layer() -> None:
     torch.testing.assert_close(mixed, one[1](0.3 * x[:3].tanh() + 0.7 * x[:3].tanh()[pairs]))
 
 
-def test_batchnorm_sees_samples_and_corrupted_ones_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batchnorm_sees_samples_and_corrupted_ones_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = widen(Tiny(), 1)
     seen: list[Tensor] = []
     module.features[1].register_forward_pre_hook(lambda m, args: seen.append(args[0]))  # type: ignore[union-attr, index]
@@ -123,7 +133,8 @@ def test_batchnorm_sees_samples_and_corrupted_ones_together(monkeypatch: pytest.
 
 
 def digits(classes: int) -> FederatedData:
-    """Handwritten digits, as far as there are classes; from 10 on their negatives. Nobody shares a class."""
+    """Handwritten digits, as far as there are classes; from 10 on their negatives. Nobody shares a
+    class."""
     source = load("digits")
 
     def part(samples: Samples, own: range) -> tuple[Tensor, Tensor]:
@@ -152,10 +163,14 @@ class Plain(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize(("classes", "epochs"), [(8, 8), (20, 15)])
 def test_beats_the_plain_ensemble_where_nobody_shares_a_class(classes: int, epochs: int) -> None:
-    settings: dict[str, Any] = {"training": Training(lr=0.003, batch_size=64), "hardware": Hardware(threads=1)}
+    settings: dict[str, Any] = {
+        "training": Training(lr=0.003, batch_size=64),
+        "hardware": Hardware(threads=1),
+    }
     data = digits(classes)
     open_set, plain = (
-        run(m, data, Plain(classes), **settings) for m in (FedOV(epochs=epochs), Ensemble(epochs=epochs))
+        run(m, data, Plain(classes), **settings)
+        for m in (FedOV(epochs=epochs), Ensemble(epochs=epochs))
     )
     assert isinstance(open_set.model, Vote)
     assert open_set.model(torch.rand(2, 1, 8, 8)).shape == (2, classes)
@@ -164,7 +179,9 @@ def test_beats_the_plain_ensemble_where_nobody_shares_a_class(classes: int, epoc
 
 def test_clients_train_to_the_end(blobs: FederatedData) -> None:
     best, last = (
-        run(FedOV(epochs=12), blobs, Tiny, training=Training(select=s), hardware=Hardware(threads=1))
+        run(
+            FedOV(epochs=12), blobs, Tiny, training=Training(select=s), hardware=Hardware(threads=1)
+        )
         for s in ("best", "last")
     )
     assert best.weights is not None
@@ -200,7 +217,11 @@ def test_is_evaluated_saved_and_loaded_like_any_model(blobs: FederatedData, tmp_
 def test_the_command_line_measures_it(tmp_path: Path, model: str) -> None:
     size = 16 if model == "lenet" else None
     plan: Plan[Method] = Plan(
-        Recipe(FedOV(epochs=1), model=model), partition="iid", clients=2, size=size, hardware=Hardware(threads=1)
+        Recipe(FedOV(epochs=1), model=model),
+        partition="iid",
+        clients=2,
+        size=size,
+        hardware=Hardware(threads=1),
     )
     data = plan.federation()
     result = plan.run(tmp_path / "run", data)
@@ -209,7 +230,9 @@ def test_the_command_line_measures_it(tmp_path: Path, model: str) -> None:
     assert scores.accuracy() == pytest.approx(result.accuracy)
 
 
-def test_a_network_that_does_not_fit_is_named_with_its_own_number_of_outputs(blobs: FederatedData) -> None:
+def test_a_network_that_does_not_fit_is_named_with_its_own_number_of_outputs(
+    blobs: FederatedData,
+) -> None:
     with pytest.raises(UserError, match=r"gives \(5,\) per sample, but the data have 3 classes"):
         run(FedOV(), blobs, nn.Linear(4, 5))
 
@@ -225,10 +248,16 @@ def test_members_are_copies() -> None:
 @pytest.mark.parametrize(("normed", "rows"), [(False, 8), (True, 2)])
 def test_all_passes_count(normed: bool, rows: int, blobs: FederatedData) -> None:
     """Samples, corrupted ones, harder ones and five steps of PGD, each forward and backward."""
-    settings: dict[str, Any] = {"training": Training(select="last"), "hardware": Hardware(threads=1)}
+    settings: dict[str, Any] = {
+        "training": Training(select="last"),
+        "hardware": Hardware(threads=1),
+    }
     norm = nn.BatchNorm1d(6) if normed else nn.Identity()
     result = run(
-        FedOV(epochs=2), blobs, lambda: nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 3)), **settings
+        FedOV(epochs=2),
+        blobs,
+        lambda: nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 3)),
+        **settings,
     )
     n = sum(len(c.train) for c in blobs.clients)
     assert result.metrics[-1]["forward"] == result.metrics[-1]["backward"] == 2 * rows * n
@@ -236,7 +265,11 @@ def test_all_passes_count(normed: bool, rows: int, blobs: FederatedData) -> None
 
 def test_rows_with_categories_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
     """Outliers are numbers in another order, which would be codes that no category has."""
-    rows: Any = {"age": [20.0, 60.0, 40.0, 30.0] * 15, "sex": ["f", "m"] * 30, "label": ["no", "yes", "yes"] * 20}
+    rows: Any = {
+        "age": [20.0, 60.0, 40.0, 30.0] * 15,
+        "sex": ["f", "m"] * 30,
+        "label": ["no", "yes", "yes"] * 20,
+    }
     with pytest.raises(UserError, match="fedov puts the numbers of a sample into another order"):
         run(FedOV(epochs=1), federate([rows, rows], label_column="label"), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()

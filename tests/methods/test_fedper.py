@@ -20,7 +20,11 @@ START = State(model=None, personal=(weights(1.0, 0.5), weights(1.0, 0.5)))
 
 
 def settings() -> dict[str, Any]:
-    return {"training": Training(lr=0.05, batch_size=16), "hardware": Hardware(threads=1), "seed": 5}
+    return {
+        "training": Training(lr=0.05, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 5,
+    }
 
 
 class Headless(nn.Module):
@@ -82,12 +86,17 @@ def test_with_nothing_but_a_head_it_is_local_training(blobs: FederatedData) -> N
 
 def test_a_server_and_everybody_average_to_the_same_bits(blobs: FederatedData) -> None:
     peers, server = (
-        run(FedPer(rounds=2, epochs=1, topology=t), blobs, Tiny, **settings()) for t in ("complete", "server")
+        run(FedPer(rounds=2, epochs=1, topology=t), blobs, Tiny, **settings())
+        for t in ("complete", "server")
     )
     for a, b in zip(peers.personal, server.personal, strict=True):
         assert torch.equal(a.params, b.params)
     size = Size.of(Network(Tiny()))
-    assert server.bytes == FedPer(rounds=2, topology="server").cost(4, size) == 2 * 4 * (2 * (size - 4 * 27) + 8)
+    assert (
+        server.bytes
+        == FedPer(rounds=2, topology="server").cost(4, size)
+        == 2 * 4 * (2 * (size - 4 * 27) + 8)
+    )
     assert {row.target for row in peers.ledger} == {c.name for c in blobs.clients}
 
 

@@ -1,4 +1,5 @@
-"""FedPFT: mixtures against numpy, draws against their moments, heads against a plain loop, and bytes."""
+"""FedPFT: mixtures against numpy, draws against their moments, heads against a plain loop, and
+bytes."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -54,7 +55,15 @@ def test_clusters_far_apart_are_found(kind: Covariance) -> None:
     draw = Generator().manual_seed(1)
     sizes, centres = (30, 10, 20), torch.tensor([[0.0, 0], [50, 0], [0, 50]])
     parts = [c + torch.randn(n, 2, generator=draw) for n, c in zip(sizes, centres, strict=True)]
-    found = fit(torch.cat(parts), torch.zeros(60, dtype=torch.int64), 1, 3, kind, seed=0, dtype=torch.float32)
+    found = fit(
+        torch.cat(parts),
+        torch.zeros(60, dtype=torch.int64),
+        1,
+        3,
+        kind,
+        seed=0,
+        dtype=torch.float32,
+    )
     for n, part in zip(sizes, parts, strict=True):
         own = part.double().numpy()
         (g,) = [g for g in range(3) if np.abs(found.means[0, g].numpy() - own.mean(0)).max() < 1e-3]
@@ -69,7 +78,11 @@ def test_em_stands_still_where_a_plain_step_does() -> None:
     x, _ = some(n=200, dim=2)
     x = torch.cat([x, 0.7 * x + 3])
     found = fit(x, torch.zeros(400, dtype=torch.int64), 1, 2, "full", seed=3, dtype=torch.float32)
-    points, pi, mu = x.double().numpy(), found.weights[0].double().numpy(), found.means[0].double().numpy()
+    points, pi, mu = (
+        x.double().numpy(),
+        found.weights[0].double().numpy(),
+        found.means[0].double().numpy(),
+    )
     sigma = gaussians.unpacked(found.covariances[0].double(), 2).numpy()
     density = np.zeros((400, 2))
     for g in range(2):
@@ -93,7 +106,15 @@ def test_few_samples() -> None:
 
 
 def test_alike_samples_do_not_break_it() -> None:
-    found = fit(torch.ones(8, 2), torch.zeros(8, dtype=torch.int64), 1, 3, "full", seed=0, dtype=torch.float32)
+    found = fit(
+        torch.ones(8, 2),
+        torch.zeros(8, dtype=torch.int64),
+        1,
+        3,
+        "full",
+        seed=0,
+        dtype=torch.float32,
+    )
     x, _ = found.draw(torch.tensor([100]), 1, 2, Generator().manual_seed(0))
     assert float((x - 1).abs().max()) < 0.01
 
@@ -104,7 +125,8 @@ def test_packing() -> None:
     assert gaussians.unpacked(gaussians.packed(matrix), 3).tolist() == matrix.tolist()
     square = matrix @ matrix
     assert torch.allclose(
-        gaussians.square_roots(square.double()) @ gaussians.square_roots(square.double()), square.double()
+        gaussians.square_roots(square.double()) @ gaussians.square_roots(square.double()),
+        square.double(),
     )
 
 
@@ -116,12 +138,18 @@ def test_draws_have_the_moments_of_the_mixture(kind: Covariance) -> None:
         "diagonal": [np.diag([1.0, 3]), np.diag([2.0, 0.5])],
         "full": [np.array([[2, 1.0], [1, 1]]), np.array([[1, -0.5], [-0.5, 2]])],
     }[kind]
-    rows = {"spherical": lambda s: [s[0, 0]], "diagonal": np.diag, "full": lambda s: [s[0, 0], s[1, 0], s[1, 1]]}[kind]
+    rows = {
+        "spherical": lambda s: [s[0, 0]],
+        "diagonal": np.diag,
+        "full": lambda s: [s[0, 0], s[1, 0], s[1, 1]],
+    }[kind]
     spread = torch.tensor(np.array([[rows(s) for s in sigma]]))  # type: ignore[operator]
     mixture = Mixtures(torch.tensor(pi[None]), torch.tensor(mu[None]), spread)
     x, y = mixture.draw(torch.tensor([200_000]), 1, 2, Generator().manual_seed(0))
     mean = pi @ mu
-    covariance = sum(p * (s + np.outer(m - mean, m - mean)) for p, s, m in zip(pi, sigma, mu, strict=True))
+    covariance = sum(
+        p * (s + np.outer(m - mean, m - mean)) for p, s, m in zip(pi, sigma, mu, strict=True)
+    )
     assert x.shape == (200_000, 2)
     assert not y.any()
     assert x.mean(0).numpy() == pytest.approx(mean, abs=0.03)
@@ -129,7 +157,9 @@ def test_draws_have_the_moments_of_the_mixture(kind: Covariance) -> None:
 
 
 def test_draws_are_as_many_as_there_were_samples() -> None:
-    mixture = Mixtures(torch.ones(3, 1), torch.arange(3.0)[:, None, None].repeat(1, 1, 2), torch.zeros(3, 1, 1))
+    mixture = Mixtures(
+        torch.ones(3, 1), torch.arange(3.0)[:, None, None].repeat(1, 1, 2), torch.zeros(3, 1, 1)
+    )
     x, y = mixture.draw(torch.tensor([2, 0, 3]), 3, 2, Generator().manual_seed(0))
     assert y.tolist() == [0, 0, 2, 2, 2]
     assert x.tolist() == [[0, 0], [0, 0], [2, 2], [2, 2], [2, 2]]
@@ -146,7 +176,9 @@ def test_draws_are_as_many_as_there_were_samples() -> None:
         ((), (), (), (1, 1)),
     ],
 )
-def test_refuses_mixtures_of_another_shape(weights: Any, means: Any, spread: Any, counts: Any) -> None:
+def test_refuses_mixtures_of_another_shape(
+    weights: Any, means: Any, spread: Any, counts: Any
+) -> None:
     mixture = Mixtures(torch.ones(weights), torch.ones(means), torch.ones(spread))
     with pytest.raises(UserError, match="use the same model at every client"):
         mixture.draw(torch.tensor(counts), 2, 3, Generator())
@@ -154,7 +186,10 @@ def test_refuses_mixtures_of_another_shape(weights: Any, means: Any, spread: Any
 
 def test_refuses_what_is_no_mixture() -> None:
     good = Mixtures(torch.ones(1, 1), torch.ones(1, 1, 3), torch.ones(1, 1, 3))
-    for bad in (good._replace(weights=torch.zeros(1, 1)), good._replace(covariances=-torch.ones(1, 1, 3))):
+    for bad in (
+        good._replace(weights=torch.zeros(1, 1)),
+        good._replace(covariances=-torch.ones(1, 1, 3)),
+    ):
         with pytest.raises(UserError, match="refused"):
             bad.draw(torch.tensor([1]), 1, 3, Generator())
     with pytest.raises(UserError, match="refused"):
@@ -225,11 +260,15 @@ def test_head_by_a_plain_loop() -> None:
         order = torch.randperm(50, generator=draw)
         for i in range(0, 50, 20):
             rows, seen = order[i : i + 20], seen + 1
-            surplus = (x[rows] @ wanted[:24].view(3, 8).T + wanted[24:]).softmax(1) - F.one_hot(y[rows], 3)
+            surplus = (x[rows] @ wanted[:24].view(3, 8).T + wanted[24:]).softmax(1) - F.one_hot(
+                y[rows], 3
+            )
             gradient = torch.cat([(surplus.T @ x[rows]).flatten(), surplus.sum(0)]) / len(rows)
             wanted = wanted * (1 - 0.05 * 0.1)  # AdamW
             mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
-            wanted = wanted - 0.05 * mean / (1 - 0.9**seen) / ((square / (1 - 0.999**seen)).sqrt() + 1e-8)
+            wanted = wanted - 0.05 * mean / (1 - 0.9**seen) / (
+                (square / (1 - 0.999**seen)).sqrt() + 1e-8
+            )
     assert torch.allclose(network.head.of(found).params, wanted, atol=1e-5)
     rest = ~network.head
     assert torch.equal(rest.of(found).params, rest.of(start).params), "the extractor stays"
@@ -238,7 +277,8 @@ def test_head_by_a_plain_loop() -> None:
 
 @pytest.mark.parametrize("form", ["star", "chain"])
 @pytest.mark.parametrize(
-    ("kind", "half", "numbers"), [("spherical", True, 1), ("diagonal", False, 8), ("full", True, 36)]
+    ("kind", "half", "numbers"),
+    [("spherical", True, 1), ("diagonal", False, 8), ("full", True, 36)],
 )
 def test_bytes(blobs: FederatedData, form: Any, kind: Covariance, half: bool, numbers: int) -> None:
     method = FedPFT(topology=form, covariance=kind, half=half, mixtures=2, head_epochs=1)
@@ -258,7 +298,10 @@ def test_learns_what_the_initial_features_tell(blobs: FederatedData, form: Any) 
         return network
 
     result = run(
-        FedPFT(topology=form, mixtures=2, order="random" if form == "chain" else "given"), blobs, wide, **SETTINGS
+        FedPFT(topology=form, mixtures=2, order="random" if form == "chain" else "given"),
+        blobs,
+        wide,
+        **SETTINGS,
     )
     assert result.metrics[-1]["accuracy"] > 0.75
     assert result.metrics[-1]["backward"] == 0
@@ -271,11 +314,17 @@ def test_a_lonely_client_trains_on_its_own_features() -> None:
     x, y = one.joined(points((1.0, 0), (3.0, 1)), weights(0.0), None)
     assert x.tolist() == [[1], [3]]
     assert y.tolist() == [0, 1]
-    assert one.cost(1, Size.of(Network(Tiny()), (4,))) == two.cost(1, Size.of(Network(Tiny()), (4,))) == 0
+    assert (
+        one.cost(1, Size.of(Network(Tiny()), (4,)))
+        == two.cost(1, Size.of(Network(Tiny()), (4,)))
+        == 0
+    )
 
 
 def test_received_mixtures_must_fit() -> None:
-    wrong = JointMixtures(torch.tensor([1, 1]), Mixtures(torch.ones(2, 1), torch.ones(2, 1, 5), torch.ones(2, 1, 5)))
+    wrong = JointMixtures(
+        torch.tensor([1, 1]), Mixtures(torch.ones(2, 1), torch.ones(2, 1, 5), torch.ones(2, 1, 5))
+    )
     with pytest.raises(UserError, match="2 classes and 1 features"):
         FedPFT(topology="chain").join(points((1.0, 0)), weights(0.0), wrong)
 
@@ -285,7 +334,9 @@ def test_refuses_features_that_are_no_numbers() -> None:
         FedPFT().describe(points((float("nan"), 0)), weights(0.0))
 
 
-@pytest.mark.parametrize("changes", [{"mixtures": 0}, {"head_lr": 0}, {"covariance": "tied"}, {"order": "random"}])
+@pytest.mark.parametrize(
+    "changes", [{"mixtures": 0}, {"head_lr": 0}, {"covariance": "tied"}, {"order": "random"}]
+)
 def test_refuses_what_does_not_fit(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):
         FedPFT(**changes)
@@ -302,4 +353,6 @@ def test_a_network_that_is_given_stays_as_it_is(blobs: FederatedData) -> None:
     assert result.weights is not None
     rest = ~network.head
     assert torch.equal(rest.of(result.weights).params, rest.of(network.weights()).params)
-    assert not torch.equal(network.head.of(result.weights).params, network.head.of(network.weights()).params)
+    assert not torch.equal(
+        network.head.of(result.weights).params, network.head.of(network.weights()).params
+    )

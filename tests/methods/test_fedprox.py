@@ -19,7 +19,11 @@ def test_gradient_is_exactly_zero_at_the_centre() -> None:
 def test_without_mu_it_is_fedavg_bit_for_bit(blobs: FederatedData) -> None:
     a, b, c = (
         run(method, blobs, Tiny, **SETTINGS).weights
-        for method in (FedProx(rounds=2, epochs=2, mu=0), FedAvg(rounds=2, epochs=2), FedProx(rounds=2, epochs=2, mu=1))
+        for method in (
+            FedProx(rounds=2, epochs=2, mu=0),
+            FedAvg(rounds=2, epochs=2),
+            FedProx(rounds=2, epochs=2, mu=1),
+        )
     )
     assert same(a, b)
     assert not same(b, c)

@@ -1,4 +1,5 @@
-"""FedRAN: its parts by hand, runs against a rewrite from the equations and against ridge regression, and refusals."""
+"""FedRAN: its parts by hand, runs against a rewrite from the equations and against ridge
+regression, and refusals."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +35,9 @@ def silos() -> FederatedData:
     """Four clients, one of which has few samples."""
     x, y = points()
     held = list(zip(torch.tensor_split(x, CUTS), torch.tensor_split(y, CUTS), strict=True))
-    return federate(held, tests=[(x[::10], y[::10])] * len(held), val_fraction=0.0, classes=["a", "b", "c"])
+    return federate(
+        held, tests=[(x[::10], y[::10])] * len(held), val_fraction=0.0, classes=["a", "b", "c"]
+    )
 
 
 def go(method: FedRAN = METHOD, **options: Any) -> Result:
@@ -51,7 +54,9 @@ def test_the_largest_directions_by_hand() -> None:
 
 
 def test_rounding_by_hand() -> None:
-    short = ShortColumns.of(torch.tensor([[127.0, 0.5], [-63.4, 1.0], [0, -2.0]], dtype=torch.float64), torch.int8)
+    short = ShortColumns.of(
+        torch.tensor([[127.0, 0.5], [-63.4, 1.0], [0, -2.0]], dtype=torch.float64), torch.int8
+    )
     assert short.counts.tolist() == [[127, 32], [-63, 64], [0, -127]]
     assert short.units.tolist() == pytest.approx([1, 2 / 127])
 
@@ -95,7 +100,16 @@ def test_regression_without_the_gram_matrix_is_ridge_regression(penalty: float) 
     gram += (apart * whole.counts) @ apart.T
     scale = (60 / gram.diagonal()).sqrt()
     products = (apart * whole.counts).T * scale
-    m = heads.Moments(60, mean, scale, gram * scale.outer(scale), products.sum(0), products, whole.counts, whole.counts)
+    m = heads.Moments(
+        60,
+        mean,
+        scale,
+        gram * scale.outer(scale),
+        products.sum(0),
+        products,
+        whole.counts,
+        whole.counts,
+    )
     expected = heads.outputs(heads.ridge(m, penalty), m, Classification())
     found = thin.head(penalty, Classification())
     assert torch.allclose(found, m.rows(expected), rtol=1e-6, atol=1e-8)
@@ -108,7 +122,8 @@ def rounded(matrix: Array, most: int) -> Array:
 
 
 def merged(first: Array, second: Array, rank: int) -> Array:
-    """The paper's merge: QR of both parts side by side, the decomposition of R, and its largest directions."""
+    """The paper's merge: QR of both parts side by side, the decomposition of R, and its largest
+    directions."""
     q, r = np.linalg.qr(np.concatenate([first, second], 1))
     u, s, _ = np.linalg.svd(r)
     k = min(rank, len(s))
@@ -131,14 +146,20 @@ def rewritten(phi: Array, y: NDArray[np.int64], topology: str, rank: int, share:
         inside = (of - labels @ centres).T
         own_squares: Any = (inside**2).sum(1)
         if topology == "star":
-            inside, centres = rounded(merged(inside[:, :0], inside, rank), 127), rounded(centres.T, 2**15 - 1).T
+            inside, centres = (
+                rounded(merged(inside[:, :0], inside, rank), 127),
+                rounded(centres.T, 2**15 - 1).T,
+            )
             own_squares = np.float32(own_squares)
         apart = np.sqrt(own * counts / np.maximum(own + counts, 1)) * (centres.T - means)
         means = (means * counts + centres.T * own) / np.maximum(counts + own, 1)
         counts, squares = counts + own, squares + own_squares + (apart**2).sum(1)
         sketch = np.concatenate([sketch, inside, apart], 1)
         if topology == "chain" and i < len(parts) - 1:
-            sketch, means = rounded(merged(sketch[:, :0], sketch, rank), 127), rounded(means, 2**15 - 1)
+            sketch, means = (
+                rounded(merged(sketch[:, :0], sketch, rank), 127),
+                rounded(means, 2**15 - 1),
+            )
             squares = squares.astype(np.float32).astype(float)
     mean = means @ counts / len(phi)
     gram = sketch @ sketch.T
@@ -148,7 +169,9 @@ def rewritten(phi: Array, y: NDArray[np.int64], topology: str, rank: int, share:
     scale = np.sqrt(len(phi) / gram.diagonal())
     z = (phi - mean) * scale
     products = (means - mean[:, None]) * counts * scale[:, None]
-    weight = np.linalg.solve(gram * np.outer(scale, scale) + share * len(phi) * np.eye(len(gram)), products)
+    weight = np.linalg.solve(
+        gram * np.outer(scale, scale) + share * len(phi) * np.eye(len(gram)), products
+    )
     found: Array = z @ weight + counts / len(phi)
     return found
 

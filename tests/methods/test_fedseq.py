@@ -12,8 +12,11 @@ from ekiden.methods import FedSeq
 from tests.methods.rounds import Table, quadratic, weights
 
 
-def chain(method: FedSeq, centres: tuple[float, ...], lr: float, ledger: list[Transfer] | None = None) -> list[float]:
-    """The model after each hop over clients with these optima, from 0; an epoch is a step, and lr = 1 leads there."""
+def chain(
+    method: FedSeq, centres: tuple[float, ...], lr: float, ledger: list[Transfer] | None = None
+) -> list[float]:
+    """The model after each hop over clients with these optima, from 0; an epoch is a step, and lr =
+    1 leads there."""
     training = Training(optimizer="sgd", lr=lr, weight_decay=0.0)
     toys = {f"client-{i}": quadratic(1, c, training=training) for i, c in enumerate(centres)}
     table, seen = Table(method, toys, weights(0.0)), []
@@ -40,10 +43,14 @@ def test_messages(clients: int, rounds: int, sends: int) -> None:
 
 
 @pytest.mark.parametrize(("steps", "alike"), [(1, True), (2, False)])
-def test_alignment_is_with_a_copy_that_training_leaves_behind(blobs: FederatedData, steps: int, alike: bool) -> None:
+def test_alignment_is_with_a_copy_that_training_leaves_behind(
+    blobs: FederatedData, steps: int, alike: bool
+) -> None:
     training = Training(lr=0.05, batch_size=16, max_steps=steps, select="last")
     plain, aligned = (
-        run(method, blobs, lambda: nn.Linear(4, 3), training=training, hardware=Hardware(threads=1)).weights
+        run(
+            method, blobs, lambda: nn.Linear(4, 3), training=training, hardware=Hardware(threads=1)
+        ).weights
         for method in (FedSeq(epochs=1), FedSeq(epochs=1, align_previous=1.0))
     )
     assert plain is not None

@@ -47,17 +47,23 @@ def test_divergence_without_the_true_class() -> None:
     q, p = torch.tensor([0.75, 0.25]), torch.tensor([0.5, 0.5])
     rest = float((q * (q / p).log()).sum())
     whole = float(divergence(student, teacher, LABEL, "kl"))
-    assert float(divergence(student, teacher, LABEL, "both")) == pytest.approx((whole + rest) / 2, abs=1e-6)
+    assert float(divergence(student, teacher, LABEL, "both")) == pytest.approx(
+        (whole + rest) / 2, abs=1e-6
+    )
 
 
 def test_loss_of_300_samples_before_100() -> None:
     logits = torch.zeros(1, 3, requires_grad=True)
-    loss = Distillation(Fixed(TEACHER), 300 / 100, "both", 1.0)(lambda x: logits, torch.zeros(1), LABEL, TEACHER)
+    loss = Distillation(Fixed(TEACHER), 300 / 100, "both", 1.0)(
+        lambda x: logits, torch.zeros(1), LABEL, TEACHER
+    )
     assert loss.item() == pytest.approx(1.186949566, abs=1e-6)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     # p - onehot + 3·½·[(p - q) + (p^ - q^)]
-    torch.testing.assert_close(logits.grad, torch.tensor([[-2 / 3 - 0.25, 1 / 3 + 0.125, 1 / 3 + 0.125]]))
+    torch.testing.assert_close(
+        logits.grad, torch.tensor([[-2 / 3 - 0.25, 1 / 3 + 0.125, 1 / 3 + 0.125]])
+    )
 
 
 class Given(nn.Module):
@@ -84,8 +90,12 @@ def test_the_widened_part_has_no_label_and_counts_whole() -> None:
     d = (6 * divergence(student[:6], said[:6], y[:6], "both") + 2 * kl(student[6:], asked)) / 8
     torch.manual_seed(0)
     torch.rand(8, 3), torch.randn(8, 3), torch.randn(8, 3)
-    assert torch.equal(objective(lambda x: student, x, y, said[:6]), loss), "the other two answers are of no use"
-    assert loss.item() == pytest.approx(float(F.cross_entropy(student[:6], y[:6]) + 3 * d), abs=1e-6)
+    assert torch.equal(objective(lambda x: student, x, y, said[:6]), loss), (
+        "the other two answers are of no use"
+    )
+    assert loss.item() == pytest.approx(
+        float(F.cross_entropy(student[:6], y[:6]) + 3 * d), abs=1e-6
+    )
 
 
 def test_both_models_see_the_same_scrambled_inputs() -> None:
@@ -96,12 +106,16 @@ def test_both_models_see_the_same_scrambled_inputs() -> None:
     objective(student, x, torch.zeros(16, dtype=torch.long), torch.randn(16, 3))
     assert torch.equal(teacher.asked[0], student.asked[0][8:])
     assert torch.equal(student.asked[0][:8], x[:8])
-    assert student.asked[0].is_contiguous(memory_format=torch.channels_last), "the layout that the feed gave"
+    assert student.asked[0].is_contiguous(memory_format=torch.channels_last), (
+        "the layout that the feed gave"
+    )
     assert teacher.asked[0].is_contiguous(memory_format=torch.channels_last)
     assert not torch.isclose(teacher.asked[0], x[8:]).all((1, 2, 3)).any()
 
 
-@pytest.mark.parametrize("shape", [(6, 3, 8, 8), (6, 1, 1, 1), (6, 5), (1, 3, 4, 4), (0, 3, 8, 8), (0, 4)])
+@pytest.mark.parametrize(
+    "shape", [(6, 3, 8, 8), (6, 1, 1, 1), (6, 5), (1, 3, 4, 4), (0, 3, 8, 8), (0, 4)]
+)
 def test_scrambling_takes_every_number_from_the_batch(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x = torch.rand(shape)
@@ -120,7 +134,9 @@ def test_scrambled_images_are_of_two() -> None:
 
 def test_temperature_softens_both_sides() -> None:
     logits = torch.zeros(1, 3)
-    loss = Distillation(Fixed(2 * TEACHER), 1.0, "kl", 2.0)(lambda x: logits, torch.zeros(1), LABEL, 2 * TEACHER)
+    loss = Distillation(Fixed(2 * TEACHER), 1.0, "kl", 2.0)(
+        lambda x: logits, torch.zeros(1), LABEL, 2 * TEACHER
+    )
     assert loss.item() == pytest.approx(log(3) + 4 * 0.058891518, abs=1e-6)
 
 
@@ -147,7 +163,8 @@ class Fixed(nn.Module):
 
 @dataclass
 class Silo:
-    """Stands for a client of `n` samples: hands back what it gets and remembers how it was asked to train."""
+    """Stands for a client of `n` samples: hands back what it gets and remembers how it was asked to
+    train."""
 
     n: int
     training: Training = field(default_factory=lambda: Training(tail=0.25))
@@ -248,7 +265,11 @@ def test_tail_mean_of_iterates_1_to_8_is_six_and_a_half() -> None:
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 5} | changes
+    return {
+        "training": Training(lr=0.01, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 5,
+    } | changes
 
 
 TAIL = Training(lr=0.01, batch_size=16, select="tail")
@@ -271,7 +292,9 @@ def test_weight_zero_is_fedseq_with_tail_averaging_bit_for_bit(blobs: FederatedD
     start, fitted = worker.network.weights(), []
     for distils in (False, True):
         client = Client(worker.bench("here"), blobs.clients[0], None, 0, "key")
-        objective = Distillation(client.network(start), 0.0, "both", 1.0) if distils else cross_entropy
+        objective = (
+            Distillation(client.network(start), 0.0, "both", 1.0) if distils else cross_entropy
+        )
         fitted.append(client.fit(start, epochs=2, objective=objective))
     assert torch.equal(fitted[0].params, fitted[1].params)
     assert not torch.equal(fitted[0].params, start.params)
@@ -302,9 +325,13 @@ def test_counts_the_passes_of_the_teacher(blobs: FederatedData) -> None:
     result = run(FedTasuki(epochs=3), blobs, Tiny, **settings())
     n = [len(c.train) for c in blobs.clients]
     assert result.metrics[-1]["backward"] == 3 * sum(n)
-    assert result.metrics[-1]["forward"] == 3 * sum(n) + sum(n[1:]), "it answers once for all epochs"
+    assert result.metrics[-1]["forward"] == 3 * sum(n) + sum(n[1:]), (
+        "it answers once for all epochs"
+    )
     widened = run(FedTasuki(epochs=3, widen=0.25), blobs, Tiny, **settings())
-    parts = [torch.arange(k).tensor_split([16 * i for i in range(1, batches(k, 16))]) for k in n[1:]]
+    parts = [
+        torch.arange(k).tensor_split([16 * i for i in range(1, batches(k, 16))]) for k in n[1:]
+    ]
     quarters = sum(int(0.25 * len(batch)) for part in parts for batch in part)
     assert widened.metrics[-1]["forward"] == 3 * (sum(n) + quarters) + sum(n[1:])
 
@@ -313,11 +340,15 @@ def test_counts_the_passes_of_the_teacher(blobs: FederatedData) -> None:
 def test_messages(clients: int, rounds: int, sends: int) -> None:
     model = Size.of(Network(Deep()))
     assert FedTasuki(rounds=rounds).cost(clients, model) == sends * (model + 8)
-    assert FedTasuki(rounds=rounds, statistics=True).cost(clients, model) == sends * (model + 8 + size(3, 6, 6))
+    assert FedTasuki(rounds=rounds, statistics=True).cost(clients, model) == sends * (
+        model + 8 + size(3, 6, 6)
+    )
 
 
 def test_ten_clients_move_nine_models_and_nine_counts(blobs: FederatedData) -> None:
-    ten = FederatedData(blobs.dataset, tuple(replace(blobs.clients[i % 4], name=f"c{i}") for i in range(10)))
+    ten = FederatedData(
+        blobs.dataset, tuple(replace(blobs.clients[i % 4], name=f"c{i}") for i in range(10))
+    )
     result = run(FedTasuki(epochs=1), ten, Tiny, **settings())
     assert result.weights is not None
     size = wire.size(result.weights)
@@ -326,11 +357,19 @@ def test_ten_clients_move_nine_models_and_nine_counts(blobs: FederatedData) -> N
 
 
 class Deep(nn.Module):
-    """So many weights, and so few features, that statistics of full rank are a small part of them."""
+    """So many weights, and so few features, that statistics of full rank are a small part of
+    them."""
 
     def __init__(self, features: int = 6, bias: bool = True) -> None:
         super().__init__()
-        wide = [nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, features), nn.ReLU()]
+        wide = [
+            nn.Linear(4, 64),
+            nn.ReLU(),
+            nn.Linear(64, 64),
+            nn.ReLU(),
+            nn.Linear(64, features),
+            nn.ReLU(),
+        ]
         self.features = nn.Sequential(*wide)
         self.head = nn.Linear(features, 3, bias=bias)
 
@@ -369,7 +408,9 @@ def test_first_client_describes_its_own_samples(blobs: FederatedData) -> None:
 
 
 def test_only_the_last_classifier_takes_statistics_in(blobs: FederatedData) -> None:
-    plain, told = (run(FedTasuki(epochs=2, statistics=s), blobs, Deep, **settings()) for s in (False, True))
+    plain, told = (
+        run(FedTasuki(epochs=2, statistics=s), blobs, Deep, **settings()) for s in (False, True)
+    )
     x = blobs.dataset.test.x
     assert torch.equal(last_features(plain, x), last_features(told, x)), "training does not change"
     accuracies = [[m["accuracy"] for m in r.metrics] for r in (plain, told)]
@@ -382,7 +423,9 @@ def test_only_the_last_classifier_takes_statistics_in(blobs: FederatedData) -> N
 def test_statistics_help_where_clients_have_two_classes_each() -> None:
     data = Plan(Recipe(FedTasuki()), "digits", "classes:2", 10).federation()
     fields: dict[str, Any] = {"hardware": Hardware(threads=1), "evaluate_every": 10}
-    plain, told = (run(FedTasuki(epochs=20, statistics=s), data, "mlp", **fields) for s in (False, True))
+    plain, told = (
+        run(FedTasuki(epochs=20, statistics=s), data, "mlp", **fields) for s in (False, True)
+    )
     assert told.metrics[-1]["accuracy"] > plain.metrics[-1]["accuracy"] + 0.2
 
 
@@ -399,7 +442,9 @@ def test_statistics_count_everybody_once_in_a_second_pass(blobs: FederatedData) 
     assert third.seen == int(everybody.sum())
 
 
-@pytest.mark.parametrize("more", [{}, {"recall": 0.25, "widen": 0.25}], ids=["alone", "with recall"])
+@pytest.mark.parametrize(
+    "more", [{}, {"recall": 0.25, "widen": 0.25}], ids=["alone", "with recall"]
+)
 def test_statistics_survive_a_stop_and_other_processes(
     more: dict[str, float], blobs: FederatedData, tmp_path: Path
 ) -> None:
@@ -430,12 +475,19 @@ def test_recall_costs_what_is_said(blobs: FederatedData) -> None:
         method = FedTasuki(epochs=2, **fields)  # type: ignore[arg-type]
         result = run(method, blobs, Deep, **settings())
         assert result.weights is not None
-        each = wire.size(result.weights) + 8 + means_size(3, (4,)) + (size(3, 6, 6) if "statistics" in fields else 0)
+        each = (
+            wire.size(result.weights)
+            + 8
+            + means_size(3, (4,))
+            + (size(3, 6, 6) if "statistics" in fields else 0)
+        )
         assert [row.bytes for row in result.ledger] == [each] * 3
         assert method.cost(4, Size.of(Network(Deep()), (4,))) == 3 * each
     n = [len(c.train) for c in blobs.clients]
     recalled = run(FedTasuki(epochs=3, recall=0.25), blobs, Deep, **settings())
-    parts = [torch.arange(k).tensor_split([16 * i for i in range(1, batches(k, 16))]) for k in n[1:]]
+    parts = [
+        torch.arange(k).tensor_split([16 * i for i in range(1, batches(k, 16))]) for k in n[1:]
+    ]
     quarters = sum(int(0.25 * len(batch)) for part in parts for batch in part)
     assert recalled.metrics[-1]["forward"] == 3 * (sum(n) + quarters) + sum(n[1:])
 
@@ -470,7 +522,9 @@ def test_recall_helps_where_clients_have_two_classes_each() -> None:
 
 def test_a_handoff_with_class_means_travels() -> None:
     known = means_of([(torch.rand(9, 4), torch.arange(9) % 3)], 3, (4,))
-    back = wire.decode(wire.encode(TeacherHandoff(Network(Deep()).weights(), 9, None, known)), TeacherHandoff)
+    back = wire.decode(
+        wire.encode(TeacherHandoff(Network(Deep()).weights(), 9, None, known)), TeacherHandoff
+    )
     assert back.inputs is not None
     for a, b in zip(known, back.inputs, strict=True):
         assert torch.equal(a, b)
@@ -482,8 +536,12 @@ def test_recall_needs_a_large_enough_network(blobs: FederatedData, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("network", "why"), [(lambda: Deep(bias=False), "biases"), (Tiny, "fewer features")])
-def test_statistics_need_a_fit_network(blobs: FederatedData, network: Any, why: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("network", "why"), [(lambda: Deep(bias=False), "biases"), (Tiny, "fewer features")]
+)
+def test_statistics_need_a_fit_network(
+    blobs: FederatedData, network: Any, why: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=why):
         run(FedTasuki(statistics=True), blobs, network, folder=tmp_path / "run", **settings())
     assert not (tmp_path / "run").exists()
@@ -516,7 +574,8 @@ def test_who_was_left_out_counts_when_it_first_takes_part(
             absent=lambda step, client: (step, client) == (1, away),
             **settings(),
         )
-        # The second pass begins with who trained the model alone: nobody else's samples are behind it.
+        # The second pass begins with who trained the model alone: nobody else's samples are behind
+        # it.
         assert factors == pytest.approx([0.0, *expected])
 
 

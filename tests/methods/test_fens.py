@@ -1,4 +1,5 @@
-"""FENS: one round and the ridge against independent rewrites; what is held out; equal weights are an ensemble."""
+"""FENS: one round and the ridge against independent rewrites; what is held out; equal weights are
+an ensemble."""
 
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -38,7 +39,11 @@ FORMS: tuple[Form, ...] = ("linear", "per-class", "mlp", "ridge")
 
 
 def settings() -> dict[str, Any]:
-    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 3}
+    return {
+        "training": Training(lr=0.01, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 3,
+    }
 
 
 def small(**changes: Any) -> FENS:
@@ -78,7 +83,11 @@ def sgd_by_hand(held: HeldOut, w: np.ndarray, lr: float) -> np.ndarray:
 def test_two_rounds_by_hand(server: Literal["sgd", "adam"]) -> None:
     clients = [client(5, 1), client(9, 2)]
     method = FENS(
-        server_optimizer=server, server_lr=0.5, server_momentum=0.9, aggregator_lr=0.3, aggregator_batch_size=100
+        server_optimizer=server,
+        server_lr=0.5,
+        server_momentum=0.9,
+        aggregator_lr=0.3,
+        aggregator_batch_size=100,
     )
     fed = cast(Fed, Federation(clients))
     fed.generator = lambda purpose: torch.Generator()  # type: ignore[method-assign]
@@ -98,9 +107,16 @@ def test_two_rounds_by_hand(server: Literal["sgd", "adam"]) -> None:
         np.testing.assert_allclose(s.aggregator.params.view(2, 3).numpy(), w, rtol=2e-5)
 
 
-@pytest.mark.parametrize(("steps", "batch", "seen"), [(1, 100, 5), (1, 2, 2), (2, 2, 4), (3, 2, 5), (7, 2, 5)])
-def test_a_client_weighs_as_much_as_the_samples_that_it_saw(steps: int, batch: int, seen: int) -> None:
-    method, start = FENS(local_steps=steps, aggregator_batch_size=batch), Network(Weighted(2, 3)).weights()
+@pytest.mark.parametrize(
+    ("steps", "batch", "seen"), [(1, 100, 5), (1, 2, 2), (2, 2, 4), (3, 2, 5), (7, 2, 5)]
+)
+def test_a_client_weighs_as_much_as_the_samples_that_it_saw(
+    steps: int, batch: int, seen: int
+) -> None:
+    method, start = (
+        FENS(local_steps=steps, aggregator_batch_size=batch),
+        Network(Weighted(2, 3)).weights(),
+    )
     assert method.improve(client(5, 1), (), start).weight == seen
 
 
@@ -119,7 +135,10 @@ def test_mini_batches_are_shuffled_passes() -> None:
 def sums(phi: Tensor, y: Tensor, classes: int) -> RegressionSums:
     """By loops over samples."""
     d = phi.shape[1]
-    gram, cross = torch.zeros(d, d, dtype=torch.float64), torch.zeros(d, classes, dtype=torch.float64)
+    gram, cross = (
+        torch.zeros(d, d, dtype=torch.float64),
+        torch.zeros(d, classes, dtype=torch.float64),
+    )
     for row, label in zip(phi, y.tolist(), strict=True):
         gram += torch.outer(row, row)
         cross[:, label] += row
@@ -142,7 +161,11 @@ def test_the_ridge_of_the_sums_is_that_of_pooled_samples(n: int, penalty: float)
     parts = [sums(phi[rows], y[rows], classes) for rows in torch.split(torch.arange(n), 4)]
     found = ridge(parts, penalty)
 
-    x, target, start = phi.numpy(), np.eye(classes)[y.numpy()], np.tile(np.eye(classes), (members, 1)) / members
+    x, target, start = (
+        phi.numpy(),
+        np.eye(classes)[y.numpy()],
+        np.tile(np.eye(classes), (members, 1)) / members,
+    )
     rest, best = target - x @ start, (np.inf, penalty)
     size = (x**2).sum() / x.shape[1]
     for weight in [] if penalty else np.logspace(-4, 4, 81) * size:
@@ -189,7 +212,9 @@ def test_stacking_uses_every_model_and_only_rows_that_no_model_learned_from(
     assert len(held) == sum(round(0.2 * len(c.train)) for c in blobs.clients)
     x, y = blobs.dataset.train.x[held], blobs.dataset.train.y[held]
     with torch.no_grad():
-        phi = np.concatenate([softmax(member(x).double().numpy()) for member in module.members], axis=1)
+        phi = np.concatenate(
+            [softmax(member(x).double().numpy()) for member in module.members], axis=1
+        )
     start = np.tile(np.eye(3), (4, 1)) / 4
     rest = np.eye(3)[y.numpy()] - phi @ start
     expected = start + np.linalg.solve(phi.T @ phi + 0.5 * np.eye(12), phi.T @ rest)
@@ -199,10 +224,17 @@ def test_stacking_uses_every_model_and_only_rows_that_no_model_learned_from(
 
 @pytest.mark.parametrize("form", ["linear", "per-class", "ridge"])
 def test_an_aggregator_of_equal_weights_is_an_ensemble(form: Form, blobs: FederatedData) -> None:
-    still = {"server_optimizer": "sgd", "aggregator_lr": 1e-12, "ridge": 1e12, "server_momentum": 0.0}
+    still = {
+        "server_optimizer": "sgd",
+        "aggregator_lr": 1e-12,
+        "ridge": 1e12,
+        "server_momentum": 0.0,
+    }
     result = run(small(aggregator=form, rounds=1, **still), blobs, Tiny, **settings())
     module, x = joint(result), blobs.dataset.test.x
-    ensemble = EnsembleModel(list(module.members), 3, "probabilities" if form == "ridge" else "logits").eval()
+    ensemble = EnsembleModel(
+        list(module.members), 3, "probabilities" if form == "ridge" else "logits"
+    ).eval()
     with torch.no_grad():
         expected = ensemble(x).clamp(min=float(np.log(1e-3))) if form == "ridge" else ensemble(x)
         torch.testing.assert_close(module(x), expected, atol=1e-5, rtol=1e-5)
@@ -212,7 +244,9 @@ def test_the_perceptron_is_two_linear_layers() -> None:
     module = Perceptron(20, 10, 40, torch.Generator())
     assert sum(p.numel() for p in module.parameters()) == 200 * 40 + 40 + 40 * 10 + 10
     plain = nn.Sequential(nn.Flatten(), nn.Linear(200, 40), nn.ReLU(), nn.Linear(40, 10))
-    torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(module.parameters()), plain.parameters())
+    torch.nn.utils.vector_to_parameters(
+        torch.nn.utils.parameters_to_vector(module.parameters()), plain.parameters()
+    )
     z = torch.randn(6, 20, 10)
     torch.testing.assert_close(module(z), plain(z))
     for layer, inputs in ((module.first, 200), (module.second, 40)):
@@ -230,7 +264,9 @@ def test_a_score_of_nothing_is_a_thousandth() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_bytes(form: Form, blobs: FederatedData) -> None:
     result = run(small(aggregator=form), blobs, Tiny, evaluate_every=10**9, **settings())
-    model = 4 * (4 * 8 + 8 + 16 + 8 * 3 + 3) + 4 * 16 + 8  # parameters, running statistics, the counter of batches
+    model = (
+        4 * (4 * 8 + 8 + 16 + 8 * 3 + 3) + 4 * 16 + 8
+    )  # parameters, running statistics, the counter of batches
     numbers = {"linear": 4, "per-class": 12, "mlp": 12 * 8 + 8 + 8 * 3 + 3, "ridge": 0}[form]
     rounds = 4 * (8 * 78 + 8 * 36 + 8) if form == "ridge" else 2 * 4 * (2 * 4 * numbers + 8)
     assert result.bytes == 4 * model + 4 * 3 * model + rounds
@@ -248,7 +284,9 @@ def test_every_form_learns(form: Form, blobs: FederatedData) -> None:
 
 def silos(*sizes: int) -> FederatedData:
     draw = torch.Generator().manual_seed(0)
-    parts = [(torch.randn(n, 4, generator=draw), (torch.arange(n) + k) % 3) for k, n in enumerate(sizes)]
+    parts = [
+        (torch.randn(n, 4, generator=draw), (torch.arange(n) + k) % 3) for k, n in enumerate(sizes)
+    ]
     return federate(parts, test=parts[0], val_fraction=0, classes=("a", "b", "c"))
 
 

@@ -23,12 +23,16 @@ def informed(params: tuple[float, ...], fisher: tuple[float, ...], n: int = 1) -
 def test_weights_about_which_nobody_knows_anything_are_averaged() -> None:
     sent = [informed((0.0, 0.0), (0.0, 0.0)), informed((8.0, 8.0), (0.0, 3e-6))]
     torch.testing.assert_close(FisherMerging().merge(sent).params, torch.tensor([4.0, 6.0]))
-    torch.testing.assert_close(FisherMerging(floor=1.0).merge(sent).params, torch.tensor([4.0, 4.0]))
+    torch.testing.assert_close(
+        FisherMerging(floor=1.0).merge(sent).params, torch.tensor([4.0, 4.0])
+    )
 
 
 def test_normalised_models_count_alike() -> None:
     sent = [informed((0.0, 0.0), (3.0, 4.0)), informed((8.0, 8.0), (0.04, 0.03))]
-    torch.testing.assert_close(FisherMerging(normalise=True).merge(sent).params, torch.tensor([32.0, 24.0]) / 7)
+    torch.testing.assert_close(
+        FisherMerging(normalise=True).merge(sent).params, torch.tensor([32.0, 24.0]) / 7
+    )
 
 
 def test_equal_fisher_information_gives_the_average() -> None:
@@ -45,7 +49,10 @@ def test_equal_models_and_one_client_stay_as_they_are(blobs: FederatedData) -> N
     sent = [DiagonalInformed(trained(model, 2 + k), torch.rand(16)) for k in range(5)]
     assert torch.equal(FisherMerging().merge(sent).params, model.params)
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
-    merged, averaged = (run(m, alone, Tiny, **SETTINGS) for m in (FisherMerging(epochs=2), Average(epochs=2)))  # type: ignore[arg-type]
+    merged, averaged = (
+        run(m, alone, Tiny, **SETTINGS)  # type: ignore[arg-type]
+        for m in (FisherMerging(epochs=2), Average(epochs=2))
+    )
     assert merged.weights is not None
     assert averaged.weights is not None
     assert torch.equal(merged.weights.params, averaged.weights.params)

@@ -1,4 +1,5 @@
-"""FuseFL: one fused block by hand, adapters, cuts, widths; one client and one block; calibration; bytes; refusals."""
+"""FuseFL: one fused block by hand, adapters, cuts, widths; one client and one block; calibration;
+bytes; refusals."""
 
 import copy
 from dataclasses import replace
@@ -55,21 +56,31 @@ def linear(weight: list[list[float]], bias: list[float]) -> nn.Linear:
 
 
 def test_two_fused_blocks_by_hand() -> None:
-    """Client a's first block gives 2x, b's x - 1; adapters read both; heads read the sum, or answer separately."""
+    """Client a's first block gives 2x, b's x - 1; adapters read both; heads read the sum, or answer
+    separately."""
     first = [Stage(linear([[2.0]], [0.0])), Stage(linear([[1.0]], [-1.0]))]
     adapters = [Adapter(2, 1), Adapter(2, 1)]
     adapters[0].weight.data, adapters[0].bias.data = torch.tensor([[1.0, 1.0]]), torch.tensor([0.0])
     adapters[1].weight.data, adapters[1].bias.data = torch.tensor([[0.0, 3.0]]), torch.tensor([1.0])
-    second = [Stage(linear([[1.0]], [0.0]), adapters[0]), Stage(linear([[2.0]], [5.0]), adapters[1])]
+    second = [
+        Stage(linear([[1.0]], [0.0]), adapters[0]),
+        Stage(linear([[2.0]], [5.0]), adapters[1]),
+    ]
     heads = [linear([[1.0], [0.0]], [0.0, 1.0]), linear([[0.0], [1.0]], [0.0, 0.0])]
     x = torch.tensor([[3.0]])  # first level: 6 and 2; adapters: 8 and 7; second level: 8 and 19
     assert Fused([first, second], heads[:1])(x).tolist() == [[27, 1]]
     assert Fused([first, second], heads)(x).tolist() == [[4, 10]]
-    assert Fused([first, [Stage(nn.Identity()), Stage(nn.Identity())]], heads[:1])(x).tolist() == [[8, 1]]  # means
+    assert Fused([first, [Stage(nn.Identity()), Stage(nn.Identity())]], heads[:1])(x).tolist() == [
+        [8, 1]
+    ]  # means
 
 
 def test_an_adapter_is_a_1x1_convolution() -> None:
-    adapter, conv, x = Adapter(6, 2), nn.Conv2d(6, 2, 1), torch.randn(3, 6, 4, 5, generator=generator())
+    adapter, conv, x = (
+        Adapter(6, 2),
+        nn.Conv2d(6, 2, 1),
+        torch.randn(3, 6, 4, 5, generator=generator()),
+    )
     conv.weight.data, conv.bias.data = adapter.weight.data[:, :, None, None], adapter.bias.data  # type: ignore[union-attr]
     torch.testing.assert_close(adapter(x), conv(x))
     torch.testing.assert_close(adapter(x[:, :, 0, 0]), conv(x)[:, :, 0, 0])
@@ -90,7 +101,9 @@ def test_where_networks_are_cut(name: str, blocks: int, sizes: list[int], wide: 
     network = models.build(name, (3, 32, 32), 10)
     parts = cut(network.get_submodule("features"), blocks)
     children = [child for part in parts for child in part.children()]
-    assert [id(c) for c in children] == [id(c) for c in network.get_submodule("features").children()]
+    assert [id(c) for c in children] == [
+        id(c) for c in network.get_submodule("features").children()
+    ]
     lengths = [len(list(part.children())) for part in parts]
     assert lengths == ([3, 2, 2] if name == "mlp" and blocks == 3 else sizes)
     assert channels(parts) == wide
@@ -98,7 +111,12 @@ def test_where_networks_are_cut(name: str, blocks: int, sizes: list[int], wide: 
 
 @pytest.mark.parametrize(
     "name",
-    ["lenet", "cnn_ua_pdfl", "resnet18_gn", *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet18", "vgg11"))],
+    [
+        "lenet",
+        "cnn_ua_pdfl",
+        "resnet18_gn",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet18", "vgg11")),
+    ],
 )
 @pytest.mark.parametrize("adapter", ["conv", "mean"])
 def test_thin_networks_run_in_blocks(name: str, adapter: Any) -> None:
@@ -119,13 +137,26 @@ def test_widths_by_hand() -> None:
         (42, 60),
         (10, 42),
     ]
-    norms = [m for m in thin(models.build("resnet18_gn", (3, 8, 8), 10), 0.05).modules() if isinstance(m, nn.GroupNorm)]
-    assert {m.num_channels for m in norms} == {4, 6, 12, 26}  # 3.2, 6.4, 12.8, 25.6 in groups of two
-    assert sum(p.numel() for p in thin(Plain(), 1).parameters()) == sum(p.numel() for p in Plain().parameters())
+    norms = [
+        m
+        for m in thin(models.build("resnet18_gn", (3, 8, 8), 10), 0.05).modules()
+        if isinstance(m, nn.GroupNorm)
+    ]
+    assert {m.num_channels for m in norms} == {
+        4,
+        6,
+        12,
+        26,
+    }  # 3.2, 6.4, 12.8, 25.6 in groups of two
+    assert sum(p.numel() for p in thin(Plain(), 1).parameters()) == sum(
+        p.numel() for p in Plain().parameters()
+    )
 
 
 def test_one_block_is_the_ensemble(blobs: FederatedData) -> None:
-    fused = run(FuseFL(blocks=1, epochs=3, hidden_width=1, combine_heads="logits"), blobs, Tiny, **SETTINGS)
+    fused = run(
+        FuseFL(blocks=1, epochs=3, hidden_width=1, combine_heads="logits"), blobs, Tiny, **SETTINGS
+    )
     ensemble = run(Ensemble(epochs=3), blobs, Tiny, **SETTINGS)
     x = torch.randn(20, 4, generator=generator())
     assert torch.equal(fused.model(x), ensemble.model(x))
@@ -134,7 +165,8 @@ def test_one_block_is_the_ensemble(blobs: FederatedData) -> None:
 
 
 def test_one_client_trains_blocks_one_after_the_other(blobs: FederatedData) -> None:
-    """Rewritten with plain modules: the first block of the first fit stays, a new adapter follows."""
+    """Rewritten with plain modules: the first block of the first fit stays, a new adapter
+    follows."""
     data = replace(blobs, clients=blobs.clients[:1])
     plain = replace(SETTINGS["training"], optimizer="sgd")
     method = FuseFL(blocks=2, epochs=2, hidden_width=1, combine_heads="average")
@@ -155,7 +187,11 @@ def test_one_client_trains_blocks_one_after_the_other(blobs: FederatedData) -> N
 
 def test_frozen_levels_keep_their_statistics() -> None:
     norm, own = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
-    fused = Fused([[Stage(nn.Sequential(norm))], [Stage(nn.Sequential(own, nn.Linear(4, 4)))]], [nn.Linear(4, 3)], 1)
+    fused = Fused(
+        [[Stage(nn.Sequential(norm))], [Stage(nn.Sequential(own, nn.Linear(4, 4)))]],
+        [nn.Linear(4, 3)],
+        1,
+    )
     fused.train()
     fused(torch.randn(8, 4, generator=generator()) + 5).sum().backward()
     assert torch.equal(norm.running_mean, torch.zeros(4))  # type: ignore[arg-type]
@@ -195,7 +231,8 @@ def test_calibration_is_plain_sgd() -> None:
 def test_calibration_changes_the_classifier_alone(blobs: FederatedData) -> None:
     method = FuseFL(epochs=2, hidden_width=1, calibration_samples=50)
     calibrated, plain = (
-        run(m, blobs, Plain, **SETTINGS).model for m in (method, replace(method, combine_heads="average"))
+        run(m, blobs, Plain, **SETTINGS).model
+        for m in (method, replace(method, combine_heads="average"))
     )
     assert isinstance(calibrated, Fused)
     assert isinstance(plain, Fused)
@@ -205,7 +242,8 @@ def test_calibration_changes_the_classifier_alone(blobs: FederatedData) -> None:
 
 
 def bytes_by_hand(c: int, calibrated: bool) -> int:
-    """Plain's blocks of full width with `c` clients: 4·6 + 6, adapter 6c·6 + 6 and 6·5 + 5, head 5·3 + 3."""
+    """Plain's blocks of full width with `c` clients: 4·6 + 6, adapter 6c·6 + 6 and 6·5 + 5, head
+    5·3 + 3."""
     first, second, head = 30, 36 * c + 6 + 35, 18
     total = c * (first + second + head) + c * (c - 1) * first
     return 4 * (total + (c * (c - 1) * second + c * 3 * (1 + 5 + 15) if calibrated else 0))
@@ -214,7 +252,10 @@ def bytes_by_hand(c: int, calibrated: bool) -> int:
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_bytes_by_hand(calibrated: bool, blobs: FederatedData) -> None:
     method = FuseFL(
-        epochs=1, hidden_width=1, calibration_samples=2, combine_heads="calibrated" if calibrated else "average"
+        epochs=1,
+        hidden_width=1,
+        calibration_samples=2,
+        combine_heads="calibrated" if calibrated else "average",
     )
     assert run(method, blobs, Plain, **SETTINGS).bytes == bytes_by_hand(4, calibrated)
 
@@ -250,15 +291,28 @@ class Twice(Plain):
         (nn.Sequential(nn.Linear(4, 3)), "features"),
         (SplitNetwork(nn.Linear(4, 4), nn.Linear(4, 3)), "nn.Sequential"),
         (SplitNetwork(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 3)), "blocks 1"),
-        (SplitNetwork(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), nn.Identity()), "linear classifier"),
+        (
+            SplitNetwork(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), nn.Identity()),
+            "linear classifier",
+        ),
         (frozen(), "frozen"),
         (Twice(), r"head\(features\(x\)\)"),
         (
-            SplitNetwork(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), nn.Linear(4, 3)),
+            SplitNetwork(
+                nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), nn.Linear(4, 3)
+            ),
             "hidden_width=1",
         ),
     ],
-    ids=["undeclared", "not a sequence", "too short", "no classifier", "frozen", "more", "layer norm"],
+    ids=[
+        "undeclared",
+        "not a sequence",
+        "too short",
+        "no classifier",
+        "frozen",
+        "more",
+        "layer norm",
+    ],
 )
 def test_networks_that_cannot_be_fused_are_refused(network: nn.Module, message: str) -> None:
     with pytest.raises(UserError, match=message):

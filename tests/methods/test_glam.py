@@ -59,7 +59,9 @@ def test_alignment_with_the_previous_model_is_half_of_both_divergences() -> None
         ),
     ],
 )
-def test_loss_and_gradient(tau: float, rho: float, value: float, gradient: list[list[float]]) -> None:
+def test_loss_and_gradient(
+    tau: float, rho: float, value: float, gradient: list[list[float]]
+) -> None:
     found, grad = loss(Z, tau, rho)
     assert found == pytest.approx(value, abs=1e-12)
     torch.testing.assert_close(grad, torch.tensor(gradient, dtype=torch.float64), rtol=0, atol=1e-8)
@@ -69,7 +71,9 @@ def test_loss_and_gradient(tau: float, rho: float, value: float, gradient: list[
 def test_gradient_of_the_alignment_with_the_previous_model() -> None:
     alone = loss(Z, 1, 0)[1] - loss(Z, 0, 0)[1]
     expected = [[0.29173206, -0.26317520, -0.02855685], [-0.02148760, 0.19894472, -0.17745712]]
-    torch.testing.assert_close(alone, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        alone, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-8
+    )
 
 
 def test_global_term_has_its_floor_at_the_global_model() -> None:
@@ -88,7 +92,9 @@ def test_two_classes() -> None:
     z = torch.tensor([[log(9), 0.0]], dtype=torch.float64)
     q = torch.zeros(1, 2, dtype=torch.float64)
     y = torch.tensor([0])
-    assert float(aligned(z, q, q, y, 1, 0) - aligned(z, q, q, y, 0, 0)) == pytest.approx(0.2 * log(9), abs=1e-12)
+    assert float(aligned(z, q, q, y, 1, 0) - aligned(z, q, q, y, 0, 0)) == pytest.approx(
+        0.2 * log(9), abs=1e-12
+    )
 
 
 def test_large_logits_stay_finite() -> None:

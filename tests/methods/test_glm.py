@@ -1,4 +1,5 @@
-"""Regressions: against statsmodels on pooled data, what is refused, and the table that show, card and JSON have.
+"""Regressions: against statsmodels on pooled data, what is refused, and the table that show, card
+and JSON have.
 
 `python -m tests.methods.test_glm` prints the numbers of statsmodels (0.15.0) that are kept here.
 """
@@ -13,12 +14,21 @@ import pytest
 import torch
 
 from ekiden import GLM, FederatedData, UserError, federate, run
-from ekiden.methods.statistics.newton import Coefficients, Derivatives, derivatives, improved, solved, start
+from ekiden.methods.statistics.newton import (
+    Coefficients,
+    Derivatives,
+    derivatives,
+    improved,
+    solved,
+    start,
+)
 from ekiden.results.result import Result
 
 LABELS = {"logistic": "died", "multinomial": "stage", "linear": "days", "poisson": "visits"}
 NAMES = ["age", "bmi", "sex = m", "site = b", "site = c", "constant"]
-REFERENCE: dict[str, dict[str, list[float]]] = json.loads((Path(__file__).parent / "glm.json").read_text())
+REFERENCE: dict[str, dict[str, list[float]]] = json.loads(
+    (Path(__file__).parent / "glm.json").read_text()
+)
 
 
 def cohort(n: int = 200) -> dict[str, Any]:
@@ -32,19 +42,31 @@ def cohort(n: int = 200) -> dict[str, Any]:
     days = (3 + 0.1 * age - 0.05 * bmi + 1.5 * (sex == "m") + r.normal(0, 2, n)).round(3)
     visits = r.poisson(np.exp(-1 + 0.02 * age + 0.3 * (site == "b")))
     columns = {"age": age, "bmi": bmi, "sex": sex, "site": site, "days": days, "visits": visits}
-    return columns | {"died": np.where(died, "yes", "no"), "stage": np.array(["I", "II", "III"])[stage]}
+    return columns | {
+        "died": np.where(died, "yes", "no"),
+        "stage": np.array(["I", "II", "III"])[stage],
+    }
 
 
 def held(label: str, rows: list[Any], **changed: Any) -> FederatedData:
     """Silos with these rows; all are for training, and for testing too."""
     table = cohort() | changed
-    wanted = ["age", "bmi", "sex", "site", label, *(name for name in changed if name not in cohort())]
+    wanted = [
+        "age",
+        "bmi",
+        "sex",
+        "site",
+        label,
+        *(name for name in changed if name not in cohort()),
+    ]
     silos: list[Any] = [{name: list(table[name][at]) for name in wanted} for at in rows]
     task = "regression" if label in ("days", "visits") else None
     return federate(silos, tests=silos, val_fraction=0.0, label_column=label, task=task)
 
 
-def go(case: str, rows: list[Any] | None = None, folder: Path | None = None, **changed: Any) -> Result:
+def go(
+    case: str, rows: list[Any] | None = None, folder: Path | None = None, **changed: Any
+) -> Result:
     family = "logistic" if case == "multinomial" else case
     data = held(LABELS[case], rows or [slice(0, 90), slice(90, 200)], **changed)
     return run(GLM(family=family), data, evaluate_every=10**9, folder=folder)  # type: ignore[arg-type]
@@ -90,14 +112,18 @@ def test_a_step_too_far_is_halved() -> None:
 
 def test_dependent_columns_are_named() -> None:
     table = cohort()
-    with pytest.raises(UserError, match=r"follow from each other: 'age', 'months'; leave one of them out") as refusal:
+    with pytest.raises(
+        UserError, match=r"follow from each other: 'age', 'months'; leave one of them out"
+    ) as refusal:
         go("linear", months=12 * table["age"] + 3)
     assert "\n" not in str(refusal.value)
 
 
 def test_classes_that_a_column_separates_are_refused_with_its_name() -> None:
     table = cohort()
-    with pytest.raises(UserError, match=r"did not converge.*'marker' and other columns separate|separate.*'marker'"):
+    with pytest.raises(
+        UserError, match=r"did not converge.*'marker' and other columns separate|separate.*'marker'"
+    ):
         go("logistic", marker=np.where(table["died"] == "yes", 1.0, 0.0) + 0.1 * table["age"] / 100)
 
 
@@ -128,14 +154,17 @@ def test_sums_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="do not fit together"):
         Derivatives(own.gradient, other.hessian, own.squares, own.hazard, 0, 4)
     with pytest.raises(UserError, match="have no room"):
-        derivatives("linear", torch.full((4, 2), 1e9), torch.ones(4, 1), start("linear", 1, 2).values)
+        derivatives(
+            "linear", torch.full((4, 2), 1e9), torch.ones(4, 1), start("linear", 1, 2).values
+        )
     far = Coefficients(torch.full((1, 2), 800.0, dtype=torch.float64), own.gradient.double(), 0)
     with pytest.raises(UserError, match="have no room"):
         derivatives("poisson", torch.ones(4, 2), torch.ones(4, 1), far.values)
 
 
 def test_chosen_coefficients_read_a_record_from_two_totals() -> None:
-    """What the last silo could do where silos trust it: only the record that lies furthest changes its side."""
+    """What the last silo could do where silos trust it: only the record that lies furthest changes
+    its side."""
     draw = torch.Generator().manual_seed(3)
     x = torch.cat([torch.randn(300, 3, generator=draw), torch.ones(300, 1)], 1).double()
     y = torch.randint(2, (300,), generator=draw)
@@ -152,7 +181,9 @@ def test_chosen_coefficients_read_a_record_from_two_totals() -> None:
     assert torch.allclose(read, x[order[-1]], atol=1e-3)
 
 
-def test_show_json_and_card_have_the_table(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_show_json_and_card_have_the_table(
+    tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
     result = go("linear", folder=tmp_path / "run")
     (_, shown), (_, told), (_, card) = (
         command(*given, str(tmp_path / "run"), *more)
@@ -162,7 +193,11 @@ def test_show_json_and_card_have_the_table(tmp_path: Path, command: Callable[...
     for one in result.coefficients:
         assert f"{one.estimate:.4g}" in shown
         assert f"| {one.column} | {one.estimate:.4g} |" in card
-    assert not any(setting in page for setting in ("batch_size", "optimizer", "lr 0.") for page in (shown, card))
+    assert not any(
+        setting in page
+        for setting in ("batch_size", "optimizer", "lr 0.")
+        for page in (shown, card)
+    )
 
 
 def _reference() -> None:
@@ -171,7 +206,9 @@ def _reference() -> None:
     import statsmodels.api as sm  # type: ignore[import-not-found,unused-ignore]
 
     table = pd.DataFrame(cohort())
-    x = sm.add_constant(pd.get_dummies(table[["age", "bmi", "sex", "site"]], drop_first=True).astype(float))
+    x = sm.add_constant(
+        pd.get_dummies(table[["age", "bmi", "sex", "site"]], drop_first=True).astype(float)
+    )
     x = x[[*x.columns[1:], "const"]]
     fits = {
         "logistic": sm.Logit((table["died"] == "yes").astype(int), x).fit(disp=0),
@@ -183,7 +220,10 @@ def _reference() -> None:
     print(
         json.dumps(
             {
-                case: {name: np.asarray(getattr(fit, of)).T.ravel().tolist() for name, of in kept.items()}
+                case: {
+                    name: np.asarray(getattr(fit, of)).T.ravel().tolist()
+                    for name, of in kept.items()
+                }
                 for case, fit in fits.items()
             },
             indent=1,

@@ -1,4 +1,5 @@
-"""SPFL over the eight parallel methods: when it is the host itself, sequential learning with its loss, and by hand."""
+"""SPFL over the eight parallel methods: when it is the host itself, sequential learning with its
+loss, and by hand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,18 @@ import torch
 from ekiden import FederatedData, Training, UserError, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Method, Size
-from ekiden.methods import MOON, SCAFFOLD, SPFL, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx, FedSeq
+from ekiden.methods import (
+    MOON,
+    SCAFFOLD,
+    SPFL,
+    FedAvg,
+    FedDC,
+    FedDisco,
+    FedDyn,
+    FedNova,
+    FedProx,
+    FedSeq,
+)
 from ekiden.methods.rounds.spfl import Chains, host_named
 from ekiden.training.network import Network
 from tests.methods.rounds import Toy, play, quadratic, toy_q, values
@@ -32,7 +44,10 @@ ALL: list[tuple[str, Method]] = [
 every_host = pytest.mark.parametrize(("host", "alone"), ALL, ids=[host for host, _ in ALL])
 some_hosts = pytest.mark.parametrize(
     ("host", "alone"),
-    [pytest.param(*one, marks=[] if number % 2 else pytest.mark.slow, id=one[0]) for number, one in enumerate(ALL)],
+    [
+        pytest.param(*one, marks=[] if number % 2 else pytest.mark.slow, id=one[0])
+        for number, one in enumerate(ALL)
+    ],
 )
 """Every second one; all are hosts in `test_moves_what_it_declares_and_resumes`."""
 SIZE = Size.of(Network(Tiny()), (4,))
@@ -43,7 +58,12 @@ SLOPES: tuple[Callable[[float], float], ...] = (lambda w: w - 1, lambda w: 2 * (
 
 @some_hosts
 def test_chains_of_one_client_are_the_host(host: str, alone: Method, blobs: FederatedData) -> None:
-    a = run(SPFL(host=host, rounds=3, epochs=2, length=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SGD)
+    a = run(
+        SPFL(host=host, rounds=3, epochs=2, length=1, chain_order="fixed", **PLAIN),
+        blobs,
+        Tiny,
+        **SGD,
+    )
     short: dict[str, Any] = {"rounds": 3, "epochs": 2}
     b = run(replace(alone, **short), blobs, Tiny, **SGD)
     assert a.weights is not None
@@ -63,7 +83,10 @@ def test_hosts_differ_from_fedavg(host: str, alone: Method, blobs: FederatedData
 
 @pytest.mark.parametrize("host", ["fednova", "feddisco"])
 def test_full_chains_know_no_weights(host: str, blobs: FederatedData) -> None:
-    a, b = (run(SPFL(host=h, rounds=2, epochs=1, **PLAIN), blobs, Tiny, **SGD).weights for h in (host, "fedavg"))
+    a, b = (
+        run(SPFL(host=h, rounds=2, epochs=1, **PLAIN), blobs, Tiny, **SGD).weights
+        for h in (host, "fedavg")
+    )
     assert a is not None
     assert b is not None
     torch.testing.assert_close(a.params, b.params, rtol=1e-4, atol=1e-6)
@@ -97,14 +120,18 @@ def test_same_bits_in_processes(blobs: FederatedData) -> None:
 
 def test_one_chain_is_sequential_learning_with_the_hosts_loss() -> None:
     """FedDyn without memory and anchored at the received model: a proximal term at every hop."""
-    method = SPFL(host="feddyn:alpha=0.5", rounds=1, epochs=3, chains=1, chain_order="fixed", **PLAIN)
+    method = SPFL(
+        host="feddyn:alpha=0.5", rounds=1, epochs=3, chains=1, chain_order="fixed", **PLAIN
+    )
     w = 0.0
     for slope in SLOPES:
         anchor = w
         for _ in range(3):
             w -= 0.1 * (slope(w) + 0.5 * (w - anchor))
     assert values(play(method, toy_q()))[-1] == pytest.approx(w, abs=1e-12)
-    anchored = SPFL(host="fedprox:mu=0.5", rounds=1, epochs=3, chains=1, chain_order="fixed", **PLAIN)
+    anchored = SPFL(
+        host="fedprox:mu=0.5", rounds=1, epochs=3, chains=1, chain_order="fixed", **PLAIN
+    )
     w = 0.0
     for slope in SLOPES:
         for _ in range(3):
@@ -113,7 +140,9 @@ def test_one_chain_is_sequential_learning_with_the_hosts_loss() -> None:
 
 
 def test_one_chain_over_fedavg_is_fedseq(blobs: FederatedData) -> None:
-    a = run(SPFL(rounds=2, epochs=2, chains=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SETTINGS)
+    a = run(
+        SPFL(rounds=2, epochs=2, chains=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SETTINGS
+    )
     assert same(a.weights, run(FedSeq(rounds=2, epochs=2), blobs, Tiny, **SETTINGS).weights)
 
 
@@ -210,14 +239,18 @@ def test_scaffold_takes_a_chain_nearer_to_the_optimum() -> None:
 
 def test_fednova_divides_by_the_steps_along_a_chain() -> None:
     toys: list[Toy] = [quadratic(1, 1, speed=3), quadratic(2, -1), quadratic(1, 2)]
-    method = SPFL(host="fednova", rounds=1, epochs=1, chains=2, length=2, chain_order="fixed", **PLAIN)
+    method = SPFL(
+        host="fednova", rounds=1, epochs=1, chains=2, length=2, chain_order="fixed", **PLAIN
+    )
     first, second = 0.0, 0.0  # chains (1,2) and (2,3) of 3 + 1 and 1 + 1 steps
     for _ in range(3):
         first -= 0.1 * (first - 1)
     first -= 0.1 * 2 * (first + 1)
     second -= 0.1 * 2 * (second + 1)
     second -= 0.1 * (second - 2)
-    assert values(play(method, toys))[-1] == pytest.approx(3 * (first / 4 + second / 2) / 2, abs=1e-12)
+    assert values(play(method, toys))[-1] == pytest.approx(
+        3 * (first / 4 + second / 2) / 2, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,7 +277,9 @@ def test_own_model_of_the_round_before_is_another_alignment(blobs: FederatedData
         for p in ("received", "own")
     )
     assert not same(first.weights, other.weights)
-    assert other.metrics[3]["forward"] == other.metrics[3]["backward"], "no earlier model in the first round"
+    assert other.metrics[3]["forward"] == other.metrics[3]["backward"], (
+        "no earlier model in the first round"
+    )
     assert first.bytes == other.bytes
 
 
@@ -272,9 +307,13 @@ def test_equal_chains_count_each() -> None:
 
 
 @pytest.mark.parametrize("host", ["fednova", "feddisco"])
-def test_who_is_gone_when_a_round_closes_counts_as_those_of_its_chain(host: str, blobs: FederatedData) -> None:
+def test_who_is_gone_when_a_round_closes_counts_as_those_of_its_chain(
+    host: str, blobs: FederatedData
+) -> None:
     """Chains (0, 1) and (1, 2) of equal clients; the first trains and is away at the last hop."""
-    equal = replace(blobs, clients=tuple(replace(blobs.clients[0], name=f"client-{i}") for i in range(3)))
+    equal = replace(
+        blobs, clients=tuple(replace(blobs.clients[0], name=f"client-{i}") for i in range(3))
+    )
     a, b = (
         run(
             SPFL(host=h, rounds=1, epochs=1, chains=2, length=2, chain_order="fixed", **PLAIN),

@@ -1,4 +1,5 @@
-"""Hyperparameters: one name for what several methods share, with one type of value; and ranges that are kept."""
+"""Hyperparameters: one name for what several methods share, with one type of value; and ranges that
+are kept."""
 
 from collections import defaultdict
 from typing import Any, Literal, get_origin, get_type_hints

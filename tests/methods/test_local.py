@@ -28,9 +28,13 @@ def test_numbers_of_the_toy() -> None:
 def test_momentum_starts_anew_each_round() -> None:
     (once,) = rounds(Local(epochs=3), two_quadratics(momentum=0.5), START)
     assert once == [pytest.approx([0.386]), pytest.approx([-0.698])]
-    assert rounds(Local(rounds=2, epochs=2), two_quadratics(momentum=0.5), START)[0][0] == pytest.approx([0.24])
+    assert rounds(Local(rounds=2, epochs=2), two_quadratics(momentum=0.5), START)[0][
+        0
+    ] == pytest.approx([0.24])
     after_two = State(model=None, personal=(weights(0.24), weights(0.0)))
-    assert rounds(Local(epochs=1), two_quadratics(momentum=0.5), after_two)[0][0] == pytest.approx([0.316])
+    assert rounds(Local(epochs=1), two_quadratics(momentum=0.5), after_two)[0][0] == pytest.approx(
+        [0.316]
+    )
 
 
 def test_learning_rate_decays_by_round() -> None:
@@ -38,21 +42,28 @@ def test_learning_rate_decays_by_round() -> None:
     assert after == [pytest.approx([0.1 + 0.05 * 0.9]), pytest.approx([-0.2 - 0.05 * 2 * 0.8])]
 
 
-def test_gossip_of_everybody_with_himself_is_local_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gossip_of_everybody_with_himself_is_local_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(topology, "mixing", lambda *_: torch.eye(2))
     gossip = rounds(DFedAvgM(rounds=2, epochs=3, theta=0.5), two_quadratics(), START)
     assert gossip == rounds(Local(rounds=2, epochs=3), two_quadratics(momentum=0.5), START)
 
 
 def test_rounds_are_book_keeping(blobs: FederatedData) -> None:
-    """R rounds of E epochs of plain SGD are R·E epochs; momentum restarts in each, so there they differ."""
+    """R rounds of E epochs of plain SGD are R·E epochs; momentum restarts in each, so there they
+    differ."""
     for momentum, alike in ((0.0, True), (0.9, False)):
         settings: dict[str, Any] = {
-            "training": Training(optimizer="sgd", lr=0.05, momentum=momentum, batch_size=512, select="last"),
+            "training": Training(
+                optimizer="sgd", lr=0.05, momentum=momentum, batch_size=512, select="last"
+            ),
             "hardware": Hardware(threads=1),
         }
         twice, once = (
-            run(Local(rounds=r, epochs=e), blobs, lambda: nn.Linear(4, 3), **settings).personal[0].params
+            run(Local(rounds=r, epochs=e), blobs, lambda: nn.Linear(4, 3), **settings)
+            .personal[0]
+            .params
             for r, e in ((2, 2), (1, 4))
         )
         assert torch.allclose(twice, once, atol=1e-6) == alike

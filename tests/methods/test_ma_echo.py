@@ -19,8 +19,22 @@ from ekiden.data.samples import ClientData, Subset
 from ekiden.engine.method import Method, Size
 from ekiden.methods import Average, MAEcho
 from ekiden.methods.one_shot import ma_echo
-from ekiden.methods.one_shot.blocks.curvature import Closed, Recursion, compress, layer_inputs, projectors, thin
-from ekiden.methods.one_shot.ma_echo import Contribution, aligned, carried, min_norm, project, unit_rows
+from ekiden.methods.one_shot.blocks.curvature import (
+    Closed,
+    Recursion,
+    compress,
+    layer_inputs,
+    projectors,
+    thin,
+)
+from ekiden.methods.one_shot.ma_echo import (
+    Contribution,
+    aligned,
+    carried,
+    min_norm,
+    project,
+    unit_rows,
+)
 from ekiden.training.network import Network
 from ekiden.training.weights import mean
 from tests.methods.test_ot_fusion import shuffled
@@ -54,7 +68,9 @@ def closed(x: Tensor, z: float) -> Tensor:
 )
 def test_one_sample(c: float, z: float, q: list[list[float]]) -> None:
     x = f64([[3.0, 4.0]])
-    torch.testing.assert_close(torch.eye(2).double() - recursion(x, c, z), f64(q), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        torch.eye(2).double() - recursion(x, c, z), f64(q), atol=1e-6, rtol=0
+    )
     if c == 1:
         torch.testing.assert_close(closed(x, z), recursion(x, c, z), atol=1e-9, rtol=0)
 
@@ -101,7 +117,9 @@ def test_common_descent_direction() -> None:
 def test_qp_of_two_is_the_closed_form(seed: int) -> None:
     g = np.random.default_rng(seed).normal(size=(2, 3)) + 1
     gram, bound = g @ g.T, 0.7
-    expected = np.clip((gram[1, 1] - gram[0, 1]) / (gram[0, 0] + gram[1, 1] - 2 * gram[0, 1]), 1 - bound, bound)
+    expected = np.clip(
+        (gram[1, 1] - gram[0, 1]) / (gram[0, 0] + gram[1, 1] - 2 * gram[0, 1]), 1 - bound, bound
+    )
     assert min_norm(gram, bound)[0] == pytest.approx(expected, abs=1e-6)
 
 
@@ -138,7 +156,9 @@ def test_common_optimum_in_the_papers_form() -> None:
     assert iterate(MAEcho(form="paper", step=1.0, iterations=1)) == [[1.0, 1.0]]
 
 
-def test_common_optimum_is_every_clients_in_the_papers_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_optimum_is_every_clients_in_the_papers_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[Tensor] = []
 
     def spy(differences: Tensor, projectors: Any) -> Tensor:
@@ -159,20 +179,24 @@ def test_half_steps() -> None:
     fields: dict[str, Any] = {"form": "paper", "step": 0.5}
     assert iterate(MAEcho(iterations=1, **fields)) == [[0.75, 0.75]]
     assert iterate(MAEcho(iterations=2, **fields)) == [[0.8125, 0.8125]]
-    # V_1 after two iterations shows in the third W, halfway between the second W and it in the first coordinate.
+    # V_1 after two iterations shows in the third W, halfway between the second W and it in the
+    # first coordinate.
     expected = (0.8125 + 0.84375) / 2
     assert iterate(MAEcho(iterations=3, **fields)) == [[expected, expected]]
 
 
 @pytest.mark.parametrize(("mu", "kept"), [(1.0, 0.5), (200.0, 0.0049751)])
 def test_relaxation_on_the_range_of_the_projector(mu: float, kept: float) -> None:
-    # One client, W = 2, W_1 = 1, P = 1, η = ¼: W goes to 1.5, V to 1 + ½/(1 + μ), W to the middle of the two.
+    # One client, W = 2, W_1 = 1, P = 1, η = ¼: W goes to 1.5, V to 1 + ½/(1 + μ), W to the middle
+    # of the two.
     method = MAEcho(form="paper", step=0.25, iterations=2, mu=mu)
     result = method.harmonise(torch.tensor([[2.0]]), torch.tensor([[[1.0]]]), [torch.eye(1)])
     assert float(result) == pytest.approx((1.5 + 1.0 + kept * 0.5) / 2, abs=1e-6)
 
 
-@pytest.mark.parametrize(("ranks", "count"), [("5", 7420), ("5,5,5,5", 7420), ("2", 2968), ("", 824656)])
+@pytest.mark.parametrize(
+    ("ranks", "count"), [("5", 7420), ("5,5,5,5", 7420), ("2", 2968), ("", 824656)]
+)
 def test_numbers_sent_per_client(ranks: str, count: int) -> None:
     widths = [784, 400, 200, 100, 10]
     layers = [nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)]
@@ -253,12 +277,17 @@ def test_released_inputs_are_batch_means_and_sparse_patches() -> None:
     assert layer_inputs(conv, x, mean=False).shape == (50, 9)
     small = layer_inputs(conv, x[:, :, :2, :2], mean=True)
     assert small.shape[1] == 9
-    assert torch.equal(layer_inputs(nn.Linear(5, 1), x[0, 0], mean=True), x[0, 0].mean(0, keepdim=True))
+    assert torch.equal(
+        layer_inputs(nn.Linear(5, 1), x[0, 0], mean=True), x[0, 0].mean(0, keepdim=True)
+    )
 
 
 @pytest.mark.parametrize(("side", "updates"), [(32, 225), (16, 49), (8, 9)])
 def test_updates_of_a_convolution(side: int, updates: int) -> None:
-    assert len(layer_inputs(nn.Conv2d(1, 1, 3, padding=1), torch.zeros(3, 1, side, side), mean=True)) == updates
+    assert (
+        len(layer_inputs(nn.Conv2d(1, 1, 3, padding=1), torch.zeros(3, 1, side, side), mean=True))
+        == updates
+    )
 
 
 def test_biases_are_one_more_input() -> None:
@@ -272,12 +301,16 @@ def test_biases_are_one_more_input() -> None:
 def test_unit_rows_skip_zeros_and_rounding() -> None:
     change = torch.tensor([[3.0, 4.0], [0.0, 0.0], [3.0, 4.0]])
     move = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-7, 0.0]])
-    torch.testing.assert_close(unit_rows(move, change), torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, 0.0]]))
+    torch.testing.assert_close(
+        unit_rows(move, change), torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, 0.0]])
+    )
 
 
 def contribution(network: Network, seed: int = 0) -> Contribution:
     generator = torch.Generator().manual_seed(seed)
-    found = [torch.rand(layer.inputs, 2, generator=generator) / 10 for layer in network.layout.dense[:-1]]
+    found = [
+        torch.rand(layer.inputs, 2, generator=generator) / 10 for layer in network.layout.dense[:-1]
+    ]
     owns = torch.ones(network.layout.classes, dtype=torch.bool)
     return Contribution(network.weights(), [f @ f.T for f in found], owns)
 
@@ -296,7 +329,9 @@ FORMS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("clients", [1, 3])
 def test_identical_models_give_that_model(fields: dict[str, Any], clients: int) -> None:
     network = Network(Tiny())
-    result = MAEcho(**fields).aggregate([contribution(network, i) for i in range(clients)], network.layout)
+    result = MAEcho(**fields).aggregate(
+        [contribution(network, i) for i in range(clients)], network.layout
+    )
     assert torch.equal(result.params, network.params)
     assert torch.equal(result.buffers, network.buffers)
 
@@ -304,9 +339,13 @@ def test_identical_models_give_that_model(fields: dict[str, Any], clients: int) 
 @pytest.mark.parametrize("origin", ["mean", "first"])
 def test_without_projectors_the_released_form_pulls_to_the_start(origin: Any) -> None:
     # P = 0: nothing is seen, so W stays and all V_i move to it.
-    networks = [Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))) for _ in range(3)]
+    networks = [
+        Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))) for _ in range(3)
+    ]
     sent = [contribution(n)._replace(projectors=[torch.zeros(4, 4)]) for n in networks]
-    result = MAEcho(step=1.0, combine_heads="mean", origin=origin).aggregate(sent, networks[0].layout)
+    result = MAEcho(step=1.0, combine_heads="mean", origin=origin).aggregate(
+        sent, networks[0].layout
+    )
     average = mean([n.weights() for n in networks])
     layer = networks[0].layout.dense[0]
     wanted = average if origin == "mean" else networks[0].weights()
@@ -314,9 +353,13 @@ def test_without_projectors_the_released_form_pulls_to_the_start(origin: Any) ->
 
 
 def test_full_projectors_pull_the_papers_w_to_the_mean() -> None:
-    networks = [Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))) for _ in range(3)]
+    networks = [
+        Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))) for _ in range(3)
+    ]
     sent = [contribution(n)._replace(projectors=[torch.eye(4)]) for n in networks]
-    result = MAEcho(form="paper", step=0.5, combine_heads="mean", origin="first").aggregate(sent, networks[0].layout)
+    result = MAEcho(form="paper", step=0.5, combine_heads="mean", origin="first").aggregate(
+        sent, networks[0].layout
+    )
     layer = networks[0].layout.dense[0]
     expected = layer.matrix(mean([n.weights() for n in networks]).params)
     torch.testing.assert_close(layer.matrix(result.params), expected, atol=1e-3, rtol=0)
@@ -341,7 +384,11 @@ def test_alignment_undoes_a_permutation_of_model_and_projectors() -> None:
 
 
 def settings() -> dict[str, Any]:
-    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 3}
+    return {
+        "training": Training(lr=0.01, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 3,
+    }
 
 
 VARIANTS: list[dict[str, Any]] = [
@@ -354,7 +401,9 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
-def test_every_variant_runs_and_declares_its_bytes(blobs: FederatedData, fields: dict[str, Any]) -> None:
+def test_every_variant_runs_and_declares_its_bytes(
+    blobs: FederatedData, fields: dict[str, Any]
+) -> None:
     method = MAEcho(epochs=3, iterations=5, **fields)
     result = run(method, blobs, Tiny, **settings())
     network = Network(Tiny())
@@ -388,17 +437,23 @@ def test_every_client_to_every_other(blobs: FederatedData, fields: dict[str, Any
         assert torch.equal(model.buffers, central.weights.buffers)
     assert result.accuracy == central.accuracy
     names = {c.name for c in blobs.clients}
-    assert {r.source for r in result.ledger} == {r.target for r in result.ledger} == names, "the server reads nothing"
+    assert {r.source for r in result.ledger} == {r.target for r in result.ledger} == names, (
+        "the server reads nothing"
+    )
     assert {r.task for r in result.ledger} == {"gather"}
     size = Size.of(Network(Tiny()))
     each = size + peers.payload(size.layout)
     assert result.bytes == peers.cost(4, size) == peers.rounds * 4 * 3 * each
 
 
-def test_the_decentralised_form_between_processes_and_silos(blobs: FederatedData, tmp_path: Path) -> None:
+def test_the_decentralised_form_between_processes_and_silos(
+    blobs: FederatedData, tmp_path: Path
+) -> None:
     method = MAEcho(epochs=1, iterations=2, rounds=2, decentralised=True)
     here, there = (run(method, blobs, Tiny, processes=p, **settings()) for p in (False, True))
-    assert all(torch.equal(a.params, b.params) for a, b in zip(here.personal, there.personal, strict=True))
+    assert all(
+        torch.equal(a.params, b.params) for a, b in zip(here.personal, there.personal, strict=True)
+    )
     assert here.ledger == there.ledger
     once = replace(method, rounds=1, ranks="3")
     silos = nodes_in(tmp_path, '[limits]\nmethods = ["maecho"]\n')
@@ -407,7 +462,9 @@ def test_the_decentralised_form_between_processes_and_silos(blobs: FederatedData
 
 def test_alone_there_is_nobody_to_send_to(blobs: FederatedData) -> None:
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
-    result = run(MAEcho(epochs=1, decentralised=True, combine_heads="mean"), alone, Tiny, **settings())
+    result = run(
+        MAEcho(epochs=1, decentralised=True, combine_heads="mean"), alone, Tiny, **settings()
+    )
     assert result.bytes == 0
     trained = run(Average(epochs=1), alone, Tiny, **settings()).weights
     assert trained is not None
@@ -418,7 +475,9 @@ def test_some_clients_a_round(blobs: FederatedData) -> None:
     method = MAEcho(epochs=1, iterations=2, rounds=3, participation=0.5)
     result = run(method, blobs, Tiny, **settings())
     assert result.bytes == method.cost(4, Size.of(Network(Tiny())))
-    assert [len({r.source for r in result.ledger if r.step == t and r.task == "get"}) for t in range(3)] == [2, 2, 2]
+    assert [
+        len({r.source for r in result.ledger if r.step == t and r.task == "get"}) for t in range(3)
+    ] == [2, 2, 2]
     with pytest.raises(UserError, match=r"1/N = 0\.5"):
         run(replace(method, weighting="qp", bound=0.4), blobs, Tiny, **settings())
 
@@ -451,7 +510,9 @@ def test_any_network(name: str, side: int) -> None:
 @pytest.mark.parametrize(("name", "side"), [("resnet18", 8), ("resnet18_gn", 8), ("vgg11", 32)])
 def test_any_deep_network(name: str, side: int, caplog: pytest.LogCaptureFixture) -> None:
     training = Training(lr=1e-3, batch_size=16)  # VGG diverges at 0.01
-    result = run(MAEcho(epochs=1, iterations=2), images(side), name, **settings() | {"training": training})
+    result = run(
+        MAEcho(epochs=1, iterations=2), images(side), name, **settings() | {"training": training}
+    )
     assert result.weights is not None
     assert result.weights.is_finite()
     assert ("norm1" in caplog.text) == name.startswith("resnet")
@@ -467,7 +528,9 @@ def test_layers_that_never_run_are_averaged(blobs: FederatedData) -> None:
             return self.head(x)  # type: ignore[no-any-return]
 
     method = MAEcho(epochs=1, init="different")
-    result, average = (run(m, blobs, Idle, **settings()) for m in (method, Average(epochs=1, init="different")))
+    result, average = (
+        run(m, blobs, Idle, **settings()) for m in (method, Average(epochs=1, init="different"))
+    )
     assert result.weights is not None
     assert average.weights is not None
     torch.testing.assert_close(result.weights.params[:6], average.weights.params[:6])
@@ -492,15 +555,20 @@ def test_beats_the_average_on_disjoint_classes() -> None:
     data = federate([draw((0, 1)), draw((2, 3))], test=draw((0, 1, 2, 3)))
 
     def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+        return nn.Sequential(
+            nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)
+        )
 
     plain, echo = (
-        run(m, data, make, **settings()) for m in (Average(epochs=20, combine_heads="class-wise"), MAEcho(epochs=20))
+        run(m, data, make, **settings())
+        for m in (Average(epochs=20, combine_heads="class-wise"), MAEcho(epochs=20))
     )
     assert echo.accuracy > plain.accuracy
 
 
-def test_layers_that_are_averaged_are_named(blobs: FederatedData, caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_that_are_averaged_are_named(
+    blobs: FederatedData, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "ekiden"):
         run(MAEcho(epochs=1), blobs, Tiny, **settings())
     assert "features.1" in caplog.text
@@ -549,8 +617,8 @@ SHIPPED: list[dict[int, int]] = [
 def test_class_counts_of_the_authors_log(data_home: object, init: Any) -> None:
     """Their log has 81.90 % (different initial models) where the plain average has 19.09 %.
 
-    Seeds differ by several points: seven gave 76.6 to 84.8 (same) and 80.4 to 83.9 (different), 82 on average.
-    """
+    Seeds differ by several points: seven gave 76.6 to 84.8 (same) and 80.4 to 83.9 (different), 82
+    on average."""
     dataset = replace(load("mnist"), mean=(0.1307,), std=(0.3081,))  # as in their code
     taken, clients = dict.fromkeys(range(10), 0), []
     none = Subset(dataset.train, torch.empty(0, dtype=torch.int64))
@@ -558,15 +626,21 @@ def test_class_counts_of_the_authors_log(data_home: object, init: Any) -> None:
     for i, counts in enumerate(SHIPPED):
         rows = []
         for label, n in counts.items():
-            rows.append((dataset.train.y == label).nonzero().flatten()[taken[label] : taken[label] + n])
+            rows.append(
+                (dataset.train.y == label).nonzero().flatten()[taken[label] : taken[label] + n]
+            )
             taken[label] += n
         own = Subset(dataset.test, everything[i :: len(SHIPPED)])
         clients.append(ClientData(f"c{i}", Subset(dataset.train, torch.cat(rows)), none, own))
     data = FederatedData(dataset, tuple(clients))
 
     def accuracy(method: Method, seed: int) -> float:
-        training = Training("sgd", lr=0.01, momentum=0.5, weight_decay=0, batch_size=64, select="last")
-        return run(method, data, "mlp_ma_echo", training=training, hardware=Hardware(threads=1), seed=seed).accuracy
+        training = Training(
+            "sgd", lr=0.01, momentum=0.5, weight_decay=0, batch_size=64, select="last"
+        )
+        return run(
+            method, data, "mlp_ma_echo", training=training, hardware=Hardware(threads=1), seed=seed
+        ).accuracy
 
     echo = [accuracy(MAEcho(init=init), seed) for seed in range(3)]
     plain = accuracy(Average(epochs=10, combine_heads="class-wise", init=init), 0)

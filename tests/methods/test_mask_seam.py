@@ -1,4 +1,5 @@
-"""Every part of a sum passes `Client.added` once, where transports between machines mask it; nothing reads a part."""
+"""Every part of a sum passes `Client.added` once, where transports between machines mask it;
+nothing reads a part."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +43,9 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 CASES: dict[str, Callable[[], Result]] = {
     "chain": lambda: go(data()),
     "star": lambda: go(data(), replace(METHOD, topology="star")),
-    "closing lap": lambda: run(with_lap(FedSeq(epochs=1)), data(), Tiny, training=Training(batch_size=16)),
+    "closing lap": lambda: run(
+        with_lap(FedSeq(epochs=1)), data(), Tiny, training=Training(batch_size=16)
+    ),
 }
 
 
@@ -58,15 +61,22 @@ def test_so_do_the_moments_of_patches(parts: list[str]) -> None:
     assert sorted(parts) == sorted([c.name for c in held.clients] * 2)
 
 
-def test_masks_that_cancel_change_what_is_handed_on_and_not_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each client but the last adds a mask, and each but the first removes the mask of the client before it."""
+def test_masks_that_cancel_change_what_is_handed_on_and_not_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each client but the last adds a mask, and each but the first removes the mask of the client
+    before it."""
     handed: dict[str, list[Sums]] = {"plain": [], "masked": []}
     added = Client.added
 
     def masks(name: str, like: Sums) -> Sums:
         number = int(name.removeprefix("client-"))
         if number == CLIENTS - 1:
-            return Sums(torch.zeros_like(gram(like)), torch.zeros_like(like.classes), torch.zeros_like(like.counts))
+            return Sums(
+                torch.zeros_like(gram(like)),
+                torch.zeros_like(like.classes),
+                torch.zeros_like(like.counts),
+            )
         draw = torch.Generator().manual_seed(number)
         triangle, classes, counts = (
             torch.randint(1, 10**6, t.shape, generator=draw, dtype=t.dtype)
@@ -78,7 +88,11 @@ def test_masks_that_cancel_change_what_is_handed_on_and_not_the_result(monkeypat
         total = added(self, before, own, *more).plus(masks(self.name, own))
         if self.name != "client-0":
             before = masks(f"client-{int(self.name.removeprefix('client-')) - 1}", own)
-            total = Sums(gram(total) - gram(before), total.classes - before.classes, total.counts - before.counts)
+            total = Sums(
+                gram(total) - gram(before),
+                total.classes - before.classes,
+                total.counts - before.counts,
+            )
         handed["masked"].append(total)
         return total
 

@@ -122,7 +122,9 @@ class Descending(Toy):
 
 
 def descending(centre: float) -> Descending:
-    return Descending(lambda w: w - centre, training=Training(optimizer="sgd", lr=1.0, weight_decay=0.0))
+    return Descending(
+        lambda w: w - centre, training=Training(optimizer="sgd", lr=1.0, weight_decay=0.0)
+    )
 
 
 @pytest.mark.parametrize("kind", [Best, descending])
@@ -130,9 +132,15 @@ def test_ring_of_copies(kind: Any) -> None:
     clients = [kind(c) for c in (4.0, -3.0, 8.0)]
     states, _, table = ring(MetaFed(warmup=2, epochs=2), clients)
     after_ring = states[3]
-    assert [float(table.value(m).params) for m in after_ring.personal if isinstance(m, Ref)] == [4.0, -3.0, 8.0]
+    assert [float(table.value(m).params) for m in after_ring.personal if isinstance(m, Ref)] == [
+        4.0,
+        -3.0,
+        8.0,
+    ]
     assert [c.starts for c in clients] == [[0.0, 4.0, 8.0], [0.0, 4.0, 8.0], [0.0, -3.0, 8.0]]
-    assert states[-1].model == after_ring.personal[-1], "the teacher of all is the last client's model"
+    assert states[-1].model == after_ring.personal[-1], (
+        "the teacher of all is the last client's model"
+    )
 
 
 def test_flags_are_never_reset() -> None:
@@ -152,7 +160,8 @@ def test_exactly_the_threshold_is_not_above_it() -> None:
 
 
 def test_messages() -> None:
-    # printed: 2N - 1 = 7, the teacher passed on round the whole ring; here it goes straight to the N - 1 others
+    # printed: 2N - 1 = 7, the teacher passed on round the whole ring; here it goes straight to the
+    # N - 1 others
     _, ledger, _ = ring(MetaFed(), [Best(float(i)) for i in range(4)])
     assert [(t.source, t.target) for t in ledger] == [
         ("client-0", "client-1"),
@@ -171,18 +180,26 @@ def test_reports_the_global_and_the_personal_models(blobs: FederatedData) -> Non
     method = MetaFed(epochs=2, warmup=2, distill_above=0.0)
     result = run(method, blobs, Tiny, **SETTINGS)
     row = result.metrics[-1]
-    assert {"accuracy", "loss", "global_accuracy", "global_loss", "client_mean", "clients"} <= set(row)
+    assert {"accuracy", "loss", "global_accuracy", "global_loss", "client_mean", "clients"} <= set(
+        row
+    )
     assert result.weights is not None
     assert len(result.personal) == 4
     assert not same(result.weights, result.personal[-1]), "the last client personalised too"
     assert result.bytes == method.cost(4, wire.size(result.weights))
-    assert row["global_accuracy"] == result.metrics[-2]["global_accuracy"], "personalising leaves the global model"
+    assert row["global_accuracy"] == result.metrics[-2]["global_accuracy"], (
+        "personalising leaves the global model"
+    )
 
 
 def test_distilling_differs_from_copying_and_from_training_alone(blobs: FederatedData) -> None:
     results = [
         run(MetaFed(epochs=2, warmup=2, **changes), blobs, Tiny, **SETTINGS).personal[0]  # type: ignore[arg-type]
-        for changes in ({"distill_above": 0.0}, {"distill_above": 1.1}, {"distill_above": 0.0, "distill_weight": 0.0})
+        for changes in (
+            {"distill_above": 0.0},
+            {"distill_above": 1.1},
+            {"distill_above": 0.0, "distill_weight": 0.0},
+        )
     ]
     assert not same(results[0], results[1])
     assert not same(results[0], results[2])
@@ -190,7 +207,12 @@ def test_distilling_differs_from_copying_and_from_training_alone(blobs: Federate
 
 def test_threshold_above_one_never_distils(blobs: FederatedData) -> None:
     one, other = (
-        run(MetaFed(epochs=2, warmup=2, distill_above=1.1, distill_weight=w), blobs, Tiny, **SETTINGS)
+        run(
+            MetaFed(epochs=2, warmup=2, distill_above=1.1, distill_weight=w),
+            blobs,
+            Tiny,
+            **SETTINGS,
+        )
         for w in (0.0, 9.0)
     )
     assert all(same(a, b) for a, b in zip(one.personal, other.personal, strict=True))
@@ -199,6 +221,8 @@ def test_threshold_above_one_never_distils(blobs: FederatedData) -> None:
 def test_needs_validation_data(tmp_path: Path) -> None:
     x, y = torch.randn(30, 4), torch.arange(30) % 3
     data = federate([(x, y), (x, y)], val_fraction=0.0)
-    with pytest.raises(UserError, match="metafed needs validation data at every client, client-0 has none: raise"):
+    with pytest.raises(
+        UserError, match="metafed needs validation data at every client, client-0 has none: raise"
+    ):
         run(MetaFed(epochs=1, warmup=1), data, Tiny, folder=tmp_path / "run", **SETTINGS)
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,5 @@
-"""MOON: exact numbers of the contrast, what is kept and what is frozen, and its reduction to FedAvg."""
+"""MOON: exact numbers of the contrast, what is kept and what is frozen, and its reduction to
+FedAvg."""
 
 from math import log
 
@@ -16,12 +17,16 @@ from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.methods.test_fedavg import SETTINGS, same
 
-Z, GLOBAL, PREVIOUS = (torch.tensor([v], dtype=torch.float64) for v in ([1.0, 0.0], [1.0, 1.0], [0.0, 1.0]))
+Z, GLOBAL, PREVIOUS = (
+    torch.tensor([v], dtype=torch.float64) for v in ([1.0, 0.0], [1.0, 1.0], [0.0, 1.0])
+)
 
 
 def test_contrast() -> None:
     assert float(contrastive(Z, GLOBAL, [PREVIOUS], 0.5)) == pytest.approx(0.21762172, abs=1e-8)
-    assert float(contrastive(Z, PREVIOUS, [GLOBAL], 0.5)) == pytest.approx(1.63183528, abs=1e-8), "roles swapped"
+    assert float(contrastive(Z, PREVIOUS, [GLOBAL], 0.5)) == pytest.approx(1.63183528, abs=1e-8), (
+        "roles swapped"
+    )
     assert float(contrastive(Z, GLOBAL, [PREVIOUS] * 2, 0.5)) == pytest.approx(0.39624505, abs=1e-8)
 
 
@@ -42,7 +47,11 @@ def test_survives_zero_vectors_and_low_temperature() -> None:
 def test_without_mu_it_is_fedavg_bit_for_bit(blobs: FederatedData) -> None:
     a, b, c = (
         run(method, blobs, Tiny, **SETTINGS).weights
-        for method in (MOON(rounds=2, epochs=2, mu=0), FedAvg(rounds=2, epochs=2), MOON(rounds=2, epochs=2))
+        for method in (
+            MOON(rounds=2, epochs=2, mu=0),
+            FedAvg(rounds=2, epochs=2),
+            MOON(rounds=2, epochs=2),
+        )
     )
     assert same(a, b)
     assert not same(b, c)
@@ -50,7 +59,13 @@ def test_without_mu_it_is_fedavg_bit_for_bit(blobs: FederatedData) -> None:
 
 def test_keeps_its_last_models_first_in_first_out(blobs: FederatedData) -> None:
     worker = Worker(
-        Setup(MOON(epochs=1, earlier_models=2), Tiny, blobs.dataset, SETTINGS["training"], SETTINGS["hardware"]),
+        Setup(
+            MOON(epochs=1, earlier_models=2),
+            Tiny,
+            blobs.dataset,
+            SETTINGS["training"],
+            SETTINGS["hardware"],
+        ),
         {c.name: c for c in blobs.clients},
     )
     model, private, trained = worker.network.weights(), None, []
@@ -61,7 +76,9 @@ def test_keeps_its_last_models_first_in_first_out(blobs: FederatedData) -> None:
         trained.append(model)
         assert len(private) == min(step + 1, 2)
         assert all(same(a, b) for a, b in zip(private, trained[-2:], strict=False))
-    assert outcome.work.forward == 4 * outcome.work.backward, "the global and two earlier models look at each batch"
+    assert outcome.work.forward == 4 * outcome.work.backward, (
+        "the global and two earlier models look at each batch"
+    )
 
 
 def test_frozen_models_stay_as_they_are() -> None:
@@ -78,7 +95,9 @@ def test_frozen_models_stay_as_they_are() -> None:
     assert all(p.grad is not None for p in student.parameters())
 
 
-def test_frozen_models_stay_as_they_are_through_a_round(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_models_stay_as_they_are_through_a_round(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = Worker(
         Setup(MOON(epochs=2), Tiny, blobs.dataset, SETTINGS["training"], SETTINGS["hardware"]),
         {c.name: c for c in blobs.clients},

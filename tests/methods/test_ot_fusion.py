@@ -46,7 +46,9 @@ def test_permuted_neurons() -> None:
     a, _ = two_layers([[1.0, 1], [1, 0], [0, 1]], [[3.0, 1, 2], [6, 4, 5]])
     ours, theirs = (layout.dense[0].matrix(m.params) for m in (a, b))
     expected = [[0.765367, 0.765367, 0], [0, 1.414214, 0.765367], [1.414214, 0, 0.765367]]
-    torch.testing.assert_close(costs(ours, theirs, True, False), torch.tensor(expected).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        costs(ours, theirs, True, False), torch.tensor(expected).double(), atol=1e-6, rtol=0
+    )
     plan = transport(ours, theirs, True, False)
     assert plan.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
     aligned, inputs = align(a, b, layout, layout, by_weights)
@@ -62,8 +64,12 @@ def test_permuted_neurons() -> None:
 def test_swap(normalise: bool, squared: bool) -> None:
     a, b = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.6, 0.8]])
     assert transport(a, b, normalise, squared).tolist() == [[0, 1], [1, 0]]
-    expected = torch.tensor([[0.894427, 0], [0, 0.894427]] if normalise else [[4.472136, 4], [0, 0.894427]]).double()
-    torch.testing.assert_close(costs(a, b, normalise, squared), expected ** (2 if squared else 1), atol=1e-5, rtol=0)
+    expected = torch.tensor(
+        [[0.894427, 0], [0, 0.894427]] if normalise else [[4.472136, 4], [0, 0.894427]]
+    ).double()
+    torch.testing.assert_close(
+        costs(a, b, normalise, squared), expected ** (2 if squared else 1), atol=1e-5, rtol=0
+    )
 
 
 def test_scale_matters_only_without_normalisation() -> None:
@@ -85,7 +91,10 @@ def test_sinkhorn_approaches_the_exact_transport() -> None:
     rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
     exact = transport(rows[order], rows, True, False)
-    far, near = (float((transport(rows[order], rows, True, False, reg) - exact).abs().max()) for reg in (1.0, 0.01))
+    far, near = (
+        float((transport(rows[order], rows, True, False, reg) - exact).abs().max())
+        for reg in (1.0, 0.01)
+    )
     assert far > 0.3
     assert near < 1e-6
     uneven = transport(rows[:7], rows, True, False, sinkhorn=0.1)
@@ -99,7 +108,9 @@ def test_of_equally_good_plans_the_identity(rows: Tensor) -> None:
 
 
 def test_unequal_widths_share_mass() -> None:
-    plan = transport(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[0.5], [5.0]]), False, False)
+    plan = transport(
+        torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[0.5], [5.0]]), False, False
+    )
     torch.testing.assert_close(plan.sum(0), torch.ones(2))
     torch.testing.assert_close(plan, torch.tensor([[2 / 3, 0], [1 / 3, 1 / 3], [0, 2 / 3]]))
 
@@ -138,7 +149,9 @@ def test_permuting_hidden_units_leaves_the_fused_function(
     x = torch.randn(8, *shape)
     expected = module(x)
     fused = mean([b.weights(), align(a.weights(), b.weights(), a.layout, b.layout, by_weights)[0]])
-    assert not torch.allclose(module_of(make, mean([a.weights(), b.weights()]))(x), expected, atol=1e-3)
+    assert not torch.allclose(
+        module_of(make, mean([a.weights(), b.weights()]))(x), expected, atol=1e-3
+    )
     torch.testing.assert_close(module_of(make, fused)(x), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -167,7 +180,9 @@ def test_the_fused_function_does_not_depend_on_the_order_of_hidden_units(
     expected = fused(a, b)
     found = fused(shuffled(a), b) if which == "model" else fused(a, shuffled(b))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    plain = module_of(make, mean([Network(shuffled(a)).weights(), Network(copy.deepcopy(b)).weights()]))(x)
+    plain = module_of(
+        make, mean([Network(shuffled(a)).weights(), Network(copy.deepcopy(b)).weights()])
+    )(x)
     assert not torch.allclose(plain, expected, atol=1e-3)
 
 
@@ -192,7 +207,9 @@ def test_activations_find_the_same_permutation() -> None:
 
 
 def test_a_wider_model_takes_the_width_of_the_target() -> None:
-    wide, narrow = (Network(nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 3))) for n in (9, 6))
+    wide, narrow = (
+        Network(nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 3))) for n in (9, 6)
+    )
     aligned, _ = align(wide.weights(), narrow.weights(), wide.layout, narrow.layout, by_weights)
     assert aligned.params.shape == narrow.params.shape
     doubled = Network(nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3)))
@@ -201,7 +218,9 @@ def test_a_wider_model_takes_the_width_of_the_target() -> None:
     first.bias.data.copy_(narrow.module[0].bias.repeat(2))  # type: ignore[index]
     last.weight.data.copy_(narrow.module[2].weight.repeat(1, 2))  # type: ignore[index]
     last.bias.data.copy_(narrow.module[2].bias)  # type: ignore[index]
-    aligned, _ = align(doubled.weights(), narrow.weights(), doubled.layout, narrow.layout, by_weights)
+    aligned, _ = align(
+        doubled.weights(), narrow.weights(), doubled.layout, narrow.layout, by_weights
+    )
     hidden, out = narrow.layout.dense
     torch.testing.assert_close(hidden.matrix(aligned.params), hidden.matrix(narrow.params))
     torch.testing.assert_close(out.matrix(aligned.params), out.matrix(narrow.params))
@@ -249,7 +268,11 @@ class Centred(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.full((4,), 3.0))
-        self.a, self.b, self.c = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 8), nn.Linear(8, 3)
+        self.a, self.b, self.c = (
+            nn.Linear(4, 4).requires_grad_(False),
+            nn.Linear(4, 8),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(self.b(self.a(x - self.mean)).relu())  # type: ignore[no-any-return]
@@ -258,7 +281,9 @@ class Centred(nn.Module):
 def test_values_outside_the_layers_that_move_stay() -> None:
     network = Network(Centred().eval())
     check_chain(network.module, (4,))
-    result, _ = align(network.weights(), network.weights(), network.layout, network.layout, by_weights)
+    result, _ = align(
+        network.weights(), network.weights(), network.layout, network.layout, by_weights
+    )
     assert torch.equal(result.buffers, network.buffers)
 
 
@@ -276,7 +301,9 @@ def test_runs_and_refuses_a_target_that_is_not_there(blobs: FederatedData, align
 def test_passes_for_activations_count(blobs: FederatedData) -> None:
     settings = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
     plain, probed = (
-        run(OTFusion(epochs=1, alignment=alignment, samples=50), blobs, Tiny, **settings).metrics[-1]  # type: ignore[arg-type]
+        run(OTFusion(epochs=1, alignment=alignment, samples=50), blobs, Tiny, **settings).metrics[  # type: ignore[arg-type]
+            -1
+        ]
         for alignment in ("weights", "activations")
     )
     assert probed["forward"] - plain["forward"] == 4 * 2 * 50

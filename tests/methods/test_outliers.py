@@ -7,19 +7,33 @@ import torch
 from torch import Tensor
 
 from ekiden.methods.one_shot import fedov
-from ekiden.methods.one_shot.fedov import blur, crop, cut, destroy, erase, overwrite, rotate, swap_halves, turn
+from ekiden.methods.one_shot.fedov import (
+    blur,
+    crop,
+    cut,
+    destroy,
+    erase,
+    overwrite,
+    rotate,
+    swap_halves,
+    turn,
+)
 
 OPERATIONS = (crop, blur, erase, cut, rotate)
 
 
 def images(n: int = 6, channels: int = 3, height: int = 8, width: int = 10) -> Tensor:
     """Every pixel with a value of its own, none of them 0."""
-    return 1 + torch.arange(n * channels * height * width, dtype=torch.float32).view(n, channels, height, width)
+    return 1 + torch.arange(n * channels * height * width, dtype=torch.float32).view(
+        n, channels, height, width
+    )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (4, 12), (28, 28), (33, 32)])
-def test_shape_stays_and_every_image_changes(operation: Callable[[Tensor], Tensor], size: tuple[int, int]) -> None:
+def test_shape_stays_and_every_image_changes(
+    operation: Callable[[Tensor], Tensor], size: tuple[int, int]
+) -> None:
     torch.manual_seed(0)
     x = torch.rand(20, 3, *size)
     before = x.clone()
@@ -44,7 +58,9 @@ def test_swapping_halves_twice_is_nothing(axis: int, size: tuple[int, int]) -> N
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (10, 6)])
-def test_turning_on_is_nothing_and_one_turn_is_that_of_torch(turns: int, size: tuple[int, int]) -> None:
+def test_turning_on_is_nothing_and_one_turn_is_that_of_torch(
+    turns: int, size: tuple[int, int]
+) -> None:
     x = images(height=size[0], width=size[1])
     start, side = torch.tensor([0, 1, 2, 0, 1, 2]), min(size) // 2
     once = turn(x, start, torch.full((6,), turns))
@@ -82,7 +98,9 @@ def test_erased_area() -> None:
 
 def test_cropped_area() -> None:
     torch.manual_seed(3)
-    x = torch.stack(torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij"))[None].repeat(500, 1, 1, 1)
+    x = torch.stack(torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij"))[
+        None
+    ].repeat(500, 1, 1, 1)
     result = crop(x)
     high, wide = ((result[:, i].amax((1, 2)) - result[:, i].amin((1, 2))) / 27 for i in (0, 1))
     area = high * wide  # half a pixel is missing at each side
@@ -93,7 +111,9 @@ def test_cropped_area() -> None:
 
 def test_blur_is_nearly_a_box_and_keeps_what_is_even() -> None:
     torch.manual_seed(4)
-    torch.testing.assert_close(blur(torch.full((50, 2, 12, 12), 0.7)), torch.full((50, 2, 12, 12), 0.7))
+    torch.testing.assert_close(
+        blur(torch.full((50, 2, 12, 12), 0.7)), torch.full((50, 2, 12, 12), 0.7)
+    )
     point = torch.zeros(300, 1, 21, 21)
     point[:, :, 10, 10] = 1
     spread = blur(point)

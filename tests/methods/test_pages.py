@@ -16,16 +16,40 @@ ORDER = (*REQUIRED[:3], "How it works", "Settings", "Privacy", *REQUIRED[3:])
 def faults(page: str) -> list[str]:
     """What is wrong with the form of a method's page; nothing if all is well."""
     prose = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
-    headings = [found for found in re.findall(r"^## (.+)$", prose, re.MULTILINE) if not found.startswith("Appendix")]
+    headings = [
+        found
+        for found in re.findall(r"^## (.+)$", prose, re.MULTILINE)
+        if not found.startswith("Appendix")
+    ]
     before, _, _ = prose.partition("\n## ")
     return [
         *(f"no section '{name}'" for name in REQUIRED if name not in headings),
         *(f"unknown section '{name}'" for name in headings if name not in ORDER),
-        *(["sections out of order"] if headings != [name for name in ORDER if name in headings] else []),
-        *(["no text that says what it does"] if len(before.split()) < 15 or not before.startswith("# ") else []),
-        *(["an appendix that is not last"] if re.search(r"^## Appendix(?:.|\n)*^## (?!Appendix)", prose, re.M) else []),
-        *(["no command"] if "ekiden run " not in page.partition("\n## Command\n")[2].partition("\n## ")[0] else []),
-        *(f"nothing under '{name}'" for name in re.findall(r"^## (.+)\n+(?=## |\Z)", prose, re.M) if name != "Command"),
+        *(
+            ["sections out of order"]
+            if headings != [name for name in ORDER if name in headings]
+            else []
+        ),
+        *(
+            ["no text that says what it does"]
+            if len(before.split()) < 15 or not before.startswith("# ")
+            else []
+        ),
+        *(
+            ["an appendix that is not last"]
+            if re.search(r"^## Appendix(?:.|\n)*^## (?!Appendix)", prose, re.M)
+            else []
+        ),
+        *(
+            ["no command"]
+            if "ekiden run " not in page.partition("\n## Command\n")[2].partition("\n## ")[0]
+            else []
+        ),
+        *(
+            f"nothing under '{name}'"
+            for name in re.findall(r"^## (.+)\n+(?=## |\Z)", prose, re.M)
+            if name != "Command"
+        ),
     ]
 
 
@@ -35,7 +59,9 @@ def test_the_page_has_the_form_of_all_pages(page: Path) -> None:
 
 
 def test_every_method_has_a_page() -> None:
-    assert {method.__module__.rsplit(".", 1)[1] for method in METHODS} <= {page.stem for page in PAGES}
+    assert {method.__module__.rsplit(".", 1)[1] for method in METHODS} <= {
+        page.stem for page in PAGES
+    }
 
 
 def test_the_page_of_a_new_method_has_the_same_form(tmp_path: Path) -> None:
@@ -46,6 +72,12 @@ def test_the_page_of_a_new_method_has_the_same_form(tmp_path: Path) -> None:
 def test_faults_are_found() -> None:
     page = "# X\n\nShort.\n\n## Cost\n\nN bytes.\n\n## When to use it\n\n## Command\n\n## History\n\nOnce.\n"
     found = " ".join(faults(page))
-    for fault in ("no section 'Results'", "unknown section 'History'", "out of order", "what it does", "no command"):
+    for fault in (
+        "no section 'Results'",
+        "unknown section 'History'",
+        "out of order",
+        "what it does",
+        "no command",
+    ):
         assert fault in found
     assert "nothing under 'When to use it'" in found

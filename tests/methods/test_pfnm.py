@@ -1,4 +1,5 @@
-"""PFNM: exact numbers of the merge, what it makes of equal models, widths, one client, bad input."""
+"""PFNM: exact numbers of the merge, what it makes of equal models, widths, one client, bad
+input."""
 
 import copy
 from collections.abc import Callable
@@ -30,14 +31,22 @@ def draw() -> torch.Generator:
 
 def deep() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)
+        nn.Linear(4, 6),
+        nn.ReLU(),
+        nn.Linear(6, 5),
+        nn.ReLU(),
+        nn.Linear(5, 4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
     )
 
 
 def merged(method: PFNM, modules: list[nn.Module], shares: Tensor) -> nn.Module:
     """The network that `method` makes from these."""
     elastics = [Elastic(m) for m in modules]
-    layers = method.merge([matrices(Network(e)) for e in elastics], elastics[0].forms, shares, draw())
+    layers = method.merge(
+        [matrices(Network(e)) for e in elastics], elastics[0].forms, shares, draw()
+    )
     return assemble(elastics[0], layers).module
 
 
@@ -56,10 +65,14 @@ def test_equal_models_shrink_as_the_prior_has_it() -> None:
     def norms(layer: Tensor) -> Tensor:
         return layer[:, :-1].square().sum().sqrt()
 
-    for mine, theirs in zip([first, *between], result, strict=False):  # J·w / (J + 1), and (J·b + 0.1) / (J + 1)
+    for mine, theirs in zip(
+        [first, *between], result, strict=False
+    ):  # J·w / (J + 1), and (J·b + 0.1) / (J + 1)
         assert mine.shape == theirs.shape
         torch.testing.assert_close(norms(theirs), norms(mine) * 3 / 4)
-        torch.testing.assert_close(theirs[:, -1].sort().values, (3 * mine[:, -1] + 0.1).sort().values / 4)
+        torch.testing.assert_close(
+            theirs[:, -1].sort().values, (3 * mine[:, -1] + 0.1).sort().values / 4
+        )
     torch.testing.assert_close(norms(result[-1]), norms(last) / 2)  # the shares of a class sum to 1
     torch.testing.assert_close(result[-1][:, -1], (last[:, -1] + 0.1) / 2)
 
@@ -133,8 +146,13 @@ def test_models_of_different_width_but_not_of_different_shape() -> None:
     with pytest.raises(UserError, match="different shape"):
         merged(PFNM(), [narrow, deep()], EVEN)
     with pytest.raises(UserError, match="different shape"):
-        merged(PFNM(), [narrow, nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 9), nn.Linear(9, 2))], EVEN)
-    layers = [[torch.randn(5, 4), torch.randn(3, 5)], [torch.full((5, 4), float("nan")), torch.randn(3, 5)]]
+        merged(
+            PFNM(), [narrow, nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 9), nn.Linear(9, 2))], EVEN
+        )
+    layers = [
+        [torch.randn(5, 4), torch.randn(3, 5)],
+        [torch.full((5, 4), float("nan")), torch.randn(3, 5)],
+    ]
     with pytest.raises(UserError, match="NaN"):
         PFNM().merge(layers, [Form(4, False), Form(1, False)], EVEN, draw())
 
@@ -167,7 +185,9 @@ def test_is_evaluated_saved_and_loaded_like_any_model(blobs: FederatedData, tmp_
 
 def test_the_command_line_measures_it(tmp_path: Path) -> None:
     method = PFNM(epochs=1, gamma=50, sweeps=1)
-    plan: Plan[Method] = Plan(Recipe(method), partition="iid", clients=3, hardware=Hardware(threads=1))
+    plan: Plan[Method] = Plan(
+        Recipe(method), partition="iid", clients=3, hardware=Hardware(threads=1)
+    )
     data = plan.federation()
     result = plan.run(tmp_path / "run", data)
     test = open_run(tmp_path / "run").judge(data)

@@ -1,4 +1,5 @@
-"""RegMean: pooled least squares, explicit inverses, unseen directions, reductions, bytes, bad input."""
+"""RegMean: pooled least squares, explicit inverses, unseen directions, reductions, bytes, bad
+input."""
 
 import logging
 from typing import Any
@@ -17,7 +18,10 @@ from ekiden.methods.one_shot.regmean import WithGrams, active, shrunk, solved
 from ekiden.training.network import Network
 from tests.methods.merging import TwoLayers, layout, matrix, models, semidefinite, trained
 
-SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+SETTINGS: dict[str, Any] = {
+    "training": Training(lr=0.01, batch_size=16),
+    "hardware": Hardware(threads=1),
+}
 SIZES = (4, 2)
 
 
@@ -39,10 +43,15 @@ def fitted(x: np.ndarray, y: np.ndarray) -> WithGrams:
 
 def test_a_linear_model_is_the_pooled_least_squares_solution() -> None:
     draw = np.random.default_rng(1)
-    data = [(draw.normal(size=(n, 5)) * (1 + k), draw.normal(size=(n, 3)) + k) for k, n in enumerate((9, 20, 40))]
+    data = [
+        (draw.normal(size=(n, 5)) * (1 + k), draw.normal(size=(n, 3)) + k)
+        for k, n in enumerate((9, 20, 40))
+    ]
     linear = Network(nn.Linear(5, 3)).layout
     found = RegMean(alpha=1).merge([fitted(x, y) for x, y in data], linear)
-    pooled = least_squares(np.concatenate([x for x, _ in data]), np.concatenate([y for _, y in data]))
+    pooled = least_squares(
+        np.concatenate([x for x, _ in data]), np.concatenate([y for _, y in data])
+    )
     np.testing.assert_allclose(linear.dense[0].matrix(found.params), pooled, rtol=1e-4, atol=1e-5)
 
 
@@ -59,7 +68,10 @@ def test_where_no_client_has_inputs_the_average_stays() -> None:
     seen = torch.zeros(4, 4).double()
     seen[2:, 2:] = 1
     one, two = models(2)
-    sent = [WithGrams(trained(m), [half(g), half(torch.zeros(2, 2))]) for m, g in ((one, seen), (two, 3 * seen))]
+    sent = [
+        WithGrams(trained(m), [half(g), half(torch.zeros(2, 2))])
+        for m, g in ((one, seen), (two, 3 * seen))
+    ]
     found = RegMean(alpha=1, weighting="uniform").merge(sent, layout())
     a, b = matrix(one, 0), matrix(two, 0)
     expected = (a + b) / 2
@@ -81,24 +93,32 @@ def test_shrunk() -> None:
 
 def test_equal_models_and_one_client_stay_as_they_are(blobs: FederatedData) -> None:
     (model,) = models(1)
-    sent = [WithGrams(trained(model, 2 + k), [half(semidefinite(s, k + s)) for s in SIZES]) for k in range(5)]
+    sent = [
+        WithGrams(trained(model, 2 + k), [half(semidefinite(s, k + s)) for s in SIZES])
+        for k in range(5)
+    ]
     assert torch.equal(RegMean().merge(sent, layout()).params, model.params)
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
-    merged, averaged = (run(m, alone, Tiny, **SETTINGS) for m in (RegMean(epochs=2), Average(epochs=2)))
+    merged, averaged = (
+        run(m, alone, Tiny, **SETTINGS) for m in (RegMean(epochs=2), Average(epochs=2))
+    )
     assert merged.weights is not None
     assert averaged.weights is not None
     assert torch.equal(merged.weights.params, averaged.weights.params)
 
 
 def test_factors_of_adapters_rest_in_turn() -> None:
-    """LoRM: in the first round A rests and B reads 2 numbers; in the second A reads 4. The head has d = 3."""
+    """LoRM: in the first round A rests and B reads 2 numbers; in the second A reads 4. The head has
+    d = 3."""
     module = Adapted()
     network = Network(module)
     names = [[layer.name[:6] for layer in active(network.layout, round)] for round in range(3)]
     assert names == [["lora_B", "head"], ["lora_A", "head"], ["lora_B", "head"]]
     model = 4 * len(network.params)
     assert RegMean(weighting="uniform").cost(1, Size.of(network)) == model + 4 * (3 + 6)
-    assert RegMean(weighting="uniform", rounds=2).cost(1, Size.of(network)) == 3 * model + 4 * (3 + 6 + 10 + 6)
+    assert RegMean(weighting="uniform", rounds=2).cost(1, Size.of(network)) == 3 * model + 4 * (
+        3 + 6 + 10 + 6
+    )
     with pytest.raises(UserError, match="another factor A"):
         RegMean(init="different").check_network(Size.of(network, (4,)))
     with pytest.raises(UserError, match="for one round"):
@@ -133,6 +153,8 @@ def test_averaged_layers_are_named_and_wrong_sizes_refused(
         run(RegMean(epochs=1), blobs, TwoLayersOfFour, **SETTINGS)
     assert "RegMean averages layers that it cannot treat: norm" in caplog.text
     with pytest.raises(UserError, match="do not fit"):
-        RegMean().merge([WithGrams(trained(models(1)[0], 2), [torch.zeros(3), torch.zeros(3)])], layout())
+        RegMean().merge(
+            [WithGrams(trained(models(1)[0], 2), [torch.zeros(3), torch.zeros(3)])], layout()
+        )
     with pytest.raises(UserError, match="alpha"):
         RegMean(alpha=1.1)

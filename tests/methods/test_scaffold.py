@@ -41,7 +41,10 @@ def test_control_is_the_gradient_of_a_linear_loss_with_any_momentum(momentum: fl
 
 @pytest.mark.parametrize("clip_norm", [0.05, 10.0])
 def test_mean_gradient_is_option_two_where_gradients_are_clipped(clip_norm: float) -> None:
-    clients = [Silo(1, loss, clip_norm=clip_norm) for loss in (lambda w: 500 * (w - 1).pow(2).sum(), lambda w: w.sum())]
+    clients = [
+        Silo(1, loss, clip_norm=clip_norm)
+        for loss in (lambda w: 500 * (w - 1).pow(2).sum(), lambda w: w.sum())
+    ]
     model, control = weights(0.0), weights(0.3)
     for client in clients:
         own = torch.zeros(1)
@@ -82,7 +85,9 @@ def test_mean_gradient_survives_a_crash_within_a_fit(
     stop: int, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fitting, "_SHARE_OF_SAVING", 0)
-    worker = Worker(Setup(SCAFFOLD(), Tiny, blobs.dataset, SETTINGS["training"], SETTINGS["hardware"]), {})
+    worker = Worker(
+        Setup(SCAFFOLD(), Tiny, blobs.dataset, SETTINGS["training"], SETTINGS["hardware"]), {}
+    )
     start = worker.network.weights()
 
     def fit(journal: Memory | None) -> tuple[Tensor, Tensor]:
@@ -90,7 +95,13 @@ def test_mean_gradient_survives_a_crash_within_a_fit(
         bench.journal = journal
         corrected = Corrected(torch.full_like(start.params, 0.01))
         result = fitting.fit(
-            bench, start, blobs.clients[0].train, blobs.clients[0].val, epochs=3, seed=1, penalty=corrected
+            bench,
+            start,
+            blobs.clients[0].train,
+            blobs.clients[0].val,
+            epochs=3,
+            seed=1,
+            penalty=corrected,
         )
         return result.params, corrected.mean()
 

@@ -1,4 +1,5 @@
-"""Averages in fixed point: near the plain ones, within a bound that is stated, and never wrapped silently."""
+"""Averages in fixed point: near the plain ones, within a bound that is stated, and never wrapped
+silently."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,9 +30,12 @@ def model(*numbers: float, counter: int = 0) -> Weights:
     return Weights(torch.tensor(numbers), torch.tensor([0.5]), torch.tensor([counter]))
 
 
-@pytest.mark.parametrize("kind", [k for k in SECURE if k is not FedDisco], ids=lambda kind: kind.title())
+@pytest.mark.parametrize(
+    "kind", [k for k in SECURE if k is not FedDisco], ids=lambda kind: kind.title()
+)
 def test_near_the_plain_run(kind: type[Any]) -> None:
-    """On losses that can be worked out by hand, with clients of different sizes and numbers of steps."""
+    """On losses that can be worked out by hand, with clients of different sizes and numbers of
+    steps."""
     changes = {"mu": 0.5} if kind is FedProx else {"alpha": 0.1} if kind in (FedDyn, FedDC) else {}
     for participation in (1.0, 0.5):
         method = kind(rounds=8, epochs=3, participation=participation, **changes)
@@ -39,14 +43,16 @@ def test_near_the_plain_run(kind: type[Any]) -> None:
         for two in toys:
             two[1].n, two[1].speed = 3, 2
         plain, secure = (
-            values(play(m, two)) for m, two in zip((method, replace(method, secure=True)), toys, strict=True)
+            values(play(m, two))
+            for m, two in zip((method, replace(method, secure=True)), toys, strict=True)
         )
         assert secure == pytest.approx(plain, abs=1e-6)
         assert len(plain) == 8
 
 
 def test_weights_of_feddisco(blobs: FederatedData) -> None:
-    """The weights that clients work out from sums are those that the server works out from all numbers."""
+    """The weights that clients work out from sums are those that the server works out from all
+    numbers."""
     parts: list[float] = []
     of = ModelSums.of
 
@@ -58,32 +64,54 @@ def test_weights_of_feddisco(blobs: FederatedData) -> None:
         patch.setattr(ModelSums, "of", noted)
         for measure in ("kl", "l1"):
             parts.clear()
-            run(FedDisco(rounds=1, epochs=1, discrepancy=measure, secure=True), blobs, Tiny, **SETTINGS)
+            run(
+                FedDisco(rounds=1, epochs=1, discrepancy=measure, secure=True),
+                blobs,
+                Tiny,
+                **SETTINGS,
+            )
             n = [len(c.train) for c in blobs.clients]
             counts = [c.train.class_counts(blobs.dataset.outputs) for c in blobs.clients]
-            d = feddisco.normalised_distances([feddisco.discrepancy(c, measure) for c in counts], measure)
-            assert [p / sum(parts) for p in parts] == pytest.approx(feddisco.disco_weights(n, d, 0.5, 0.1), abs=1e-6)
+            d = feddisco.normalised_distances(
+                [feddisco.discrepancy(c, measure) for c in counts], measure
+            )
+            assert [p / sum(parts) for p in parts] == pytest.approx(
+                feddisco.disco_weights(n, d, 0.5, 0.1), abs=1e-6
+            )
 
 
 @every_method
-def test_bytes_and_a_run_that_was_stopped(kind: type[Any], blobs: FederatedData, tmp_path: Path) -> None:
+def test_bytes_and_a_run_that_was_stopped(
+    kind: type[Any], blobs: FederatedData, tmp_path: Path
+) -> None:
     method = kind(rounds=3, epochs=1, participation=0.5, secure=True)
     whole = run(method, blobs, Tiny, **SETTINGS)
     size = Size.of(Network(Tiny()))
     assert whole.bytes == method.moved(whole.state, 4, size) <= method.cost(4, size)
     assert {row.task for row in whole.ledger if row.target == "server"} == {"get"}
     run(method, blobs, Tiny, folder=tmp_path / "run", stop_after=2, **SETTINGS)
-    assert same(run(method, blobs, Tiny, folder=tmp_path / "run", **SETTINGS).weights, whole.weights)
+    assert same(
+        run(method, blobs, Tiny, folder=tmp_path / "run", **SETTINGS).weights, whole.weights
+    )
 
 
 @every_method
 def test_without_those_who_do_not_answer(kind: type[Any], blobs: FederatedData) -> None:
-    """The mean is over the others: it is the run that never had the client, where the method keeps nothing of it."""
-    away = run(kind(rounds=1, epochs=1, secure=True), blobs, Tiny, absent=lambda _, k: k == "client-0", **SETTINGS)
+    """The mean is over the others: it is the run that never had the client, where the method keeps
+    nothing of it."""
+    away = run(
+        kind(rounds=1, epochs=1, secure=True),
+        blobs,
+        Tiny,
+        absent=lambda _, k: k == "client-0",
+        **SETTINGS,
+    )
     assert away.weights is not None
     rest = FederatedData(blobs.dataset, blobs.clients[1:])
     if kind in (FedAvg, FedProx, FedNova):
-        assert same(away.weights, run(kind(rounds=1, epochs=1, secure=True), rest, Tiny, **SETTINGS).weights)
+        assert same(
+            away.weights, run(kind(rounds=1, epochs=1, secure=True), rest, Tiny, **SETTINGS).weights
+        )
 
 
 @settings(max_examples=30, deadline=None)
@@ -91,8 +119,11 @@ def test_without_those_who_do_not_answer(kind: type[Any], blobs: FederatedData) 
     st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=5),
     st.lists(st.integers(1, 10**6), min_size=1, max_size=6),
 )
-def test_the_mean_is_wrong_by_no_more_than_is_said(numbers: list[float], weights: list[int]) -> None:
-    """By N/(2^29 Σp), and float32's own rounding; equal parts of 2^-28 or more come back as they were."""
+def test_the_mean_is_wrong_by_no_more_than_is_said(
+    numbers: list[float], weights: list[int]
+) -> None:
+    """By N/(2^29 Σp), and float32's own rounding; equal parts of 2^-28 or more come back as they
+    were."""
     models = [model(*(x + i for x in numbers)) for i in range(len(weights))]
     total = None
     for one, weight in zip(models, weights, strict=True):
@@ -108,7 +139,9 @@ def test_the_mean_is_wrong_by_no_more_than_is_said(numbers: list[float], weights
 
 def test_equal_models_stay_equal() -> None:
     one = model(0.25, -3.0, 1e-3, counter=7)
-    total = ModelSums.of(3, one, 5.0).plus(ModelSums.of(3, one, 7.0)).plus(ModelSums.of(3, one, 1.0))
+    total = (
+        ModelSums.of(3, one, 5.0).plus(ModelSums.of(3, one, 7.0)).plus(ModelSums.of(3, one, 1.0))
+    )
     assert torch.equal(total.mean(one).params[:2], one.params[:2])
     assert float((total.mean(one).params - one.params).abs().max()) < 2**-29
     assert total.mean(one).counters.tolist() == [7]
@@ -124,7 +157,9 @@ def test_the_order_of_clients_does_not_matter() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e12, 2.0**33])
 def test_numbers_without_room_are_refused(value: float) -> None:
-    with pytest.raises(UserError, match=r"values of the model, times the client's weight, reach .* has room for") as no:
+    with pytest.raises(
+        UserError, match=r"values of the model, times the client's weight, reach .* has room for"
+    ) as no:
         ModelSums.of(3, model(1.0, value), 2.0)
     assert "\n" not in str(no.value)
     with pytest.raises(UserError, match=r"what goes with the model reach"):
@@ -156,9 +191,16 @@ def test_sums_that_cannot_be_of_models() -> None:
 
 @pytest.mark.parametrize("kind", [FedAvg, FedProx])
 def test_rules_that_need_single_models_are_refused(kind: type[Any], blobs: FederatedData) -> None:
-    for changes in ({"combine": "median"}, {"combine": "krum"}, {"combine": "geometric-median"}, {"clip_update": 1.0}):
+    for changes in (
+        {"combine": "median"},
+        {"combine": "krum"},
+        {"combine": "geometric-median"},
+        {"clip_update": 1.0},
+    ):
         method = kind(rounds=1, weighting="uniform", secure=True, faulty=0, **changes)
-        with pytest.raises(UserError, match=r"(combine|clip_update).* needs single models, secure shows") as no:
+        with pytest.raises(
+            UserError, match=r"(combine|clip_update).* needs single models, secure shows"
+        ) as no:
             run(method, blobs, Tiny, **SETTINGS)
         assert "\n" not in str(no.value)
 
@@ -183,6 +225,8 @@ def test_one_of_many_makes_a_sum_of_models_what_it_wants() -> None:
     heavy = honest.plus(ModelSums.of(10, model(3.0, 4.0), 1e8)).mean(model(0.0, 0.0))
     assert heavy.params.tolist() == pytest.approx([3.0, 4.0], abs=1e-4)
     wanted = torch.tensor([3.0, 4.0]) * 1000 - real(honest.params)
-    light = honest.plus(replace(ModelSums.of(10, model(0.0, 0.0), 100.0), params=fixed(wanted, 10, "")))
+    light = honest.plus(
+        replace(ModelSums.of(10, model(0.0, 0.0), 100.0), params=fixed(wanted, 10, ""))
+    )
     assert light.total == 1000
     assert light.mean(model(0.0, 0.0)).params.tolist() == pytest.approx([3.0, 4.0], abs=1e-6)

@@ -30,9 +30,13 @@ from tests.methods.test_fedavg import SETTINGS, same
 def parts(student: np.ndarray, teacher: np.ndarray, label: int) -> tuple[float, float]:
     """TCKD and NCKD of one sample's logits, from the definitions."""
     p, q = (np.exp(z) / np.exp(z).sum() for z in (student, teacher))
-    target = q[label] * np.log(q[label] / p[label]) + (1 - q[label]) * np.log((1 - q[label]) / (1 - p[label]))
+    target = q[label] * np.log(q[label] / p[label]) + (1 - q[label]) * np.log(
+        (1 - q[label]) / (1 - p[label])
+    )
     rest = [c for c in range(len(p)) if c != label]
-    others = sum(q[c] / (1 - q[label]) * np.log(q[c] / (1 - q[label]) * (1 - p[label]) / p[c]) for c in rest)
+    others = sum(
+        q[c] / (1 - q[label]) * np.log(q[c] / (1 - q[label]) * (1 - p[label]) / p[c]) for c in rest
+    )
     return float(target), float(others)
 
 
@@ -45,9 +49,15 @@ Y = torch.tensor([0, 1, 2, 3, 4, 0])
 
 def test_both_parts() -> None:
     student, teacher = logits(0, 1)
-    rows = [parts(s, t, y) for s, t, y in zip(student.numpy(), teacher.numpy(), Y.tolist(), strict=True)]
-    assert float(target_class(student, teacher, Y)) == pytest.approx(np.mean([r[0] for r in rows]), rel=1e-5)
-    assert float(other_classes(student, teacher, Y)) == pytest.approx(np.mean([r[1] for r in rows]), rel=1e-5)
+    rows = [
+        parts(s, t, y) for s, t, y in zip(student.numpy(), teacher.numpy(), Y.tolist(), strict=True)
+    ]
+    assert float(target_class(student, teacher, Y)) == pytest.approx(
+        np.mean([r[0] for r in rows]), rel=1e-5
+    )
+    assert float(other_classes(student, teacher, Y)) == pytest.approx(
+        np.mean([r[1] for r in rows]), rel=1e-5
+    )
 
 
 def test_parts_make_up_the_whole_divergence() -> None:
@@ -71,13 +81,19 @@ def test_certain_teachers_give_finite_gradients() -> None:
 
 def test_loss_of_two_teachers() -> None:
     student, first, second = logits(4, 5, 6)
-    lesson = Lesson(Classification(), (nn.Identity(), nn.Identity()), (0.3, 0.7), (1.5, 0.5), temperature=2.0)
+    lesson = Lesson(
+        Classification(), (nn.Identity(), nn.Identity()), (0.3, 0.7), (1.5, 0.5), temperature=2.0
+    )
     wanted = 0.0
-    for s, one, two, y in zip(student.numpy(), first.numpy(), second.numpy(), Y.tolist(), strict=True):
+    for s, one, two, y in zip(
+        student.numpy(), first.numpy(), second.numpy(), Y.tolist(), strict=True
+    ):
         (t1, n1), (t2, n2) = parts(s / 2, one / 2, y), parts(s / 2, two / 2, y)
         wanted -= np.log(np.exp(s[y]) / np.exp(s).sum())
         wanted += 4 * (0.3 * t1 + 1.5 * n1 + 0.7 * t2 + 0.5 * n2)
-    assert float(lesson(lambda x: student, student, Y, first, second)) == pytest.approx(wanted / 6, rel=1e-5)
+    assert float(lesson(lambda x: student, student, Y, first, second)) == pytest.approx(
+        wanted / 6, rel=1e-5
+    )
 
 
 def test_teachers_complement_each_other() -> None:
@@ -112,8 +128,11 @@ def test_shares_of_teachers() -> None:
 
 
 def plain(blobs: FederatedData, start: torch.Tensor, lr: float) -> torch.Tensor:
-    """Two rounds in the order given, two teachers, one full-batch step a visit, α = 0.5, β = 2, τ = 2, from scratch."""
-    data = [(c.train.samples.x[c.train.rows], c.train.samples.y[c.train.rows]) for c in blobs.clients]
+    """Two rounds in the order given, two teachers, one full-batch step a visit, α = 0.5, β = 2, τ =
+    2, from scratch."""
+    data = [
+        (c.train.samples.x[c.train.rows], c.train.samples.y[c.train.rows]) for c in blobs.clients
+    ]
     p = [np.bincount(y.numpy(), minlength=3) / len(y) for _, y in data]
     last: list[torch.Tensor] = []
     pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
@@ -122,7 +141,10 @@ def plain(blobs: FederatedData, start: torch.Tensor, lr: float) -> torch.Tensor:
         models = []
         if round:
             first = min(range(4), key=lambda i: np.abs(p[i] - 1 / 3).sum())
-            second = min((j for i, j in pairs if i == first), key=lambda j: np.abs((p[first] + p[j]) / 2 - 1 / 3).sum())
+            second = min(
+                (j for i, j in pairs if i == first),
+                key=lambda j: np.abs((p[first] + p[j]) / 2 - 1 / 3).sum(),
+            )
         for k, (x, y) in enumerate(data):
             w = w.clone().requires_grad_()
             z = x @ w[:, :4].T + w[:, 4]
@@ -131,7 +153,10 @@ def plain(blobs: FederatedData, start: torch.Tensor, lr: float) -> torch.Tensor:
                 gap = [np.abs(p[t] - p[k]).sum() / 2 for t in (first, second)]
                 for i, t in enumerate((first, second)):
                     a, b = (1 - gap[i]) / (2 - sum(gap)), gap[i] / sum(gap)
-                    ps, qs = (z / 2).softmax(1), ((x @ last[t][:, :4].T + last[t][:, 4]) / 2).softmax(1).detach()
+                    ps, qs = (
+                        (z / 2).softmax(1),
+                        ((x @ last[t][:, :4].T + last[t][:, 4]) / 2).softmax(1).detach(),
+                    )
                     for row in range(len(x)):
                         label = int(y[row])
                         pt, qt = ps[row, label], qs[row, label]
@@ -158,7 +183,13 @@ def test_a_run_from_scratch(blobs: FederatedData) -> None:
 
     training = Training(optimizer="sgd", lr=0.5, weight_decay=0.0, batch_size=1000, select="last")
     method = SFedKD(
-        rounds=2, epochs=1, teachers=2, target_weight=0.5, others_weight=2.0, temperature=2.0, order="given"
+        rounds=2,
+        epochs=1,
+        teachers=2,
+        target_weight=0.5,
+        others_weight=2.0,
+        temperature=2.0,
+        order="given",
     )
     found = run(method, blobs, build, training=training, hardware=Hardware(threads=1)).weights
     wanted = plain(blobs, start[0], 0.5)
@@ -169,7 +200,12 @@ def test_a_run_from_scratch(blobs: FederatedData) -> None:
 
 @pytest.mark.parametrize("order", ["random", "reversed"])
 def test_without_distillation_it_is_fedseq(blobs: FederatedData, order: str) -> None:
-    a = run(SFedKD(rounds=3, epochs=1, target_weight=0.0, others_weight=0.0, order=order), blobs, Tiny, **SETTINGS)
+    a = run(
+        SFedKD(rounds=3, epochs=1, target_weight=0.0, others_weight=0.0, order=order),
+        blobs,
+        Tiny,
+        **SETTINGS,
+    )
     b = run(FedSeq(rounds=3, epochs=1, order=order), blobs, Tiny, **SETTINGS)
     assert same(a.weights, b.weights)
     assert a.bytes == b.bytes

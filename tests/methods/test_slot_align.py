@@ -1,4 +1,5 @@
-"""SLOT-Align: the barycentre, and a whole run written again from the paper's equations, by NumPy on the features."""
+"""SLOT-Align: the barycentre, and a whole run written again from the paper's equations, by NumPy on
+the features."""
 
 from typing import Literal
 
@@ -40,21 +41,30 @@ def own_networks(result: Result) -> list[nn.Module]:
 def gaussian(n: int, mean: float, variances: list[float]) -> Gaussian:
     """A client whose features are independent."""
     d = len(variances)
-    covariance, none = torch.tensor(variances).double().diag(), torch.zeros(1, d, dtype=torch.float64)
+    covariance, none = (
+        torch.tensor(variances).double().diag(),
+        torch.zeros(1, d, dtype=torch.float64),
+    )
     mean_ = torch.full((d,), mean, dtype=torch.float64)
-    return Gaussian(n, mean_, n * covariance, covariance, torch.tensor([float(n)], dtype=torch.float64), none)
+    return Gaussian(
+        n, mean_, n * covariance, covariance, torch.tensor([float(n)], dtype=torch.float64), none
+    )
 
 
 def test_the_barycentre_by_hand() -> None:
-    """Without covariances it has the mean standard deviation: (3·1 + 1·5)/4 = 2 and (3·2 + 1·2)/4 = 2."""
+    """Without covariances it has the mean standard deviation: (3·1 + 1·5)/4 = 2 and (3·2 + 1·2)/4 =
+    2."""
     found = Alignment.of([gaussian(30, 0, [1, 4]), gaussian(10, 4, [25, 4])])
     assert found.mean.tolist() == [1, 1]
     assert torch.allclose(found.maps[0], torch.tensor([2.0, 1]).double().diag(), atol=1e-6)
     assert torch.allclose(found.maps[1], torch.tensor([0.4, 1]).double().diag(), atol=1e-6)
 
 
-def plain(parts: list[tuple[Array, NDArray[np.int64]]], tau: float, head: str, alpha: float) -> list[Array]:
-    """Berardini et al. 2026: the scores of each client's samples, up to a common factor and constant."""
+def plain(
+    parts: list[tuple[Array, NDArray[np.int64]]], tau: float, head: str, alpha: float
+) -> list[Array]:
+    """Berardini et al. 2026: the scores of each client's samples, up to a common factor and
+    constant."""
     sizes = np.array([len(phi) for phi, _ in parts])
     share = sizes / sizes.sum()
     means = [phi.mean(0) for phi, _ in parts]
@@ -75,7 +85,9 @@ def plain(parts: list[tuple[Array, NDArray[np.int64]]], tau: float, head: str, a
     apart = z - by_class[y] if head == "lda" else z
     covariance = apart.T @ apart / (len(z) - (CLASSES if head == "lda" else 1))
     d = len(covariance)
-    weight = np.linalg.solve((1 - alpha) * covariance + alpha * np.trace(covariance) / d * np.eye(d), by_class.T)
+    weight = np.linalg.solve(
+        (1 - alpha) * covariance + alpha * np.trace(covariance) / d * np.eye(d), by_class.T
+    )
     bias = np.log(np.bincount(y) / len(y)) - (weight * by_class.T).sum(0) / 2
     return np.split(z @ weight + bias, np.cumsum(sizes)[:-1])
 
@@ -83,17 +95,23 @@ def plain(parts: list[tuple[Array, NDArray[np.int64]]], tau: float, head: str, a
 @pytest.mark.parametrize(("head", "tau"), [("lda", 0.4), ("cgs", 1.0)])
 def test_a_run_is_that_of_the_papers_equations(head: Literal["lda", "cgs"], tau: float) -> None:
     silos = data()
-    result = run(SLOTAlign(width=5, head=head, tau=tau), silos, Tiny, hardware=Hardware(threads=1), seed=0)
+    result = run(
+        SLOTAlign(width=5, head=head, tau=tau), silos, Tiny, hardware=Hardware(threads=1), seed=0
+    )
     networks = [as_split(network) for network in own_networks(result)]
     with torch.no_grad():
         features = [net.features(c.train.x) for net, c in zip(networks, silos.clients, strict=True)]
-        found = [net.head(phi).double().numpy() for net, phi in zip(networks, features, strict=True)]
+        found = [
+            net.head(phi).double().numpy() for net, phi in zip(networks, features, strict=True)
+        ]
     labels = [c.train.y.numpy() for c in silos.clients]
     parts = [(phi.double().numpy(), y) for phi, y in zip(features, labels, strict=True)]
     scores = np.concatenate(plain(parts, tau, head, 0.05))
     factor = (np.concatenate(found) * scores).sum() / (scores**2).sum()
     assert factor > 0
-    np.testing.assert_allclose(np.concatenate(found), factor * scores, atol=1e-3 * factor * np.abs(scores).max())
+    np.testing.assert_allclose(
+        np.concatenate(found), factor * scores, atol=1e-3 * factor * np.abs(scores).max()
+    )
 
 
 def test_without_maps_it_is_fedgram() -> None:
@@ -101,27 +119,38 @@ def test_without_maps_it_is_fedgram() -> None:
     silos, hardware = data(), Hardware(threads=1)
     gram = run(FedGram(width=5, head="lda"), silos, Tiny, hardware=hardware, seed=0)
     common = as_module(gram.build.own, gram.weights or gram.personal[0])
-    for network in own_networks(run(SLOTAlign(width=5, tau=0.0), silos, Tiny, hardware=hardware, seed=0)):
+    for network in own_networks(
+        run(SLOTAlign(width=5, tau=0.0), silos, Tiny, hardware=hardware, seed=0)
+    ):
         with torch.no_grad():
             for client in silos.clients:
-                assert torch.allclose(network(client.train.x), common(client.train.x), rtol=1e-4, atol=1e-4)
+                assert torch.allclose(
+                    network(client.train.x), common(client.train.x), rtol=1e-4, atol=1e-4
+                )
 
 
 def test_maps_undo_an_affine_shift_of_a_client() -> None:
-    """Of two clients with the same kind of samples one has them stretched and moved: with τ = 1 this is undone."""
+    """Of two clients with the same kind of samples one has them stretched and moved: with τ = 1
+    this is undone."""
     draw = torch.Generator().manual_seed(4)
     y = torch.arange(600) % 2
     x = torch.tensor([[-2.0, 0, 0, 0], [2.0, 0, 0, 0]])[y] + torch.randn(600, 4, generator=draw)
     x = x * torch.tensor([1.0, 2, 0.5, 1.5])
     moved = x[300:] * torch.tensor([0.3, 1, 2, 1]) + torch.tensor([6.0, -2, 0, 1])
     clients = [(x[:300], y[:300]), (moved, y[300:])]
-    silos = federate(clients, test=(torch.cat([x[:50], moved[:50]]), torch.cat([y[:50], y[300:350]])), val_fraction=0.0)
+    silos = federate(
+        clients,
+        test=(torch.cat([x[:50], moved[:50]]), torch.cat([y[:50], y[300:350]])),
+        val_fraction=0.0,
+    )
     right = []
     for tau in (0.0, 1.0):
         result = run(SLOTAlign(width=8, tau=tau), silos, Tiny, hardware=Hardware(threads=1), seed=0)
         with torch.no_grad():
             pairs = zip(own_networks(result), silos.clients, strict=True)
-            answers = [network(client.train.x).argmax(1) == client.train.y for network, client in pairs]
+            answers = [
+                network(client.train.x).argmax(1) == client.train.y for network, client in pairs
+            ]
         right.append(float(torch.cat(answers).float().mean()))
     assert right[1] > right[0] + 0.05
     assert right[1] > 0.95

@@ -29,10 +29,14 @@ def rounds_of(method: SPFL, toys: list[Any]) -> list[float]:
     ("epochs", "first", "second", "fixed", "alone"),
     [
         (1, -0.10, -0.172, -5 / 14, (-3 / 7, -2 / 7)),
-        pytest.param(2, -0.17, -0.258128, -0.17 / 0.4816, (-0.49502, -0.21096), marks=pytest.mark.slow),
+        pytest.param(
+            2, -0.17, -0.258128, -0.17 / 0.4816, (-0.49502, -0.21096), marks=pytest.mark.slow
+        ),
     ],
 )
-def test_two_chains(epochs: int, first: float, second: float, fixed: float, alone: tuple[float, float]) -> None:
+def test_two_chains(
+    epochs: int, first: float, second: float, fixed: float, alone: tuple[float, float]
+) -> None:
     seen = rounds_of(SPFL(rounds=200, epochs=epochs, **PLAIN), toy_q())
     assert seen[:2] == pytest.approx([first, second], abs=1e-12)
     assert seen[-1] == pytest.approx(fixed, abs=1e-9)
@@ -64,18 +68,24 @@ def test_three_clients_and_their_orders() -> None:
     one = SPFL(chains=1, chain_order="fixed", **settings)
     shifts = [rounds_of(one, toys()[i:] + toys()[:i])[0] for i in range(3)]
     assert shifts == pytest.approx([0.192, 0.208, 0.096], abs=1e-12)
-    assert rounds_of(SPFL(chain_order="fixed", **settings), toys()) == pytest.approx([0.496 / 3], abs=1e-12)
+    assert rounds_of(SPFL(chain_order="fixed", **settings), toys()) == pytest.approx(
+        [0.496 / 3], abs=1e-12
+    )
     every = [rounds_of(one, list(order))[0] for order in itertools.permutations(toys())]
     assert sum(every) / 6 == pytest.approx(0.162, abs=1e-12)
     assert values(play(FedAvg(rounds=1, epochs=1), toys())) == pytest.approx([0.2 / 3], abs=1e-12)
 
 
 def test_one_client_is_local_descent() -> None:
-    assert rounds_of(SPFL(rounds=3, epochs=2, **PLAIN), toy_q()[:1]) == pytest.approx([1 - 0.9**k for k in (2, 4, 6)])
+    assert rounds_of(SPFL(rounds=3, epochs=2, **PLAIN), toy_q()[:1]) == pytest.approx(
+        [1 - 0.9**k for k in (2, 4, 6)]
+    )
 
 
 def chains(method: SPFL, clients: int, step: int = 0) -> tuple[tuple[str, ...], ...]:
-    fed = Fed([f"c{i}" for i in range(clients)], Table(method, {}, weights(0.0)), 1, lambda row: None)
+    fed = Fed(
+        [f"c{i}" for i in range(clients)], Table(method, {}, weights(0.0)), 1, lambda row: None
+    )
     fed.begin(step)
     return method.sequences(fed)
 
@@ -101,7 +111,11 @@ def test_transfers() -> None:
     assert SPFL(rounds=1).cost(10, 1) == 120
     assert SPFL(rounds=1, **PLAIN).cost(10, 1) == 110
     assert SPFL(rounds=1, align_global=0.0).cost(10, 1) == 110, "w^r is for the global term only"
-    assert 4 * 15 * 120 * 11_689_512 == SPFL(rounds=15).cost(10, 4 * 11_689_512) == round(4 * 21.0411216e9)
+    assert (
+        4 * 15 * 120 * 11_689_512
+        == SPFL(rounds=15).cost(10, 4 * 11_689_512)
+        == round(4 * 21.0411216e9)
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +137,9 @@ def test_transfers() -> None:
         ),
     ],
 )
-def test_moves_what_it_declares_and_resumes(changes: dict[str, Any], blobs: FederatedData, tmp_path: Path) -> None:
+def test_moves_what_it_declares_and_resumes(
+    changes: dict[str, Any], blobs: FederatedData, tmp_path: Path
+) -> None:
     method = SPFL(rounds=2, epochs=1, **changes)
     whole = run(method, blobs, Tiny, **SETTINGS)
     assert whole.weights is not None
@@ -133,36 +149,54 @@ def test_moves_what_it_declares_and_resumes(changes: dict[str, Any], blobs: Fede
 
 
 def test_chains_of_one_client_are_uniform_fedavg_bit_for_bit(blobs: FederatedData) -> None:
-    a = run(SPFL(rounds=3, epochs=2, length=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SETTINGS)
+    a = run(
+        SPFL(rounds=3, epochs=2, length=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SETTINGS
+    )
     b = run(FedAvg(rounds=3, epochs=2, weighting="uniform"), blobs, Tiny, **SETTINGS)
     assert same(a.weights, b.weights)
 
 
 def test_the_order_of_such_chains_is_only_that_of_a_sum(blobs: FederatedData) -> None:
     sgd = SETTINGS | {"training": Training(optimizer="sgd", lr=0.05, batch_size=16)}
-    a = run(SPFL(rounds=3, epochs=2, length=1, participation=0.5, **PLAIN), blobs, Tiny, **sgd).weights
-    b = run(FedAvg(rounds=3, epochs=2, participation=0.5, weighting="uniform"), blobs, Tiny, **sgd).weights
+    a = run(
+        SPFL(rounds=3, epochs=2, length=1, participation=0.5, **PLAIN), blobs, Tiny, **sgd
+    ).weights
+    b = run(
+        FedAvg(rounds=3, epochs=2, participation=0.5, weighting="uniform"), blobs, Tiny, **sgd
+    ).weights
     assert a is not None
     assert b is not None
     torch.testing.assert_close(a.params, b.params, rtol=1e-4, atol=1e-5)
 
 
 def test_one_chain_is_fedseq_bit_for_bit(blobs: FederatedData) -> None:
-    a = run(SPFL(rounds=2, epochs=2, chains=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SETTINGS)
+    a = run(
+        SPFL(rounds=2, epochs=2, chains=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SETTINGS
+    )
     b = run(FedSeq(rounds=2, epochs=2), blobs, Tiny, **SETTINGS)
     assert same(a.weights, b.weights)
 
 
 def test_alignment_changes_the_model_and_counts_its_passes(blobs: FederatedData) -> None:
-    plain, glam = (run(SPFL(rounds=1, epochs=2, **changes), blobs, Tiny, **SETTINGS) for changes in (PLAIN, {}))
+    plain, glam = (
+        run(SPFL(rounds=1, epochs=2, **changes), blobs, Tiny, **SETTINGS) for changes in (PLAIN, {})
+    )
     assert not same(plain.weights, glam.weights)
-    assert glam.metrics[-1]["forward"] == 2 * glam.metrics[-1]["backward"], "two teachers answer once for two epochs"
-    assert plain.metrics[-1]["forward"] == plain.metrics[-1]["backward"] == glam.metrics[-1]["backward"]
+    assert glam.metrics[-1]["forward"] == 2 * glam.metrics[-1]["backward"], (
+        "two teachers answer once for two epochs"
+    )
+    assert (
+        plain.metrics[-1]["forward"]
+        == plain.metrics[-1]["backward"]
+        == glam.metrics[-1]["backward"]
+    )
 
 
 def test_the_model_changes_at_the_end_of_a_round_only() -> None:
     seen = values(play(SPFL(rounds=2, epochs=1, **PLAIN), toy_q()))
-    assert seen == pytest.approx([-0.10, -0.10, -0.172], abs=1e-12), "nothing before the first round ends"
+    assert seen == pytest.approx([-0.10, -0.10, -0.172], abs=1e-12), (
+        "nothing before the first round ends"
+    )
     states = list(play(SPFL(rounds=1, epochs=1, **PLAIN), toy_q()))
     assert [len(s.ends) for s in states if isinstance(s, Chains)] == [2, 0]
 

@@ -20,7 +20,9 @@ def samples(n: int, seed: int = 0, classes: int = K) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % classes
     mix = torch.randn(A, A, generator=generator)
-    return torch.randn(n, A, generator=generator) @ mix + 3 * torch.randn(K, A, generator=generator)[y], y
+    return torch.randn(n, A, generator=generator) @ mix + 3 * torch.randn(
+        K, A, generator=generator
+    )[y], y
 
 
 def assert_same(a: ClassMoments, b: ClassMoments, rtol: float = 1e-9) -> None:
@@ -53,7 +55,9 @@ def test_whole_rank_loses_rounding_only() -> None:
 def test_low_rank_keeps_all_variances_and_the_leading_directions() -> None:
     known = measure(*samples(50), K)
     rough = known.compressed(2).moments(K, A)
-    torch.testing.assert_close(rough.covariance.diagonal(), known.covariance.diagonal(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        rough.covariance.diagonal(), known.covariance.diagonal(), rtol=1e-5, atol=1e-6
+    )
     values, vectors = torch.linalg.eigh(known.covariance)
     leading = vectors[:, -2:] * values[-2:] @ vectors[:, -2:].T
     off = ~torch.eye(A, dtype=torch.bool)
@@ -63,7 +67,10 @@ def test_low_rank_keeps_all_variances_and_the_leading_directions() -> None:
 def test_moves_with_a_linear_map_of_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedtasuki, "_RIDGE", 0.0)
     (x, y), (own, _) = samples(80), samples(30, 3)
-    change, shift = torch.eye(A) + 0.3 * torch.randn(A, A, generator=torch.Generator().manual_seed(4)), torch.ones(A)
+    change, shift = (
+        torch.eye(A) + 0.3 * torch.randn(A, A, generator=torch.Generator().manual_seed(4)),
+        torch.ones(A),
+    )
     moved = measure(x, y, K).moved(own, own @ change + shift)
     assert_same(moved, measure(x @ change + shift, y, K), rtol=1e-4)
 
@@ -91,7 +98,9 @@ def test_classifier_gives_the_posterior_of_the_gaussians() -> None:
     known = measure(x[rare], y[rare], K)
     rows = known.classifier()
     logits = x.double() @ rows[:, :-1].T + rows[:, -1]
-    covariance = known.covariance + 0.05 * known.covariance.diagonal().mean() * torch.eye(A, dtype=torch.float64)
+    covariance = known.covariance + 0.05 * known.covariance.diagonal().mean() * torch.eye(
+        A, dtype=torch.float64
+    )
     gaussians: list[Any] = [MultivariateNormal(m, covariance) for m in known.means]
     joint = [g.log_prob(x.double()) for g in gaussians]
     expected = (torch.stack(joint, 1) + known.counts.log()).softmax(1)
@@ -116,7 +125,9 @@ def test_a_class_that_nobody_has_is_not_chosen_near_others() -> None:
 
 def test_one_sample_and_features_that_never_change_give_finite_numbers() -> None:
     known = measure(torch.zeros(1, A), torch.zeros(1, dtype=torch.long), K)
-    known = known.moved(torch.zeros(1, A), torch.zeros(1, A)).merged(known).compressed(A).moments(K, A)
+    known = (
+        known.moved(torch.zeros(1, A), torch.zeros(1, A)).merged(known).compressed(A).moments(K, A)
+    )
     assert torch.isfinite(known.classifier()).all()
 
 

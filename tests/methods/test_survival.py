@@ -1,4 +1,5 @@
-"""Times and events: Cox regression and the C-index against lifelines, and what is refused or named."""
+"""Times and events: Cox regression and the C-index against lifelines, and what is refused or
+named."""
 
 import json
 from collections.abc import Sequence
@@ -33,14 +34,20 @@ ROWS = {"a": slice(0, CUT), "b": slice(CUT, None)}
 LABELS = ["days", "died"]
 NAMES = ["age", "bmi", "sex = m", "stage = II", "stage = III"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* equal a training row", "ignore:.* with one value")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.* equal a training row", "ignore:.* with one value"
+)
 
 
 def held(rows: dict[str, slice] = ROWS, **changed: Any) -> FederatedData:
     """Two silos; all rows are for training, and for testing too."""
     table = cohort() | changed
-    silos: list[Any] = [{name: list(values[part]) for name, values in table.items()} for part in rows.values()]
-    return federate(silos, tests=silos, names=[*rows], val_fraction=0.0, label_column=LABELS, task="survival")
+    silos: list[Any] = [
+        {name: list(values[part]) for name, values in table.items()} for part in rows.values()
+    ]
+    return federate(
+        silos, tests=silos, names=[*rows], val_fraction=0.0, label_column=LABELS, task="survival"
+    )
 
 
 def patients(rows: slice = SHOWN) -> dict[str, Any]:
@@ -77,7 +84,9 @@ def test_its_concordance_is_exact_by_silo_and_counts_pairs_inside_silos() -> Non
     for rows in ROWS.values():
         days, died = (np.array(cohort()[name][rows]) for name in LABELS)
         early, late = days[:, None], days
-        weights.append(int(((died[:, None] > 0) & ((early < late) | ((early == late) & (died == 0)))).sum()))
+        weights.append(
+            int(((died[:, None] > 0) & ((early < late) | ((early == late) & (died == 0)))).sum())
+        )
     inside = np.average([wanted["a"], wanted["b"]], weights=weights)
     assert row["figures"]["values"]["c_index"] == pytest.approx(inside, abs=1e-9)
     assert row["figures"]["silos"] == 2
@@ -86,15 +95,22 @@ def test_its_concordance_is_exact_by_silo_and_counts_pairs_inside_silos() -> Non
 def test_its_hazard_expects_as_many_events_as_there_are() -> None:
     data, task = held().dataset, Survival(mean=(float(np.mean(cohort()["days"])),))
     with torch.no_grad():
-        expected = data.train.y[:, 0] / task.mean[0] * fitted().model(data.train.x)[:, 0].double().exp()
+        expected = (
+            data.train.y[:, 0] / task.mean[0] * fitted().model(data.train.x)[:, 0].double().exp()
+        )
     assert float(expected.sum()) == pytest.approx(float(data.train.y[:, 1].sum()), rel=1e-5)
 
 
 def test_survival_is_that_of_the_pooled_baseline_hazard(tmp_path: Path) -> None:
-    """One silo: Breslow's estimate, though rows end between the times. Two: nearly that of all patients together."""
+    """One silo: Breslow's estimate, though rows end between the times. Two: nearly that of all
+    patients together."""
     times = ",".join(f"{time:g}" for time in TIMES)
-    one = run(GLM(family="cox", laps=5, times=times), held({"a": slice(None)}), evaluate_every=10**9)
-    for row, wanted in zip(shares(one.load_model()), REFERENCE["survival"]["one silo"], strict=True):
+    one = run(
+        GLM(family="cox", laps=5, times=times), held({"a": slice(None)}), evaluate_every=10**9
+    )
+    for row, wanted in zip(
+        shares(one.load_model()), REFERENCE["survival"]["one silo"], strict=True
+    ):
         assert row == pytest.approx(wanted, abs=1e-6)
     grid, folder = ",".join(str(time) for time in range(20, 501, 20)), tmp_path / "run"
     both = run(GLM(family="cox", laps=5, times=grid), held(), evaluate_every=10**9, folder=folder)
@@ -118,22 +134,30 @@ def test_sums_of_silos_give_the_hazard_of_all_rows_where_none_ends_between_the_t
     table, draw = cohort(), np.random.default_rng(0)
     y, risk = np.stack([table["days"], table["died"]], 1), draw.normal(size=200)
     grid = np.arange(20.0, 901, 20).tolist()
-    each = [hazard_counts(y[part], risk[part], grid) for part in (slice(30), slice(30, 100), slice(100, 200))]
+    each = [
+        hazard_counts(y[part], risk[part], grid)
+        for part in (slice(30), slice(30, 100), slice(100, 200))
+    ]
     events, exposure = (sum(parts) for parts in zip(*each, strict=True))
-    assert baseline(events, exposure, 0) == pytest.approx(baseline(*hazard_counts(y, risk, grid), 0), rel=1e-12)
+    assert baseline(events, exposure, 0) == pytest.approx(
+        baseline(*hazard_counts(y, risk, grid), 0), rel=1e-12
+    )
 
 
 def test_a_silo_that_names_its_rows_gets_the_survival_of_its_own_stratum() -> None:
     for name, rows in ROWS.items():
         own = fitted().baseline(patients(rows), TIMES, label_column=LABELS, task="survival")
-        for found, wanted in zip(shares(fitted().load_model(), baseline=own), REFERENCE["survival"][name], strict=True):
+        for found, wanted in zip(
+            shares(fitted().load_model(), baseline=own), REFERENCE["survival"][name], strict=True
+        ):
             assert found == pytest.approx(wanted, abs=1e-6)
     with pytest.raises(UserError, match="no row is followed up to 5000: choose earlier times"):
         fitted().baseline(patients(ROWS["a"]), (5000.0,), label_column=LABELS, task="survival")
 
 
 def test_no_step_of_the_hazard_rests_on_fewer_than_five_events() -> None:
-    """On any grid: neighbours of a published time differ by five events or more, so no time of one event shows."""
+    """On any grid: neighbours of a published time differ by five events or more, so no time of one
+    event shows."""
     table = cohort()
     y, risk = np.stack([table["days"], table["died"]], 1), np.zeros(200)
     for step in (1.0, 7.0, 60.0):
@@ -143,20 +167,28 @@ def test_no_step_of_the_hazard_rests_on_fewer_than_five_events() -> None:
         assert len(shown) > 5
         steps = [y[(a < y[:, 0]) & (y[:, 0] <= b), 1].sum() for a, b in pairwise((0.0, *shown))]
         assert min(steps) >= 5
-    assert min(y[y[:, 0] == t, 1].sum() for t in np.unique(y[:, 0])) == 0  # a finer grid does have smaller steps
+    assert (
+        min(y[y[:, 0] == t, 1].sum() for t in np.unique(y[:, 0])) == 0
+    )  # a finer grid does have smaller steps
 
 
 def test_survival_without_a_hazard_is_refused_and_a_network_has_a_constant_one() -> None:
-    with pytest.raises(UserError, match="Cox regression tells no baseline hazard by itself: run glm"):
+    with pytest.raises(
+        UserError, match="Cox regression tells no baseline hazard by itself: run glm"
+    ):
         shares(fitted().load_model())
     task = Survival(mean=(200.0,))
     network = Baseline.of(task, {}, {})
     assert network
     assert network.survival(torch.tensor([[0.0]]), (200.0,)).item() == pytest.approx(np.exp(-1))
-    with pytest.raises(UserError, match="survival at 100 is not known, only at 90: choose one of these"):
+    with pytest.raises(
+        UserError, match="survival at 100 is not known, only at 90: choose one of these"
+    ):
         Baseline((90.0,), (0.1,)).survival(torch.zeros(1, 1), (100.0,))
     for text in ("90,x", "-1", "90,90", "inf"):
-        with pytest.raises(UserError, match="not positive numbers in ascending order: write 90,180,365"):
+        with pytest.raises(
+            UserError, match="not positive numbers in ascending order: write 90,180,365"
+        ):
             GLM(family="cox", times=text)
     with pytest.raises(UserError, match="times are for cox"):
         GLM(family="linear", times="90")
@@ -164,7 +196,9 @@ def test_survival_without_a_hazard_is_refused_and_a_network_has_a_constant_one()
 
 def scores(n: int = 300) -> Scores:
     draw = np.random.default_rng(2)
-    y = torch.tensor(np.stack([draw.integers(1, 20, n), draw.integers(0, 2, n)], 1), dtype=torch.float64)
+    y = torch.tensor(
+        np.stack([draw.integers(1, 20, n), draw.integers(0, 2, n)], 1), dtype=torch.float64
+    )
     risk = torch.tensor(draw.integers(0, 9, (n, 1)) - y[:, :1].numpy() / 5)
     return Scores(Survival(), 1, y, risk, torch.zeros(n))
 
@@ -188,13 +222,20 @@ def test_a_model_that_may_be_made_up_gets_coarse_pairs_and_few_events_none() -> 
     for name in ("ordered", "comparable"):
         assert int(coarse[name]) % step == 0
         assert abs(int(coarse[name]) - int(exact[name])) <= step / 2
-    assert torch.equal(coarse["squares"] % (len(s) ** 2 // 16 * torch.tensor([12, 6, 3])), torch.zeros(3).long())
+    assert torch.equal(
+        coarse["squares"] % (len(s) ** 2 // 16 * torch.tensor([12, 6, 3])), torch.zeros(3).long()
+    )
     ends = [
-        figures(counting, counting.count(s, Care(coarse=way)), Wanted()).intervals["c_index"] for way in (False, True)
+        figures(counting, counting.count(s, Care(coarse=way)), Wanted()).intervals["c_index"]
+        for way in (False, True)
     ]
     assert ends[1] == pytest.approx(ends[0], abs=0.01)
-    moved = counting.split(counting.count(replace(s, y=s.y.index_fill(0, torch.tensor([0]), 1.0), answers=s.answers)))
-    far = (moved["squares"] - exact["squares"]).abs() <= len(s) ** 2 * torch.tensor([12, 6, 3])  # 16 steps
+    moved = counting.split(
+        counting.count(replace(s, y=s.y.index_fill(0, torch.tensor([0]), 1.0), answers=s.answers))
+    )
+    far = (moved["squares"] - exact["squares"]).abs() <= len(s) ** 2 * torch.tensor(
+        [12, 6, 3]
+    )  # 16 steps
     assert far.all()
     few = counting.split(counting.count(s, Care(positives=len(s))))
     assert not few["ordered"]
@@ -204,13 +245,21 @@ def test_a_model_that_may_be_made_up_gets_coarse_pairs_and_few_events_none() -> 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"days": -cohort()["days"]}, r"-\d+ in row 0 .*: a time, the first label, must be positive"),
+        (
+            {"days": -cohort()["days"]},
+            r"-\d+ in row 0 .*: a time, the first label, must be positive",
+        ),
         ({"died": cohort()["days"]}, "an event, the second label, must be 0 or 1"),
         ({"died": 0 * cohort()["died"]}, "a has no event among 90 samples"),
-        ({"died": np.where(np.arange(200) < CUT, 0.0, cohort()["died"])}, "a has no event among 90 samples"),
+        (
+            {"died": np.where(np.arange(200) < CUT, 0.0, cohort()["died"])},
+            "a has no event among 90 samples",
+        ),
     ],
 )
-def test_labels_that_are_no_times_and_events_are_refused(changed: dict[str, Any], message: str) -> None:
+def test_labels_that_are_no_times_and_events_are_refused(
+    changed: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         held(**changed)
     assert "\n" not in str(refusal.value)
@@ -224,7 +273,10 @@ def test_events_may_be_words(yes: Any, no: Any) -> None:
 
 def test_times_and_events_are_named_and_not_regressed() -> None:
     table = {name: list(values) for name, values in cohort().items()}
-    with pytest.raises(UserError, match=r"'days' and 'died' of .* look like a time and an event: use task='survival'"):
+    with pytest.raises(
+        UserError,
+        match=r"'days' and 'died' of .* look like a time and an event: use task='survival'",
+    ):
         load(table, label_column=["died", "days"])
     with pytest.warns(UserWarning, match="may be the time until the event that column 'died' says"):
         load(table, label_column="days", task="regression")
@@ -233,7 +285,9 @@ def test_times_and_events_are_named_and_not_regressed() -> None:
 
 
 def test_families_and_tasks_must_fit() -> None:
-    with pytest.raises(UserError, match="logistic regression explains classes, the task is survival"):
+    with pytest.raises(
+        UserError, match="logistic regression explains classes, the task is survival"
+    ):
         run(GLM(), held())
     draw = torch.Generator().manual_seed(0)
     silos = [(torch.randn(20, 2, generator=draw), torch.randn(20, generator=draw)) for _ in ROWS]
@@ -244,4 +298,7 @@ def test_families_and_tasks_must_fit() -> None:
 @pytest.mark.filterwarnings("ignore:column 'marker'")
 def test_a_column_that_orders_all_times_is_refused_with_its_name() -> None:
     with pytest.raises(UserError, match=r"'marker'|have no room"):
-        run(GLM(family="cox"), held(days=1.0 + np.arange(200), marker=np.arange(200) ** 0.5, died=np.ones(200)))
+        run(
+            GLM(family="cox"),
+            held(days=1.0 + np.arange(200), marker=np.arange(200) ** 0.5, died=np.ones(200)),
+        )

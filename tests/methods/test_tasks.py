@@ -1,4 +1,5 @@
-"""Every method on every task: it learns, or it is refused in one line before anything is written."""
+"""Every method on every task: it learns, or it is refused in one line before anything is
+written."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from tests.tools import task_table
 
 FAST = {"fedseq", "fedavg"}
 MORE = {"metafed", "fedelmyparallel", "fedtasuki", "ensemble", "scaffold", "moon", "local"}
-"""what is tried each time: on all tasks; and on language modelling, whose network is the smallest"""
+"""what is tried each time: on all tasks; and on language modelling, whose network is the
+smallest"""
 MOST = {"rounds": 3, "epochs": 6, "warmup": 6, "peers": 2, "distill_batch_size": 64}
 LEARNS = {"training": Training(lr=0.02, batch_size=8), "hardware": Hardware(threads=1), "seed": 3}
 
@@ -47,7 +49,9 @@ def works(kind: type[Method], name: str) -> bool:
 def test_methods_that_cannot_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     problem = problems()[name]
     able = [kind.title() for kind in METHODS if works(kind, name)]
-    assert {"fedelmy", "fedseq", "fedavg", "fedtasuki", "metafed", "local", "centralized"} <= set(able)
+    assert {"fedelmy", "fedseq", "fedavg", "fedtasuki", "metafed", "local", "centralized"} <= set(
+        able
+    )
     for kind in METHODS:
         if works(kind, name):
             continue
@@ -72,10 +76,14 @@ FAMILIES = {"survival": "cox", "regression": "linear"}
 NETWORKS = {("otfusion", "language-modelling"): "is of a kind whose units cannot be aligned"}
 """what is refused for the network and not for the task, and why"""
 PAIRS = [
-    pytest.param(kind, name, marks=() if fast(kind, name) else pytest.mark.slow, id=f"{kind.title()}-{name}")
+    pytest.param(
+        kind, name, marks=() if fast(kind, name) else pytest.mark.slow, id=f"{kind.title()}-{name}"
+    )
     for name in KINDS
     for kind in METHODS
-    if works(kind, name) and (kind.title(), name) not in NETWORKS and kind is not GLM  # it refuses dependent pixels
+    if works(kind, name)
+    and (kind.title(), name) not in NETWORKS
+    and kind is not GLM  # it refuses dependent pixels
 ]
 
 

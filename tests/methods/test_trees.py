@@ -1,7 +1,7 @@
 """Trees from summed histograms: equal to pooled ones and to XGBoost's, and what a silo's sums show.
 
-`python -m tests.methods.test_trees` prints what XGBoost (3.2.0) says, which is kept in `trees.json`. It needs xgboost.
-"""
+`python -m tests.methods.test_trees` prints what XGBoost (3.2.0) says, which is kept in
+`trees.json`. It needs xgboost."""
 
 import json
 from collections.abc import Sequence
@@ -30,9 +30,16 @@ from ekiden.training.weights import Weights
 
 REFERENCE = Path(__file__).parent / "trees.json"
 SMALL = Trees(rounds=2, trees=1, depth=3, bins=32, columns=1.0)
-CASES = {"binary": "classification", "classes": "classification", "labels": "multi-label", "numbers": "regression"}
+CASES = {
+    "binary": "classification",
+    "classes": "classification",
+    "labels": "multi-label",
+    "numbers": "regression",
+}
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* equal a training row", "ignore:.* with one value")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.* equal a training row", "ignore:.* with one value"
+)
 
 
 def samples(case: str, n: int = 240) -> tuple[Tensor, Tensor]:
@@ -56,7 +63,9 @@ def held(case: str, cuts: tuple[int, ...] = (70, 150)) -> FederatedData:
     return federate(silos, test=(x, y), val_fraction=0.0, task=CASES[case])
 
 
-def outputs(method: Trees, case: str, cuts: tuple[int, ...] = (70, 150), **options: Any) -> tuple[Tensor, Weights]:
+def outputs(
+    method: Trees, case: str, cuts: tuple[int, ...] = (70, 150), **options: Any
+) -> tuple[Tensor, Weights]:
     result = run(method, held(case, cuts), evaluate_every=10**9, **options)
     with torch.no_grad():
         return result.model(samples(case)[0]), result.weights  # type: ignore[return-value]
@@ -92,7 +101,9 @@ def test_they_are_the_trees_of_xgboost(case: str) -> None:
     assert torch.allclose(found, wanted, atol=2e-5)
 
 
-def transcript(method: Trees, x: Tensor, y: Tensor, news: Sequence[Bins | Splits], task: str = "") -> list[Histogram]:
+def transcript(
+    method: Trees, x: Tensor, y: Tensor, news: Sequence[Bins | Splits], task: str = ""
+) -> list[Histogram]:
     """What a silo gives in the first laps if all others give zeros and choose what it is told."""
     data = federate([(x, y), (x[:1], y[:1])], test=(x, y), val_fraction=0.0, task=task or None)
     build = of_method(Tiny, method, tuple(x.shape[1:]), data.dataset.outputs, 2, data.dataset.task)
@@ -117,7 +128,10 @@ def crafted(method: Trees, width: int, seed: int) -> list[Bins | Splits]:
     news: list[Bins | Splits] = [Bins(edges, torch.tensor([-30.0], dtype=torch.float64))]
     for lap in range(method.rounds * method.depth - 1):
         nodes = 2 ** (lap % method.depth)
-        column, edge = (torch.randint(most, (method.trees, nodes), generator=draw) for most in (width, method.bins - 1))
+        column, edge = (
+            torch.randint(most, (method.trees, nodes), generator=draw)
+            for most in (width, method.bins - 1)
+        )
         last = nodes == 2 ** (method.depth - 1)
         leaves = 15 * torch.randn(method.trees, 2 * nodes * last, 1, generator=draw)
         news.append(Splits(column, edge, leaves))
@@ -132,7 +146,8 @@ def records() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_that_a_silo_gives_depends_on_more_than_its_groups(seed: int) -> None:
-    """Coordinator and all other silos together: records of a group may change their numbers and labels with others."""
+    """Coordinator and all other silos together: records of a group may change their numbers and
+    labels with others."""
     method = replace(SMALL, rounds=3, trees=2, columns=0.9, depth=2, min_active=10)
     x, y = records()
     group = torch.unique(grouped(x.double(), 10, 0), dim=0, return_inverse=True)[1]
@@ -146,7 +161,8 @@ def test_nothing_that_a_silo_gives_depends_on_more_than_its_groups(seed: int) ->
     news = crafted(method, 4, seed)
     before, after = transcript(method, x, y, news), transcript(method, changed, labels, news)
     assert all(
-        torch.equal(a.cells, b.cells) and torch.equal(a.labels, b.labels) for a, b in zip(before, after, strict=True)
+        torch.equal(a.cells, b.cells) and torch.equal(a.labels, b.labels)
+        for a, b in zip(before, after, strict=True)
     )
     without = replace(method, min_active=0)
     before, after = transcript(without, x, y, news), transcript(without, changed, labels, news)
@@ -157,11 +173,18 @@ def singled_out(method: Trees) -> int:
     """How many records two crafted trees make stand out: those whose second derivative is not 0."""
     x, y = records()
     edges = torch.zeros(4, method.bins - 1)
-    for column, place in ((0, -2), (1, 30)):  # the two highest in one column, the lower half in the other
+    for column, place in (
+        (0, -2),
+        (1, 30),
+    ):  # the two highest in one column, the lower half in the other
         edges[column] = x[:, column].sort().values[place] - 1e-4
     news: list[Bins | Splits] = [Bins(edges, torch.tensor([-80.0], dtype=torch.float64))]
     for column, leaves in ((0, [0.0, 40.0]), (1, [40.0, 0.0])):
-        news.append(Splits(torch.tensor([[column]]), torch.tensor([[0]]), torch.tensor(leaves).view(1, 2, 1)))
+        news.append(
+            Splits(
+                torch.tensor([[column]]), torch.tensor([[0]]), torch.tensor(leaves).view(1, 2, 1)
+            )
+        )
     last = transcript(method, x, y, news)[-1].cells[0, 0, 0, :, 1].sum()
     return round(float(last) / 2**26)
 
@@ -174,16 +197,27 @@ def test_crafted_trees_single_out_a_record_only_without_groups() -> None:
 
 
 def test_whether_sums_have_room_does_not_tell_the_target_of_a_record() -> None:
-    """The last silo starts the trees so far away that a record with a smaller target than it guesses has no room."""
+    """The last silo starts the trees so far away that a record with a smaller target than it
+    guesses has no room."""
     method, x = replace(SMALL, min_active=10), records()[0]
     y = x[:, :1].clone()
     y[0] = -30
-    task = federate([(x, y), (x[:1], y[:1])], test=(x, y), val_fraction=0.0, task="regression").dataset.task
+    task = federate(
+        [(x, y), (x[:1], y[:1])], test=(x, y), val_fraction=0.0, task="regression"
+    ).dataset.task
     smallest = float(task.targets(y, 1).min())
     refused = []
     for guess in (smallest + 0.1, smallest - 0.1):
-        with pytest.raises(UserError, match="an output of the trees received is 512 or more") as error:
-            transcript(method, x, y, [Bins(torch.zeros(4, 31), torch.tensor([1024 + guess]).double())], "regression")
+        with pytest.raises(
+            UserError, match="an output of the trees received is 512 or more"
+        ) as error:
+            transcript(
+                method,
+                x,
+                y,
+                [Bins(torch.zeros(4, 31), torch.tensor([1024 + guess]).double())],
+                "regression",
+            )
         refused.append(str(error.value))
     assert refused[0] == refused[1]
     near = torch.full((1, 1), 511.0, dtype=torch.float64)
@@ -195,25 +229,37 @@ def test_whether_sums_have_room_does_not_tell_the_target_of_a_record() -> None:
 def test_a_silo_of_fewer_samples_gives_zeros() -> None:
     method = replace(SMALL, rounds=1, depth=1, min_active=61)
     assert not any(
-        part.cells.any() or part.labels.any() for part in transcript(method, *records(), crafted(method, 4, 0))
+        part.cells.any() or part.labels.any()
+        for part in transcript(method, *records(), crafted(method, 4, 0))
     )
 
 
 def test_groups_are_of_similar_records() -> None:
-    x = torch.tensor([[0.0, 3], [0, 3], [1, 3], [9, 1], [9, 1], [9, 2], [9, 1]], dtype=torch.float64)
+    x = torch.tensor(
+        [[0.0, 3], [0, 3], [1, 3], [9, 1], [9, 1], [9, 2], [9, 1]], dtype=torch.float64
+    )
     found = grouped(x, 3, 1)
     assert found[:3].tolist() == [[pytest.approx(1 / 3), 3]] * 3
     assert found[3:].tolist() == [[9, 1]] * 4
 
 
 def test_groups_of_another_size_single_out_no_record() -> None:
-    """Whoever chooses k asks for groups of 10, 12 and 13 rows in three runs, and subtracts what is inside of what."""
+    """Whoever chooses k asks for groups of 10, 12 and 13 rows in three runs, and subtracts what is
+    inside of what."""
     for seed in (8, 14):
         draw = torch.Generator().manual_seed(seed)
-        flags = [(torch.rand(80, generator=draw) < share).double() for share in (0.12, 0.15, 0.2, 0.3)]
-        more = torch.randint(0, 4, (80,), generator=draw).double(), torch.randn(80, generator=draw).double()
+        flags = [
+            (torch.rand(80, generator=draw) < share).double() for share in (0.12, 0.15, 0.2, 0.3)
+        ]
+        more = (
+            torch.randint(0, 4, (80,), generator=draw).double(),
+            torch.randn(80, generator=draw).double(),
+        )
         x = torch.stack([*flags, *more], 1)
-        found = {k: torch.unique(grouped(x, k, 0), dim=0, return_inverse=True)[1] for k in (10, 12, 13, 30)}
+        found = {
+            k: torch.unique(grouped(x, k, 0), dim=0, return_inverse=True)[1]
+            for k in (10, 12, 13, 30)
+        }
         for small, large in combinations(found.values(), 2):
             assert min(small.bincount()) >= 10
             assert all(len(large[small == one].unique()) == 1 for one in small.unique())
@@ -221,13 +267,16 @@ def test_groups_of_another_size_single_out_no_record() -> None:
 
 
 def test_a_table_with_gaps_and_categories_is_learned(tmp_path: Path) -> None:
-    """What is missing, and a category in the middle, decide here; the model is kept, read and exported."""
+    """What is missing, and a category in the middle, decide here; the model is kept, read and
+    exported."""
     r = np.random.default_rng(0)
     site, age = r.choice(["a", "b", "c", "d"], 300), r.normal(50, 10, 300)
     age[r.random(300) < 0.2] = np.nan
     sick = np.isnan(age) | (site == "b")
     table = {"site": list(site), "age": list(age), "sick": list(np.where(sick, "yes", "no"))}
-    silos: list[Any] = [{k: v[s] for k, v in table.items()} for s in (slice(0, 140), slice(140, 300))]
+    silos: list[Any] = [
+        {k: v[s] for k, v in table.items()} for s in (slice(0, 140), slice(140, 300))
+    ]
     data = federate(silos, tests=silos, val_fraction=0.0, label_column="sick")
     method = replace(SMALL, depth=2, rounds=4, shrinkage=1.0)
     result = run(method, data, folder=tmp_path / "run", evaluate_every=10**9)
@@ -242,7 +291,11 @@ def test_other_models_and_tasks_are_refused() -> None:
     with pytest.raises(UserError, match="a model of its own"):
         run(SMALL, held("binary"), "table_mlp")
     with pytest.raises(UserError, match="other trees"):
-        transcript(SMALL, *records(), [crafted(SMALL, 4, 0)[0], crafted(replace(SMALL, trees=2, columns=0.9), 4, 0)[1]])
+        transcript(
+            SMALL,
+            *records(),
+            [crafted(SMALL, 4, 0)[0], crafted(replace(SMALL, trees=2, columns=0.9), 4, 0)[1]],
+        )
     with pytest.raises(UserError, match="other columns"):
         transcript(SMALL, *records(), crafted(SMALL, 5, 0))
     with pytest.raises(UserError, match="whole numbers"):
@@ -269,7 +322,9 @@ def test_it_is_as_good_as_scikit_learn_on_tumours() -> None:
         z = torch.tensor((x - x[train].mean(0)) / x[train].std(0)).float()
         parts: list[Any] = [(z[part], torch.tensor(y[part])) for part in np.array_split(train, 3)]
         data = federate(parts, test=(z[test], torch.tensor(y[test])), val_fraction=0.0)
-        scores["trees"].append(run(Trees(), data, metric="auroc", evaluate_every=10**9).metrics[-1]["auroc"])
+        scores["trees"].append(
+            run(Trees(), data, metric="auroc", evaluate_every=10**9).metrics[-1]["auroc"]
+        )
     assert np.mean(scores["trees"]) > np.mean(scores["sklearn"]) - 0.005
 
 
@@ -282,7 +337,9 @@ def _xgboost() -> None:
         x, y = (part.numpy() for part in samples(case))
         if case == "numbers":
             y = (y - y.mean(0)) / y.std(0)
-        share = (np.bincount(y.astype(int).flatten()) + 0.5) if task == "classification" else np.ones(1)
+        share = (
+            (np.bincount(y.astype(int).flatten()) + 0.5) if task == "classification" else np.ones(1)
+        )
         margin = np.zeros((len(x), {"binary": 1, "classes": 3}.get(case, 2)))
         if case == "binary":
             margin += np.log(share[1] / share[0])

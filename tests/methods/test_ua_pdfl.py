@@ -15,7 +15,16 @@ from ekiden.engine import wire
 from ekiden.engine.method import Size, State
 from ekiden.engine.worker import Client
 from ekiden.methods import UAPDFL, DFedAvgM, FedPer
-from ekiden.methods.gossip.ua_pdfl import Branches, Choice, Divergence, Heard, HeldNear, Units, auxiliary, divergence
+from ekiden.methods.gossip.ua_pdfl import (
+    Branches,
+    Choice,
+    Divergence,
+    Heard,
+    HeldNear,
+    Units,
+    auxiliary,
+    divergence,
+)
 from ekiden.training.fit import TaskLoss
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
@@ -50,8 +59,13 @@ def test_no_mass_is_infinitely_far_and_never_nan() -> None:
 def test_only_jensen_shannon_keeps_unlike_clients_below_the_papers_toy_value() -> None:
     """Two confident clients: each gives the other's class one part in a million."""
     rest = 1e-6
-    p, q = (torch.tensor(v, dtype=torch.float64) for v in ([1 - 2 * rest, rest, rest], [rest, 1 - 2 * rest, rest]))
-    assert divergence(p, q, "jeffreys") == pytest.approx((1 - 3 * rest) * log((1 - 2 * rest) / rest))
+    p, q = (
+        torch.tensor(v, dtype=torch.float64)
+        for v in ([1 - 2 * rest, rest, rest], [rest, 1 - 2 * rest, rest])
+    )
+    assert divergence(p, q, "jeffreys") == pytest.approx(
+        (1 - 3 * rest) * log((1 - 2 * rest) / rest)
+    )
     assert divergence(p, q, "jeffreys") == pytest.approx(13.8, abs=0.02)
     assert 0.61 < divergence(p, q, "js") < log(2)
 
@@ -139,18 +153,26 @@ class Probed:
 @pytest.mark.parametrize(("average", "penalty"), [(False, 5 / 9), (True, 5 / 18)])
 def test_the_penalty_weighs_mu(average: bool, penalty: float) -> None:
     aux, x = AUX[0].clone().requires_grad_(), torch.tensor([[0.3, -0.2]])
-    held = HeldNear(cast(Client, Probed(aux)), torch.ones(1, 2), torch.tensor([2 / 3, 2 / 3]), 0.3, average)
+    held = HeldNear(
+        cast(Client, Probed(aux)), torch.ones(1, 2), torch.tensor([2 / 3, 2 / 3]), 0.3, average
+    )
     loss = held(lambda x: x, x, torch.tensor([0]))
     loss.backward()  # type: ignore[no-untyped-call]
     assert float(loss.detach()) == pytest.approx(log(1 + exp(-0.5)) + 0.3 * penalty)
-    torch.testing.assert_close(aux.grad, 0.3 * torch.tensor([2 / 3, -4 / 3]) / (2 if average else 1))
+    torch.testing.assert_close(
+        aux.grad, 0.3 * torch.tensor([2 / 3, -4 / 3]) / (2 if average else 1)
+    )
 
 
 def test_the_pass_of_the_unit_input_counts(blobs: FederatedData) -> None:
     settled: dict[str, Any] = {"rounds": 2, "epochs": 1, "peers": 2}
-    held, free = (run(UAPDFL(mu=mu, **settled), blobs, Tiny, **settings()).metrics[-1] for mu in (0.5, 0.0))
+    held, free = (
+        run(UAPDFL(mu=mu, **settled), blobs, Tiny, **settings()).metrics[-1] for mu in (0.5, 0.0)
+    )
     steps = 2 * sum(batches(len(c.train), 16) for c in blobs.clients)
-    assert [held[kind] - free[kind] for kind in ("forward", "backward")] == [steps, steps], "one a mini-batch"
+    assert [held[kind] - free[kind] for kind in ("forward", "backward")] == [steps, steps], (
+        "one a mini-batch"
+    )
 
 
 TARGETS = ((1.0, 2.0), (-2.0, 1.0), (4.0, 0.0), (3.0, -5.0))
@@ -164,18 +186,30 @@ def silos() -> list[Silo]:
 
 
 START = State(model=None, personal=(weights(0.5, 0.25),) * 4)
-PLAIN: dict[str, Any] = {"rounds": 2, "epochs": 2, "peers": 3, "mu": 0.0, "lr_decay": 1.0, "dropout": False}
+PLAIN: dict[str, Any] = {
+    "rounds": 2,
+    "epochs": 2,
+    "peers": 3,
+    "mu": 0.0,
+    "lr_decay": 1.0,
+    "dropout": False,
+}
 
 
 def again(models: list[list[float]]) -> list[list[float]]:
     """Each client's model after another local training."""
     fed = Table(silos())
     train = DFedAvgM(epochs=2, theta=0.0).train
-    return [fed.call(train, k, weights(*w), 0).params.tolist() for k, w in zip(fed.clients, models, strict=True)]
+    return [
+        fed.call(train, k, weights(*w), 0).params.tolist()
+        for k, w in zip(fed.clients, models, strict=True)
+    ]
 
 
 def test_without_both_switches_it_is_plain_averaging() -> None:
-    _, ours = rounds(UAPDFL(**PLAIN, personal_heads=False), silos(), Branches(personal=START.personal))
+    _, ours = rounds(
+        UAPDFL(**PLAIN, personal_heads=False), silos(), Branches(personal=START.personal)
+    )
     (mixed,) = rounds(DFedAvgM(epochs=2, theta=0.0), silos(), START)
     for a, b in zip(ours, again(mixed), strict=True):
         assert a == pytest.approx(b)
@@ -189,18 +223,30 @@ def test_with_nobody_near_it_is_fedper() -> None:
 
 
 def settings() -> dict[str, Any]:
-    return {"training": Training(lr=0.05, batch_size=16), "hardware": Hardware(threads=1), "seed": 5}
+    return {
+        "training": Training(lr=0.05, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 5,
+    }
 
 
-@pytest.mark.parametrize(("dropout", "personal_heads"), [(True, True), (True, False), (False, True), (False, False)])
-def test_bytes_follow_the_branches(blobs: FederatedData, dropout: bool, personal_heads: bool) -> None:
-    method = UAPDFL(rounds=3, epochs=2, peers=2, dropout=dropout, personal_heads=personal_heads, threshold=0.05)
+@pytest.mark.parametrize(
+    ("dropout", "personal_heads"), [(True, True), (True, False), (False, True), (False, False)]
+)
+def test_bytes_follow_the_branches(
+    blobs: FederatedData, dropout: bool, personal_heads: bool
+) -> None:
+    method = UAPDFL(
+        rounds=3, epochs=2, peers=2, dropout=dropout, personal_heads=personal_heads, threshold=0.05
+    )
     result = run(method, blobs, Tiny, **settings())
     size = Size.of(Network(Tiny()), (4,))
     assert isinstance(result.state, Branches)
     assert result.bytes == method.moved(result.state, 4, size) <= method.cost(4, size)
     if not dropout:
-        assert (result.state.models, result.state.bases) == (0, 16), "none in the first of three rounds"
+        assert (result.state.models, result.state.bases) == (0, 16), (
+            "none in the first of three rounds"
+        )
     if not dropout and not personal_heads:
         assert result.state.heads == 16
         assert result.bytes == method.cost(4, size)
@@ -209,7 +255,9 @@ def test_bytes_follow_the_branches(blobs: FederatedData, dropout: bool, personal
 
 
 @pytest.mark.parametrize("dropout", [True, False])
-def test_the_first_round_is_local_training_and_no_model_travels(dropout: bool, blobs: FederatedData) -> None:
+def test_the_first_round_is_local_training_and_no_model_travels(
+    dropout: bool, blobs: FederatedData
+) -> None:
     """All models are the initial one, which everybody has."""
     short: dict[str, Any] = {"rounds": 1, "epochs": 2, "peers": 3, "dropout": dropout}
     first = run(UAPDFL(**short, mu=0.0), blobs, Tiny, **settings())
@@ -219,7 +267,9 @@ def test_the_first_round_is_local_training_and_no_model_travels(dropout: bool, b
     assert first.bytes == pulled.bytes
     assert max(row.bytes for row in first.ledger) < wire.size(first.personal[0])
     other = run(UAPDFL(**short | {"dropout": not dropout}, mu=0.0), blobs, Tiny, **settings())
-    assert all(torch.equal(a.params, b.params) for a, b in zip(first.personal, other.personal, strict=True))
+    assert all(
+        torch.equal(a.params, b.params) for a, b in zip(first.personal, other.personal, strict=True)
+    )
 
 
 def spread(models: tuple[Weights, ...]) -> float:
@@ -234,7 +284,8 @@ def spread(models: tuple[Weights, ...]) -> float:
 
 def test_the_penalty_holds_the_extractors_together(blobs: FederatedData) -> None:
     loose, tight = (
-        run(UAPDFL(rounds=3, epochs=3, peers=3, mu=mu, threshold=0.0), blobs, Tiny, **settings()) for mu in (0.0, 10.0)
+        run(UAPDFL(rounds=3, epochs=3, peers=3, mu=mu, threshold=0.0), blobs, Tiny, **settings())
+        for mu in (0.0, 10.0)
     )
     assert spread(tight.personal) < 0.5 * spread(loose.personal)
 
@@ -266,7 +317,9 @@ def test_refuses_a_model_that_does_not_call_its_head() -> None:
 def test_head_of_the_papers_cnn_stays_at_home() -> None:
     """With nobody near, only the convolutions travel: 3.6 % of the CNN."""
     size = Size.of(Network(models.build("cnn_ua_pdfl", (3, 32, 32), 10)), (3, 32, 32))
-    alone, all_near = (UAPDFL(rounds=2).moved(Branches(step=2, bases=5, heads=h), 1, size) for h in (0, 5))
+    alone, all_near = (
+        UAPDFL(rounds=2).moved(Branches(step=2, bases=5, heads=h), 1, size) for h in (0, 5)
+    )
     talk = 2 * (5 * (4 * 10 + 4 * 4096 + 8) + 5 + 8)
     assert alone == talk + 5 * 4 * (3 * 32 * 9 + 32 + 32 * 64 * 9 + 64)
     assert all_near == talk + 5 * size

@@ -26,7 +26,8 @@ def weights(*values: float) -> Weights:
 
 @dataclass
 class Quadratic:
-    """Stands for a client: loss ½‖θ - c‖², `epochs` full-batch gradient steps of size η; η = 0 jumps to c."""
+    """Stands for a client: loss ½‖θ - c‖², `epochs` full-batch gradient steps of size η; η = 0
+    jumps to c."""
 
     centre: Sequence[float]
     lr: float = 0.0
@@ -34,7 +35,9 @@ class Quadratic:
     fits: list[int] = field(default_factory=list)
     penalties: list[Penalty | None] = field(default_factory=list)
 
-    def fit(self, model: Weights, *, epochs: int, penalty: Penalty | None = None, **plain: Any) -> Weights:
+    def fit(
+        self, model: Weights, *, epochs: int, penalty: Penalty | None = None, **plain: Any
+    ) -> Weights:
         """Gradient descent on the quadratic, plus the penalty's gradient."""
         self.fits.append(epochs)
         self.penalties.append(penalty)
@@ -57,7 +60,8 @@ Loss = Callable[[Tensor], Tensor]
 
 
 class Free(nn.Module):
-    """Parameters without a network: the first are its extractor, the last `heads` its classifier."""
+    """Parameters without a network: the first are its extractor, the last `heads` its
+    classifier."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -72,20 +76,30 @@ class Free(nn.Module):
 class Silo:
     """Stands for a client: the library's own training loop on any loss; an epoch is one step."""
 
-    def __init__(self, size: int, loss: Loss, *, heads: int = 0, n: int = 1, **training: object) -> None:
-        plain: dict[str, object] = {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.0, "select": "last"}
+    def __init__(
+        self, size: int, loss: Loss, *, heads: int = 0, n: int = 1, **training: object
+    ) -> None:
+        plain: dict[str, object] = {
+            "optimizer": "sgd",
+            "lr": 0.1,
+            "weight_decay": 0.0,
+            "select": "last",
+        }
         self.training = Training(**(plain | training))  # type: ignore[arg-type]
         sample = (torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
         dataset = from_tensors(sample, sample)
         self._train = Subset(dataset.train, torch.arange(1))
-        self._bench = Bench(Network(Free(size, heads)), Feed(dataset, Hardware()), self.training, Hardware())
+        self._bench = Bench(
+            Network(Free(size, heads)), Feed(dataset, Hardware()), self.training, Hardware()
+        )
         self._loss = loss
         self.n = n
         self.state: Any = None
 
     @property
     def loss(self) -> Objective:
-        """What a method's objective may be built around; `fit` has the loss of this client instead."""
+        """What a method's objective may be built around; `fit` has the loss of this client
+        instead."""
         return TaskLoss(self._bench.task)
 
     @property
@@ -127,7 +141,14 @@ class Silo:
 
         bench = replace(self._bench, training=training or self.training)
         return fitting.fit(
-            bench, model, self._train, self._train, epochs=epochs, seed=0, penalty=penalty, objective=own
+            bench,
+            model,
+            self._train,
+            self._train,
+            epochs=epochs,
+            seed=0,
+            penalty=penalty,
+            objective=own,
         )
 
 

@@ -1,4 +1,5 @@
-"""Random Fourier features: the kernel that they approximate, whole numbers that are the same in any batch, refusals."""
+"""Random Fourier features: the kernel that they approximate, whole numbers that are the same in any
+batch, refusals."""
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ def samples(n: int = 200, inputs: int = 6) -> Tensor:
     return torch.randn(n, inputs, generator=draw) * torch.arange(1.0, inputs + 1) + 5
 
 
-def settled(width: int, bandwidth: float = 1.0, *, direct: bool = False, x: Tensor | None = None) -> RandomFourier:
+def settled(
+    width: int, bandwidth: float = 1.0, *, direct: bool = False, x: Tensor | None = None
+) -> RandomFourier:
     x = samples() if x is None else x
     torch.manual_seed(0)
     features = RandomFourier(x.shape[1], width, bandwidth=bandwidth, direct=direct)
@@ -35,9 +38,13 @@ def test_products_tend_to_the_gaussian_kernel(bandwidth: float) -> None:
     errors = []
     for width in (500, 8000):
         phi = settled(width, bandwidth)(x).double()
-        errors.append(float((2 * phi @ phi.T / (AMPLITUDE**2 * width) - kernel).square().mean().sqrt()))
+        errors.append(
+            float((2 * phi @ phi.T / (AMPLITUDE**2 * width) - kernel).square().mean().sqrt())
+        )
     assert errors[1] < 0.015
-    assert errors[0] / errors[1] == pytest.approx(4, rel=0.25), "the error falls with the root of the width"
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.25), (
+        "the error falls with the root of the width"
+    )
 
 
 def test_they_are_whole_numbers_and_the_same_one_by_one() -> None:
@@ -48,10 +55,16 @@ def test_they_are_whole_numbers_and_the_same_one_by_one() -> None:
     assert phi[:, 6:].abs().max() == AMPLITUDE
     assert torch.equal(phi[:, :6], features.whole(x))
     u, weight = features.whole(x).long(), features.linear.weight.long()
-    assert int((u.abs() @ weight.abs().T).max()) < 2**24, "products are exact in float32, in any order"
+    assert int((u.abs() @ weight.abs().T).max()) < 2**24, (
+        "products are exact in float32, in any order"
+    )
     period = int(features.get_buffer("period"))
-    turns = ((u @ weight.T) % period).double() / period + features.get_buffer("offset").double() / 2**16
-    assert np.array_equal(phi[:, 6:].numpy(), np.round(AMPLITUDE * np.cos(2 * np.pi * turns.numpy())))
+    turns = ((u @ weight.T) % period).double() / period + features.get_buffer(
+        "offset"
+    ).double() / 2**16
+    assert np.array_equal(
+        phi[:, 6:].numpy(), np.round(AMPLITUDE * np.cos(2 * np.pi * turns.numpy()))
+    )
 
 
 def test_no_value_lies_half_way() -> None:

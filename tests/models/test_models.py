@@ -15,7 +15,9 @@ OF_IMAGES = models.fitting((3, 64, 64))
 """networks that take images; those for tables and texts are tried in tests/data/test_own_data.py"""
 
 
-def new(name: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, seed: int = 0) -> SplitNetwork:
+def new(
+    name: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, seed: int = 0
+) -> SplitNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = models.build(name, shape, classes)
@@ -60,7 +62,8 @@ def test_resnet18_has_60_tensors_before_the_head() -> None:
 
 @pytest.mark.parametrize("name", OF_IMAGES)
 @pytest.mark.parametrize(
-    "shape", [(3, 33, 40), *(pytest.param(s, marks=pytest.mark.slow) for s in ((1, 32, 32), (2, 32, 47)))]
+    "shape",
+    [(3, 33, 40), *(pytest.param(s, marks=pytest.mark.slow) for s in ((1, 32, 32), (2, 32, 47)))],
 )
 def test_head_of_features_is_the_output(name: str, shape: tuple[int, ...]) -> None:
     network = new(name, shape, 7).eval()
@@ -73,7 +76,10 @@ def test_head_of_features_is_the_output(name: str, shape: tuple[int, ...]) -> No
     assert torch.equal(logits, network.head(representation))
     in_parts = len(list(network.features.parameters())) + len(list(network.head.parameters()))
     assert in_parts == len(list(network.parameters()))
-    assert list(network._modules) == ["features", "head"]  # the head comes last in every flat vector
+    assert list(network._modules) == [
+        "features",
+        "head",
+    ]  # the head comes last in every flat vector
     logits.square().sum().backward()
     assert all(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
 
@@ -128,7 +134,11 @@ def test_small_networks_as_the_papers_write_them() -> None:
     x = torch.randn(3, *CIFAR, generator=torch.Generator().manual_seed(3))
 
     def conv(v: Tensor, i: int, *, padding: int = 0, pool: bool = True) -> Tensor:
-        v = F.relu(F.conv2d(v, values[f"features.{i}.weight"], values.get(f"features.{i}.bias"), padding=padding))
+        v = F.relu(
+            F.conv2d(
+                v, values[f"features.{i}.weight"], values.get(f"features.{i}.bias"), padding=padding
+            )
+        )
         return F.max_pool2d(v, 2) if pool else v
 
     def linear(v: Tensor, layer: str) -> Tensor:
@@ -203,7 +213,9 @@ def recompute_resnet18(values: dict[str, Tensor], x: Tensor, groups: int = 0) ->
             return F.group_norm(v, groups, scale, shift)
         mean, var = queue.pop(0), queue.pop(0)
         column = (1, -1, 1, 1)
-        return (v - mean.view(column)) / (var.view(column) + 1e-5).sqrt() * scale.view(column) + shift.view(column)
+        return (v - mean.view(column)) / (var.view(column) + 1e-5).sqrt() * scale.view(
+            column
+        ) + shift.view(column)
 
     v = F.relu(unit(x, 1, 1))
     for stage in range(4):
@@ -260,25 +272,40 @@ def test_ua_pdfl_head_is_all_but_the_convolutions() -> None:
     x = torch.rand(2, *CIFAR, generator=torch.Generator().manual_seed(1))
     assert torch.equal(network.eval()(x), other.eval()(x))
     assert [
-        type(part) for part in network.features.modules() if next(part.parameters(recurse=False), None) is not None
+        type(part)
+        for part in network.features.modules()
+        if next(part.parameters(recurse=False), None) is not None
     ] == [
         nn.Conv2d,
         nn.Conv2d,
     ]
     personal = sum(p.numel() for p in network.head.parameters())
     assert personal == 4096 * 128 + 128 + 128 * 10 + 10
-    assert personal / sum(p.numel() for p in network.parameters()) == pytest.approx(0.9644, abs=1e-4)
-    assert sum(p.numel() for p in other.head.parameters()) / 545_098 == pytest.approx(0.0024, abs=1e-4)
+    assert personal / sum(p.numel() for p in network.parameters()) == pytest.approx(
+        0.9644, abs=1e-4
+    )
+    assert sum(p.numel() for p in other.head.parameters()) / 545_098 == pytest.approx(
+        0.0024, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    [("lenet", 16), ("cnn", 18), ("cnn_tiny", 4), ("cnn_ma_echo", 8), ("cnn_ua_pdfl", 4), ("vgg11", 32)],
+    [
+        ("lenet", 16),
+        ("cnn", 18),
+        ("cnn_tiny", 4),
+        ("cnn_ma_echo", 8),
+        ("cnn_ua_pdfl", 4),
+        ("vgg11", 32),
+    ],
 )
 def test_too_small_images(name: str, side: int) -> None:
     new(name, (3, side, side)).eval()(torch.zeros(1, 3, side, side))
     for shape in ((3, side - 1, side), (3, side, side - 1)):
-        with pytest.raises(UserError, match=f"{name} needs images of at least {side}x{side} pixels") as caught:
+        with pytest.raises(
+            UserError, match=f"{name} needs images of at least {side}x{side} pixels"
+        ) as caught:
             models.build(name, shape, 10)
         text = str(caught.value)
         assert "\n" not in text
@@ -288,7 +315,9 @@ def test_too_small_images(name: str, side: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(OF_IMAGES) - {"mlp", "linear", "mlp_ma_echo"}))
 def test_convolutions_refuse_features(name: str) -> None:
-    with pytest.raises(UserError, match=r"needs images.*\(64,\): .* one of mlp, linear, mlp_ma_echo, cnn_signal$"):
+    with pytest.raises(
+        UserError, match=r"needs images.*\(64,\): .* one of mlp, linear, mlp_ma_echo, cnn_signal$"
+    ):
         models.build(name, (64,), 10)
 
 
@@ -350,7 +379,9 @@ def test_the_u_net_gives_classes_to_each_pixel(shape: tuple[int, ...]) -> None:
 
 def test_the_u_net_refuses_what_it_cannot_take() -> None:
     assert sum(p.numel() for p in new("unet", (3, 32, 32), 2).parameters()) == 118_930
-    with pytest.raises(UserError, match=r"unet needs images of at least 4x4 pixels, but .* \(3, 3, 8\)"):
+    with pytest.raises(
+        UserError, match=r"unet needs images of at least 4x4 pixels, but .* \(3, 3, 8\)"
+    ):
         models.build("unet", (3, 3, 8), 2)
     with pytest.raises(UserError, match="unet needs images"):
         models.build("unet", (12,), 2)

@@ -25,7 +25,9 @@ def test_each_group_is_the_best_next_to_those_before() -> None:
     wanted: list[int] = []
     for _ in range(6):
         free = [g for g in range(9) if g not in wanted]
-        wanted.append(max(free, key=lambda g: explained(z[:, [*wanted, g]].reshape(80, -1), targets)))
+        wanted.append(
+            max(free, key=lambda g: explained(z[:, [*wanted, g]].reshape(80, -1), targets))
+        )
     assert chosen(x, y, 6).tolist() == wanted
     assert sorted(chosen(x, y, 9).tolist()) == list(range(9))
 

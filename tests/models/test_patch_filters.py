@@ -1,4 +1,5 @@
-"""Dictionaries of patches: integers that sum to zero, the same for a seed, from any split of the images."""
+"""Dictionaries of patches: integers that sum to zero, the same for a seed, from any split of the
+images."""
 
 from collections.abc import Callable
 
@@ -63,7 +64,9 @@ def test_filters_are_whitened_patches() -> None:
         white = whitening @ patches[place]
         wanted = whitening @ (white / np.linalg.norm(white))
         wanted -= wanted.mean()
-        assert np.abs(q.ravel() / s - wanted).max() < 1.01 / s  # rounded, or moved by one so that the sum is zero
+        assert (
+            np.abs(q.ravel() / s - wanted).max() < 1.01 / s
+        )  # rounded, or moved by one so that the sum is zero
         assert np.abs(np.abs(q).max() - 127) <= 1
 
 
@@ -122,14 +125,18 @@ def test_sums_of_no_images_change_nothing() -> None:
 
 
 def test_directions_from_sums_are_white() -> None:
-    """Responses are independent of the channel means and of each other, as far as the eigenvalues are above 0.1."""
+    """Responses are independent of the channel means and of each other, as far as the eigenvalues
+    are above 0.1."""
     images = torch.randint(256, (40, 1, 9, 9), generator=seeded(), dtype=torch.uint8)
     dictionary = from_sums(measure_patches(images, 3), 400, seeded(), 1)
     check(dictionary, (400, 1, 3, 3))
     filters = dictionary.filters.flatten(1).double() / dictionary.gain[:, None]
     responses = torch.from_numpy(normalised(images, 3, 1)) @ filters.T
-    # White noise has 8 equal eigenvalues 9/8; a direction lies in their space with 8/9 of its square on average.
-    assert float(responses.square().mean()) == pytest.approx(9 / 8 / (9 / 8 + 0.1) * 8 / 9, rel=0.03)
+    # White noise has 8 equal eigenvalues 9/8; a direction lies in their space with 8/9 of its
+    # square on average.
+    assert float(responses.square().mean()) == pytest.approx(
+        9 / 8 / (9 / 8 + 0.1) * 8 / 9, rel=0.03
+    )
     again = from_sums(measure_patches(images, 3), 400, seeded(), 1)
     assert torch.equal(again.filters, dictionary.filters)
 
@@ -140,7 +147,10 @@ def test_wrong_images_are_refused_in_one_line() -> None:
         (lambda: from_images(photos().float(), 4, seeded()), "images as bytes"),
         (lambda: from_images(photos()[0], 4, seeded()), "images as bytes"),
         (lambda: measure_patches(torch.rand(5, 8)), "images as bytes"),
-        (lambda: from_images(photos(side=5), 4, seeded()), "images of 5x5 pixels are smaller than patches of 6x6"),
+        (
+            lambda: from_images(photos(side=5), 4, seeded()),
+            "images of 5x5 pixels are smaller than patches of 6x6",
+        ),
         (lambda: from_images(photos(), 4, seeded(), 1), "out of range: choose a size from 2 to 74"),
         (lambda: from_images(photos()[:0], 4, seeded()), "no images"),
         (lambda: from_sums(PatchSums(torch.tensor(0), sums.gram), 4, seeded(), 3), "no images"),
@@ -158,7 +168,9 @@ def test_filters_from_images_give_patches_away_and_those_from_sums_do_not() -> N
     sums = measure_patches(others)
     values, vectors = torch.linalg.eigh(sums.gram.double() / (32**2 * float(sums.patches)))
     undo = vectors @ torch.diag(values + 0.1) @ vectors.T
-    windows = images.unfold(2, 6, 1).unfold(3, 6, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 108).double()
+    windows = (
+        images.unfold(2, 6, 1).unfold(3, 6, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 108).double()
+    )
     windows -= windows.mean(1, keepdim=True)
 
     def nearest(dictionary: Dictionary) -> Tensor:

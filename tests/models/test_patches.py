@@ -1,4 +1,5 @@
-"""Patch features against plain loops, to the last integer, and the same bits however they are computed."""
+"""Patch features against plain loops, to the last integer, and the same bits however they are
+computed."""
 
 import itertools
 from collections.abc import Callable
@@ -14,12 +15,22 @@ from ekiden import UserError
 from ekiden.data.augment import normalise
 from ekiden.data.sources import NAMED
 from ekiden.models import patches
-from ekiden.models.patches import Dictionary, Patches, Pooling, blank, filters_of, from_images, width_of
+from ekiden.models.patches import (
+    Dictionary,
+    Patches,
+    Pooling,
+    blank,
+    filters_of,
+    from_images,
+    width_of,
+)
 
 
 def images(n: int, *shape: int, seed: int = 0) -> Tensor:
     """All kinds of bytes: noise, a dark image, a flat one."""
-    x = torch.randint(256, (n, *shape), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    x = torch.randint(
+        256, (n, *shape), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8
+    )
     x[1] = x[1] // 50
     x[2] = 7
     return x
@@ -53,7 +64,8 @@ def within(positions: int, pool: int) -> np.ndarray:
 
 
 def nearby(positions: int, pool: int) -> np.ndarray:
-    """(pool, positions) quarters, 4 at the region's centre and 0 at its neighbours'; the outermost stay 4 beyond it."""
+    """(pool, positions) quarters, 4 at the region's centre and 0 at its neighbours'; the outermost
+    stay 4 beyond it."""
     out = np.zeros((pool, positions))
     for i, k in itertools.product(range(pool), range(positions)):
         far = Fraction(2 * k + 1, 2) - Fraction((2 * i + 1) * positions, 2 * pool)
@@ -72,7 +84,8 @@ def by_loops(
     root: bool,
     count: Callable[[int, int], np.ndarray] = within,
 ) -> np.ndarray:
-    """(n, D) sums, feature by feature as the documentation says, on the mirrored image instead of the algebra."""
+    """(n, D) sums, feature by feature as the documentation says, on the mirrored image instead of
+    the algebra."""
     rows = []
     for image in x.numpy():
         row: list[float] = []
@@ -85,7 +98,9 @@ def by_loops(
                 for sign, i, j in itertools.product((1, -1), range(pool), range(pool)):
                     weights = np.outer(count(height, pool)[i], count(width, pool)[j])
                     total = sum(
-                        float(w * max(sign * v - t, 0)) for m in maps for v, w in zip(m.flat, weights.flat, strict=True)
+                        float(w * max(sign * v - t, 0))
+                        for m in maps
+                        for v, w in zip(m.flat, weights.flat, strict=True)
                     )
                     row.append(float(np.sqrt(np.float32(total))) if root else total)
         rows.append(row)
@@ -94,7 +109,11 @@ def by_loops(
 
 @pytest.mark.parametrize(
     ("mirror", "bilinear"),
-    [(False, False), (True, True), *(pytest.param(m, not m, marks=pytest.mark.slow) for m in (False, True))],
+    [
+        (False, False),
+        (True, True),
+        *(pytest.param(m, not m, marks=pytest.mark.slow) for m in (False, True)),
+    ],
 )
 @pytest.mark.parametrize(
     ("shape", "sizes", "pool", "threshold", "root"),
@@ -134,7 +153,8 @@ def test_features_are_those_of_plain_loops(
 
 
 def test_bilinear_weights_by_hand() -> None:
-    """Of 4 positions centres are at 0.5 and 2.5: halfway between them a position counts half in both."""
+    """Of 4 positions centres are at 0.5 and 2.5: halfway between them a position counts half in
+    both."""
     assert nearby(5, 2).tolist() == [[4, 4, 2, 0, 0], [0, 0, 2, 4, 4]]
     module = Patches((1, 6, 6), [dictionary((1, 6, 6), 1, 2)], Pooling(bilinear=True))
     (bank,) = module._banks()
@@ -143,14 +163,17 @@ def test_bilinear_weights_by_hand() -> None:
 
 
 def test_a_response_by_hand() -> None:
-    """One patch of 2x2 pixels 0 0 / 0 40 has σ² = 300; q·x = 2·40 and 80/√310 = 4.54 is rounded to 5."""
+    """One patch of 2x2 pixels 0 0 / 0 40 has σ² = 300; q·x = 2·40 and 80/√310 = 4.54 is rounded to
+    5."""
     q = torch.tensor([[[[-1, 0], [-1, 2]]]], dtype=torch.int8)
     x = torch.tensor([[[[0, 0], [0, 40]]]], dtype=torch.uint8)
     dictionary = Dictionary(q, torch.tensor([8.0]))
     module = Patches((1, 2, 2), [dictionary], Pooling(1, mirror=False, threshold=0.25, root=False))
     assert module.sums(x).tolist() == [[3.0, 0.0]]  # 5 - 8·0.25
     mirrored = Patches((1, 2, 2), [dictionary], Pooling(1, threshold=0.25, root=False))
-    assert mirrored.sums(x).tolist() == [[3.0, 0.0]]  # -40/√310 = -2.27, whose size is no more than 2
+    assert mirrored.sums(x).tolist() == [
+        [3.0, 0.0]
+    ]  # -40/√310 = -2.27, whose size is no more than 2
     assert mirrored.sums(255 - x).tolist() == [[0.0, 3.0]]
 
 
@@ -159,7 +182,9 @@ def test_a_response_by_hand() -> None:
 def test_bits_do_not_depend_on_batches_blocks_or_threads(
     shape: tuple[int, ...], bilinear: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = Patches(shape, [dictionary(shape, 10, 6), dictionary(shape, 3, 5)], Pooling(bilinear=bilinear))
+    module = Patches(
+        shape, [dictionary(shape, 10, 6), dictionary(shape, 3, 5)], Pooling(bilinear=bilinear)
+    )
     x = images(21, *shape)
     whole = module.sums(x)
     assert torch.equal(torch.cat([module.sums(part) for part in torch.split(x, 1)]), whole)
@@ -174,7 +199,8 @@ def test_bits_do_not_depend_on_batches_blocks_or_threads(
 
 
 def test_bits_are_those_of_double_precision() -> None:
-    """Every sum fits float32: the largest products that filters and bytes can have change nothing."""
+    """Every sum fits float32: the largest products that filters and bytes can have change
+    nothing."""
     shape = (3, 32, 32)
     q = torch.zeros(2, 3, 6, 6, dtype=torch.int8)
     q[0, :, :3], q[0, :, 3:] = 127, -127
@@ -190,15 +216,19 @@ def test_bits_are_those_of_double_precision() -> None:
 
 
 def test_roots_are_rounded_right() -> None:
-    """Float32 roots differ between libraries by one in the last place; roots in double precision, rounded, do not."""
+    """Float32 roots differ between libraries by one in the last place; roots in double precision,
+    rounded, do not."""
     whole = torch.arange(0, 2**24, 7)
     whole = torch.cat([whole, whole[1:].float().sqrt().round().square().long()])
-    assert np.array_equal(whole.double().sqrt_().float().numpy(), np.sqrt(whole.numpy().astype(np.float32)))
+    assert np.array_equal(
+        whole.double().sqrt_().float().numpy(), np.sqrt(whole.numpy().astype(np.float32))
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 64, 48)])
 def test_no_sum_of_bilinear_pooling_can_be_rounded(shape: tuple[int, ...]) -> None:
-    """Even of the largest responses that filters of int8 can have, of an image and its mirror image."""
+    """Even of the largest responses that filters of int8 can have, of an image and its mirror
+    image."""
     (bank,) = Patches(shape, [dictionary(shape, 2, 6)], Pooling(bilinear=True))._banks()
     assert 2 * 127 * shape[0] * 36 * bank.unit * float(bank.area.max()) <= 2**24
 
@@ -219,7 +249,9 @@ def test_all_bytes_come_back_from_normalised_inputs(name: str) -> None:
     assert torch.equal(module.bytes(every), every.float())
 
 
-@pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5,)), ((0.13066047,), (0.30810780,)), ((0.0,), (1.0,))])
+@pytest.mark.parametrize(
+    ("mean", "std"), [((0.5,), (0.5,)), ((0.13066047,), (0.30810780,)), ((0.0,), (1.0,))]
+)
 def test_all_bytes_come_back_with_one_mean(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     module = Patches((1, 16, 16), blank(1, [1], [6]), mean=mean, std=std)
@@ -278,7 +310,9 @@ def test_width_and_filters() -> None:
         ((1, 12, 12), blank(3, [2], [6]), 2, "patches of 3x6x6"),
     ],
 )
-def test_what_does_not_fit_is_refused(shape: tuple[int, ...], made: list[Dictionary], pool: int, words: str) -> None:
+def test_what_does_not_fit_is_refused(
+    shape: tuple[int, ...], made: list[Dictionary], pool: int, words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         Patches(shape, made, Pooling(pool))
 

@@ -10,7 +10,9 @@ from ekiden.models.images import MaxPool
 @pytest.mark.parametrize("shape", [(3, 6, 28, 28), (2, 16, 11, 9), (1, 1, 2, 2), (5, 7, 7)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_equals_pytorch(shape: tuple[int, ...], dtype: torch.dtype, layout: torch.memory_format) -> None:
+def test_equals_pytorch(
+    shape: tuple[int, ...], dtype: torch.dtype, layout: torch.memory_format
+) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     x.view(-1)[::7] = 0  # ties
     if len(shape) == 4:

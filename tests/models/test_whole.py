@@ -1,4 +1,5 @@
-"""Features that are whole numbers: against plain arithmetic, exact for any batch, set by one client for all."""
+"""Features that are whole numbers: against plain arithmetic, exact for any batch, set by one client
+for all."""
 
 import copy
 from typing import cast
@@ -47,7 +48,9 @@ def test_random_units_are_what_they_say(direct: bool) -> None:
         if direct:
             assert found[:6] == u
             found = found[6:]
-        for w, b, g, h in zip(linear.weight.tolist(), linear.bias.tolist(), gain, found, strict=True):
+        for w, b, g, h in zip(
+            linear.weight.tolist(), linear.bias.tolist(), gain, found, strict=True
+        ):
             z = sum(int(a) * int(c) for a, c in zip(w, u, strict=True)) + int(b)
             assert h == min(127, round(float(torch.tensor(float(max(z, 0))) * g)))
     assert float(out.max()) == 127
@@ -62,7 +65,9 @@ def test_the_first_client_standardises() -> None:
     assert torch.allclose(centre, x.mean(0), atol=1e-5)
     others = torch.tensor([0, 1, 2, 4, 5])
     assert torch.allclose(scale[others], 127 / 4 / x.std(0, correction=0)[others], rtol=1e-4)
-    assert float(scale[3]) == pytest.approx(127 / 4 / float(x.double().std(0, correction=0).mean()), rel=1e-4)
+    assert float(scale[3]) == pytest.approx(
+        127 / 4 / float(x.double().std(0, correction=0).mean()), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("inputs", [3, 64, 784, 3072])
@@ -109,7 +114,9 @@ def test_averages_of_blocks_leave_out_the_last() -> None:
     with torch.no_grad():
         first.weight.copy_(torch.tensor([1.0, -1.0]).view(2, 1, 1, 1))
         second.weight.copy_(torch.tensor([2.0, 1.0]).view(1, 2, 1, 1))
-    network = nn.Sequential(nn.Identity(), first, nn.ReLU(), second, nn.BatchNorm2d(1), nn.Conv2d(1, 5, 2))
+    network = nn.Sequential(
+        nn.Identity(), first, nn.ReLU(), second, nn.BatchNorm2d(1), nn.Conv2d(1, 5, 2)
+    )
     averages = BlockAverages(network.eval())
     found = averages(torch.tensor([[[[3.0, -1.0], [0.0, 6.0]]]]))
     torch.testing.assert_close(found, torch.tensor([[2.25, 0.25, 4.75 / (1 + 1e-5) ** 0.5]]))
@@ -153,14 +160,24 @@ def patches(channels: int = 3, width: int = 50, sizes: tuple[int, ...] = (3, 5))
     return PatchFeatures((channels, 12, 12), width, sizes)
 
 
-@pytest.mark.parametrize(("mean", "std"), [((0.0,), (1.0,)), ((0.49, 0.48, 0.45), (0.2, 0.25, 0.3))])
-def test_patches_see_the_bytes_behind_normalised_images(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    ("mean", "std"), [((0.0,), (1.0,)), ((0.49, 0.48, 0.45), (0.2, 0.25, 0.3))]
+)
+def test_patches_see_the_bytes_behind_normalised_images(
+    mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
     x = images()
     plain, scaled = patches(), patches()
     plain.settle(normalise(x, (0.0,), (1.0,)), *plain_scaling())
     scaled.settle(normalise(x, mean, std), (mean, std), plain_scaling()[1])
     assert plain.width == 48, "6 filters, 3 of each size"
-    assert [tuple(t.shape) for t in plain.tell()] == [(3 * 3 * (9 + 25),), (6,), (3, 1, 1), (3, 1, 1), (48,)]
+    assert [tuple(t.shape) for t in plain.tell()] == [
+        (3 * 3 * (9 + 25),),
+        (6,),
+        (3, 1, 1),
+        (3, 1, 1),
+        (48,),
+    ]
     assert plain.tell()[0].dtype == torch.int8
     out = scaled(normalise(x, mean, std))
     assert torch.equal(out, plain(normalise(x, (0.0,), (1.0,))))
@@ -206,7 +223,9 @@ def test_normalised_images_have_the_features_of_the_bytes_behind_them() -> None:
     settled.settle(x, scaling, draw)
     draw.set_state(state)
     channels = x.shape[1]
-    mean, std = (torch.linspace(*ends, channels).view(-1, 1, 1) for ends in ((0.4, 0.5), (0.2, 0.3)))
+    mean, std = (
+        torch.linspace(*ends, channels).view(-1, 1, 1) for ends in ((0.4, 0.5), (0.2, 0.3))
+    )
     normalised.settle((x - mean) / std, scaling, draw)
     assert torch.equal(normalised((x - mean) / std), settled(x))
     received = patches()

@@ -16,7 +16,12 @@ from ekiden.models.split import Widened, widen
     [
         (Tiny, (4,)),
         (lambda: nn.Linear(4, 3), (4,)),
-        (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3, bias=False), nn.Identity()), (4,)),
+        (
+            lambda: nn.Sequential(
+                nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3, bias=False), nn.Identity()
+            ),
+            (4,),
+        ),
         (lambda: models.build("cnn_ma_echo", (3, 16, 16), 3), (3, 16, 16)),
         (lambda: models.build("cnn_ua_pdfl", (3, 8, 8), 3), (3, 8, 8)),
         (lambda: models.build("resnet18", (1, 8, 8), 3), (1, 8, 8)),

@@ -41,7 +41,9 @@ label = "digits"
 
 def plan(method: Method, seed: int = 0) -> Plan[Method]:
     """Digits at three clients."""
-    return Plan(Recipe(method, seed=seed, training=Training()), clients=3, hardware=Hardware(threads=1))
+    return Plan(
+        Recipe(method, seed=seed, training=Training()), clients=3, hardware=Hardware(threads=1)
+    )
 
 
 def make(plan: Plan[Method], folder: Path, **about: object) -> Path:

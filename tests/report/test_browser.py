@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("report"),
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
 ]
 
-# The page in a frame as wide as a phone, and a script next to it that measures what the browser made of it.
+# The page in a frame as wide as a phone, and a script next to it that measures what the browser
+# made of it.
 MEASURE = """<!doctype html><iframe id="frame" style="width: 390px; height: 844px; border: 0" srcdoc="PAGE"></iframe>
 <pre id="found"></pre><script>
 document.getElementById("frame").addEventListener("load", event => {
@@ -34,8 +37,19 @@ document.getElementById("frame").addEventListener("load", event => {
 
 def browse(page: Path, home: Path) -> tuple[str, list[str]]:
     """The document after loading, and what the browser said on its console."""
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home / 'profile'}"]
-    command += ["--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
+    command = [
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={home / 'profile'}",
+    ]
+    command += [
+        "--enable-logging=stderr",
+        "--virtual-time-budget=2000",
+        "--dump-dom",
+        page.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=110)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -59,5 +73,7 @@ def test_fits_a_phone(out: Path, tmp_path: Path) -> None:
 
 
 def test_a_complaint_would_be_seen(tmp_path: Path) -> None:
-    (tmp_path / "bad.html").write_text('<!doctype html><img src="nowhere.png"><script>missing()</script>')
+    (tmp_path / "bad.html").write_text(
+        '<!doctype html><img src="nowhere.png"><script>missing()</script>'
+    )
     assert len(browse(tmp_path / "bad.html", tmp_path)[1]) >= 1

@@ -27,9 +27,13 @@ pytestmark = pytest.mark.xdist_group("report")
 
 
 def test_difference_in_standard_errors() -> None:
-    assert Entry(80.0, 3.0, 4, published=Published(77.0, 1.0)).difference == pytest.approx(3 / (10 / 4) ** 0.5)
+    assert Entry(80.0, 3.0, 4, published=Published(77.0, 1.0)).difference == pytest.approx(
+        3 / (10 / 4) ** 0.5
+    )
     assert Entry(80.0, 3.0, 4, published=Published(83.0)).difference == pytest.approx(-(2**0.5))
-    assert Entry(80.0, 3.0, 4, published=Published(83.0, 2.0, 1)).difference == pytest.approx(-3 / 6.25**0.5)
+    assert Entry(80.0, 3.0, 4, published=Published(83.0, 2.0, 1)).difference == pytest.approx(
+        -3 / 6.25**0.5
+    )
     assert Entry(80.0, None, 1, published=Published(77.0)).difference is None
     assert Entry(80.0, None, 1, published=Published(77.0)).beside == "published 77.00; +3.00 points"
 
@@ -80,11 +84,17 @@ def test_who_trained_when(
         ),
         Plan(
             Recipe(
-                FedSeq(order="b,a"), training=Training(lr=5e-5, mean=(0.5,), std=(0.25,), augment=False, select="last")
+                FedSeq(order="b,a"),
+                training=Training(lr=5e-5, mean=(0.5,), std=(0.25,), augment=False, select="last"),
             )
         ),
         Plan(Recipe(FedSeq(), evaluate_on="own")),
-        Plan(Recipe(FedSeq(), model="cnn"), val_fraction=0.0, workers=2, hardware=Hardware("cuda:1", 2, "bf16", True)),
+        Plan(
+            Recipe(FedSeq(), model="cnn"),
+            val_fraction=0.0,
+            workers=2,
+            hardware=Hardware("cuda:1", 2, "bf16", True),
+        ),
     ],
 )
 def test_the_command_of_a_plan_is_read_as_that_plan(wanted: Plan[Method]) -> None:
@@ -102,7 +112,9 @@ def test_accuracies_of_all_models_and_classes(runs: Path) -> None:
     assert right / sum(n for n, _ in rows.values()) == pytest.approx(run.run.last["accuracy"])
 
 
-def test_a_crowded_figure_holds_the_best_and_its_numbers_all(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowded_figure_holds_the_best_and_its_numbers_all(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups = collect([runs]).groups
     monkeypatch.setattr(figures, "_MOST", 2)
     drawing = figures.curves(1, groups)[0]
@@ -110,7 +122,9 @@ def test_a_crowded_figure_holds_the_best_and_its_numbers_all(runs: Path, monkeyp
     assert {row[0] for row in drawing.rows} == {group.name for group in groups}
     ends = {group.name: sum(group.values("accuracy", 100)) / len(group.runs) for group in groups}
     shown = drawing.figure.legends[0].get_texts()
-    assert {text.get_text() for text in shown} == set(sorted(ends, key=lambda name: -ends[name])[:2])
+    assert {text.get_text() for text in shown} == set(
+        sorted(ends, key=lambda name: -ends[name])[:2]
+    )
     last = [row for row in drawing.rows if row[0] == groups[0].name][-1]
     assert last[2] == pytest.approx(ends[groups[0].name])
 

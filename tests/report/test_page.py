@@ -72,22 +72,30 @@ def test_has_every_section_and_figure_and_the_files_behind_them(out: Path, page:
 def test_paired_differences_of_a_sweep(runs: Path, out: Path, page: str) -> None:
     table = list(csv.DictReader((out / "data" / "paired-1-1.csv").read_text().splitlines()))
     last = {
-        (name, seed): read_lines(runs / "sweep" / f"{name}--digits--seed{seed}" / "metrics.jsonl")[-1]["accuracy"]
+        (name, seed): read_lines(runs / "sweep" / f"{name}--digits--seed{seed}" / "metrics.jsonl")[
+            -1
+        ]["accuracy"]
         for name in ("Averaged", "Sequential-i-")
         for seed in (0, 1)
     }
     apart = [100 * (last["Averaged", seed] - last["Sequential-i-", seed]) for seed in (0, 1)]
-    assert [(row["task"], row["other"], row["seeds"]) for row in table] == [("digits", "Sequential <i>", "2")]
+    assert [(row["task"], row["other"], row["seeds"]) for row in table] == [
+        ("digits", "Sequential <i>", "2")
+    ]
     assert float(table[0]["mean"]) == pytest.approx(sum(apart) / 2)
     assert float(table[0]["standard_error"]) == pytest.approx(abs(apart[0] - apart[1]) / 2)
     assert "Averaged minus the others, paired by seed" in page
-    assert f"{sum(apart) / 2:+.2f} ± {abs(apart[0] - apart[1]) / 2:.2f}: Sequential &lt;i&gt;" in page
+    assert (
+        f"{sum(apart) / 2:+.2f} ± {abs(apart[0] - apart[1]) / 2:.2f}: Sequential &lt;i&gt;" in page
+    )
 
 
 def test_needs_nothing_from_elsewhere_and_nothing_in_it_has_two_meanings(page: str) -> None:
     assert not re.search(r"<(script|link rel=.stylesheet|img|iframe)", page)
     elsewhere = set(re.findall(r'(?:src|href)="(\w+:[^",;]+)', page))
-    assert elsewhere == {"data:text/csv", "https://arxiv.org/abs/2404.12130"}, "the experiment's own link"
+    assert elsewhere == {"data:text/csv", "https://arxiv.org/abs/2404.12130"}, (
+        "the experiment's own link"
+    )
     ids = Counter(re.findall(r'\bid="([^"]+)"', page))
     assert [name for name, times in ids.items() if times > 1] == []
     used = {*re.findall(r'href="#([^"]+)"', page), *re.findall(r"url\(#([^)]+)\)", page)}
@@ -96,7 +104,9 @@ def test_needs_nothing_from_elsewhere_and_nothing_in_it_has_two_meanings(page: s
 
 
 def test_colours_of_figures_are_those_of_the_page(page: str) -> None:
-    inside = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL)).replace("stroke: #000000; stroke-opacity: 0", "")
+    inside = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL)).replace(
+        "stroke: #000000; stroke-opacity: 0", ""
+    )
     assert "var(--ink)" in inside
     assert "var(--s0)" in inside
     assert not re.search("#000000|#ffffff|#1b1f24|#0072b2", inside, re.IGNORECASE)
@@ -110,34 +120,52 @@ def test_what_users_named_is_text(page: str) -> None:
 
 
 def test_the_numbers_are_those_of_the_runs(runs: Path, out: Path, page: str) -> None:
-    last = [100 * read_lines(runs / f"fedelmy-{seed}" / "metrics.jsonl")[-1]["accuracy"] for seed in (0, 1)]
+    last = [
+        100 * read_lines(runs / f"fedelmy-{seed}" / "metrics.jsonl")[-1]["accuracy"]
+        for seed in (0, 1)
+    ]
     mean, std = sum(last) / 2, abs(last[0] - last[1]) / 2**0.5
-    assert f"FedELMY,digits · dirichlet:0.5 · 3 clients,{mean}" in (out / "data" / "results-2.csv").read_text()
+    assert (
+        f"FedELMY,digits · dirichlet:0.5 · 3 clients,{mean}"
+        in (out / "data" / "results-2.csv").read_text()
+    )
     assert re.search(rf'{mean:.2f}</span><span class="pm"> ± {std:.2f}</span>', page)
-    seqs = [read_lines(f / "metrics.jsonl")[-1]["accuracy"] for f in sorted((runs / "sweep").glob("Sequential*"))]
+    seqs = [
+        read_lines(f / "metrics.jsonl")[-1]["accuracy"]
+        for f in sorted((runs / "sweep").glob("Sequential*"))
+    ]
     row = (out / "data" / "results-1.csv").read_text().splitlines()[1].split(",")
     assert float(row[2]) == pytest.approx(50 * sum(seqs))
     assert row[7:9] == ["50.0", "2.0"]
     assert "cannot be run; published 99.50" in page
     moved = json.loads((runs / "fedseq" / "config.json").read_text())["model_bytes"] * 2
-    assert f"client-0,client-1,{moved // 2}" in "".join(f.read_text() for f in (out / "data").glob("ledger-*"))
-    assert f",{float(moved)}," in (out / "data" / "cost-1.csv").read_text().replace(f",{moved},", f",{float(moved)},")
+    assert f"client-0,client-1,{moved // 2}" in "".join(
+        f.read_text() for f in (out / "data").glob("ledger-*")
+    )
+    assert f",{float(moved)}," in (out / "data" / "cost-1.csv").read_text().replace(
+        f",{moved},", f",{float(moved)},"
+    )
 
 
 def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         report([runs / "fedseq"], tmp_path / name, details=0)
     one, two = (
-        {f.name: f.read_bytes() for f in (tmp_path / name).rglob("*") if f.is_file()} for name in ("one", "two")
+        {f.name: f.read_bytes() for f in (tmp_path / name).rglob("*") if f.is_file()}
+        for name in ("one", "two")
     )
     assert one == two
     assert "draws the other methods" in one["index.html"].decode()
 
 
-def test_damaged_and_unfinished_runs_are_named_and_the_others_shown(runs: Path, tmp_path: Path) -> None:
+def test_damaged_and_unfinished_runs_are_named_and_the_others_shown(
+    runs: Path, tmp_path: Path
+) -> None:
     shutil.copytree(runs / "fedavg", tmp_path / "runs" / "good")
     shutil.copytree(runs / "fedavg", tmp_path / "runs" / "twin")
-    damaged, short, lines = (copied(runs, tmp_path / "runs", name) for name in ("fedseq", "fedelmy-0", "fedelmy-1"))
+    damaged, short, lines = (
+        copied(runs, tmp_path / "runs", name) for name in ("fedseq", "fedelmy-0", "fedelmy-1")
+    )
     (damaged / "config.json").write_text('{"format"')
     metrics = (short / "metrics.jsonl").read_text().splitlines(keepends=True)
     (short / "metrics.jsonl").write_text(metrics[0])
@@ -188,23 +216,34 @@ def test_writes_over_nothing_but_an_older_report(runs: Path, out: Path, tmp_path
     assert (out / "notes.txt").read_text() == "mine"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "index.html").write_text("my own page")
-    for wrong, text in ((tmp_path / "mine", "not a report"), (tmp_path / "mine" / "index.html", "names a folder")):
+    for wrong, text in (
+        (tmp_path / "mine", "not a report"),
+        (tmp_path / "mine" / "index.html", "names a folder"),
+    ):
         with pytest.raises(UserError, match=text):
             report([runs / "fedseq"], wrong, details=0)
     assert (tmp_path / "mine" / "index.html").read_text() == "my own page"
 
 
-def test_methods_that_occur_twice_are_told_apart_by_what_differs(runs: Path, tmp_path: Path) -> None:
+def test_methods_that_occur_twice_are_told_apart_by_what_differs(
+    runs: Path, tmp_path: Path
+) -> None:
     make(plan(FedSeq(epochs=1)), tmp_path / "short")
     found = collect([runs / "fedseq", tmp_path / "short"])
     assert [group.name for group in found.groups] == ["FedSeq (epochs=4)", "FedSeq (epochs=1)"]
     assert len({group.setting for group in found.groups}) == 1
 
 
-def test_runs_of_other_data_or_precision_are_no_seeds_of_one_method(runs: Path, tmp_path: Path) -> None:
+def test_runs_of_other_data_or_precision_are_no_seeds_of_one_method(
+    runs: Path, tmp_path: Path
+) -> None:
     plain = plan(FedSeq(epochs=4))
     make(
-        replace(plain, recipe=replace(plain.recipe, seed=1), hardware=replace(plain.hardware, precision="bf16")),
+        replace(
+            plain,
+            recipe=replace(plain.recipe, seed=1),
+            hardware=replace(plain.hardware, precision="bf16"),
+        ),
         tmp_path / "bf16",
     )
     make(replace(plain, recipe=replace(plain.recipe, seed=2), tune=True), tmp_path / "tuned")
@@ -214,7 +253,11 @@ def test_runs_of_other_data_or_precision_are_no_seeds_of_one_method(runs: Path, 
         ("FedSeq (precision=bf16)", 1),
         ("FedSeq", 1),
     ]
-    assert [group.setting.endswith("on validation data") for group in found.groups] == [False, False, True]
+    assert [group.setting.endswith("on validation data") for group in found.groups] == [
+        False,
+        False,
+        True,
+    ]
     tuned = Opener()(found.groups[2].first)
     assert len(tuned.data.dataset.test) == sum(len(c.val) for c in tuned.data.clients) > 0
     assert found.groups[2].first.last["accuracy"] == pytest.approx(
@@ -227,7 +270,15 @@ def test_on_the_command_line(
 ) -> None:
     unfinished = copied(runs, tmp_path, "fedavg")
     (unfinished / "metrics.jsonl").write_text("")
-    arguments = ["report", str(runs / "fedseq"), str(unfinished), "-o", str(tmp_path / "out"), "--details", "0"]
+    arguments = [
+        "report",
+        str(runs / "fedseq"),
+        str(unfinished),
+        "-o",
+        str(tmp_path / "out"),
+        "--details",
+        "0",
+    ]
     monkeypatch.setattr(sys, "argv", ["ekiden", *arguments])
     main()
     printed = capsys.readouterr().out
@@ -249,9 +300,15 @@ def test_labels_are_shown_as_they_are(tmp_path: Path) -> None:
     """Not shown as formulas, and not left out of legends if they begin with an underscore."""
     labels = [r"A $\foo$ [/b]", "_B", "$5 and $6"]
     for label, method in zip(
-        labels, (FedSeq(epochs=1), FedAvg(rounds=1, epochs=1), FedProx(rounds=1, epochs=1)), strict=True
+        labels,
+        (FedSeq(epochs=1), FedAvg(rounds=1, epochs=1), FedProx(rounds=1, epochs=1)),
+        strict=True,
     ):
-        make(plan(method), tmp_path / "runs" / str(labels.index(label)), sweep={"row": label, "column": "digits"})
+        make(
+            plan(method),
+            tmp_path / "runs" / str(labels.index(label)),
+            sweep={"row": label, "column": "digits"},
+        )
     report([tmp_path / "runs"], tmp_path / "out", details=0)
     for figure in ("bytes-1", "clients-1"):
         drawn = unescape((tmp_path / "out" / "figures" / f"{figure}.svg").read_text())
@@ -270,8 +327,16 @@ def test_every_finished_cell_is_in_its_table(runs: Path, tmp_path: Path) -> None
     assert [[len(r.runs) for r in results] for _, results in found.sweeps] == [[2, 2, 0], [1, 1, 0]]
     assert [len(group.runs) for group in found.groups] == [2, 2], "in figures each run is once"
     left_out = {folder.name for folder, _ in found.left_out}
-    assert left_out == {"Sequential-i---digits--seed1", "Averaged--digits--seed1"}, "a budget of one seed"
-    twice = collect([runs / "sweep", tmp_path / ".." / tmp_path.name / "table" / ".." / "table", tmp_path / "table"])
+    assert left_out == {"Sequential-i---digits--seed1", "Averaged--digits--seed1"}, (
+        "a budget of one seed"
+    )
+    twice = collect(
+        [
+            runs / "sweep",
+            tmp_path / ".." / tmp_path.name / "table" / ".." / "table",
+            tmp_path / "table",
+        ]
+    )
     assert [[len(r.runs) for r in results] for _, results in twice.sweeps] == [[2, 2, 0]] * 2
     assert not twice.left_out
 
@@ -280,7 +345,9 @@ def test_records_are_no_runs(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "kept.jsonl"
     swept = sweep.opened(runs / "sweep")
     sweep.keep_records(swept, EXPERIMENT, file)
-    with pytest.raises(UserError, match=r"holds records, not steps or models: .*`ekiden results .*kept\.jsonl`"):
+    with pytest.raises(
+        UserError, match=r"holds records, not steps or models: .*`ekiden results .*kept\.jsonl`"
+    ):
         collect([file])
 
 
@@ -304,5 +371,6 @@ def test_the_command_that_repeats_a_run_has_what_columns_mean() -> None:
     reading = Reading(label_column=("died",), drop_columns=("id", "n"))
     recipe = Recipe(FedSeq(epochs=3), training=Training(lr=0.1))
     assert command(Plan(recipe, data="a b.csv", reading=reading, hardware=Hardware(threads=2))) == (
-        "ekiden run fedseq --epochs 3 --lr 0.1 --data 'a b.csv' --label-column died --drop-columns id n --threads 2"
+        "ekiden run fedseq --epochs 3 --lr 0.1 --data 'a b.csv' --label-column died --drop-columns "
+        "id n --threads 2"
     )

@@ -1,11 +1,11 @@
-"""What the rewrites share: three silos, a network of two layers in NumPy with its gradient, and the library's run.
+"""What the rewrites share: three silos, a network of two layers in NumPy with its gradient, and the
+library's run.
 
-The rewrites import no method's code. They compute in float64 with flat vectors (W1, b1, W2, b2). The library computes
-in float32, so both agree to about 1e-6.
+The rewrites import no method's code. They compute in float64 with flat vectors (W1, b1, W2, b2).
+The library computes in float32, so both agree to about 1e-6.
 
-An epoch is one batch of all samples at two silos. The third holds one sample twelve times, so its two batches have the
-same gradient in any order: it makes two steps where the others make one.
-"""
+An epoch is one batch of all samples at two silos. The third holds one sample twelve times, so its
+two batches have the same gradient in any order: it makes two steps where the others make one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,13 +43,23 @@ def _silos() -> Silos:
 
 SILOS = _silos()
 SIZES = np.array([len(y) for _, y in SILOS])
-START = np.random.default_rng(5).normal(size=HEAD + CLASSES * HIDDEN + CLASSES).astype(np.float32).astype(np.float64)
+START = (
+    np.random.default_rng(5)
+    .normal(size=HEAD + CLASSES * HIDDEN + CLASSES)
+    .astype(np.float32)
+    .astype(np.float64)
+)
 
 
 def layers(w: Vector) -> tuple[Vector, Vector, Vector, Vector]:
     """Return W1 (hidden, inputs), b1, W2 (classes, hidden), b2 of a flat vector."""
     first, second = HIDDEN * INPUTS, HEAD + CLASSES * HIDDEN
-    return w[:first].reshape(HIDDEN, INPUTS), w[first:HEAD], w[HEAD:second].reshape(CLASSES, HIDDEN), w[second:]
+    return (
+        w[:first].reshape(HIDDEN, INPUTS),
+        w[first:HEAD],
+        w[HEAD:second].reshape(CLASSES, HIDDEN),
+        w[second:],
+    )
 
 
 def flat(*parts: Vector) -> Vector:
@@ -78,7 +88,8 @@ def softmax(z: Vector) -> Vector:
 
 
 def backward(w: Vector, x: Vector, by_logits: Vector, by_hidden: Vector | None = None) -> Vector:
-    """Return the gradient by w, given that by the logits (n, classes) and, in addition, by the classifier's inputs."""
+    """Return the gradient by w, given that by the logits (n, classes) and, in addition, by the
+    classifier's inputs."""
     h = hidden(w, x)
     dh = by_logits @ layers(w)[2] + (0 if by_hidden is None else by_hidden)
     dz = dh * (1 - h**2)
@@ -106,16 +117,21 @@ def data(val_fraction: float = 0.0) -> FederatedData:
 def module(w: Vector = START) -> nn.Module:
     """Return the network with these weights."""
     network = SplitNetwork(
-        nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh()), nn.Sequential(nn.Linear(HIDDEN, CLASSES))
+        nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh()),
+        nn.Sequential(nn.Linear(HIDDEN, CLASSES)),
     )
     nn.utils.vector_to_parameters(torch.tensor(w, dtype=torch.float32), network.parameters())
     return network
 
 
 def library(
-    method: Method, silos: FederatedData | None = None, network: nn.Module | None = None, **training: Any
+    method: Method,
+    silos: FederatedData | None = None,
+    network: nn.Module | None = None,
+    **training: Any,
 ) -> Result:
-    """Return the library's run from START with plain SGD and batches of six, or as the arguments say."""
+    """Return the library's run from START with plain SGD and batches of six, or as the arguments
+    say."""
     chosen: dict[str, Any] = {
         "optimizer": "sgd",
         "lr": LR,
@@ -125,7 +141,12 @@ def library(
     } | training
     hardware = Hardware(threads=1)
     return run(
-        method, silos or data(), network or module(), training=Training(**chosen), hardware=hardware, evaluate_every=0
+        method,
+        silos or data(),
+        network or module(),
+        training=Training(**chosen),
+        hardware=hardware,
+        evaluate_every=0,
     )
 
 
@@ -133,7 +154,9 @@ def agrees(result: Result, expected: Vector, tolerance: float = 1e-5) -> None:
     """Check a run's global model."""
     assert result.weights is not None
     assert np.abs(expected - START).max() > 0.02, "nothing was learned"
-    np.testing.assert_allclose(result.weights.params.double().numpy(), expected, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(
+        result.weights.params.double().numpy(), expected, rtol=0, atol=tolerance
+    )
 
 
 def personal_agree(result: Result, expected: list[Vector], tolerance: float = 1e-5) -> None:

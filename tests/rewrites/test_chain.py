@@ -1,4 +1,5 @@
-"""Methods that hand a model on, written from their papers: each in a few lines, against the library's run."""
+"""Methods that hand a model on, written from their papers: each in a few lines, against the
+library's run."""
 
 from typing import Literal
 
@@ -42,7 +43,8 @@ def order(x: float) -> float:
 
 
 def by_text(w: Vector, pool: list[Vector], value: float, alpha: float, beta: float) -> Vector:
-    """Return the gradient of -α d1 + β d2, each a Euclidean norm scaled to one order below the loss `value`."""
+    """Return the gradient of -α d1 + β d2, each a Euclidean norm scaled to one order below the loss
+    `value`."""
 
     def scaled(distance: float, slope: Vector) -> Vector:
         return slope * 10 ** (order(value) - 1 - order(distance)) if distance else np.zeros_like(w)
@@ -58,7 +60,8 @@ def by_text(w: Vector, pool: list[Vector], value: float, alpha: float, beta: flo
 
 
 def by_code(w: Vector, pool: list[Vector], value: float, alpha: float, beta: float) -> Vector:
-    """Return the gradient as the authors' code has it: squares, the start point in the pool, one divisor from d2."""
+    """Return the gradient as the authors' code has it: squares, the start point in the pool, one
+    divisor from d2."""
     members = [*pool, np.mean(pool, axis=0)]
     d2 = float(((w - pool[0]) ** 2).sum())
     divisor = 10 ** max(order(d2) - order(value) + 1, 0) if d2 else 1
@@ -68,7 +71,8 @@ def by_code(w: Vector, pool: list[Vector], value: float, alpha: float, beta: flo
 
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_fedelmy(form: Literal["paper", "released"]) -> None:
-    """Wang et al. 2024, Algorithm 2: E_w epochs at the first client, then S models from the pool's mean at each."""
+    """Wang et al. 2024, Algorithm 2: E_w epochs at the first client, then S models from the pool's
+    mean at each."""
     models, warmup, alpha, beta = 2, 2, 0.9, 1.3
     distances = {"paper": by_text, "released": by_code}[form]
     w = START
@@ -97,7 +101,8 @@ def test_fedelmy(form: Literal["paper", "released"]) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_fedtasuki(rounds: int) -> None:
-    """docs/methods/fedtasuki.md: CE + N/n (½ KL(q ‖ p) + ½ KL(q^ ‖ p^)), then the mean of the last half."""
+    """docs/methods/fedtasuki.md: CE + N/n (½ KL(q ‖ p) + ½ KL(q^ ‖ p^)), then the mean of the last
+    half."""
     w, behind = START, 0
     for r in range(rounds):
         for i, (x, y) in enumerate(SILOS):

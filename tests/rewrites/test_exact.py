@@ -1,8 +1,7 @@
 """FedGram's Gaussian heads and FedCOF from their papers' formulas, by NumPy on features.
 
-Rewrites of the other exact methods lie with their tests in `tests/methods`: ridge regression and personal heads in
-`test_fedgram.py`, FedKrylov, DeepAFL and FedRAN in theirs.
-"""
+Rewrites of the other exact methods lie with their tests in `tests/methods`: ridge regression and
+personal heads in `test_fedgram.py`, FedKrylov, DeepAFL and FedRAN in theirs."""
 
 from typing import Literal
 
@@ -17,11 +16,11 @@ from tests.rewrites.plain import CLASSES, SILOS, Vector, data, library
 
 @pytest.mark.parametrize("head", ["lda", "cgs", "bayes", "ncm"])
 def test_heads_of_fedgram(head: Literal["lda", "cgs", "bayes", "ncm"]) -> None:
-    """Scores φᵀΣ⁻¹μ_c - ½ μ_cᵀΣ⁻¹μ_c + log n_c/n of GH-OFL 2026 and FedCGS 2025, and -½ ‖φ - μ_c‖² of FedNCM 2023.
+    """Scores φᵀΣ⁻¹μ_c - ½ μ_cᵀΣ⁻¹μ_c + log n_c/n of GH-OFL 2026 and FedCGS 2025, and -½ ‖φ - μ_c‖²
+    of FedNCM 2023.
 
-    Features are standardised. Σ is divided by n - K within classes and by n - 1 for all samples, and shrunk towards the
-    mean of its diagonal. Scores are compared up to the temperature.
-    """
+    Features are standardised. Σ is divided by n - K within classes and by n - 1 for all samples,
+    and shrunk towards the mean of its diagonal. Scores are compared up to the temperature."""
     shrink = 0.2
     network = as_split(library(FedGram(width=5, head=head, shrink=shrink)).model)
     x, y = (np.concatenate(part) for part in zip(*SILOS, strict=True))
@@ -52,17 +51,20 @@ def test_heads_of_fedgram(head: Literal["lda", "cgs", "bayes", "ncm"]) -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_fedcof(groups: int) -> None:
-    """Goswami et al. 2025 and their code: W = G⁻¹B with rows of length 1, G = Σ_c (N_c - 1)(Σ̂_c + γI) + N μμᵀ.
+    """Goswami et al. 2025 and their code: W = G⁻¹B with rows of length 1, G = Σ_c (N_c - 1)(Σ̂_c +
+    γI) + N μμᵀ.
 
-    Σ̂_c = Σ n_kc (μ_kc - μ_c)(μ_kc - μ_c)ᵀ / (m_c - 1) of m_c means. γ counts in mean variances, which is the library's
-    own, as are several means of a client. Scores are compared up to the temperature.
-    """
+    Σ̂_c = Σ n_kc (μ_kc - μ_c)(μ_kc - μ_c)ᵀ / (m_c - 1) of m_c means. γ counts in mean variances,
+    which is the library's own, as are several means of a client. Scores are compared up to the
+    temperature."""
     gamma, silos = 0.3, data()
     network = as_split(library(FedCOF(width=5, gamma=gamma, groups=groups), silos).model)
     counts, means = np.zeros(CLASSES), [list[tuple[int, Vector]]() for _ in range(CLASSES)]
     with torch.no_grad():
         parts = [network.features(silo.train.x).double().numpy() for silo in silos.clients]
-        found = network.head(torch.tensor(np.concatenate(parts), dtype=torch.float32)).double().numpy()
+        found = (
+            network.head(torch.tensor(np.concatenate(parts), dtype=torch.float32)).double().numpy()
+        )
     for phi, silo in zip(parts, silos.clients, strict=True):
         for c in range(CLASSES):
             own = phi[silo.train.y.numpy() == c]

@@ -1,4 +1,5 @@
-"""FuseFL, written from its paper and code, against the library's run: a block is linear + tanh, and so is the next."""
+"""FuseFL, written from its paper and code, against the library's run: a block is linear + tanh, and
+so is the next."""
 
 from functools import partial
 from typing import Any, Literal
@@ -53,18 +54,25 @@ def descend(parts: list[Tensor], answers: Any, i: int) -> list[Tensor]:
         at = [p.detach().requires_grad_() for p in parts]
         z = answers(at)
         loss = (torch.logsumexp(z, 1) - z[torch.arange(len(z)), Y[i]]).mean()
-        parts = [p.detach() - LR * g for p, g in zip(at, torch.autograd.grad(loss, at), strict=True)]
+        parts = [
+            p.detach() - LR * g for p, g in zip(at, torch.autograd.grad(loss, at), strict=True)
+        ]
     return parts
 
 
-@pytest.mark.parametrize(("adapter", "heads"), [("conv", "average"), ("mean", "logits"), ("conv", "calibrated")])
+@pytest.mark.parametrize(
+    ("adapter", "heads"), [("conv", "average"), ("mean", "logits"), ("conv", "calibrated")]
+)
 def test_fusefl(
-    adapter: Literal["conv", "mean"], heads: Literal["average", "logits", "calibrated"], monkeypatch: pytest.MonkeyPatch
+    adapter: Literal["conv", "mean"],
+    heads: Literal["average", "logits", "calibrated"],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tang et al. 2024, Figure 4: train all blocks; freeze block 1 of all; train block 2 on all of them.
+    """Tang et al. 2024, Figure 4: train all blocks; freeze block 1 of all; train block 2 on all of
+    them.
 
-    A classifier's average reads the sum of the last blocks, and is calibrated (CCVR) by one pass over given features.
-    """
+    A classifier's average reads the sum of the last blocks, and is calibrated (CCVR) by one pass
+    over given features."""
     seen: list[Any] = []
     features, wanted = torch.linspace(-1, 1, 40).view(10, 4).sin(), torch.arange(10) % CLASSES
 
@@ -80,7 +88,10 @@ def test_fusefl(
     monkeypatch.setattr(fusefl.Adapter, "reset_parameters", fixed)
     monkeypatch.setattr(fusefl, "drawn", given)
     made = fusefl.Adapter(N * HIDDEN, HIDDEN)
-    start = [*values(network().get_submodule("features.0")), *values(network().get_submodule("features.2"))]
+    start = [
+        *values(network().get_submodule("features.0")),
+        *values(network().get_submodule("features.2")),
+    ]
     start += values(network().get_submodule("head.0"))
 
     def plain(at: list[Tensor], x: Tensor) -> Tensor:
@@ -94,7 +105,11 @@ def test_fusefl(
 
     def second(at: list[Tensor], x: Tensor) -> Tensor:
         parts = joined(x)
-        read = apply((at[4], at[5]), torch.cat(parts, 1)) if adapter == "conv" else torch.stack(parts).mean(0)
+        read = (
+            apply((at[4], at[5]), torch.cat(parts, 1))
+            if adapter == "conv"
+            else torch.stack(parts).mean(0)
+        )
         return torch.tanh(apply((at[0], at[1]), read))
 
     def fuse(at: list[Tensor], x: Tensor) -> Tensor:
@@ -106,7 +121,9 @@ def test_fusefl(
     last = [second(at, x) for at in own]
     head = [torch.stack([at[part] for at in own]).mean(0) for part in (2, 3)]
     if heads == "logits":
-        expected = torch.stack([apply((at[2], at[3]), h) for at, h in zip(own, last, strict=True)]).mean(0)
+        expected = torch.stack(
+            [apply((at[2], at[3]), h) for at, h in zip(own, last, strict=True)]
+        ).mean(0)
     else:
         if heads == "calibrated":
             z = apply((head[0], head[1]), features.double())
@@ -114,12 +131,19 @@ def test_fusefl(
             head = [head[0] - 0.2 * slope.T @ features.double(), head[1] - 0.2 * slope.sum(0)]
         expected = apply((head[0], head[1]), torch.stack(last).sum(0))
     method = FuseFL(
-        epochs=EPOCHS, hidden_width=1.0, adapter=adapter, combine_heads=heads, calibration_lr=0.2, calibration_samples=4
+        epochs=EPOCHS,
+        hidden_width=1.0,
+        adapter=adapter,
+        combine_heads=heads,
+        calibration_lr=0.2,
+        calibration_samples=4,
     )
     training = Training(optimizer="sgd", lr=LR, weight_decay=0.0, batch_size=6, select="last")
     hardware = Hardware(threads=1)
     result = run(method, data(), network(), training=training, hardware=hardware, evaluate_every=0)
-    np.testing.assert_allclose(result.model(x.float()).detach().numpy(), expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(
+        result.model(x.float()).detach().numpy(), expected.numpy(), atol=1e-5
+    )
     for c in range(CLASSES if heads == "calibrated" else 0):
         of_class = torch.stack(last).sum(0)[torch.cat(Y) == c].numpy()
         n, mean, covariance = fusefl.pooled(seen[0], c)

@@ -1,4 +1,5 @@
-"""Methods that leave each client its own model, written from their papers, against the library's runs."""
+"""Methods that leave each client its own model, written from their papers, against the library's
+runs."""
 
 from itertools import pairwise
 
@@ -32,11 +33,13 @@ from tests.rewrites.plain import (
 ALL = range(len(SILOS))
 ROUNDS, EPOCHS = 2, 2
 STAR = np.array([[1 / 3, 1 / 3, 1 / 3], [1 / 3, 2 / 3, 0], [1 / 3, 0, 2 / 3]])
-"""Metropolis weights 1/(1 + max(deg_i, deg_l)) of a star around the first client: symmetric, doubly stochastic"""
+"""Metropolis weights 1/(1 + max(deg_i, deg_l)) of a star around the first client: symmetric, doubly
+stochastic"""
 
 
 def test_dfedavgm() -> None:
-    """Sun et al. 2023, Algorithm 1: y ← y - η g(y) + θ (y - y_before), y_before = y at the start; x_i ← Σ w_il z_l."""
+    """Sun et al. 2023, Algorithm 1: y ← y - η g(y) + θ (y - y_before), y_before = y at the start;
+    x_i ← Σ w_il z_l."""
     theta = 0.6
     models = [START] * len(SILOS)
     for _ in range(ROUNDS):
@@ -47,11 +50,14 @@ def test_dfedavgm() -> None:
                 y, before = y - LR * gradient(y, i) + theta * (y - before), y
             trained.append(y)
         models = list(STAR @ trained)
-    personal_agree(library(DFedAvgM(rounds=ROUNDS, epochs=EPOCHS, theta=theta, topology="star")), models)
+    personal_agree(
+        library(DFedAvgM(rounds=ROUNDS, epochs=EPOCHS, theta=theta, topology="star")), models
+    )
 
 
 def test_dfedsam() -> None:
-    """Shi et al. 2023, Algorithm 1 with multiple gossip steps: y ← y - η ∇F(y + ρ g/‖g‖); x = W^Q z."""
+    """Shi et al. 2023, Algorithm 1 with multiple gossip steps: y ← y - η ∇F(y + ρ g/‖g‖); x = W^Q
+    z."""
     radius, gossip = 0.3, 2
     models = [START] * len(SILOS)
     for _ in range(ROUNDS):
@@ -63,13 +69,16 @@ def test_dfedsam() -> None:
                 y = y - LR * gradient(y + radius * g / np.linalg.norm(g), i)
             trained.append(y)
         models = list(np.linalg.matrix_power(STAR, gossip) @ trained)
-    method = DFedSAM(rounds=ROUNDS, epochs=EPOCHS, radius=radius, gossip_steps=gossip, topology="star")
+    method = DFedSAM(
+        rounds=ROUNDS, epochs=EPOCHS, radius=radius, gossip_steps=gossip, topology="star"
+    )
     personal_agree(library(method), models)
 
 
 @pytest.mark.parametrize("topology", ["server", "complete"])
 def test_fedper(topology: str) -> None:
-    """Arivazhagan et al. 2019, Algorithms 1 and 2: base layers averaged by n_j, personal layers kept."""
+    """Arivazhagan et al. 2019, Algorithms 1 and 2: base layers averaged by n_j, personal layers
+    kept."""
     models = [START] * len(SILOS)
     for _ in range(ROUNDS):
         trained = []
@@ -84,18 +93,28 @@ def test_fedper(topology: str) -> None:
 
 
 def test_dispfl() -> None:
-    """Dai et al. 2022, Algorithms 1 and 2, given the random masks of the first round, which show in its zeros.
+    """Dai et al. 2022, Algorithms 1 and 2, given the random masks of the first round, which show in
+    its zeros.
 
-    Averages divide by the number of masks at each weight. ⌈a/2 (1 + cos(πt/T)) nnz⌉ of a tensor's smallest weights are
-    pruned, and as many regrow where the gradient is largest.
-    """
+    Averages divide by the number of masks at each weight. ⌈a/2 (1 + cos(πt/T)) nnz⌉ of a tensor's
+    smallest weights are pruned, and as many regrow where the gradient is largest."""
     rounds, prune = 3, 0.5
     method = DisPFL(
-        rounds=rounds, epochs=EPOCHS, density=0.5, prune=prune, regrow="gradient", topology="peers:2", lr_decay=1.0
+        rounds=rounds,
+        epochs=EPOCHS,
+        density=0.5,
+        prune=prune,
+        regrow="gradient",
+        topology="peers:2",
+        lr_decay=1.0,
     )
     training = Training(optimizer="sgd", lr=LR, weight_decay=0.0, batch_size=6, select="last")
     hardware = Hardware(threads=1)
-    results = list(ekiden.steps(method, data(), module(), training=training, hardware=hardware, evaluate_every=0))
+    results = list(
+        ekiden.steps(
+            method, data(), module(), training=training, hardware=hardware, evaluate_every=0
+        )
+    )
     masks = [own.params.numpy() != 0 for own in results[0].personal]
     bounds = np.cumsum([0, HIDDEN * INPUTS, HIDDEN, CLASSES * HIDDEN, CLASSES])
     models = [START * mask for mask in masks]
@@ -119,11 +138,14 @@ def test_dispfl() -> None:
 
 
 def test_metafed() -> None:
-    """Chen et al. 2022 as in the authors' code: warm-up, a ring of teachers, then the last one's model teaches all."""
+    """Chen et al. 2022 as in the authors' code: warm-up, a ring of teachers, then the last one's
+    model teaches all."""
     warmup, weight, above, trust = 1, 1.5, 0.6, 0.5
     silos = data(val_fraction=0.34)
     parts = [(own.train, own.val) for own in silos.clients]
-    train, val = ([(p.x.double().numpy(), p.y.numpy()) for p in group] for group in zip(*parts, strict=True))
+    train, val = (
+        [(p.x.double().numpy(), p.y.numpy()) for p in group] for group in zip(*parts, strict=True)
+    )
 
     def fit(w: Vector, i: int, epochs: int, teacher: Vector | None, strength: float) -> Vector:
         x, y = train[i]
@@ -152,11 +174,22 @@ def test_metafed() -> None:
     common = models[-1]
     for i in ALL:
         own, others = accuracy(models[i], i), accuracy(common, i)
-        strength = 0 if others <= own and others < trust else weight * 10 ** min(1, 5 * (others - own)) / 10
-        models[i] = fit(models[i] if good[i] else common, i, EPOCHS, common if good[i] else None, strength)
+        strength = (
+            0
+            if others <= own and others < trust
+            else weight * 10 ** min(1, 5 * (others - own)) / 10
+        )
+        models[i] = fit(
+            models[i] if good[i] else common, i, EPOCHS, common if good[i] else None, strength
+        )
     assert any(flags[0])
     assert not all(flags[1]), "both ways are taken"
     method = MetaFed(
-        rounds=ROUNDS, epochs=EPOCHS, warmup=warmup, distill_weight=weight, distill_above=above, trust=trust
+        rounds=ROUNDS,
+        epochs=EPOCHS,
+        warmup=warmup,
+        distill_weight=weight,
+        distill_above=above,
+        trust=trust,
     )
     personal_agree(library(method, silos), models)

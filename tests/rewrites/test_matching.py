@@ -1,7 +1,7 @@
 """PFNM and FedMA, written from their papers, against the library's runs.
 
-Matching draws the orders of clients; the rewrites replay them. They look for the best assignment among all of them.
-"""
+Matching draws the orders of clients; the rewrites replay them. They look for the best assignment
+among all of them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -56,7 +56,8 @@ def trained() -> list[Vector]:
 
 
 def most(old: list[list[float]], new: list[float]) -> list[int | None]:
-    """Return each unit's atom, no two the same, or None for a new one: the best of all assignments."""
+    """Return each unit's atom, no two the same, or None for a new one: the best of all
+    assignments."""
     best: tuple[float, list[int | None]] = (-np.inf, [])
 
     def further(chosen: list[int | None], total: float, created: int) -> None:
@@ -75,22 +76,33 @@ def most(old: list[list[float]], new: list[float]) -> list[int | None]:
 
 
 def matched(
-    rows: Sequence[Vector], s: Sequence[Vector], mu: Vector, s0: float, gamma: float, orders: Iterator[Sequence[int]]
+    rows: Sequence[Vector],
+    s: Sequence[Vector],
+    mu: Vector,
+    s0: float,
+    gamma: float,
+    orders: Iterator[Sequence[int]],
 ) -> tuple[list[list[int]], Vector]:
-    """Yurochkin et al. 2019, proposition 2, as in the authors' code: each client's atoms, and all atoms' values.
+    """Yurochkin et al. 2019, proposition 2, as in the authors' code: each client's atoms, and all
+    atoms' values.
 
-    Score of an atom of which m clients have a unit: Σ_d (s w + G)²/(s + S) - G²/S + log m/(J - m), of the r-th new one:
-    Σ_d (s w + μ0 s0)²/(s0 + s) - (μ0 s0)²/s0 - 2 log r + 2 log γ/J.
-    """
+    Score of an atom of which m clients have a unit: Σ_d (s w + G)²/(s + S) - G²/S + log m/(J - m),
+    of the r-th new one: Σ_d (s w + μ0 s0)²/(s0 + s) - (μ0 s0)²/s0 - 2 log r + 2 log γ/J."""
     assigned: list[list[int] | None] = [None] * N
     assigned[0] = list(range(len(rows[0])))
 
     def atoms(without: int) -> tuple[Vector, Vector, list[int], int]:
-        kept = sorted({a for j, own in enumerate(assigned) if own is not None and j != without for a in own})
+        kept = sorted(
+            {a for j, own in enumerate(assigned) if own is not None and j != without for a in own}
+        )
         for j, own in enumerate(assigned):
             if own is not None and j != without:
                 assigned[j] = [kept.index(a) for a in own]
-        total, precision, members = np.tile(mu * s0, (len(kept), 1)), np.full((len(kept), len(mu)), s0), [0] * len(kept)
+        total, precision, members = (
+            np.tile(mu * s0, (len(kept), 1)),
+            np.full((len(kept), len(mu)), s0),
+            [0] * len(kept),
+        )
         for j, own in enumerate(assigned):
             if own is not None and j != without:
                 for unit, a in enumerate(own):
@@ -102,10 +114,14 @@ def matched(
     for j in [*range(1, N), *(j for _ in range(SWEEPS) for j in next(orders))]:
         total, precision, members, known = atoms(j)
         old = np.zeros((len(rows[j]), known))
-        new = (((s[j] * rows[j] + mu * s0) ** 2 / (s0 + s[j])) - mu**2 * s0).sum(1) + 2 * np.log(gamma / N)
+        new = (((s[j] * rows[j] + mu * s0) ** 2 / (s0 + s[j])) - mu**2 * s0).sum(1) + 2 * np.log(
+            gamma / N
+        )
         for unit, w in enumerate(rows[j]):
             for a in range(known):
-                gain = (s[j] * w + total[a]) ** 2 / (s[j] + precision[a]) - total[a] ** 2 / precision[a]
+                gain = (s[j] * w + total[a]) ** 2 / (s[j] + precision[a]) - total[
+                    a
+                ] ** 2 / precision[a]
                 old[unit, a] = gain.sum() + np.log(members[a] / (N - members[a]))
         best = most(old.tolist(), new.tolist())
         fresh = iter(range(known, known + len(best)))
@@ -133,7 +149,8 @@ def of_layers(w1: Vector, b1: Vector, w2: Vector, b2: Vector) -> Vector:
 
 @pytest.mark.parametrize(("gamma", "sigma"), [(8.0, 1.0), (5.0, 0.3)])
 def test_pfnm(orders: list[list[int]], gamma: float, sigma: float) -> None:
-    """Yurochkin et al. 2019 and their code: a unit is [incoming | bias | outgoing], by shares of classes."""
+    """Yurochkin et al. 2019 and their code: a unit is [incoming | bias | outgoing], by shares of
+    classes."""
     sigma0, bias = 2.0, 0.1
     models = trained()
     shares = COUNTS / COUNTS.sum(0)
@@ -144,7 +161,9 @@ def test_pfnm(orders: list[list[int]], gamma: float, sigma: float) -> None:
         s.append(np.concatenate([np.full(INPUTS + 1, 1 / sigma), shares[j] / sigma]))
     mu = np.concatenate([np.zeros(INPUTS), [bias], np.zeros(CLASSES)])
     orders.clear()
-    result = library(PFNM(epochs=EPOCHS, gamma=gamma, sigma=sigma, sigma0=sigma0, sweeps=SWEEPS, bias=bias))
+    result = library(
+        PFNM(epochs=EPOCHS, gamma=gamma, sigma=sigma, sigma0=sigma0, sweeps=SWEEPS, bias=bias)
+    )
     _, atoms = matched(rows, s, mu, 1 / sigma0, gamma, iter(orders))
     ends = np.stack([layers(w)[3] for w in models])
     b2 = ((shares * ends).sum(0) / sigma + bias / sigma0) / (1 / sigma0 + shares.sum(0) / sigma)
@@ -155,18 +174,23 @@ def test_pfnm(orders: list[list[int]], gamma: float, sigma: float) -> None:
 
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_fedma(orders: list[list[int]], rounds: int) -> None:
-    """Wang et al. 2020, Algorithm 1, and their code: a unit is [incoming | bias]; the next layer's inputs follow it.
+    """Wang et al. 2020, Algorithm 1, and their code: a unit is [incoming | bias]; the next layer's
+    inputs follow it.
 
-    The matched layer is frozen and the classifier retrained; classes are weighted by n_jc. A further round starts from
-    a client's own units of the global model. Without retraining (0) the classifier is only reordered.
-    """
+    The matched layer is frozen and the classifier retrained; classes are weighted by n_jc. A
+    further round starts from a client's own units of the global model. Without retraining (0) the
+    classifier is only reordered."""
     gamma, retrained = 6.0, 2
     models = trained()
     mu = np.append(np.zeros(INPUTS), 0.1)
     shares = COUNTS / COUNTS.sum(0)
     orders.clear()
     method = FedMA(
-        epochs=EPOCHS, gamma=gamma, sweeps=SWEEPS, rounds=max(rounds, 1), retrain_epochs=retrained * (rounds > 0)
+        epochs=EPOCHS,
+        gamma=gamma,
+        sweeps=SWEEPS,
+        rounds=max(rounds, 1),
+        retrain_epochs=retrained * (rounds > 0),
     )
     result, drawn = library(method), iter(orders)
     w1, b1, w2, b2 = layers(models[0])

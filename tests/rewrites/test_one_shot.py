@@ -1,8 +1,8 @@
 """Methods that aggregate once, written from their papers, against the library's runs.
 
-Every client trains E epochs from START; `TRAINED` has the models. What is written again is the aggregation. Layers are
-matrices (inputs + 1, outputs): the bias is the weight of one more input, which is constant 1.
-"""
+Every client trains E epochs from START; `TRAINED` has the models. What is written again is the
+aggregation. Layers are matrices (inputs + 1, outputs): the bias is the weight of one more input,
+which is constant 1."""
 
 from functools import partial
 from itertools import permutations, product
@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ekiden.engine.setup import builder
-from ekiden.methods import FAFI, Average, Ensemble, FedFisher, FedLPA, FisherMerging, MAEcho, OTFusion, RegMean
+from ekiden.methods import (
+    FAFI,
+    Average,
+    Ensemble,
+    FedFisher,
+    FedLPA,
+    FisherMerging,
+    MAEcho,
+    OTFusion,
+    RegMean,
+)
 from ekiden.models import SplitNetwork
 from tests.rewrites.plain import (
     CLASSES,
@@ -76,7 +86,8 @@ def inputs(i: int) -> list[Vector]:
 
 
 def slopes(i: int, labels: Literal["expected", "given"]) -> list[tuple[Vector, Vector, Vector]]:
-    """Return pairs of derivatives by both layers' outputs (n, outputs), and each sample's weight (n,)."""
+    """Return pairs of derivatives by both layers' outputs (n, outputs), and each sample's weight
+    (n,)."""
     x, y = SILOS[i]
     p = softmax(logits(TRAINED[i], x))
     _, _, w2, _ = layers(TRAINED[i])
@@ -101,7 +112,8 @@ def diagonal(i: int) -> Vector:
 
 
 def factors(i: int, labels: Literal["expected", "given"]) -> list[tuple[Vector, Vector]]:
-    """Return the Kronecker factors A (of inputs) and B (of outputs) of silo i's Fisher information in both layers."""
+    """Return the Kronecker factors A (of inputs) and B (of outputs) of silo i's Fisher information
+    in both layers."""
     found = []
     for layer, read in enumerate(inputs(i)):
         b = sum((s[layer] * s[2][:, None]).T @ s[layer] for s in slopes(i, labels))
@@ -110,7 +122,8 @@ def factors(i: int, labels: Literal["expected", "given"]) -> list[tuple[Vector, 
 
 
 def class_wise(models: list[Vector]) -> Vector:
-    """Return classifiers (hidden + 1, classes), each class averaged over clients with two samples of it or more."""
+    """Return classifiers (hidden + 1, classes), each class averaged over clients with two samples
+    of it or more."""
     owns = COUNTS > 1
     heads = np.stack([matrices(w)[1] for w in models])
     head: Vector = (heads * owns[:, None, :]).sum(0) / np.maximum(owns.sum(0), 1)
@@ -137,7 +150,9 @@ def test_ensemble(rule: Literal["logits", "probabilities", "class-wise", "counts
         "class-wise": (z * owns[:, None, :]).sum(0) / np.maximum(owns.sum(0), 1),
         "counts": (p * (COUNTS / COUNTS.sum(0))[:, None, :]).sum(0),
     }[rule]
-    answers = library(Ensemble(epochs=EPOCHS, rule=rule)).model(torch.tensor(x, dtype=torch.float32))
+    answers = library(Ensemble(epochs=EPOCHS, rule=rule)).model(
+        torch.tensor(x, dtype=torch.float32)
+    )
     found = answers.detach().double().numpy()
     if rule in ("probabilities", "counts"):
         found, expected = softmax(found), expected / expected.sum(1, keepdims=True)
@@ -145,7 +160,8 @@ def test_ensemble(rule: Literal["logits", "probabilities", "class-wise", "counts
 
 
 def test_regmean() -> None:
-    """Jin et al. 2023, equation 2 and Algorithm 1: W = (Σ G_k)⁻¹ Σ G_k W_k, off the diagonal α G_k."""
+    """Jin et al. 2023, equation 2 and Algorithm 1: W = (Σ G_k)⁻¹ Σ G_k W_k, off the diagonal α
+    G_k."""
     alpha = 0.8
     merged = []
     for layer in (0, 1):
@@ -157,7 +173,8 @@ def test_regmean() -> None:
 
 
 class Adapted(nn.Module):
-    """tanh(W1 x + b1 + 2·B·A x), of which A (2, inputs) and B (hidden, 2) are trained, named as by peft."""
+    """tanh(W1 x + b1 + 2·B·A x), of which A (2, inputs) and B (hidden, 2) are trained, named as by
+    peft."""
 
     def __init__(self, a: Vector) -> None:
         super().__init__()
@@ -174,7 +191,8 @@ class Adapted(nn.Module):
 
 
 def test_lorm() -> None:
-    """Salami et al. 2025: B = Σ B_k A G_k Aᵀ (A Σ G_k Aᵀ)⁻¹ or A = Σ A_k G_k (Σ G_k)⁻¹ in turn; the head by RegMean."""
+    """Salami et al. 2025: B = Σ B_k A G_k Aᵀ (A Σ G_k Aᵀ)⁻¹ or A = Σ A_k G_k (Σ G_k)⁻¹ in turn; the
+    head by RegMean."""
     w1, b1, w2, b2 = layers(START)
     first = np.random.default_rng(6).normal(size=(2, INPUTS)).astype(np.float32).astype(np.float64)
     a, b, grams = first, np.zeros((HIDDEN, 2)), [x.T @ x for x, _ in SILOS]
@@ -190,7 +208,9 @@ def test_lorm() -> None:
                     ours = ours - LR * 2 * g1 @ own.T
                 v, c = v - LR * g2, c - LR * g3
             sent.append((own, ours, np.column_stack([v, c])))
-            read.append(np.column_stack([hidden(flat(w1 + 2 * ours @ own, b1, v, c), x), np.ones(len(y))]))
+            read.append(
+                np.column_stack([hidden(flat(w1 + 2 * ours @ own, b1, v, c), x), np.ones(len(y))])
+            )
         if turn == "A":
             a = sum(s[0] @ g for s, g in zip(sent, grams, strict=True)) @ np.linalg.inv(sum(grams))
         else:
@@ -200,7 +220,9 @@ def test_lorm() -> None:
         head = head @ np.linalg.inv(sum(r.T @ r for r in read))
         w2, b2 = head[:, :-1], head[:, -1]
     network = SplitNetwork(Adapted(first), nn.Linear(HIDDEN, CLASSES))
-    nn.utils.vector_to_parameters(torch.tensor(START[HEAD:], dtype=torch.float32), network.head.parameters())
+    nn.utils.vector_to_parameters(
+        torch.tensor(START[HEAD:], dtype=torch.float32), network.head.parameters()
+    )
     found = library(RegMean(epochs=EPOCHS, rounds=3, alpha=1), network=network).weights
     assert found is not None
     assert min(np.abs(a - first).max(), np.abs(b).max()) > 0.02, "nothing was learned"
@@ -208,7 +230,8 @@ def test_lorm() -> None:
 
 
 def fafi_loss(w: Vector, i: int) -> float:
-    """Return silo i's loss: two equal views of each sample, features of length 1 and a prototype for each class."""
+    """Return silo i's loss: two equal views of each sample, features of length 1 and a prototype
+    for each class."""
     x, y = SILOS[i]
     x, y = np.tile(x, (2, 1)), np.tile(y, 2)
     prototypes = w[HEAD:].reshape(CLASSES, HIDDEN)
@@ -225,27 +248,38 @@ def fafi_loss(w: Vector, i: int) -> float:
 
 
 def test_fafi() -> None:
-    """Zeng et al. 2025: 2 CE(P z, y) + μ SupCon(z) + ν CE(P Pᵀ); then Σ p_k z_k against the mean prototypes."""
+    """Zeng et al. 2025: 2 CE(P z, y) + μ SupCon(z) + ν CE(P Pᵀ); then Σ p_k z_k against the mean
+    prototypes."""
     method = FAFI(epochs=2, temperature=0.5, mu=0.7, nu=0.4, jitter=0.0)
-    first = nn.utils.parameters_to_vector(builder(module(), data(), 0, method)().parameters()).detach().double().numpy()
+    first = (
+        nn.utils.parameters_to_vector(builder(module(), data(), 0, method)().parameters())
+        .detach()
+        .double()
+        .numpy()
+    )
     sent, lr = [], 0.1
     for i in ALL:
         w = first
         for _ in range(2 * STEPS[i]):
             steps = 1e-5 * np.eye(len(w))
-            w = w - lr * np.array([(fafi_loss(w + s, i) - fafi_loss(w - s, i)) / 2e-5 for s in steps])
+            w = w - lr * np.array(
+                [(fafi_loss(w + s, i) - fafi_loss(w - s, i)) / 2e-5 for s in steps]
+            )
         sent.append(w)
     assert np.abs(sent[0] - first).max() > 0.02, "nothing was learned"
     x = np.concatenate([x for x, _ in SILOS])
     z = SHARES @ np.stack([hidden(np.append(w, np.zeros(CLASSES)), x) for w in sent]).swapaxes(0, 1)
     mean = np.mean([w[HEAD:].reshape(CLASSES, HIDDEN) for w in sent], axis=0)
     expected = z / np.linalg.norm(z, axis=1, keepdims=True) @ mean.T
-    found = library(method, lr=lr).model(torch.tensor(x, dtype=torch.float32)).detach().double().numpy()
+    found = (
+        library(method, lr=lr).model(torch.tensor(x, dtype=torch.float32)).detach().double().numpy()
+    )
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def test_fisher_merging() -> None:
-    """Matena and Raffel 2022, equations 3 and 6: F is the mean of Σ_y p(y|x) (∂ log p)², W = Σ λ F W_i / Σ λ F."""
+    """Matena and Raffel 2022, equations 3 and 6: F is the mean of Σ_y p(y|x) (∂ log p)², W = Σ λ F
+    W_i / Σ λ F."""
     information = np.stack([np.maximum(diagonal(i), 1e-6) for i in ALL]) * SHARES[:, None]
     expected = (information * np.stack(TRAINED)).sum(0) / information.sum(0)
     agrees(library(FisherMerging(epochs=EPOCHS)), expected)
@@ -253,10 +287,11 @@ def test_fisher_merging() -> None:
 
 @pytest.mark.parametrize("curvature", ["diagonal", "kfac"])
 def test_fedfisher(curvature: Literal["diagonal", "kfac"]) -> None:
-    """Jhunjhunwala et al. 2024: down Σ p_k ½ (W - W_k)ᵀ F_k (W - W_k) from the average, F_k diagonal or A ⊗ B.
+    """Jhunjhunwala et al. 2024: down Σ p_k ½ (W - W_k)ᵀ F_k (W - W_k) from the average, F_k
+    diagonal or A ⊗ B.
 
-    The authors' Adam adds up: m ← g + 0.9 m, v ← g² + 0.99 v, without correction of the bias, ε = 0.01.
-    """
+    The authors' Adam adds up: m ← g + 0.9 m, v ← g² + 0.99 v, without correction of the bias, ε =
+    0.01."""
     steps, lr = 20, 0.02
     w = SHARES @ np.stack(TRAINED)
     m = v = np.zeros_like(w)
@@ -266,18 +301,23 @@ def test_fedfisher(curvature: Literal["diagonal", "kfac"]) -> None:
     def slope(w: Vector, i: int) -> Vector:
         if curvature == "diagonal":
             return information[i] * (w - TRAINED[i])
-        first, second = (a @ d @ b for (a, b), d in zip(kronecker[i], matrices(w - TRAINED[i]), strict=True))
+        first, second = (
+            a @ d @ b for (a, b), d in zip(kronecker[i], matrices(w - TRAINED[i]), strict=True)
+        )
         return vector(first, second)
 
     for _ in range(steps):
         g = np.sum([SHARES[i] * slope(w, i) for i in ALL], axis=0)
         m, v = g + 0.9 * m, g**2 + 0.99 * v
         w = w - lr * m / (np.sqrt(v) + 0.01 if curvature == "diagonal" else np.sqrt(v + 0.01))
-    agrees(library(FedFisher(epochs=EPOCHS, curvature=curvature, iterations=steps, server_lr=lr)), w)
+    agrees(
+        library(FedFisher(epochs=EPOCHS, curvature=curvature, iterations=steps, server_lr=lr)), w
+    )
 
 
 def test_fedlpa() -> None:
-    """Liu et al. 2024: in each layer Σ p_k A_k W B_k = Σ p_k A_k W_k B_k, with √λ on the diagonals of both factors."""
+    """Liu et al. 2024: in each layer Σ p_k A_k W B_k = Σ p_k A_k W_k B_k, with √λ on the diagonals
+    of both factors."""
     damping = 0.01
     merged: list[NDArray[Any]] = []
     for layer in (0, 1):
@@ -292,24 +332,30 @@ def test_fedlpa() -> None:
 
 
 def smallest(gram: Vector, bound: float) -> Vector:
-    """Return α that minimises ½ αᵀ G α with Σ α = 1 and 0 <= α <= C: the best of all choices of what is at a bound."""
+    """Return α that minimises ½ αᵀ G α with Σ α = 1 and 0 <= α <= C: the best of all choices of
+    what is at a bound."""
     n, best, least = len(gram), np.zeros(len(gram)), np.inf
     for kind in product((0.0, bound, None), repeat=n):
         free = [k for k in range(n) if kind[k] is None]
         alpha = np.array([0.0 if part is None else part for part in kind])
         if free:
             fixed = alpha.copy()
-            system = np.block([[gram[np.ix_(free, free)], np.ones((len(free), 1))], [np.ones((1, len(free))), 0]])
+            system = np.block(
+                [[gram[np.ix_(free, free)], np.ones((len(free), 1))], [np.ones((1, len(free))), 0]]
+            )
             right = np.append(-(gram @ fixed)[free], 1 - fixed.sum())
             alpha[free] = np.linalg.lstsq(system, right, rcond=None)[0][:-1]
-        allowed = abs(alpha.sum() - 1) < 1e-9 and alpha.min() >= -1e-9 and alpha.max() <= bound + 1e-9
+        allowed = (
+            abs(alpha.sum() - 1) < 1e-9 and alpha.min() >= -1e-9 and alpha.max() <= bound + 1e-9
+        )
         if allowed and alpha @ gram @ alpha < least:
             best, least = alpha, alpha @ gram @ alpha
     return best
 
 
 def test_ma_echo() -> None:
-    """Su et al., Algorithm 1: the dual of equation 8 gives α, D = -Σ 2 α_i P_i (W - V_i), V by I - μ/(1 + μ) P_i."""
+    """Su et al., Algorithm 1: the dual of equation 8 gives α, D = -Σ 2 α_i P_i (W - V_i), V by I -
+    μ/(1 + μ) P_i."""
     iterations, step, mu, bound, z = 4, 0.4, 1.5, 0.6, 0.01**0.8
     projectors = []
     for i in ALL:
@@ -336,11 +382,15 @@ def test_ma_echo() -> None:
 
 
 def test_ma_echo_as_released() -> None:
-    """Su et al., the authors' code: Q from batch means by a damped recursion, α = 1/N, V ← V + λ Q (W - V)."""
+    """Su et al., the authors' code: Q from batch means by a damped recursion, α = 1/N, V ← V + λ Q
+    (W - V)."""
     iterations, step, damping, z = 5, 1.6, 0.5, 0.01**0.8
     rest = []
     for i in ALL:
-        q, r = np.eye(inputs(i)[0].shape[1]), inputs(i)[0].mean(0)  # the last silo has two equal batches
+        q, r = (
+            np.eye(inputs(i)[0].shape[1]),
+            inputs(i)[0].mean(0),
+        )  # the last silo has two equal batches
         for _ in range(STEPS[i]):
             k = q @ r
             q = q - damping * np.outer(k, k) / (z + r @ k)
@@ -348,18 +398,20 @@ def test_ma_echo_as_released() -> None:
     kept = [matrices(w)[0] for w in TRAINED]
     w = np.mean(kept, axis=0)
     for _ in range(iterations):
-        w = w - step * np.mean([(w - v) - q @ (w - v) for q, v in zip(rest, kept, strict=True)], axis=0)
+        w = w - step * np.mean(
+            [(w - v) - q @ (w - v) for q, v in zip(rest, kept, strict=True)], axis=0
+        )
         kept = [v + step * q @ (w - v) for q, v in zip(rest, kept, strict=True)]
     method = MAEcho(epochs=EPOCHS, iterations=iterations, step=step)
     agrees(library(method), vector(np.mean(kept, axis=0), class_wise(TRAINED)))
 
 
 def test_ot_fusion() -> None:
-    """Singh and Jaggi 2020, Algorithm 1, weights: match rows of length 1, carry the plan on, then average.
+    """Singh and Jaggi 2020, Algorithm 1, weights: match rows of length 1, carry the plan on, then
+    average.
 
-    With equal widths the exact plan is a permutation; here the best of all 24. Models start differently, so they are
-    read from an ensemble of the same seed.
-    """
+    With equal widths the exact plan is a permutation; here the best of all 24. Models start
+    differently, so they are read from an ensemble of the same seed."""
     members = library(Ensemble(epochs=EPOCHS, init="different")).weights
     assert members is not None
     models = list(members.params.double().numpy().reshape(len(SILOS), -1))
@@ -378,4 +430,6 @@ def test_ot_fusion() -> None:
         w1, b1, w2, b2 = layers(w)
         aligned.append((units, flat(w1[units], b1[units], w2[:, units], b2)))
     assert any(units != sorted(units) for units, _ in aligned)
-    agrees(library(OTFusion(epochs=EPOCHS, init="different")), np.mean([w for _, w in aligned], axis=0))
+    agrees(
+        library(OTFusion(epochs=EPOCHS, init="different")), np.mean([w for _, w in aligned], axis=0)
+    )

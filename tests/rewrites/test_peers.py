@@ -1,8 +1,7 @@
 """Methods whose clients draw peers, written from their papers, against the library's runs.
 
-Which peers a client draws is random. Each step of the library must agree with exactly one of the possible draws. The
-next step of the rewrite starts from that.
-"""
+Which peers a client draws is random. Each step of the library must agree with exactly one of the
+possible draws. The next step of the rewrite starts from that."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -42,7 +41,9 @@ N, EPOCHS = len(SILOS), 2
 def results(method: Method) -> Iterator[Result]:
     """Yield the library's results after each round."""
     training = Training(optimizer="sgd", lr=LR, weight_decay=0.0, batch_size=6, select="last")
-    return ekiden.steps(method, data(), module(), training=training, hardware=Hardware(threads=1), evaluate_every=0)
+    return ekiden.steps(
+        method, data(), module(), training=training, hardware=Hardware(threads=1), evaluate_every=0
+    )
 
 
 def models_of(result: Result) -> list[Vector]:
@@ -67,12 +68,15 @@ def apart(p: Vector, q: Vector, kind: str) -> float:
     return (kl(p, middle) + kl(q, middle)) / 2 if kind == "js" else (kl(p, q) + kl(q, p)) / 2
 
 
-@pytest.mark.parametrize(("kind", "average", "threshold"), [("js", True, 0.06), ("jeffreys", False, 0.3)])
+@pytest.mark.parametrize(
+    ("kind", "average", "threshold"), [("js", True, 0.06), ("jeffreys", False, 0.3)]
+)
 def test_ua_pdfl(kind: Literal["js", "jeffreys"], average: bool, threshold: float) -> None:
-    """Zhu, Fan and Xie 2024, Algorithm 2: one peer's model if Div <= th_I for all peers, else g of all and near h.
+    """Zhu, Fan and Xie 2024, Algorithm 2: one peer's model if Div <= th_I for all peers, else g of
+    all and near h.
 
-    Then E epochs on F_i + μ ‖g(X_unit) - I_avg^Aux‖², with X_unit = 1; the mean of squares as in the authors' code.
-    """
+    Then E epochs on F_i + μ ‖g(X_unit) - I_avg^Aux‖², with X_unit = 1; the mean of squares as in
+    the authors' code."""
     mu, decay, unit = 0.7, 0.9, np.ones((1, INPUTS))
     method = UAPDFL(
         rounds=4,
@@ -124,8 +128,11 @@ def norms_of(w: Vector, i: int) -> tuple[Vector, float]:
     return w, total
 
 
-def after_check(history: list[float], number: int, capped: bool, least: int, most: int) -> tuple[bool, int]:
-    """Return whether the period is critical, and the new M: δ = 0.05, one forced check, windows of two."""
+def after_check(
+    history: list[float], number: int, capped: bool, least: int, most: int
+) -> tuple[bool, int]:
+    """Return whether the period is critical, and the new M: δ = 0.05, one forced check, windows of
+    two."""
     growth = 0.0
     if len(history) > 1:
         now, before = np.mean(history[-2:]), np.mean(history[:-1][-2:])
@@ -136,16 +143,24 @@ def after_check(history: list[float], number: int, capped: bool, least: int, mos
 
 
 def test_criticalfl() -> None:
-    """Yan et al. 2023 with each client as its own server: twice as many peers while the norm grows, else half."""
-    method = CriticalFL(rounds=6, epochs=EPOCHS, peers=1, cap=1.0, delta=0.05, window=2, forced=1, every=1)
+    """Yan et al. 2023 with each client as its own server: twice as many peers while the norm grows,
+    else half."""
+    method = CriticalFL(
+        rounds=6, epochs=EPOCHS, peers=1, cap=1.0, delta=0.05, window=2, forced=1, every=1
+    )
     models, peers = [START] * N, [1] * N
     history, capped, numbers = [list[float]() for _ in ALL], [False] * N, set()
     for t, result in enumerate(results(method)):
         trained, norms = zip(*(norms_of(models[i], i) for i in ALL), strict=True)
         new = models_of(result)
         for i in ALL:
-            circles = [[i, *others] for others in combinations([j for j in ALL if j != i], peers[i])]
-            the_one(new[i], [SIZES[c] / SIZES[c].sum() @ np.stack([trained[j] for j in c]) for c in circles])
+            circles = [
+                [i, *others] for others in combinations([j for j in ALL if j != i], peers[i])
+            ]
+            the_one(
+                new[i],
+                [SIZES[c] / SIZES[c].sum() @ np.stack([trained[j] for j in c]) for c in circles],
+            )
             numbers.add((t, peers[i]))
             history[i].append(norms[i])
             _, peers[i] = after_check(history[i], peers[i], capped[i], 1, N - 1)
@@ -156,9 +171,18 @@ def test_criticalfl() -> None:
 
 @pytest.mark.parametrize("upload", [1.0, 0.4])
 def test_criticalfl_at_a_server(upload: float) -> None:
-    """Yan et al. 2023 and its code: M clients, in critical rounds the largest changes alone, means of what was sent."""
+    """Yan et al. 2023 and its code: M clients, in critical rounds the largest changes alone, means
+    of what was sent."""
     method = CriticalFLServer(
-        rounds=6, epochs=EPOCHS, participation=1 / 3, cap=1.0, upload=upload, delta=0.05, window=2, forced=1, every=1
+        rounds=6,
+        epochs=EPOCHS,
+        participation=1 / 3,
+        cap=1.0,
+        upload=upload,
+        delta=0.05,
+        window=2,
+        forced=1,
+        every=1,
     )
     w, number, capped, critical = START, 1, False, True
     history, numbers = list[float](), []
@@ -174,7 +198,9 @@ def test_criticalfl_at_a_server(upload: float) -> None:
         for group in groups:
             weights = SIZES[list(group)][:, None] * kept[list(group)]
             total = (weights * np.stack([trained[i] for i in group])).sum(0)
-            candidates.append(np.where(weights.sum(0) > 0, total / np.maximum(weights.sum(0), 1), w))
+            candidates.append(
+                np.where(weights.sum(0) > 0, total / np.maximum(weights.sum(0), 1), w)
+            )
         numbers.append((number, critical))
         group = groups[the_one(found, candidates)]
         history.append(float(np.mean([norms[i] for i in group])))

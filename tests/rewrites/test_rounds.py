@@ -1,4 +1,5 @@
-"""Methods of many rounds, written from their papers: each in a few lines, against the library's run.
+"""Methods of many rounds, written from their papers: each in a few lines, against the library's
+run.
 
 Every silo takes part in every round. E epochs are `STEPS[i]`·E steps of plain SGD.
 """
@@ -42,7 +43,8 @@ def descend(
     momentum: float = 0.0,
     term: Callable[[Vector], Vector] = np.zeros_like,
 ) -> Vector:
-    """Return w after silo i's local steps on F_i(w) + ⟨slope, w⟩ + mu/2 ‖w - centre‖²; `term` adds a gradient."""
+    """Return w after silo i's local steps on F_i(w) + ⟨slope, w⟩ + mu/2 ‖w - centre‖²; `term` adds
+    a gradient."""
     velocity = ZERO
     for _ in range(EPOCHS * STEPS[i]):
         velocity = momentum * velocity + gradient(w, i) + slope + mu * (w - centre) + term(w)
@@ -86,7 +88,8 @@ def test_scaffold() -> None:
 
 
 def test_fednova() -> None:
-    """Wang et al. 2020, equation 8 and section 4: w ← w - τ_eff Σ p_i η d_i, with heavy-ball momentum ρ.
+    """Wang et al. 2020, equation 8 and section 4: w ← w - τ_eff Σ p_i η d_i, with heavy-ball
+    momentum ρ.
 
     a_i = [τ_i - ρ(1 - ρ^τ_i)/(1 - ρ)] / (1 - ρ), d_i = (w - w_i)/(η a_i) and τ_eff = Σ p_i a_i.
     """
@@ -112,7 +115,8 @@ def test_fednova_with_a_proximal_term() -> None:
 
 @pytest.mark.parametrize("result", ["mean", "cloud"])
 def test_feddyn(result: Literal["mean", "cloud"]) -> None:
-    """Acar et al. 2021, Algorithm 1: θ_k minimises L_k(θ) - ⟨∇L_k, θ⟩ + α/2 ‖θ - θ^t‖²; h; θ = mean - h/α."""
+    """Acar et al. 2021, Algorithm 1: θ_k minimises L_k(θ) - ⟨∇L_k, θ⟩ + α/2 ‖θ - θ^t‖²; h; θ = mean
+    - h/α."""
     w, alpha = START, 0.4
     h, own, mean = ZERO, [ZERO for _ in ALL], ZERO
     for _ in range(ROUNDS):
@@ -121,23 +125,33 @@ def test_feddyn(result: Literal["mean", "cloud"]) -> None:
         h = h - alpha * np.mean([theta - w for theta in trained], axis=0)
         mean = np.mean(trained, axis=0)
         w = mean - h / alpha
-    agrees(library(FedDyn(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha, result=result)), w if result == "cloud" else mean)
+    agrees(
+        library(FedDyn(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha, result=result)),
+        w if result == "cloud" else mean,
+    )
 
 
 @pytest.mark.parametrize("result", ["mean", "cloud"])
 def test_feddc(result: Literal["mean", "cloud"]) -> None:
-    """Gao et al. 2022, equations 3 to 8 as in the authors' code: L_i + α_i/2 ‖θ + h_i - w‖² + ⟨θ, g/ω_i - g_i⟩."""
+    """Gao et al. 2022, equations 3 to 8 as in the authors' code: L_i + α_i/2 ‖θ + h_i - w‖² + ⟨θ,
+    g/ω_i - g_i⟩."""
     w, alpha = START, 0.3
     size = SIZES * len(ALL) / SIZES.sum()
     drift, own, g, mean = [ZERO for _ in ALL], [ZERO for _ in ALL], ZERO, ZERO
     for _ in range(ROUNDS):
-        trained = [descend(w, i, mu=alpha / size[i], centre=w - drift[i], slope=g / size[i] - own[i]) for i in ALL]
+        trained = [
+            descend(w, i, mu=alpha / size[i], centre=w - drift[i], slope=g / size[i] - own[i])
+            for i in ALL
+        ]
         new = [own[i] - g / size[i] - (trained[i] - w) / (EPOCHS * STEPS[i] * LR) for i in ALL]
         drift = [drift[i] + trained[i] - w for i in ALL]
         g = g + np.mean([(new[i] - own[i]) * size[i] for i in ALL], axis=0)
         own, mean = new, np.mean(trained, axis=0)
         w = mean + np.mean(drift, axis=0)
-    agrees(library(FedDC(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha, result=result)), w if result == "cloud" else mean)
+    agrees(
+        library(FedDC(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha, result=result)),
+        w if result == "cloud" else mean,
+    )
 
 
 def cosines(a: Vector, b: Vector) -> Vector:
@@ -154,7 +168,8 @@ def by_first(a: Vector, b: Vector) -> Vector:
 
 
 def test_moon() -> None:
-    """Li et al. 2021, equations 3 and 4: ℓ + μ ℓ_con, ℓ_con = -log e^(s_glob/τ) / (e^(s_glob/τ) + e^(s_prev/τ))."""
+    """Li et al. 2021, equations 3 and 4: ℓ + μ ℓ_con, ℓ_con = -log e^(s_glob/τ) / (e^(s_glob/τ) +
+    e^(s_prev/τ))."""
     w, mu, tau = START, 2.0, 0.5
     last: list[Vector | None] = [None] * len(ALL)
 
@@ -176,7 +191,8 @@ def test_moon() -> None:
 
 
 def test_feddisco() -> None:
-    """Ye et al. 2023, equation 4: p_k ∝ max(n_k - a d_k + b, 0), d_k = KL(D_k ‖ uniform), divided by its sum."""
+    """Ye et al. 2023, equation 4: p_k ∝ max(n_k - a d_k + b, 0), d_k = KL(D_k ‖ uniform), divided
+    by its sum."""
     w, a, b = START, 0.6, 0.1
     d = np.zeros(len(ALL))
     for i in ALL:

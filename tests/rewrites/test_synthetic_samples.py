@@ -1,8 +1,8 @@
 """Methods that make samples of their own, written from their papers, against the library's runs.
 
-The rewrites replay the random numbers that the library drew, in the order in which it drew them, and compute everything
-else themselves: networks and derivatives in float64 by torch's autograd, losses, optimisers and rules by hand.
-"""
+The rewrites replay the random numbers that the library drew, in the order in which it drew them,
+and compute everything else themselves: networks and derivatives in float64 by torch's autograd,
+losses, optimisers and rules by hand."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,11 +45,20 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> Draws:
 
 
 def states_of(method: Method, network: nn.Module, draws: Draws, **training: Any) -> list[Any]:
-    """Return the library\'s states after each step; `draws` then has what was drawn after the first one."""
-    chosen: dict[str, Any] = {"optimizer": "sgd", "lr": LR, "weight_decay": 0.0, "batch_size": 6, "select": "last"}
+    """Return the library\'s states after each step; `draws` then has what was drawn after the first
+    one."""
+    chosen: dict[str, Any] = {
+        "optimizer": "sgd",
+        "lr": LR,
+        "weight_decay": 0.0,
+        "batch_size": 6,
+        "select": "last",
+    }
     how = Training(**chosen | training)
     found: list[Any] = []
-    for result in ekiden.steps(method, data(), network, training=how, hardware=Hardware(threads=1), evaluate_every=0):
+    for result in ekiden.steps(
+        method, data(), network, training=how, hardware=Hardware(threads=1), evaluate_every=0
+    ):
         if not found:
             draws.clear()
         found.append(result.state)
@@ -71,7 +80,8 @@ def divergence(t: Tensor, s: Tensor) -> Tensor:
 
 
 def wide(w: Tensor, x: Tensor, mix: tuple[Tensor, float] | None = None) -> Tensor:
-    """Return the answers (n, K + 1) of the flat weights, or those for mixed hidden representations."""
+    """Return the answers (n, K + 1) of the flat weights, or those for mixed hidden
+    representations."""
     sizes = [HIDDEN * INPUTS, HIDDEN, (CLASSES + 1) * HIDDEN, CLASSES + 1]
     w1, b1, w2, b2 = torch.split(w, sizes)
     h = torch.tanh(x @ w1.view(HIDDEN, INPUTS).T + b1)
@@ -82,13 +92,20 @@ def wide(w: Tensor, x: Tensor, mix: tuple[Tensor, float] | None = None) -> Tenso
 
 
 def test_fedov(draws: Draws) -> None:
-    """Diao, Li and He 2023 and their code: five terms, PGD away from "unknown", the k least unknown vote.
+    """Diao, Li and He 2023 and their code: five terms, PGD away from "unknown", the k least unknown
+    vote.
 
-    Samples that are not images are corrupted by permuting their numbers, which is the library's own.
-    """
+    Samples that are not images are corrupted by permuting their numbers, which is the library's
+    own."""
     steps, step, radius, weight, voters, u = 3, 0.1, 0.25, 0.3, 2, CLASSES
     method = FedOV(
-        epochs=2, attack_steps=steps, attack_step=step, attack_radius=radius, mix=weight, voters=voters, init="same"
+        epochs=2,
+        attack_steps=steps,
+        attack_step=step,
+        attack_radius=radius,
+        mix=weight,
+        voters=voters,
+        init="same",
     )
     started = library(FedOV(epochs=1, init="same"), lr=1e-30).weights
     assert started is not None
@@ -107,18 +124,28 @@ def test_fedov(draws: Draws) -> None:
                 harder = spoiled
                 for _ in range(steps):
                     harder = harder.detach().requires_grad_()
-                    (slope,) = torch.autograd.grad(cross_entropy(wide(w, harder), unknown).mean(), harder)
+                    (slope,) = torch.autograd.grad(
+                        cross_entropy(wide(w, harder), unknown).mean(), harder
+                    )
                     moved = (harder + step * slope.sign()).detach()
                     harder = spoiled + (moved - spoiled).clamp(-radius, radius)
                 pairs, share = next(left), float(next(left))
                 w = w.detach().requires_grad_()
                 z = wide(w, x)
                 others = z - 1e4 * torch.eye(CLASSES + 1, dtype=torch.float64)[y]
-                terms = [(z, y), (others, unknown), (wide(w, spoiled), unknown), (wide(w, harder), unknown)]
+                terms = [
+                    (z, y),
+                    (others, unknown),
+                    (wide(w, spoiled), unknown),
+                    (wide(w, harder), unknown),
+                ]
                 loss = torch.stack([cross_entropy(*term).mean() for term in terms]).sum()
                 differ = y != y[pairs]
                 if bool(differ.any()):
-                    loss = loss + weight * cross_entropy(wide(w, x, (pairs, share)), unknown)[differ].mean()
+                    loss = (
+                        loss
+                        + weight * cross_entropy(wide(w, x, (pairs, share)), unknown)[differ].mean()
+                    )
                 (g,) = torch.autograd.grad(loss, w)
                 w = (w - LR * g).detach()
         models.append(w)
@@ -128,7 +155,9 @@ def test_fedov(draws: Draws) -> None:
     p = torch.stack([wide(w, x).softmax(1) for w in models])
     first = p[:, :, u].argsort(0)[:voters]
     score = torch.stack([p[first[:, at], at, :CLASSES].sum(0) for at in range(len(x))])
-    np.testing.assert_allclose(result.model(x.float()).exp().detach().numpy(), score.numpy(), atol=1e-5)
+    np.testing.assert_allclose(
+        result.model(x.float()).exp().detach().numpy(), score.numpy(), atol=1e-5
+    )
 
 
 # DENSE and Co-Boosting
@@ -141,8 +170,11 @@ class Normed:
         self.params = weights.params.double().clone()
         self.mean, self.variance = weights.buffers.double().clone().split(HIDDEN)
 
-    def answers(self, x: Tensor, params: Tensor | None = None, *, train: bool = False) -> tuple[Tensor, Tensor]:
-        """Return logits (n, K), and what the BatchNorm reads (n, hidden); in training with the batch's statistics."""
+    def answers(
+        self, x: Tensor, params: Tensor | None = None, *, train: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits (n, K), and what the BatchNorm reads (n, hidden); in training with the
+        batch's statistics."""
         sizes = [HIDDEN * INPUTS, HIDDEN, HIDDEN, HIDDEN, CLASSES * HIDDEN, CLASSES]
         w1, b1, scale, shift, w2, b2 = (self.params if params is None else params).split(sizes)
         z = x @ w1.view(HIDDEN, INPUTS).T + b1
@@ -171,14 +203,19 @@ def synthesised(
     lr: float,
     clip: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the best samples of a new generator, and their classes: three steps of Adam with β = 0.5 and 0.999.
+    """Return the best samples of a new generator, and their classes: three steps of Adam with β =
+    0.5 and 0.999.
 
-    The generator is z A ᵀ, BatchNorm, leaky ReLU, linear; weights N(0, 0.02²), scales N(1, 0.02²), biases 0.
-    """
+    The generator is z A ᵀ, BatchNorm, leaky ReLU, linear; weights N(0, 0.02²), scales N(1, 0.02²),
+    biases 0."""
     a, scale, b, z, y = (next(left) for _ in range(5))
     y = y.sort().values if ascending else y
     values = [a.double(), scale.double(), b.double(), z.double()]
-    values[3:3] = [torch.zeros(len(a)).double(), torch.zeros(len(a)).double(), torch.zeros(len(b)).double()]
+    values[3:3] = [
+        torch.zeros(len(a)).double(),
+        torch.zeros(len(a)).double(),
+        torch.zeros(len(b)).double(),
+    ]
     first = [torch.zeros_like(v) for v in values]
     second = [torch.zeros_like(v) for v in values]
     best, least = torch.empty(0), np.inf
@@ -204,7 +241,8 @@ def synthesised(
 
 
 def test_dense(draws: Draws) -> None:
-    """Zhang et al. 2022, equations 2 to 6, and their code: L_CE + λ_1 L_BN + λ_2 L_adv, then distillation on the pool.
+    """Zhang et al. 2022, equations 2 to 6, and their code: L_CE + λ_1 L_BN + λ_2 L_adv, then
+    distillation on the pool.
 
     L_BN is the mean over clients, which is the library's own.
     """
@@ -248,22 +286,27 @@ def test_dense(draws: Draws) -> None:
             t = torch.stack([teacher.answers(x)[0] for teacher in teachers]).mean(0)
             w = student.params.requires_grad_()
             s, _ = student.answers(x, w, train=True)
-            (g,) = torch.autograd.grad(temperature**2 * divergence(t / temperature, s / temperature).mean(), w)
+            (g,) = torch.autograd.grad(
+                temperature**2 * divergence(t / temperature, s / temperature).mean(), w
+            )
             momentum = 0.9 * momentum + g
             student.params = (w - student_lr * momentum).detach()
         np.testing.assert_allclose(state.model.params.numpy(), student.params.numpy(), atol=1e-4)
         np.testing.assert_allclose(
-            state.model.buffers.numpy(), torch.cat([student.mean, student.variance]).numpy(), atol=1e-4
+            state.model.buffers.numpy(),
+            torch.cat([student.mean, student.variance]).numpy(),
+            atol=1e-4,
         )
     assert (states[-1].model.params - states[0].model.params).abs().max() > 0.02
 
 
 def test_co_boosting(draws: Draws) -> None:
-    """Dai et al. 2024, objective and code: hard samples, weights by the sign of the gradient, moved samples.
+    """Dai et al. 2024, objective and code: hard samples, weights by the sign of the gradient, moved
+    samples.
 
-    L = mean of (1 - p)^γ (-log p) - β T² KL(A/T ‖ s/T); w ← clip(w - μ sign ∂ℓ, 0, 1) on the samples of earlier epochs;
-    x ← x + ε sign(∇ uᵀ softmax(A/T)). The student's rate falls by a cosine; gradients are cut to length 10.
-    """
+    L = mean of (1 - p)^γ (-log p) - β T² KL(A/T ‖ s/T); w ← clip(w - μ sign ∂ℓ, 0, 1) on the
+    samples of earlier epochs; x ← x + ε sign(∇ uᵀ softmax(A/T)). The student's rate falls by a
+    cosine; gradients are cut to length 10."""
     hardness, beta, far, lr, batch, epochs = 1.5, 0.4, 3.0, 0.05, 6, 3
     mu, decay, eps, student_lr, l2, temperature = 0.2, 0.9, 0.3, 0.2, 0.01, 2.0
     method = CoBoosting(
@@ -286,11 +329,20 @@ def test_co_boosting(draws: Draws) -> None:
     )
     states = states_of(method, normed(), draws)
     teachers, left = [Normed(t) for t in states[0].teachers], iter(draws)
-    student, weights = Normed(states[0].model), torch.full((len(teachers),), 1 / len(teachers)).double()
-    momentum, pool, labels = torch.zeros_like(student.params), torch.empty(0), torch.empty(0, dtype=torch.int64)
+    student, weights = (
+        Normed(states[0].model),
+        torch.full((len(teachers),), 1 / len(teachers)).double(),
+    )
+    momentum, pool, labels = (
+        torch.zeros_like(student.params),
+        torch.empty(0),
+        torch.empty(0, dtype=torch.int64),
+    )
 
     def ensemble(x: Tensor, w: Tensor) -> Tensor:
-        return (w[:, None, None] * torch.stack([t.answers(x)[0] for t in teachers])).sum(0) / w.sum()
+        return (w[:, None, None] * torch.stack([t.answers(x)[0] for t in teachers])).sum(
+            0
+        ) / w.sum()
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         a, s = ensemble(x, weights), student.answers(x)[0]
@@ -303,7 +355,9 @@ def test_co_boosting(draws: Draws) -> None:
         if epoch:
             for rows in torch.split(next(left), batch):
                 w = weights.requires_grad_()
-                (g,) = torch.autograd.grad(cross_entropy(ensemble(pool[rows], w), labels[rows]).mean(), w)
+                (g,) = torch.autograd.grad(
+                    cross_entropy(ensemble(pool[rows], w), labels[rows]).mean(), w
+                )
                 weights = (w - mu * decay**epoch * g.sign()).detach().clamp(0, 1)
         pool, labels = torch.cat([pool, made]), torch.cat([labels, y])
         np.testing.assert_allclose(state.pool.numpy(), pool.numpy(), atol=1e-4)
@@ -312,11 +366,15 @@ def test_co_boosting(draws: Draws) -> None:
         rate = student_lr * (1 + np.cos(np.pi * epoch / epochs)) / 2
         for rows in torch.split(next(left), batch):
             u, x = 2 * next(left).double() - 1, pool[rows].requires_grad_()
-            (slope,) = torch.autograd.grad((u * (ensemble(x, weights) / temperature).softmax(1)).sum(), x)
+            (slope,) = torch.autograd.grad(
+                (u * (ensemble(x, weights) / temperature).softmax(1)).sum(), x
+            )
             x = (x + eps * slope.sign()).detach()
             w = student.params.requires_grad_()
             a, (s, _) = ensemble(x, weights), student.answers(x, w, train=True)
-            (g,) = torch.autograd.grad(temperature**2 * divergence(a / temperature, s / temperature).mean(), w)
+            (g,) = torch.autograd.grad(
+                temperature**2 * divergence(a / temperature, s / temperature).mean(), w
+            )
             g = g * min(1.0, 10 / float(g.norm()))
             momentum = 0.9 * momentum + g + l2 * w.detach()
             student.params = (w - rate * momentum).detach()

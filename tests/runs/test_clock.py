@@ -42,7 +42,9 @@ def train(client: str, step: int, seconds: int, call: int = 0, task: str = "trai
     return TaskPasses(client, f"{step}-{call}-{task}", 4 * seconds, 3 * seconds)
 
 
-def moved(step: int, source: str, target: str, size: int, value: str = "", task: str = "train") -> Transfer:
+def moved(
+    step: int, source: str, target: str, size: int, value: str = "", task: str = "train"
+) -> Transfer:
     return Transfer(step, source, target, task, size, value=value)
 
 
@@ -50,14 +52,21 @@ def test_a_chain_waits_for_each_hop() -> None:
     ledger = [moved(1, "a", "b", 500, "0-0-train"), moved(2, "b", "a", 500, "1-0-train")]
     passes = {0: [train("a", 0, 30)], 1: [train("b", 1, 4)], 2: [train("a", 2, 3)]}
     found = timed(PLAIN, "ab", 3, ledger, passes)
-    assert found.seconds == (30, 30 + 1 + 10 + 4, 45 + 11 + 3)  # 500 bytes at 50 a second, not at 100
+    assert found.seconds == (
+        30,
+        30 + 1 + 10 + 4,
+        45 + 11 + 3,
+    )  # 500 bytes at 50 a second, not at 100
     assert found.computing == 37 / (2 * 59)
     assert timed(PLAIN, "ab", 2, ledger, passes).seconds == found.seconds[:2]
 
 
 def star(step: int, *clients: str) -> list[Transfer]:
     down = [moved(step, SERVER, client, 100) for client in clients] * (step > 0)
-    return [*down, *(moved(step, client, SERVER, 100, f"{step}-0-train", "get") for client in clients)]
+    return [
+        *down,
+        *(moved(step, client, SERVER, 100, f"{step}-0-train", "get") for client in clients),
+    ]
 
 
 def test_a_star_waits_for_the_slowest() -> None:
@@ -67,9 +76,15 @@ def test_a_star_waits_for_the_slowest() -> None:
     given = Given(speed=10, upload=100, download=50, latency=1, slow=("b",))
     found = timed(given, clients, 2, [*star(0, *clients), *star(1, *clients)], passes)
     first = 20 + 1 + 1  # b trains ten times as long; upload
-    assert found.seconds == (first, first + (1 + 2) + 20 + 2 + 5)  # download, b, upload, the server's own passes
+    assert found.seconds == (
+        first,
+        first + (1 + 2) + 20 + 2 + 5,
+    )  # download, b, upload, the server's own passes
     quick = timed(given, clients, 2, [*star(0, "a", "c"), *star(1, "a", "c")], passes)
-    assert quick.seconds == (20, 40)  # b still computes, and nobody waits for it but the end of the step
+    assert quick.seconds == (
+        20,
+        40,
+    )  # b still computes, and nobody waits for it but the end of the step
 
 
 def test_a_round_is_over_for_the_server_before_a_client_that_nobody_reads() -> None:
@@ -77,11 +92,17 @@ def test_a_round_is_over_for_the_server_before_a_client_that_nobody_reads() -> N
     passes = {0: [train("a", 0, 2), train("b", 0, 2)], 1: [train("a", 1, 2)]}
     assert timed(given, "ab", 2, [*star(0, "a"), *star(1, "a")], passes).seconds == (20, 20)
     passes[1] = [train("a", 1, 20)]
-    assert timed(given, "ab", 2, [*star(0, "a"), *star(1, "a")], passes).seconds == (20, 4 + 3 + 20 + 2)
+    assert timed(given, "ab", 2, [*star(0, "a"), *star(1, "a")], passes).seconds == (
+        20,
+        4 + 3 + 20 + 2,
+    )
 
 
 def ring(step: int, *clients: str) -> list[Transfer]:
-    return [moved(step, before, after, 100, f"{step}-0-train", "mix") for before, after in pairwise(clients)]
+    return [
+        moved(step, before, after, 100, f"{step}-0-train", "mix")
+        for before, after in pairwise(clients)
+    ]
 
 
 def test_in_gossip_a_client_waits_for_its_neighbours_only() -> None:
@@ -89,14 +110,17 @@ def test_in_gossip_a_client_waits_for_its_neighbours_only() -> None:
 
     def passes(slow: str) -> dict[int, list[TaskPasses]]:
         """In each step one client needs 20 s, and the others 2 s."""
-        trained = ((step, name, 20 if name == slow[step] else 2) for step in range(2) for name in "abcd")
+        trained = (
+            (step, name, 20 if name == slow[step] else 2) for step in range(2) for name in "abcd"
+        )
         found: dict[int, list[TaskPasses]] = {0: [], 1: []}
         for step, name, seconds in trained:
             found[step] += [train(name, step, seconds), train(name, step, 0, 1, "mix")]
         return found
 
     assert timed(PLAIN, "abcd", 2, ledger, passes("--")).seconds == (2 + 3, 5 + 2 + 3)
-    # Step 1: a needs nobody, so it sends after 20 + 2, and b mixes at 25. d began at 5 and mixes at 25. c waits for b.
+    # Step 1: a needs nobody, so it sends after 20 + 2, and b mixes at 25. d began at 5 and mixes at
+    # 25. c waits for b.
     assert timed(PLAIN, "abcd", 2, ledger, passes("ad")).seconds == (20 + 3, 25 + 3)
     assert timed(PLAIN, "abcd", 2, ledger, passes("aa")).seconds == (20 + 3, 40 + 3)
 
@@ -104,7 +128,8 @@ def test_in_gossip_a_client_waits_for_its_neighbours_only() -> None:
 def test_a_sender_sends_one_after_the_other_and_a_receiver_shares_its_bandwidth() -> None:
     one = {0: [train("a", 0, 1)], 1: [train(name, 1, 1) for name in "bcd"]}
     ledger = [moved(1, "a", name, 200, "0-0-train") for name in "bcd"]
-    # The upload is busy for 2 s with each; a receiver has it after 1 + 200 / 50 = 5 s, and trains for 1 s.
+    # The upload is busy for 2 s with each; a receiver has it after 1 + 200 / 50 = 5 s, and trains
+    # for 1 s.
     assert timed(PLAIN, "abcd", 2, ledger, one).seconds == (1, 1 + 2 + 2 + 5 + 1)
     limited = Devices(speed=10, upload=100, download=50, latency=1, server_download=40)
     many = {0: [train(name, 0, 1) for name in "abc"]}
@@ -135,7 +160,9 @@ def test_devices_are_drawn_from_the_stated_distribution() -> None:
     assert one.download / one.upload == pytest.approx(5 / 3)
     speeds = sorted(spread.device(name).speed for name in names)
     assert speeds[200] == pytest.approx(10, rel=0.1)
-    assert speeds[336] / speeds[64] == pytest.approx(exp(2 * 0.5), rel=0.2)  # one deviation to both sides
+    assert speeds[336] / speeds[64] == pytest.approx(
+        exp(2 * 0.5), rel=0.2
+    )  # one deviation to both sides
     assert spread.device(SERVER) == Device(10, inf, inf)
     assert spread.device(names[7]) == one
     assert Devices(speed=10, speed_spread=0.5, seed=5).device(names[7]).speed != one.speed
@@ -148,7 +175,11 @@ def test_devices_come_from_a_name_or_a_file(tmp_path: Path) -> None:
     assert devices_of("phones") is PRESETS["phones"]
     with pytest.raises(UserError, match="unknown name of devices 'phone': did you mean 'phones'"):
         devices_of("phone")
-    for wrong, why in (("speed = 0", "speed 0"), ("sped = 1", "did you mean 'speed'"), ("speed =", "not a TOML file")):
+    for wrong, why in (
+        ("speed = 0", "speed 0"),
+        ("sped = 1", "did you mean 'speed'"),
+        ("speed =", "not a TOML file"),
+    ):
         file.write_text(wrong)
         with pytest.raises(UserError, match=why):
             devices_of(file)
@@ -156,8 +187,12 @@ def test_devices_come_from_a_name_or_a_file(tmp_path: Path) -> None:
         devices_of(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("method", [FedSeq(epochs=1), FedAvg(rounds=2, epochs=1), DFedAvgM(rounds=2, epochs=1)])
-def test_a_run_keeps_what_its_time_follows_from(method: Method, blobs: FederatedData, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method", [FedSeq(epochs=1), FedAvg(rounds=2, epochs=1), DFedAvgM(rounds=2, epochs=1)]
+)
+def test_a_run_keeps_what_its_time_follows_from(
+    method: Method, blobs: FederatedData, tmp_path: Path
+) -> None:
     whole, folder = ekiden.run(method, blobs, Tiny, quiet=True), tmp_path / "run"
     clock = whole.simulated("phones")
     ekiden.run(method, blobs, Tiny, folder=folder, stop_after=1, quiet=True)
@@ -166,7 +201,10 @@ def test_a_run_keeps_what_its_time_follows_from(method: Method, blobs: Federated
     resumed = ekiden.run(method, blobs, Tiny, folder=folder, quiet=True)
     assert resumed.simulated("phones") == clock == ekiden.open_run(folder).simulated("phones")
     for kind in ("forward", "backward"):
-        assert sum(getattr(one, kind) for its in whole.passes.values() for one in its) == whole.metrics[-1][kind]
+        assert (
+            sum(getattr(one, kind) for its in whole.passes.values() for one in its)
+            == whole.metrics[-1][kind]
+        )
     (row,) = ekiden.compare(folder, devices="phones")
     assert (row["simulated"], row["computing"]) == (clock.seconds[-1], clock.computing)
     record = summary.as_record(summary.summarise(folder), PRESETS["phones"])

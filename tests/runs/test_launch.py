@@ -1,4 +1,5 @@
-"""Runs in their own processes: a failing one does not stop the others; and estimates of the time left."""
+"""Runs in their own processes: a failing one does not stop the others; and estimates of the time
+left."""
 
 import io
 import os
@@ -48,7 +49,8 @@ def test_neither_a_kill_nor_a_fault_stops_the_others(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Unreadable(Plan[FedSeq]):
-    """A run that its process cannot read, so that it ends before it begins, as in a script that starts itself."""
+    """A run that its process cannot read, so that it ends before it begins, as in a script that
+    starts itself."""
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return int, ("no number",)
@@ -75,11 +77,15 @@ def test_a_run_that_was_finished_before_says_how_many_steps_it_has(tmp_path: Pat
         assert last.startswith("run, seed 0: step 2 of 2, accuracy ")
 
 
-def test_lines_are_few_where_steps_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_few_where_steps_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     printed = io.StringIO()
     now = [0.0]
     monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
-    lines = Lines(Console(file=printed), [LaunchedRun(Plan(Recipe(FedSeq(), seed=5)), tmp_path / "[one]")])
+    lines = Lines(
+        Console(file=printed), [LaunchedRun(Plan(Recipe(FedSeq(), seed=5)), tmp_path / "[one]")]
+    )
     lines(Event(0, "loading data"))
     lines(Event(0, "starting", total=1001))
     for step in range(1, 1002):
@@ -89,13 +95,16 @@ def test_lines_are_few_where_steps_are_many(tmp_path: Path, monkeypatch: pytest.
     lines(RunEnd(0, tmp_path))
     got = printed.getvalue().splitlines()
     assert got[:3] == [
-        f"[one], seed 5: {text}" for text in ("1,001 steps", "step 21 of 1001, accuracy 21", "step 42 of 1001")
+        f"[one], seed 5: {text}"
+        for text in ("1,001 steps", "step 21 of 1001, accuracy 21", "step 42 of 1001")
     ]
     assert got[-1] == "[one], seed 5: step 1001 of 1001, accuracy 1001"
     assert len(got) == 1 + 1001 // 21 + 1
 
 
-def test_a_long_step_gives_a_sign_of_life_each_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_gives_a_sign_of_life_each_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     printed = io.StringIO()
     now = [0.0]
     monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
@@ -109,7 +118,9 @@ def test_a_long_step_gives_a_sign_of_life_each_minute(tmp_path: Path, monkeypatc
     ]
 
 
-def test_how_the_runs_of_a_sweep_ended_and_how_long_the_rest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_the_runs_of_a_sweep_ended_and_how_long_the_rest_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, printed = [0.0], io.StringIO()
     monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
     board = Board(Console(file=printed), ["a", "b", "c"])

@@ -84,14 +84,42 @@ def test_a_sweep_by_jobs_ends_like_one_here(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("table.toml").write_text(TABLE)
-    call(["sweep", "table.toml", "--out", "there", "--on", "slurm", "--queue", "slurm_partition=gpu", "timeout_min=7"])
+    call(
+        [
+            "sweep",
+            "table.toml",
+            "--out",
+            "there",
+            "--on",
+            "slurm",
+            "--queue",
+            "slurm_partition=gpu",
+            "timeout_min=7",
+        ]
+    )
     assert at_once == [
-        {"cluster": "slurm", "name": "ekiden", "timeout_min": 7, "cpus_per_task": 1, "slurm_partition": "gpu"}
+        {
+            "cluster": "slurm",
+            "name": "ekiden",
+            "timeout_min": 7,
+            "cpus_per_task": 1,
+            "slurm_partition": "gpu",
+        }
     ]
-    assert [len(read_lines(file)) for file in Path("there").glob("*--seed*/metrics.jsonl")] == [2, 2]
+    assert [len(read_lines(file)) for file in Path("there").glob("*--seed*/metrics.jsonl")] == [
+        2,
+        2,
+    ]
     ekiden.sweep("table.toml", out="there", on="slurm")
     assert len(at_once) == 1, "nothing was left to submit"
-    again = ["sweep", "table.toml", "--out", "there", "--job", next(Path("there").glob("*--seed0")).name]
+    again = [
+        "sweep",
+        "table.toml",
+        "--out",
+        "there",
+        "--job",
+        next(Path("there").glob("*--seed0")).name,
+    ]
     call(again)  # a job that is requeued after its run has ended
     (Path("there") / again[-1] / "config.json").write_text("{}")
     with pytest.raises(UserError, match="has run-folder format None"):
@@ -108,11 +136,19 @@ def test_python_refuses_a_queue_without_a_cluster() -> None:
 
 
 def test_why_a_job_failed_is_its_line(
-    at_once: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    at_once: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("table.toml").write_text(TABLE.replace("epochs = 1", "epochs = 1\nval_fraction = 0.0\nselect = 'best'"))
-    monkeypatch.setattr("ekiden.runs.plan.Plan.run", lambda *given, **more: (_ for _ in ()).throw(UserError("no disk")))
+    Path("table.toml").write_text(
+        TABLE.replace("epochs = 1", "epochs = 1\nval_fraction = 0.0\nselect = 'best'")
+    )
+    monkeypatch.setattr(
+        "ekiden.runs.plan.Plan.run",
+        lambda *given, **more: (_ for _ in ()).throw(UserError("no disk")),
+    )
     with pytest.raises(UserError, match="2 of 2 runs failed"):
         call(["sweep", "table.toml", "--out", "there", "--on", "slurm"])
     assert "job 7 ended: ekiden: no disk; see" in " ".join(capsys.readouterr().out.split())
@@ -122,14 +158,21 @@ def test_why_a_job_failed_is_its_line(
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (["--on", "slurm", "--queue", "gpu"], "queue takes NAME=VALUE, such as slurm_partition=gpu, not 'gpu'"),
+        (
+            ["--on", "slurm", "--queue", "gpu"],
+            "queue takes NAME=VALUE, such as slurm_partition=gpu, not 'gpu'",
+        ),
         (["--on", "slurm", "--queue", "wrong=1"], "queue: Unknown argument 'wrong'"),
         (["--queue", "timeout_min=1"], "queue is for on slurm: add that, or leave it out"),
         (["--job", "nobody"], "unknown run 'nobody'"),
     ],
 )
 def test_what_a_queue_does_not_take_is_one_line(
-    given: list[str], why: str, at_once: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: list[str],
+    why: str,
+    at_once: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("table.toml").write_text(TABLE)
@@ -180,15 +223,28 @@ def job_of(sweep: int) -> tuple[int, int]:
 
 @pytest.fixture
 def begun(alone: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
-    """The sweep on submitit's local cluster, when its run has done three steps, and the run folder."""
-    words = [sys.executable, "-m", "ekiden", "sweep", "table.toml", "--out", "there", "--on", "local-cluster"]
+    """The sweep on submitit's local cluster, when its run has done three steps, and the run
+    folder."""
+    words = [
+        sys.executable,
+        "-m",
+        "ekiden",
+        "sweep",
+        "table.toml",
+        "--out",
+        "there",
+        "--on",
+        "local-cluster",
+    ]
     said = subprocess.PIPE
     with subprocess.Popen(
         words, cwd=alone, stdout=said, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as swept:
         try:
             limit = time.monotonic() + 240
-            while not any(len(read_lines(file)) >= 3 for file in alone.glob("there/*--seed0/metrics.jsonl")):
+            while not any(
+                len(read_lines(file)) >= 3 for file in alone.glob("there/*--seed0/metrics.jsonl")
+            ):
                 assert swept.poll() is None, swept.communicate()[0]
                 assert time.monotonic() < limit
                 time.sleep(0.05)
@@ -225,7 +281,9 @@ def test_a_job_that_the_queue_interrupts_is_requeued_and_goes_on(
 ) -> None:
     swept, run = begun
     job, executing = job_of(swept.pid)
-    os.kill(job, signal.SIGUSR2)  # as Slurm does before it preempts a job, or at the end of its time
+    os.kill(
+        job, signal.SIGUSR2
+    )  # as Slurm does before it preempts a job, or at the end of its time
     said, _ = swept.communicate(timeout=400)
     assert swept.returncode == 0, said
     assert not Path(f"/proc/{executing}").exists()

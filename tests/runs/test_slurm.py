@@ -61,7 +61,9 @@ def queued(what: str = "%i") -> list[str]:
 
 
 @pytest.fixture
-def slurm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def slurm(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """A controller and a node of Slurm."""
     pytest.importorskip("submitit")
     if missing := [name for name in NEEDED if shutil.which(name) is None]:
@@ -78,11 +80,23 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
             free = open_ports.enter_context(socket.socket())
             free.bind(("127.0.0.1", 0))
             ports.append(free.getsockname()[1])
-    config = CONFIG.format(host=socket.gethostname().split(".")[0], user=getpass.getuser(), place=place, ports=ports)
+    config = CONFIG.format(
+        host=socket.gethostname().split(".")[0], user=getpass.getuser(), place=place, ports=ports
+    )
     (place / "slurm.conf").write_text(config)
     monkeypatch.setenv("SLURM_CONF", str(place / "slurm.conf"))
-    kept = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "seed-file": "munge.seed"}
-    munge = ["munged", "--foreground", "--force", *(f"--{name}={place / file}" for name, file in kept.items())]
+    kept = {
+        "socket": "munge.socket",
+        "key-file": "munge.key",
+        "pid-file": "munge.pid",
+        "seed-file": "munge.seed",
+    }
+    munge = [
+        "munged",
+        "--foreground",
+        "--force",
+        *(f"--{name}={place / file}" for name, file in kept.items()),
+    ]
     with ExitStack() as running:
         for words in (munge, ["slurmctld", "-D"], ["slurmd", "-D"]):
             log = running.enter_context((place / f"{words[0]}.log").open("w"))
@@ -90,25 +104,49 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
             running.callback(daemon.terminate)
             if words is munge:
                 until((place / "munge.socket").exists, 20, "munged does not start")
-        until(lambda: told("sinfo", "-h", "-t", "idle", "-o", "%D") == "1\n", 60, f"no node: see {place}")
+        until(
+            lambda: told("sinfo", "-h", "-t", "idle", "-o", "%D") == "1\n",
+            60,
+            f"no node: see {place}",
+        )
         yield
         subprocess.run(["scancel", "--me"], check=False)
         until(lambda: not queued(), 60, "jobs of the test go on")
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_requeues_goes_on(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_slurm_requeues_goes_on(
+    slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("table.toml").write_text(LONG)
     call(["sweep", "table.toml", "--out", "here"])
-    words = [sys.executable, "-m", "ekiden", "sweep", "table.toml", "--out", "there", "--on", "slurm"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as swept:
+    words = [
+        sys.executable,
+        "-m",
+        "ekiden",
+        "sweep",
+        "table.toml",
+        "--out",
+        "there",
+        "--on",
+        "slurm",
+    ]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as swept:
         file = "there/*--seed0/metrics.jsonl"
-        until(lambda: any(len(read_lines(f)) >= 3 for f in tmp_path.glob(file)), 240, "the run does not begin")
+        until(
+            lambda: any(len(read_lines(f)) >= 3 for f in tmp_path.glob(file)),
+            240,
+            "the run does not begin",
+        )
         (job,) = queued()
         subprocess.run(["scontrol", "requeue", job], check=True)  # Slurm ends the run at once
         until(lambda: queued("%T") == ["PENDING"], 90, "the job is not requeued")
-        subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)  # not in two minutes
+        subprocess.run(
+            ["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True
+        )  # not in two minutes
         said, _ = swept.communicate(timeout=400)
     assert swept.returncode == 0, said
     (run,) = tmp_path.glob("there/*--seed0")

@@ -38,7 +38,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of class folders, below train and test."""
     root = tmp_path_factory.mktemp("pictures")
     digits = load_digits()
-    for number, (pixels, label) in enumerate(zip(digits.images[:300], digits.target[:300], strict=True)):
+    for number, (pixels, label) in enumerate(
+        zip(digits.images[:300], digits.target[:300], strict=True)
+    ):
         if label < 3:
             folder = root / ("test" if number % 3 == 0 else "train") / ("none", "one", "two")[label]
             folder.mkdir(parents=True, exist_ok=True)

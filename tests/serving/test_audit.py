@@ -47,7 +47,9 @@ def test_the_bound_on_epsilon_holds_and_is_near(epsilon: float) -> None:
     for trial in range(40):
         draw = np.random.default_rng(trial)
         found = attack(
-            "m", np.where(draw.random(8000) < truth, 0.0, 1.0), np.where(draw.random(8000) < truth, 1.0, 0.0)
+            "m",
+            np.where(draw.random(8000) < truth, 0.0, 1.0),
+            np.where(draw.random(8000) < truth, 1.0, 0.0),
         )
         wrong += found.epsilon > epsilon
         assert found.epsilon > epsilon * 0.6
@@ -68,7 +70,8 @@ def test_too_few_samples_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def noise() -> FederatedData:
-    """Labels without any relation to the inputs, so that all that is learned is learned by heart."""
+    """Labels without any relation to the inputs, so that all that is learned is learned by
+    heart."""
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(240, 30, generator=draw), torch.randint(0, 2, (240,), generator=draw)
     return ekiden.federate([(x[i::2], y[i::2]) for i in range(2)])
@@ -78,10 +81,14 @@ def run(data: FederatedData, method: Any, folder: Path | None = None, **more: An
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))
     training = Training(lr=0.02, select="last", batch_size=32, weight_decay=0)
-    return ekiden.run(method, data, module, training=training, folder=folder, quiet=True, evaluate_every=0, **more)
+    return ekiden.run(
+        method, data, module, training=training, folder=folder, quiet=True, evaluate_every=0, **more
+    )
 
 
-def test_a_model_that_learned_by_heart_is_found_and_one_with_noise_is_not(noise: FederatedData) -> None:
+def test_a_model_that_learned_by_heart_is_found_and_one_with_noise_is_not(
+    noise: FederatedData,
+) -> None:
     by_heart = ekiden.audit(run(noise, FedSeq(epochs=15)), noise)
     assert by_heart.promised is None
     assert by_heart.attacks[0].auc > 0.75
@@ -105,7 +112,9 @@ def test_shadow_models_find_more_than_a_threshold(noise: FederatedData) -> None:
 
 @pytest.mark.slow
 def test_shadow_models_find_nothing_behind_noise(noise: FederatedData) -> None:
-    private = ekiden.audit(run(noise, FedSeq(epochs=3), dp=DP(1.0, 1e-3)), noise, shadows=8).attacks[1]
+    private = ekiden.audit(
+        run(noise, FedSeq(epochs=3), dp=DP(1.0, 1e-3)), noise, shadows=8
+    ).attacks[1]
     assert abs(private.auc - 0.5) < 0.15
     assert private.epsilon <= 1
 
@@ -124,9 +133,18 @@ def test_an_audit_says_who_got_what(noise: FederatedData) -> None:
     assert "no noise was added" in lines[-1]
 
 
-def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_or_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, data = tmp_path / "run", ekiden.split(ekiden.load("digits"), "iid", 2)
-    ekiden.run(FedSeq(epochs=1), data, training=Training(max_steps=1), folder=folder, quiet=True, evaluate_every=0)
+    ekiden.run(
+        FedSeq(epochs=1),
+        data,
+        training=Training(max_steps=1),
+        folder=folder,
+        quiet=True,
+        evaluate_every=0,
+    )
     call(["audit", str(folder)])
     text = capsys.readouterr().out
     assert "AUC" in text

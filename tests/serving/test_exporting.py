@@ -14,7 +14,18 @@ import torch
 from scipy.special import softmax
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Training, UserError, federate, load, load_model, models, open_run, run, split
+from ekiden import (
+    FederatedData,
+    Training,
+    UserError,
+    federate,
+    load,
+    load_model,
+    models,
+    open_run,
+    run,
+    split,
+)
 from ekiden.conformance.small_runs import Tiny
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
 from ekiden.data.kinds import Table, Tokens
@@ -35,17 +46,23 @@ def reported(folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_onnx_answers_as_the_run_was_measured(run_on_digits: Path, tmp_path: Path, command: Command) -> None:
+def test_onnx_answers_as_the_run_was_measured(
+    run_on_digits: Path, tmp_path: Path, command: Command
+) -> None:
     import onnxruntime
 
     file = tmp_path / "model.onnx"
-    code, printed = command("export", str(run_on_digits), "-o", str(file))  # the name says the format
+    code, printed = command(
+        "export", str(run_on_digits), "-o", str(file)
+    )  # the name says the format
     assert code == 0, printed
     assert "64 test samples" in printed
     session = onnxruntime.InferenceSession(str(file))
     test = load("digits").test
     (logits,) = session.run(None, {"input": test.x.numpy()})
-    assert float((logits.argmax(1) == test.y.numpy()).mean()) == pytest.approx(reported(run_on_digits), abs=1e-12)
+    assert float((logits.argmax(1) == test.y.numpy()).mean()) == pytest.approx(
+        reported(run_on_digits), abs=1e-12
+    )
     said = session.get_modelmeta().custom_metadata_map
     assert json.loads(said["classes"]) == list("0123456789")
     assert json.loads(said["normalisation"])["inside"] is True
@@ -53,7 +70,9 @@ def test_onnx_answers_as_the_run_was_measured(run_on_digits: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_a_folder_for_the_hub_needs_no_ekiden(run_on_pictures: Path, tmp_path: Path, command: Command) -> None:
+def test_a_folder_for_the_hub_needs_no_ekiden(
+    run_on_pictures: Path, tmp_path: Path, command: Command
+) -> None:
     folder = tmp_path / "hub"
     code, printed = command("export", str(run_on_pictures), "--to", "hf", "-o", str(folder))
     assert code == 0, printed
@@ -72,13 +91,17 @@ def test_a_folder_for_the_hub_needs_no_ekiden(run_on_pictures: Path, tmp_path: P
     with torch.no_grad():
         torch.testing.assert_close(program(x), model(x), rtol=1e-3, atol=1e-4)
     state = safetensors.torch.load_file(folder / "model.safetensors")
-    assert all(torch.equal(state[name], value) for name, value in model.network.state_dict().items())
+    assert all(
+        torch.equal(state[name], value) for name, value in model.network.state_dict().items()
+    )
     text = (folder / "README.md").read_text()
     assert text.startswith("---\nlibrary_name: ekiden\n")
     assert "torch.export.load" in text
     code, _ = command("export", str(run_on_pictures), "--to", "hf", "-o", str(folder))
     assert code == 2, "it is not empty"
-    code, _ = command("export", str(run_on_pictures), "--to", "hf", "-o", str(folder), "--overwrite")
+    code, _ = command(
+        "export", str(run_on_pictures), "--to", "hf", "-o", str(folder), "--overwrite"
+    )
     assert code == 0
 
 
@@ -90,7 +113,9 @@ def test_no_sample_is_in_what_is_written(run_on_digits: Path, tmp_path: Path) ->
     assert not any(value.any() for value in kept)
 
 
-def test_a_network_and_data_of_ones_own_are_tried_on_made_up_samples(blobs: FederatedData, tmp_path: Path) -> None:
+def test_a_network_and_data_of_ones_own_are_tried_on_made_up_samples(
+    blobs: FederatedData, tmp_path: Path
+) -> None:
     result = run(FedSeq(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
     done = export(tmp_path / "run", "pt2", tmp_path / "model.pt2", network=Tiny)
     assert (done.samples, done.real) == (64, 0)
@@ -133,7 +158,9 @@ def test_a_network_that_cannot_be_traced_is_one_line(blobs: FederatedData, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_card_says_counts_and_nothing_of_the_samples(run_on_pictures: Path, tmp_path: Path, command: Command) -> None:
+def test_a_card_says_counts_and_nothing_of_the_samples(
+    run_on_pictures: Path, tmp_path: Path, command: Command
+) -> None:
     code, _ = command("card", str(run_on_pictures), "-o", str(tmp_path / "card.md"))
     assert code == 0
     text = (tmp_path / "card.md").read_text()
@@ -145,10 +172,18 @@ def test_a_card_says_counts_and_nothing_of_the_samples(run_on_pictures: Path, tm
     assert str(run_on_pictures.parent) not in text
     assert "none, one, two" in text
     assert ".png" not in text
-    assert "/" not in text.replace("w/", "").replace("https://", "").split("## Limits")[0].split("## Training data")[1]
+    assert (
+        "/"
+        not in text.replace("w/", "")
+        .replace("https://", "")
+        .split("## Limits")[0]
+        .split("## Training data")[1]
+    )
 
 
-def test_a_card_of_a_network_from_python_names_its_class(blobs: FederatedData, tmp_path: Path) -> None:
+def test_a_card_of_a_network_from_python_names_its_class(
+    blobs: FederatedData, tmp_path: Path
+) -> None:
     run(FedSeq(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
     text = card(open_run(tmp_path / "run"))
     assert "`ekiden.conformance.small_runs:Tiny`, given from Python" in text
@@ -161,7 +196,10 @@ def test_frozen_values_are_in_what_is_exported(tmp_path: Path) -> None:
     """`model.safetensors` of the run holds only what was trained."""
     silos = split(load("digits"), Iid(), 2, seed=0)
     run(FedSeq(epochs=1), silos, "mlp", train="head", folder=tmp_path / "run")
-    assert set(safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")) == {"head.weight", "head.bias"}
+    assert set(safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")) == {
+        "head.weight",
+        "head.bias",
+    }
     export(tmp_path / "run", "hf", tmp_path / "hub")
     state = safetensors.torch.load_file(tmp_path / "hub" / "model.safetensors")
     network = models.build("mlp", (1, 8, 8), 10)
@@ -185,8 +223,11 @@ def test_numbers_are_exported_in_their_unit(tmp_path: Path) -> None:
         torch.testing.assert_close(theirs, model(samples.x).double() * 3 + 50)
 
 
-def patients(draw: np.random.Generator, columns: tuple[str, ...] = ("age", "output", "seen", "sex", "n/a")) -> Any:
-    """Rows with gaps, large numbers, categories in other alphabets, and columns called like parts of a graph."""
+def patients(
+    draw: np.random.Generator, columns: tuple[str, ...] = ("age", "output", "seen", "sex", "n/a")
+) -> Any:
+    """Rows with gaps, large numbers, categories in other alphabets, and columns called like parts
+    of a graph."""
     rows = {
         "age": np.where(draw.random(90) < 0.2, np.nan, draw.normal(50, 9, 90)),
         "output": draw.normal(1.7e12, 3e5, 90),
@@ -205,7 +246,8 @@ def patients(draw: np.random.Generator, columns: tuple[str, ...] = ("age", "outp
     [("age", "output", "seen", "sex", "n/a"), ("age", "output"), ("sex", "n/a")],
 )
 def test_an_exported_table_takes_raw_columns(columns: tuple[str, ...], tmp_path: Path) -> None:
-    """ONNX: an input for each column. pt2: numbers and codes. Both answer as `ekiden predict` on the same rows."""
+    """ONNX: an input for each column. pt2: numbers and codes. Both answer as `ekiden predict` on
+    the same rows."""
     import onnxruntime
 
     draw = np.random.default_rng(0)
@@ -216,23 +258,33 @@ def test_an_exported_table_takes_raw_columns(columns: tuple[str, ...], tmp_path:
         new.loc[:3, "sex"] = "unbekannt"
     new.to_csv(tmp_path / "new.csv", index=False)
     predict(load_model(tmp_path / "run"), [tmp_path / "new.csv"], str(tmp_path / "out.csv"))
-    answers = pandas.read_csv(tmp_path / "out.csv")[["probability_no", "probability_yes"]].to_numpy()
+    answers = pandas.read_csv(tmp_path / "out.csv")[
+        ["probability_no", "probability_yes"]
+    ].to_numpy()
     done = export(tmp_path / "run", "onnx", tmp_path / "model.onnx")
     assert (done.samples, done.real) == (64, 0)
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     kinds = {value.name: value.type for value in session.get_inputs()}
     texts = {"sex", "n/a"}
-    assert kinds == {name: "tensor(string)" if name in texts else "tensor(double)" for name in columns}
+    assert kinds == {
+        name: "tensor(string)" if name in texts else "tensor(double)" for name in columns
+    }
     given = {name: new[name].to_numpy(object if name in texts else np.float64) for name in columns}
     (outputs,) = session.run(None, given)
     np.testing.assert_allclose(softmax(outputs, axis=1), answers, atol=1e-5)
-    assert session.run(None, {name: values[:1] for name, values in given.items()})[0].shape == (1, 2)
+    assert session.run(None, {name: values[:1] for name, values in given.items()})[0].shape == (
+        1,
+        2,
+    )
     export(tmp_path / "run", "pt2", tmp_path / "model.pt2")
     table = silos.dataset.inputs
     assert isinstance(table, Table)
     parts = [torch.tensor(new[list(table.numeric)].to_numpy(np.float64))] if table.numeric else []
     if table.categorical:
-        codes = [[1 + known.index(v) if v in known else 0 for v in new[name]] for name, known in vocabularies(table)]
+        codes = [
+            [1 + known.index(v) if v in known else 0 for v in new[name]]
+            for name, known in vocabularies(table)
+        ]
         parts.append(torch.tensor(codes).T)
     with torch.no_grad():
         outputs = torch.export.load(str(tmp_path / "model.pt2")).module()(*parts)
@@ -246,7 +298,9 @@ def test_an_exported_table_takes_dates_as_days(tmp_path: Path) -> None:
         days, size = draw.integers(0, 300, 90), draw.normal(size=90)
         seen = pandas.Series(pandas.Timestamp("2024-01-01") + pandas.to_timedelta(days, "D"))
         label = np.where(size > 0, "yes", "no")
-        return pandas.DataFrame({"seen": seen.where(draw.random(90) < 0.8), "size": size, "label": label})
+        return pandas.DataFrame(
+            {"seen": seen.where(draw.random(90) < 0.8), "size": size, "label": label}
+        )
 
     silos = federate([visits(), visits()], min_count=2)
     run("fedseq", silos, training=Training(lr=0.01), folder=tmp_path / "run")
@@ -269,7 +323,10 @@ def vocabularies(table: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
     ("wrong", "to"),
     [
         ("scaling", "pt2"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gaps", "pt2"), ("categories", "onnx"))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("gaps", "pt2"), ("categories", "onnx"))
+        ),
     ],
 )
 def test_a_table_that_is_encoded_otherwise_is_not_written(
@@ -295,8 +352,11 @@ def test_a_table_that_is_encoded_otherwise_is_not_written(
     assert not (tmp_path / f"model.{to}").exists()
 
 
-def test_wrong_numbers_far_from_zero_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The targets are 3e6 ± 800: an error of a standard deviation is less than a thousandth of them."""
+def test_wrong_numbers_far_from_zero_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The targets are 3e6 ± 800: an error of a standard deviation is less than a thousandth of
+    them."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(80, 4, generator=draw)
     y = 3e6 + 800 * x[:, 0]
@@ -315,21 +375,43 @@ def test_a_body_of_transformers_goes_back_to_transformers(train: str, tmp_path: 
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("peft")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)).save_pretrained(tmp_path / "bert")
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)).save_pretrained(
+        tmp_path / "bert"
+    )
     generator = torch.Generator().manual_seed(1)
     samples = Samples(
-        torch.randint(1, 50, (60, 6), generator=generator), torch.randint(0, 2, (60,), generator=generator)
+        torch.randint(1, 50, (60, 6), generator=generator),
+        torch.randint(0, 2, (60,), generator=generator),
     )
     tokens = Tokens(str(tmp_path / "bert"), vocabulary=50, length=6)
     parts = torch.arange(60).chunk(6)
-    clients = (ClientData(f"client-{i}", *(Subset(samples, part) for part in parts[3 * i : 3 * i + 3])) for i in (0, 1))
-    data = FederatedData(Dataset("texts", samples, samples, ("a", "b"), inputs=tokens), tuple(clients))
+    clients = (
+        ClientData(f"client-{i}", *(Subset(samples, part) for part in parts[3 * i : 3 * i + 3]))
+        for i in (0, 1)
+    )
+    data = FederatedData(
+        Dataset("texts", samples, samples, ("a", "b"), inputs=tokens), tuple(clients)
+    )
     training = Training(lr=0.05)
-    run(FedSeq(epochs=1), data, f"hf:{tmp_path / 'bert'}", train=train, training=training, folder=tmp_path / "run")
+    run(
+        FedSeq(epochs=1),
+        data,
+        f"hf:{tmp_path / 'bert'}",
+        train=train,
+        training=training,
+        folder=tmp_path / "run",
+    )
     export(tmp_path / "run", "hf", tmp_path / "hub")
     model = load_model(tmp_path / "run")
-    body = transformers.AutoModel.from_pretrained(tmp_path / "hub" / "backbone", add_pooling_layer=False).eval()
+    body = transformers.AutoModel.from_pretrained(
+        tmp_path / "hub" / "backbone", add_pooling_layer=False
+    ).eval()
     state = safetensors.torch.load_file(tmp_path / "hub" / "model.safetensors")
     x = samples.x
     with torch.no_grad():

@@ -11,7 +11,17 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Training, UserError, federate, load, load_model, open_run, run, split
+from ekiden import (
+    FederatedData,
+    Training,
+    UserError,
+    federate,
+    load,
+    load_model,
+    open_run,
+    run,
+    split,
+)
 from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Iid
 from ekiden.engine.folder import read_config
@@ -44,7 +54,16 @@ def accuracy(model: Callable[[Tensor], Tensor], data: FederatedData) -> float:
         (PFNM(epochs=1), "mlp"),
         (FedMA(epochs=1, retrain_epochs=1), "mlp"),
         (FedOV(epochs=1), "mlp"),
-        (DENSE(epochs=1, distill_epochs=1, steps_per_batch=1, distill_batch_size=16, generator_width=8), "mlp"),
+        (
+            DENSE(
+                epochs=1,
+                distill_epochs=1,
+                steps_per_batch=1,
+                distill_batch_size=16,
+                generator_width=8,
+            ),
+            "mlp",
+        ),
     ],
     ids=lambda value: value.title() if isinstance(value, Method) else value,
 )
@@ -80,9 +99,14 @@ def test_features_are_taken_as_they_are(blobs: FederatedData, tmp_path: Path) ->
         load_model(tmp_path / "run", network=nn.Linear(4, 3))
 
 
-def test_personal_models_are_loaded_by_the_name_of_the_client(digits: FederatedData, tmp_path: Path) -> None:
+def test_personal_models_are_loaded_by_the_name_of_the_client(
+    digits: FederatedData, tmp_path: Path
+) -> None:
     result = run(Local(epochs=1), digits, folder=tmp_path / "run")
-    with pytest.raises(UserError, match=r"client-0, client-1, client-2, and no global one: choose one by client=NAME"):
+    with pytest.raises(
+        UserError,
+        match=r"client-0, client-1, client-2, and no global one: choose one by client=NAME",
+    ):
         load_model(tmp_path / "run")
     loaded = load_model(tmp_path / "run", client="client-2")
     rows = digits.clients[2].test.rows
@@ -102,7 +126,12 @@ def test_a_run_that_has_not_ended_says_so(digits: FederatedData, tmp_path: Path)
 
 
 def test_folder_and_file_say_what_the_model_takes(digits: FederatedData, tmp_path: Path) -> None:
-    run(FedPer(epochs=1, rounds=1), digits, training=Training(mean=(0.3,), std=(0.4,)), folder=tmp_path / "run")
+    run(
+        FedPer(epochs=1, rounds=1),
+        digits,
+        training=Training(mean=(0.3,), std=(0.4,)),
+        folder=tmp_path / "run",
+    )
     wanted: dict[str, Any] = {
         "network": "mlp",
         "classes": list("0123456789"),
@@ -111,10 +140,15 @@ def test_folder_and_file_say_what_the_model_takes(digits: FederatedData, tmp_pat
     config = read_config(tmp_path / "run")
     assert {key: config[key] for key in wanted} == wanted
     wanted |= {"frozen": {}, "task": {"kind": "classification"}}
-    wanted |= {"inputs": {"kind": "images", "size": 0, "fit": "stretch", "window": [], "colour": "auto"}}
+    wanted |= {
+        "inputs": {"kind": "images", "size": 0, "fit": "stretch", "window": [], "colour": "auto"}
+    }
     assert {key: config[key] for key in wanted} == wanted
     with safe_open(tmp_path / "run" / "personal" / "client-0.safetensors", framework="pt") as file:
-        assert json.loads(file.metadata()["ekiden"]) == wanted | {"method": "fedper", "train": "all"}
+        assert json.loads(file.metadata()["ekiden"]) == wanted | {
+            "method": "fedper",
+            "train": "all",
+        }
 
 
 @pytest.mark.slow
@@ -155,12 +189,18 @@ def test_a_model_takes_rows_and_texts_as_they_are(tmp_path: Path) -> None:
         "label": ["no", "yes", "no"] * 30,
     }
     south = {**rows, "age": rng.normal(50, 9, 90).tolist()}
-    run("fedseq", {"north": rows, "south": south}, folder=tmp_path / "t", training=Training(max_steps=1))
+    run(
+        "fedseq",
+        {"north": rows, "south": south},
+        folder=tmp_path / "t",
+        training=Training(max_steps=1),
+    )
     model = load_model(tmp_path / "t")
     assert torch.equal(model(rows), model(model.inputs.encode(rows)))
     assert open_run(tmp_path / "t").clients == ("north", "south")
     with pytest.raises(
-        UserError, match="an array does not say which columns it has: give a frame or a dict with age, ward"
+        UserError,
+        match="an array does not say which columns it has: give a frame or a dict with age, ward",
     ):
         model(np.zeros((3, 2)))
     texts: Any = {"text": ["good day", "bad day"] * 20, "mood": ["p", "n"] * 20}

@@ -22,7 +22,10 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def place(
-    run_on_digits: Path, run_on_pictures: Path, blobs: FederatedData, tmp_path_factory: pytest.TempPathFactory
+    run_on_digits: Path,
+    run_on_pictures: Path,
+    blobs: FederatedData,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """Runs and files as a user has them."""
     root = tmp_path_factory.mktemp("mistakes")
@@ -62,18 +65,28 @@ def place(
     (root / "full").mkdir()
     (root / "full" / "mine").write_text("mine")
     (root / "closed").mkdir()
-    (root / "nets.py").write_text("from torch import nn\n\ndef small():\n    return nn.Linear(4, 2)\n\nnumber = 3\n")
+    (root / "nets.py").write_text(
+        "from torch import nn\n\ndef small():\n    return nn.Linear(4, 2)\n\nnumber = 3\n"
+    )
     return root
 
 
 PREDICT = [
     ("a folder that is not a run", "predict images images", "is not a run folder"),
     ("a run that is not there", "predict nowhere images", "is not a run folder"),
-    ("a run that was killed", "predict killed images", "has no model.safetensors: run `ekiden resume`"),
+    (
+        "a run that was killed",
+        "predict killed images",
+        "has no model.safetensors: run `ekiden resume`",
+    ),
     ("a damaged model", "predict damaged images", "is damaged"),
     ("a damaged configuration", "predict broken images", "cannot be read"),
     ("no files", "predict digits", "name the files to predict: images"),
-    ("a file that is not there", "predict digits missing.png", "there is no file or folder missing.png"),
+    (
+        "a file that is not there",
+        "predict digits missing.png",
+        "there is no file or folder missing.png",
+    ),
     ("an empty folder", "predict digits empty", "holds nothing to predict"),
     ("a text file", "predict digits notes.txt", "notes.txt is not a file that this model takes"),
     ("text that is called an image", "predict digits mixed", "mixed/b.png cannot be decoded"),
@@ -83,13 +96,21 @@ PREDICT = [
         "predict digits colour.png",
         "colour.png: it is in colour, but the model",
     ),
-    ("text that is called Parquet", "predict digits fake.parquet", "fake.parquet cannot be read as Parquet"),
+    (
+        "text that is called Parquet",
+        "predict digits fake.parquet",
+        "fake.parquet cannot be read as Parquet",
+    ),
     (
         "a table without images",
         "predict digits other.parquet",
         "no column 'image', it has picture: name it by",
     ),
-    ("a column that is not there", "predict digits other.parquet --column pic", "has no column 'pic', it has picture"),
+    (
+        "a column that is not there",
+        "predict digits other.parquet --column pic",
+        "has no column 'pic', it has picture",
+    ),
     ("a column of numbers", "predict digits numbers.parquet", "images must be bytes"),
     (
         "a broken row",
@@ -97,31 +118,71 @@ PREDICT = [
         "row 2 (counted from 0, without the header) of third.parquet cannot be used",
     ),
     ("a table without rows", "predict digits none.parquet", "these files hold no sample"),
-    ("arrays of another size", "predict digits large.npy", "takes samples of shape (1, 8, 8), not (1, 9, 9)"),
+    (
+        "arrays of another size",
+        "predict digits large.npy",
+        "takes samples of shape (1, 8, 8), not (1, 9, 9)",
+    ),
     (
         "floats for an image model",
         "predict digits floats.npy",
         "holds float64 of shape (2, 1, 8, 8): give uint8",
     ),
     ("pickled objects", "predict digits objects.npy", "objects.npy cannot be read as an array"),
-    ("another client's name", "predict personal images --client client-9", "there is no model of 'client-9'"),
-    ("no client's name", "predict personal images", "has models of client-0, client-1, and no global one"),
+    (
+        "another client's name",
+        "predict personal images --client client-9",
+        "there is no model of 'client-9'",
+    ),
+    (
+        "no client's name",
+        "predict personal images",
+        "has models of client-0, client-1, and no global one",
+    ),
     (
         "a client of a run without personal models",
         "predict digits images --client client-1",
         "gives no personal models",
     ),
-    ("a run with a network from Python", "predict own wide.npy", "its own network (Tiny): give it by --network"),
-    ("another network", "predict own wide.npy --network nets.py:small", "holds another network than the run's"),
-    ("a network that is none", "predict own wide.npy --network nets.py:number", "nets.py:number is not a function"),
-    ("a network without a file", "predict own wide.npy --network small", "--network 'small' names no file"),
-    ("an unknown format", "predict digits images -o out.xlsx", "out.xlsx must end in .parquet or .csv, or be -"),
-    ("an output that is there", "predict digits images -o there.csv", "there.csv exists: choose another name, or add"),
+    (
+        "a run with a network from Python",
+        "predict own wide.npy",
+        "its own network (Tiny): give it by --network",
+    ),
+    (
+        "another network",
+        "predict own wide.npy --network nets.py:small",
+        "holds another network than the run's",
+    ),
+    (
+        "a network that is none",
+        "predict own wide.npy --network nets.py:number",
+        "nets.py:number is not a function",
+    ),
+    (
+        "a network without a file",
+        "predict own wide.npy --network small",
+        "--network 'small' names no file",
+    ),
+    (
+        "an unknown format",
+        "predict digits images -o out.xlsx",
+        "out.xlsx must end in .parquet or .csv, or be -",
+    ),
+    (
+        "an output that is there",
+        "predict digits images -o there.csv",
+        "there.csv exists: choose another name, or add",
+    ),
     ("an output in no folder", "predict digits images -o no/out.csv", "there is no folder no"),
     ("a flag that is none", "predict digits images --ouput out.csv", "--ouput"),
 ]
 EXPORT = [
-    ("an unknown format", "export digits --to onx -o a.onnx", "unknown format 'onx': did you mean 'onnx'"),
+    (
+        "an unknown format",
+        "export digits --to onx -o a.onnx",
+        "unknown format 'onx': did you mean 'onnx'",
+    ),
     (
         "the format that PyTorch gave up",
         "export digits --to torchscript -o a.pt",
@@ -130,13 +191,29 @@ EXPORT = [
     ("no output", "export digits --to onnx", "say what to write: -o OUT.onnx"),
     ("two runs", "export digits pictures --to onnx -o a.onnx", "name one run folder for --to onnx"),
     ("an output that is there", "export digits --to onnx -o there.onnx", "there.onnx exists"),
-    ("a folder that is not empty", "export digits --to hf -o full", "full is a folder that is not empty"),
-    ("a folder for a file", "export digits --to pt2 -o empty", "empty is a folder: choose another name"),
+    (
+        "a folder that is not empty",
+        "export digits --to hf -o full",
+        "full is a folder that is not empty",
+    ),
+    (
+        "a folder for a file",
+        "export digits --to pt2 -o empty",
+        "empty is a folder: choose another name",
+    ),
     ("a run that was killed", "export killed --to pt2 -o a.pt2", "has no model.safetensors"),
     ("no run", "export images --to pt2 -o a.pt2", "is not a run folder"),
-    ("metrics with a client", "export digits -o out.csv --client client-1", "--client and --network are for models"),
+    (
+        "metrics with a client",
+        "export digits -o out.csv --client client-1",
+        "--client and --network are for models",
+    ),
     ("metrics without a file", "export digits", "say what to write: -o OUT.parquet, OUT.onnx"),
-    ("metrics of another ending", "export digits --to csv -o out.parquet", "out.parquet must end in .csv"),
+    (
+        "metrics of another ending",
+        "export digits --to csv -o out.parquet",
+        "out.parquet must end in .csv",
+    ),
 ]
 CARD = [
     ("no run", "card images", "is not a run folder"),
@@ -178,7 +255,9 @@ def test_what_is_there_is_replaced_where_that_is_asked_for(
     assert (tmp_path / "out.csv").read_text().startswith('"file","prediction"')
 
 
-def test_a_folder_that_cannot_be_written(place: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written(
+    place: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setattr("os.access", lambda path, mode: not str(path).endswith("closed"))
     code, printed = command("predict", "digits", "images", "-o", "closed/out.csv")
@@ -187,7 +266,9 @@ def test_a_folder_that_cannot_be_written(place: Path, command: Command, monkeypa
     assert stat.S_ISDIR((place / "closed").stat().st_mode)
 
 
-def test_a_missing_extra_is_named(place: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(
+    place: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import sys
 
     monkeypatch.chdir(place)
@@ -197,7 +278,9 @@ def test_a_missing_extra_is_named(place: Path, command: Command, monkeypatch: py
     assert not (place / "a.onnx").exists()
 
 
-def test_an_unfinished_run_says_how_far_it_is(place: Path, command: Command, tmp_path: Path) -> None:
+def test_an_unfinished_run_says_how_far_it_is(
+    place: Path, command: Command, tmp_path: Path
+) -> None:
     """As `ekiden evaluate` does: its model so far can be used."""
     silos = split(load("digits"), Iid(), 3, seed=0)
     run(FedSeq(epochs=1), silos, folder=tmp_path / "run", stop_after=1)

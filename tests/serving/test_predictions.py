@@ -35,21 +35,32 @@ def test_pictures_of_any_size_and_mode_are_seen_as_in_training(
     found = pd.read_parquet(out)
     truth = [Path(file).parent.name for file in found.file]
     assert (found.prediction == truth).mean() == reported(run_on_pictures)
-    assert list(found) == ["file", "prediction", "probability_none", "probability_one", "probability_two"]
+    assert list(found) == [
+        "file",
+        "prediction",
+        "probability_none",
+        "probability_one",
+        "probability_two",
+    ]
     each = found.filter(like="probability").to_numpy()
     assert np.allclose(each.sum(1), 1, atol=1e-5)
     assert (found.prediction == np.array(["none", "one", "two"])[each.argmax(1)]).all()
     assert sorted(path.name for path in tmp_path.iterdir()) == [out.name]
 
 
-def test_tables_of_images_are_read_by_rows(run_on_digits: Path, tmp_path: Path, command: Command) -> None:
+def test_tables_of_images_are_read_by_rows(
+    run_on_digits: Path, tmp_path: Path, command: Command
+) -> None:
     test = load("digits").test
     images = []
     for x in test.x[:, 0].numpy():
         buffer = io.BytesIO()
         Image.fromarray(x).save(buffer, "png")
         images.append(buffer.getvalue())
-    pq.write_table(pa.table({"picture": images, "other": list(range(len(images)))}), tmp_path / "images.parquet")
+    pq.write_table(
+        pa.table({"picture": images, "other": list(range(len(images)))}),
+        tmp_path / "images.parquet",
+    )
     np.save(tmp_path / "images.npy", test.x.numpy())
     answers = {}
     for name, flags in (("images.parquet", ["--column", "picture"]), ("images.npy", [])):
@@ -62,10 +73,15 @@ def test_tables_of_images_are_read_by_rows(run_on_digits: Path, tmp_path: Path, 
     assert (answers["images.npy"].prediction == answers["images.parquet"].prediction).all()
 
 
-def test_memory_does_not_grow_with_the_number_of_samples(run_on_digits: Path, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_number_of_samples(
+    run_on_digits: Path, tmp_path: Path
+) -> None:
     model = load_model(run_on_digits)
     np.save(tmp_path / "many.npy", np.zeros((1000, *model.shape), np.uint8))
-    sizes = [len(batch.x) for batch in SampleReader(model.inputs, model.shape, batch=64).read([tmp_path / "many.npy"])]
+    sizes = [
+        len(batch.x)
+        for batch in SampleReader(model.inputs, model.shape, batch=64).read([tmp_path / "many.npy"])
+    ]
     assert (max(sizes), sum(sizes)) == (64, 1000)
 
 
@@ -85,7 +101,10 @@ def numbers(task: Task, y: torch.Tensor, names: tuple[str, ...]) -> FederatedDat
     """Two silos with 4 numbers each sample."""
     samples = Samples(torch.randn(len(y), 4, generator=torch.Generator().manual_seed(1)), y)
     parts = torch.arange(len(y)).chunk(6)
-    clients = (ClientData(f"client-{i}", *(Subset(samples, part) for part in parts[3 * i : 3 * i + 3])) for i in (0, 1))
+    clients = (
+        ClientData(f"client-{i}", *(Subset(samples, part) for part in parts[3 * i : 3 * i + 3]))
+        for i in (0, 1)
+    )
     return FederatedData(Dataset("numbers", samples, samples, names, task=task), tuple(clients))
 
 
@@ -94,11 +113,17 @@ def numbers(task: Task, y: torch.Tensor, names: tuple[str, ...]) -> FederatedDat
     [
         (Regression(mean=(50.0,), std=(3.0,)), ("age",), ["prediction"]),
         (Regression(mean=(50.0,), std=(3.0,)), ("a", "b"), ["prediction_a", "prediction_b"]),
-        (MultiLabel(), ("cough", "fever"), ["prediction", "probability_cough", "probability_fever"]),
+        (
+            MultiLabel(),
+            ("cough", "fever"),
+            ["prediction", "probability_cough", "probability_fever"],
+        ),
     ],
     ids=["one number", "two numbers", "labels"],
 )
-def test_each_task_has_its_columns(task: Task, names: tuple[str, ...], wanted: list[str], tmp_path: Path) -> None:
+def test_each_task_has_its_columns(
+    task: Task, names: tuple[str, ...], wanted: list[str], tmp_path: Path
+) -> None:
     n = 120
     y = torch.rand(n, len(names), generator=torch.Generator().manual_seed(2)).round()
     data = numbers(task, y + 50 if isinstance(task, Regression) else y, names)
@@ -124,9 +149,15 @@ def test_features_from_python_are_predicted(blobs: FederatedData, tmp_path: Path
     result = run(FedSeq(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
     x, y = blobs.dataset.test.x, blobs.dataset.test.y
     np.save(tmp_path / "x.npy", x.numpy().astype(np.float64))
-    predict(load_model(tmp_path / "run", network=Tiny), [tmp_path / "x.npy"], str(tmp_path / "out.parquet"))
+    predict(
+        load_model(tmp_path / "run", network=Tiny),
+        [tmp_path / "x.npy"],
+        str(tmp_path / "out.parquet"),
+    )
     found = pd.read_parquet(tmp_path / "out.parquet")
-    assert (found.prediction.astype(int) == y.numpy()).mean() == pytest.approx(result.accuracy, abs=1e-12)
+    assert (found.prediction.astype(int) == y.numpy()).mean() == pytest.approx(
+        result.accuracy, abs=1e-12
+    )
 
 
 def test_rows_of_a_table_are_encoded_as_the_silos_agreed(
@@ -148,19 +179,27 @@ def test_rows_of_a_table_are_encoded_as_the_silos_agreed(
     assert code == 0, printed
     run_folder = tmp_path / "runs" / "fedavg-data-seed0"
     for file in ("new.csv", "data/test.parquet"):
-        code, printed = command("predict", str(run_folder), file, "-o", "out.parquet", "--overwrite")
+        code, printed = command(
+            "predict", str(run_folder), file, "-o", "out.parquet", "--overwrite"
+        )
         assert code == 0, printed
         found = pd.read_parquet("out.parquet")
-        assert (found.prediction.to_numpy() == frame.label[180:].to_numpy()).mean() == reported(run_folder)
+        assert (found.prediction.to_numpy() == frame.label[180:].to_numpy()).mean() == reported(
+            run_folder
+        )
         assert "does not know" not in printed
     strange = frame[180:].reset_index(drop=True)
     strange.loc[:4, "ward"], strange.loc[5, "ward"] = "east", "West"
     strange.to_csv("strange.csv", index=False)
     line = (
-        "strange.csv holds categories that the model does not know (column 'ward': 'east', 'West' in 6 of 60 rows): "
+        "strange.csv holds categories that the model does not know (column 'ward': 'east', 'West' "
+        "in 6 of 60 rows): "
         "all of them count as one, as categories with too few rows did in training"
     )
-    for args in (("predict", str(run_folder), "strange.csv"), ("evaluate", str(run_folder), "--data", "strange.csv")):
+    for args in (
+        ("predict", str(run_folder), "strange.csv"),
+        ("evaluate", str(run_folder), "--data", "strange.csv"),
+    ):
         code, printed = command(*args)
         assert code == 0, printed
         assert printed.count(line) == 1
@@ -177,20 +216,28 @@ def test_texts_are_read_from_files_and_tables(
     words = (["good", "fine", "nice"], ["bad", "poor", "awful"])
     draw = np.random.default_rng(0)
     labels = draw.integers(0, 2, 200)
-    frame = pd.DataFrame({"review": [" ".join(draw.choice(words[k], draw.integers(1, 6))) for k in labels]})
+    frame = pd.DataFrame(
+        {"review": [" ".join(draw.choice(words[k], draw.integers(1, 6))) for k in labels]}
+    )
     frame["label"] = np.array(["pos", "neg"])[labels]
     frame["shop"] = np.arange(200) % 2
     (tmp_path / "data").mkdir()
     frame[:150].to_parquet("data/train.parquet", index=False)
     frame[150:].to_parquet("data/test.parquet", index=False)
     flags = ["--text-column", "review", "--group-column", "shop", "--partition", "natural"]
-    code, printed = command("run", "fedavg", "--data", "data", *flags, "--rounds", "2", "--epochs", "3")
+    code, printed = command(
+        "run", "fedavg", "--data", "data", *flags, "--rounds", "2", "--epochs", "3"
+    )
     assert code == 0, printed
     run_folder = tmp_path / "runs" / "fedavg-data-seed0"
-    code, printed = command("predict", str(run_folder), "data/test.parquet", "-o", "table.parquet")  # knows the column
+    code, printed = command(
+        "predict", str(run_folder), "data/test.parquet", "-o", "table.parquet"
+    )  # knows the column
     assert code == 0, printed
     table = pd.read_parquet("table.parquet")
-    assert (table.prediction.to_numpy() == frame.label[150:].to_numpy()).mean() == reported(run_folder)
+    assert (table.prediction.to_numpy() == frame.label[150:].to_numpy()).mean() == reported(
+        run_folder
+    )
     (tmp_path / "texts").mkdir()
     for number, text in enumerate(frame.review[150:]):
         (tmp_path / "texts" / f"{number:03}.txt").write_text(text)
@@ -200,7 +247,10 @@ def test_texts_are_read_from_files_and_tables(
     assert files.prediction.tolist() == table.prediction.tolist()
     (tmp_path / "texts" / "latin.txt").write_bytes("schön".encode("latin-1"))
     code, printed = command("predict", str(run_folder), "texts")
-    assert (code, printed) == (2, "ekiden: texts/latin.txt is not UTF-8 text: convert or remove it\n")
+    assert (code, printed) == (
+        2,
+        "ekiden: texts/latin.txt is not UTF-8 text: convert or remove it\n",
+    )
 
 
 class Pixels(torch.nn.Module):
@@ -217,22 +267,33 @@ class Pixels(torch.nn.Module):
 
 @pytest.fixture
 def segmented(tmp_path: Path) -> Path:
-    """A finished run that tells dark, grey and bright pixels apart, its network, and its test images."""
+    """A finished run that tells dark, grey and bright pixels apart, its network, and its test
+    images."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (60, 1, 6, 6), generator=draw, dtype=torch.uint8)
     y = x[:, 0].long() // 86
-    silos = federate([(x[:20], y[:20]), (x[20:40], y[20:40])], test=(x[40:], y[40:]), task="segmentation")
+    silos = federate(
+        [(x[:20], y[:20]), (x[20:40], y[20:40])], test=(x[40:], y[40:]), task="segmentation"
+    )
     training = Training(lr=2e-2, batch_size=4)
     done = run(FedSeq(epochs=20), silos, Pixels(), training=training, folder=tmp_path / "run")
     assert done.score > 0.5
     np.savez(tmp_path / "images.npz", x=x[40:].numpy(), y=y[40:].numpy())
-    (tmp_path / "net.py").write_text("from tests.serving.test_predictions import Pixels as pixels\n")
+    (tmp_path / "net.py").write_text(
+        "from tests.serving.test_predictions import Pixels as pixels\n"
+    )
     return tmp_path
 
 
 def test_a_segmentation_gives_a_mask_for_each_image(segmented: Path, command: Command) -> None:
     run_folder, out = segmented / "run", segmented / "masks"
-    typed = ("predict", str(run_folder), str(segmented / "images.npz"), "--network", f"{segmented / 'net.py'}:pixels")
+    typed = (
+        "predict",
+        str(run_folder),
+        str(segmented / "images.npz"),
+        "--network",
+        f"{segmented / 'net.py'}:pixels",
+    )
     code, said = command(*typed, "-o", str(out))
     assert code == 0, said
     table = pd.read_csv(out / "masks.csv")
@@ -241,7 +302,9 @@ def test_a_segmentation_gives_a_mask_for_each_image(segmented: Path, command: Co
     assert (masks == truth).mean() == pytest.approx(reported(run_folder), abs=1e-6)
     assert table.row.tolist() == list(range(20))
     shares = table.filter(like="share_").to_numpy()
-    assert np.allclose(shares, [[(mask == k).mean() for k in range(3)] for mask in masks], atol=1e-6)
+    assert np.allclose(
+        shares, [[(mask == k).mean() for k in range(3)] for mask in masks], atol=1e-6
+    )
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     code, said = command(*typed, "-o", str(out))
     assert (code, said) == (2, f"ekiden: {out} exists: choose another name, or add --overwrite\n")
@@ -254,7 +317,9 @@ def test_a_segmentation_gives_a_mask_for_each_image(segmented: Path, command: Co
 
 
 @pytest.mark.parametrize("out", ["-", "masks.csv"])
-def test_masks_need_a_folder(out: str, segmented: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_need_a_folder(
+    out: str, segmented: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(segmented)
     typed = ("predict", "run", "images.npz", "--network", "net.py:pixels", "-o", out)
     assert command(*typed) == (
@@ -270,7 +335,13 @@ def test_a_broken_image_leaves_no_folder_of_masks(segmented: Path, command: Comm
     before = sorted(segmented.iterdir())
     network = f"{segmented / 'net.py'}:pixels"
     code, said = command(
-        "predict", str(segmented / "run"), str(segmented / "pictures"), "--network", network, "-o", f"{segmented}/out"
+        "predict",
+        str(segmented / "run"),
+        str(segmented / "pictures"),
+        "--network",
+        network,
+        "-o",
+        f"{segmented}/out",
     )
     assert (code, said.count("\n")) == (2, 1)
     assert "b.png cannot be decoded" in said
@@ -287,7 +358,11 @@ def test_arrays_in_npz_and_safetensors_are_read_as_in_training(
     np.savez(tmp_path / "images.npz", x=x)
     np.savez(tmp_path / "flat.npz", pictures=x[:, 0], other=np.zeros(3))  # (n, H, W)
     save_file({"x": x}, tmp_path / "images.safetensors")
-    for name, flags in (("images.npz", []), ("flat.npz", ["--column", "pictures"]), ("images.safetensors", [])):
+    for name, flags in (
+        ("images.npz", []),
+        ("flat.npz", ["--column", "pictures"]),
+        ("images.safetensors", []),
+    ):
         code, said = command("predict", str(run_on_digits), str(tmp_path / name), *flags)
         assert code == 0, said
         found = pd.read_csv(io.StringIO(said), dtype={"prediction": str})
@@ -297,7 +372,9 @@ def test_arrays_in_npz_and_safetensors_are_read_as_in_training(
     assert "flat.npz has no array 'x', only pictures, other: name one of these by --column" in said
 
 
-def test_dicom_and_nifti_files_are_predicted(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dicom_and_nifti_files_are_predicted(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nibabel = pytest.importorskip("nibabel")
     pytest.importorskip("pydicom")
     monkeypatch.chdir(tmp_path)
@@ -307,8 +384,20 @@ def test_dicom_and_nifti_files_are_predicted(tmp_path: Path, command: Command, m
         nibabel.save(nibabel.Nifti1Image(volume.astype(np.int16), np.eye(4)), f"{name}.nii.gz")
     rows = [(f"{name}.nii.gz#{k}", name) for name in ("dark", "bright") for k in range(20)]
     pd.DataFrame(rows, columns=["file", "label"]).to_csv("slices.csv", index=False)
-    flags = ("--image-column", "file", "--pixel-window", "0", "1000", "--clients", "2", "--partition", "iid")
-    code, said = command("run", "fedseq", "--data", "slices.csv", *flags, "--model", "mlp", "--epochs", "20")
+    flags = (
+        "--image-column",
+        "file",
+        "--pixel-window",
+        "0",
+        "1000",
+        "--clients",
+        "2",
+        "--partition",
+        "iid",
+    )
+    code, said = command(
+        "run", "fedseq", "--data", "slices.csv", *flags, "--model", "mlp", "--epochs", "20"
+    )
     assert code == 0, said
     dicom(tmp_path / "scan.dcm", 200)
     dicom(tmp_path / "scan.DICOM", 800)
@@ -316,10 +405,14 @@ def test_dicom_and_nifti_files_are_predicted(tmp_path: Path, command: Command, m
     code, said = command("predict", "runs/fedseq-slices-seed0", *given)
     assert code == 0, said
     *table, line = said.splitlines()
-    assert line.startswith("ekiden: 1 of 4 images in the files given have several pages, frames or slices (up to 20)")
+    assert line.startswith(
+        "ekiden: 1 of 4 images in the files given have several pages, frames or slices (up to 20)"
+    )
     found = pd.read_csv(io.StringIO("\n".join(table)))
     assert found.prediction.tolist() == ["dark", "bright", "dark", "bright"]
-    code, said = command("predict", "runs/fedseq-slices-seed0", ".")  # the folder's tables name images, too
+    code, said = command(
+        "predict", "runs/fedseq-slices-seed0", "."
+    )  # the folder's tables name images, too
     assert code == 2
     code, said = command("predict", "runs/fedseq-slices-seed0", "bright.nii.gz#20")
     assert (code, said.count("\n")) == (2, 1)
@@ -367,8 +460,14 @@ def test_a_threshold_decides_between_two_classes(tmp_path: Path, command: Comman
         assert (f"from a probability of {at:.6g} on" in said) == bool(given)
         if given == "youden":
             assert found.prediction[y.numpy()].mean() == pytest.approx(youden["sensitivity"])
-    for given, line in (("best", "unknown threshold 'best'"), ("1.5", "is not a share"), ("nan", "is not a share")):
-        code, said = command("predict", str(tmp_path / "run"), str(tmp_path / "x.npy"), "--threshold", given)
+    for given, line in (
+        ("best", "unknown threshold 'best'"),
+        ("1.5", "is not a share"),
+        ("nan", "is not a share"),
+    ):
+        code, said = command(
+            "predict", str(tmp_path / "run"), str(tmp_path / "x.npy"), "--threshold", given
+        )
         assert code == 2
         assert line in said
     code, said = command("card", str(tmp_path / "run"))

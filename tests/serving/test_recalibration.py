@@ -34,7 +34,9 @@ def test_slope_and_intercept_are_those_of_a_logistic_regression() -> None:
         assert ranked.recalibrated(shift=shift) == pytest.approx(wanted, abs=2e-3)
     apart = Ranked(low * (edges[1:] < 0), high * (edges[:-1] > 0), ranked.middles, ends)
     assert apart.recalibrated(shift=True) is None, "without an error the slope has no bound"
-    assert Ranked(high, low, ranked.middles, ends).recalibrated(shift=False) is None, "the other way round"
+    assert Ranked(high, low, ranked.middles, ends).recalibrated(shift=False) is None, (
+        "the other way round"
+    )
 
 
 @pytest.fixture
@@ -45,10 +47,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) ->
     x = rng.normal(size=(400, 2))
     died = x[:, 0] + rng.logistic(size=400) > 2
     names = np.where(died, "yes", "no")
-    rows = [f"{a:.3f},{b:.3f},w{k % 2},{name}" for k, ((a, b), name) in enumerate(zip(x, names, strict=True))]
+    rows = [
+        f"{a:.3f},{b:.3f},w{k % 2},{name}"
+        for k, ((a, b), name) in enumerate(zip(x, names, strict=True))
+    ]
     Path("t.csv").write_text("\n".join(["a,b,ward,died", *rows]))
-    flags = ("--label-column", "died", "--group-column", "ward", "--val-fraction", "0.4", "--class-weights", "balanced")
-    code, said = command("run", "fedseq", "--data", "t.csv", *flags, "--epochs", "3", "--out", "runs")
+    flags = (
+        "--label-column",
+        "died",
+        "--group-column",
+        "ward",
+        "--val-fraction",
+        "0.4",
+        "--class-weights",
+        "balanced",
+    )
+    code, said = command(
+        "run", "fedseq", "--data", "t.csv", *flags, "--epochs", "3", "--out", "runs"
+    )
     assert code == 0, said
     (found,) = Path("runs").iterdir()
     return found
@@ -66,7 +82,9 @@ def test_it_goes_with_the_model(folder: Path, command: Command) -> None:
     kept = (folder / "recalibration.json").read_bytes()
     row = evaluate(folder, calibrate="platt", threshold=0.3)
     assert row["recalibration"] == how
-    assert (folder / "recalibration.json").read_bytes() == kept, "Python and the command line fit the same"
+    assert (folder / "recalibration.json").read_bytes() == kept, (
+        "Python and the command line fit the same"
+    )
     model = load_model(folder)
     logits = model.network(x)
     z = how["slope"] * (before[:, 1] - before[:, 0]) + how["intercept"]
@@ -76,7 +94,9 @@ def test_it_goes_with_the_model(folder: Path, command: Command) -> None:
     assert f"became {how['slope']:.4g}·z" in text
     assert command("predict", str(folder), "t.csv", "-o", "p.csv")[0] == 0
     rows = list(csv.DictReader(Path("p.csv").read_text().splitlines()))
-    assert all((row["prediction"] == "yes") == (float(row["probability_yes"]) >= 0.3) for row in rows)
+    assert all(
+        (row["prediction"] == "yes") == (float(row["probability_yes"]) >= 0.3) for row in rows
+    )
     assert 0 < sum(row["prediction"] == "yes" for row in rows) < len(rows)
     assert sum(float(row["probability_yes"]) for row in rows) == pytest.approx(
         sum(line.endswith("yes") for line in Path("t.csv").read_text().splitlines()), rel=0.25
@@ -95,7 +115,13 @@ def test_what_cannot_be_recalibrated_is_one_line(tmp_path: Path, command: Comman
     y = torch.arange(40) % 3
     x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     training = Training(batch_size=16)
-    run(FedSeq(epochs=1), federate([(x, y)]), training=training, hardware=Hardware(threads=1), folder=tmp_path / "r")
+    run(
+        FedSeq(epochs=1),
+        federate([(x, y)]),
+        training=training,
+        hardware=Hardware(threads=1),
+        folder=tmp_path / "r",
+    )
     code, said = command("evaluate", str(tmp_path / "r"), "--calibrate", "platt")
     assert (code, len(said.splitlines())) == (2, 1), said
     for given, what in (

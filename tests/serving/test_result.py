@@ -38,7 +38,9 @@ def test_a_folder_opens_as_what_the_run_returned(blobs: FederatedData, tmp_path:
         assert torch.equal(again.load_model()(x), first.load_model()(x))
 
 
-def test_everything_but_the_models_is_there_without_the_network(blobs: FederatedData, tmp_path: Path) -> None:
+def test_everything_but_the_models_is_there_without_the_network(
+    blobs: FederatedData, tmp_path: Path
+) -> None:
     run(FedAvg(rounds=3, epochs=1), blobs, Tiny(), folder=tmp_path / "run")
     opened = open_run(tmp_path / "run")
     assert len(opened.history()) == 3
@@ -63,14 +65,18 @@ def test_history_is_a_frame_and_plot_draws_it(blobs: FederatedData) -> None:
     assert frame.accuracy.tolist() == [row["accuracy"] for row in result.metrics]
     assert frame["client_accuracy_client-1"].iloc[-1] == result.metrics[-1]["clients"][1]
     axes = result.plot()
-    assert axes.lines[0].get_xydata().tolist() == [[step, value] for step, value in frame.accuracy.items()]  # type: ignore[union-attr]
+    assert axes.lines[0].get_xydata().tolist() == [  # type: ignore[union-attr]
+        [step, value] for step, value in frame.accuracy.items()
+    ]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "accuracy")
     assert result.plot("client_worst", axes) is axes
     with pytest.raises(UserError, match="unknown metric 'accurac': did you mean 'accuracy'"):
         result.plot("accurac")
 
 
-def test_history_says_that_pandas_is_missing(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_says_that_pandas_is_missing(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import sys
 
     result = run(FedSeq(epochs=1), blobs, Tiny())
@@ -91,7 +97,9 @@ def test_evaluate_measures_as_the_run_did(run_on_digits: Path) -> None:
         name: wanted[name] for name in ("loss", "clients", "client_worst")
     }
     with pytest.raises(UserError, match="cannot take samples of shape"):
-        opened.evaluate((torch.randint(256, (30, 3, 9, 9)).to(torch.uint8), torch.zeros(30, dtype=torch.int64)))
+        opened.evaluate(
+            (torch.randint(256, (30, 3, 9, 9)).to(torch.uint8), torch.zeros(30, dtype=torch.int64))
+        )
 
 
 def patients(n: int, seed: int = 0) -> dict[str, list[Any]]:
@@ -118,7 +126,9 @@ def test_evaluate_reads_a_table_as_the_run_did(tmp_path: Path) -> None:
     assert row["accuracy"] > 0.9, "all are old on the run's scale, and half of them on their own"
     assert (tmp_path / "other.csv").write_text("age,sex,died\n" + "90,f,yes\n" * 50)
     assert result.evaluate(tmp_path / "other.csv", label_column="died")["accuracy"] == 1
-    with pytest.raises(UserError, match="scaled differently from the run's: give their path or frame"):
+    with pytest.raises(
+        UserError, match="scaled differently from the run's: give their path or frame"
+    ):
         result.evaluate(load(other, **columns))
     renamed = patients(50) | {"died": ["dead", "alive"] * 25}
     with pytest.raises(
@@ -131,8 +141,12 @@ def test_evaluate_reads_a_table_as_the_run_did(tmp_path: Path) -> None:
 def test_evaluate_refuses_other_labels(run_on_digits: Path) -> None:
     """Ten other classes are as many, but mean something else."""
     test = load("digits").test
-    other = from_tensors((test.x, test.y), (test.x, test.y), classes=[f"digit {k}" for k in range(10)])
-    with pytest.raises(UserError, match=r"the model gives 0, 1, .*; the labels of these data are digit 0, digit 1"):
+    other = from_tensors(
+        (test.x, test.y), (test.x, test.y), classes=[f"digit {k}" for k in range(10)]
+    )
+    with pytest.raises(
+        UserError, match=r"the model gives 0, 1, .*; the labels of these data are digit 0, digit 1"
+    ):
         open_run(run_on_digits).evaluate(other)
 
 

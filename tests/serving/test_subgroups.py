@@ -22,15 +22,25 @@ def silos() -> FederatedData:
     draw = np.random.default_rng(0)
     frames = []
     for _ in range(2):
-        frame = pandas.DataFrame({"age": draw.integers(20, 90, 60), "sex": draw.choice(["f", "m"], 60)})
-        frames.append(frame.assign(died=np.where(frame.age + draw.normal(0, 20, 60) > 60, "yes", "no")))
+        frame = pandas.DataFrame(
+            {"age": draw.integers(20, 90, 60), "sex": draw.choice(["f", "m"], 60)}
+        )
+        frames.append(
+            frame.assign(died=np.where(frame.age + draw.normal(0, 20, 60) > 60, "yes", "no"))
+        )
     return federate(frames, names=["north", "south"], label_column="died")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("subgroups") / "run"
-    run(FedSeq(epochs=1), silos(), training=Training(max_steps=2), hardware=Hardware(threads=1), folder=found)
+    run(
+        FedSeq(epochs=1),
+        silos(),
+        training=Training(max_steps=2),
+        hardware=Hardware(threads=1),
+        folder=found,
+    )
     return found
 
 
@@ -70,15 +80,25 @@ def test_subgroups_that_cannot_be_measured_are_one_line(folder: Path, command: C
 
 def test_the_column_that_names_the_silos_divides_them(tmp_path: Path, command: Command) -> None:
     draw = np.random.default_rng(0)
-    frame = pandas.DataFrame({"age": draw.integers(20, 90, 80), "hospital": ["north", "south"] * 40})
-    frame.assign(died=draw.choice(["yes", "no"], 80)).to_csv(file := tmp_path / "p.csv", index=False)
+    frame = pandas.DataFrame(
+        {"age": draw.integers(20, 90, 80), "hospital": ["north", "south"] * 40}
+    )
+    frame.assign(died=draw.choice(["yes", "no"], 80)).to_csv(
+        file := tmp_path / "p.csv", index=False
+    )
     held = split(load(file, label_column="died", group_column="hospital"), "natural")
     run("average", held, training=Training(max_steps=1), folder=tmp_path / "run", quiet=True)
     for by in ("hospital", "client"):
         assert list(evaluate(tmp_path / "run", by=by)["subgroups"]["groups"]) == ["client"]
     code, said = command("evaluate", str(tmp_path / "run"), "--by", "hospital", "--json")
-    assert (code, list(json.loads(said)["subgroups"]["groups"]["client"])) == (0, ["north", "south"])
-    for by, line in (("age:nan", "ascending numbers"), ("nosuch", "unknown column 'nosuch': choose one of age.")):
+    assert (code, list(json.loads(said)["subgroups"]["groups"]["client"])) == (
+        0,
+        ["north", "south"],
+    )
+    for by, line in (
+        ("age:nan", "ascending numbers"),
+        ("nosuch", "unknown column 'nosuch': choose one of age."),
+    ):
         with pytest.MonkeyPatch.context() as patch:  # before anything is measured
             patch.setattr("ekiden.engine.evaluation.TestSet.scores", None)
             code, said = command("evaluate", str(tmp_path / "run"), "--by", by)
@@ -87,17 +107,26 @@ def test_the_column_that_names_the_silos_divides_them(tmp_path: Path, command: C
                 evaluate(tmp_path / "run", by=by)
 
 
-def test_a_test_part_of_one_class_is_measured(folder: Path, command: Command, tmp_path: Path) -> None:
+def test_a_test_part_of_one_class_is_measured(
+    folder: Path, command: Command, tmp_path: Path
+) -> None:
     rows = pandas.DataFrame({"age": range(20, 60), "sex": ["f", "m"] * 20, "died": "yes"})
     rows.to_csv(tmp_path / "one.csv", index=False)
-    code, said = command("evaluate", str(folder), "--data", str(tmp_path / "one.csv"), "--label-column", "died")
+    code, said = command(
+        "evaluate", str(folder), "--data", str(tmp_path / "one.csv"), "--label-column", "died"
+    )
     assert code == 0, said
     assert "accuracy" in said
 
 
 def test_a_column_called_client_is_not_taken_for_the_silos() -> None:
     frames = [
-        pandas.DataFrame({"client": list("xy") * 20, "n": range(40), "died": list("abba") * 10}) for _ in range(2)
+        pandas.DataFrame({"client": list("xy") * 20, "n": range(40), "died": list("abba") * 10})
+        for _ in range(2)
     ]
-    with pytest.raises(UserError, match="by client means the silos, and a column has this name, too"):
-        subgroups.check_divisions(subgroups.divisions(["client"]), federate(frames, label_column="died").dataset)
+    with pytest.raises(
+        UserError, match="by client means the silos, and a column has this name, too"
+    ):
+        subgroups.check_divisions(
+            subgroups.divisions(["client"]), federate(frames, label_column="died").dataset
+        )

@@ -64,15 +64,23 @@ def test_a_program_like_weights_and_biases_gets_each_step_once(
     result = run(METHOD, blobs, network, folder=folder, track=package)
     rows = [("log", (row["step"], row["accuracy"])) for row in result.metrics]
     (_, first), (_, second) = (one for one in seen if one[0] == "init")
-    assert [one for one in seen if one[0] != "init"] == [rows[0], ("finish", None), *rows[1:], ("finish", None)]
+    assert [one for one in seen if one[0] != "init"] == [
+        rows[0],
+        ("finish", None),
+        *rows[1:],
+        ("finish", None),
+    ]
     assert first == second, "the same run goes on"
     assert first["config"]["rounds"] == 3
     assert (first["project"], first["name"], first["resume"]) == ("ekiden", "run", "allow")
     assert ("id" in first) == (package == "wandb")
 
 
-def test_rows_that_a_kill_may_have_lost_are_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """trackio 0.43 loses rows that its thread has not written yet: step 3 of a run that was killed after it."""
+def test_rows_that_a_kill_may_have_lost_are_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """trackio 0.43 loses rows that its thread has not written yet: step 3 of a run that was killed
+    after it."""
     fake = ModuleType("trackio")
     fake.init = fake.log = lambda *_, **__: None  # type: ignore[attr-defined]
     fake.finish = lambda: None  # type: ignore[attr-defined]
@@ -95,7 +103,9 @@ def steps(told: list[tuple[str, object]]) -> list[int]:
     return [value[0] for what, value in told if what == "step"]  # type: ignore[index]
 
 
-def test_each_row_is_told_once_and_then_the_model(blobs: FederatedData, tmp_path: Path, noting: type[Noting]) -> None:
+def test_each_row_is_told_once_and_then_the_model(
+    blobs: FederatedData, tmp_path: Path, noting: type[Noting]
+) -> None:
     result = run(METHOD, blobs, Tiny(), folder=tmp_path / "run", track="noting")
     rows = [("step", (row["step"], row["accuracy"])) for row in result.metrics]
     assert result.config["recipe"]["hyperparameters"]["rounds"] == 3
@@ -106,7 +116,9 @@ def test_each_row_is_told_once_and_then_the_model(blobs: FederatedData, tmp_path
     ]
 
 
-def test_a_run_that_goes_on_tells_what_was_missed(blobs: FederatedData, tmp_path: Path, noting: type[Noting]) -> None:
+def test_a_run_that_goes_on_tells_what_was_missed(
+    blobs: FederatedData, tmp_path: Path, noting: type[Noting]
+) -> None:
     module = Tiny()
     run(METHOD, blobs, module, folder=tmp_path / "run", track="noting", stop_after=2)
     assert noting.told[-1] == ("end", None)
@@ -129,10 +141,15 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(
     plain = run(METHOD, blobs, module, folder=tmp_path / "plain")
     assert tracked.metrics == plain.metrics
     files = ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "config.json")
-    assert all((tmp_path / "run" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes() for name in files)
+    assert all(
+        (tmp_path / "run" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+        for name in files
+    )
 
 
-def test_tensorboard_draws_what_was_measured(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_draws_what_was_measured(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -151,7 +168,9 @@ def test_tensorboard_draws_what_was_measured(tmp_path: Path, command: Command, m
 
 
 @pytest.mark.slow
-def test_mlflow_goes_on_with_its_run(blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_goes_on_with_its_run(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -161,7 +180,10 @@ def test_mlflow_goes_on_with_its_run(blobs: FederatedData, tmp_path: Path, monke
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("ekiden")
     (found,) = client.search_runs([experiment.experiment_id])
-    drawn = [(point.step, point.value) for point in client.get_metric_history(found.info.run_id, "accuracy")]
+    drawn = [
+        (point.step, point.value)
+        for point in client.get_metric_history(found.info.run_id, "accuracy")
+    ]
     assert drawn == [(row["step"], row["accuracy"]) for row in result.metrics]
     assert (found.data.params["rounds"], found.data.params["method"]) == ("3", "fedavg")
     assert found.data.tags["model"] == str(folder / "model.safetensors")
@@ -189,10 +211,14 @@ def test_trackers_that_cannot_work_are_refused_before_the_run(
 
 def test_a_tracker_needs_a_folder(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match="give folder="):
-        run(METHOD, blobs, Tiny(), track="tensorboard" if "tensorboard" in sys.modules else "mlflow")
+        run(
+            METHOD, blobs, Tiny(), track="tensorboard" if "tensorboard" in sys.modules else "mlflow"
+        )
 
 
-def test_what_another_process_writes_is_followed(blobs: FederatedData, tmp_path: Path, noting: type[Noting]) -> None:
+def test_what_another_process_writes_is_followed(
+    blobs: FederatedData, tmp_path: Path, noting: type[Noting]
+) -> None:
     folder = tmp_path / "run"
     with tracking.watching(["noting"], folder, 3) as look:
         look()  # nothing is there yet
@@ -204,7 +230,9 @@ def test_what_another_process_writes_is_followed(blobs: FederatedData, tmp_path:
     assert noting.told[-1] == ("end", folder / "model.safetensors")
 
 
-def test_a_run_that_stopped_is_not_told_as_finished(blobs: FederatedData, tmp_path: Path, noting: type[Noting]) -> None:
+def test_a_run_that_stopped_is_not_told_as_finished(
+    blobs: FederatedData, tmp_path: Path, noting: type[Noting]
+) -> None:
     with tracking.watching(["noting"], tmp_path / "run", 3):
         run(METHOD, blobs, Tiny(), folder=tmp_path / "run", stop_after=2)
     assert steps(noting.told) == [1, 2]
@@ -233,7 +261,9 @@ method = "fedseq"
 
 
 @pytest.mark.slow
-def test_runs_of_a_sweep_are_followed(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_a_sweep_are_followed(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboard")
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -249,20 +279,48 @@ def test_runs_of_a_sweep_are_followed(tmp_path: Path, command: Command, monkeypa
 
 
 def test_a_run_between_machines_is_followed_here(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, noting: type[Noting], blobs: FederatedData
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    noting: type[Noting],
+    blobs: FederatedData,
 ) -> None:
-    """A function plays the SuperLink: it writes the run folder and prints what Flower would print."""
+    """A function plays the SuperLink: it writes the run folder and prints what Flower would
+    print."""
     pytest.importorskip("flwr")
     from ekiden.transports.flower import commands
 
     monkeypatch.chdir(tmp_path)
 
-    def submitted(plan: object, link: object, how: object, folder: Path, keys: object, say: Callable[..., None]) -> str:
-        run(METHOD, blobs, Tiny(), folder=folder, on_step=lambda row: say(f"ekiden: step {row['step']} of 3 done"))
+    def submitted(
+        plan: object,
+        link: object,
+        how: object,
+        folder: Path,
+        keys: object,
+        say: Callable[..., None],
+    ) -> str:
+        run(
+            METHOD,
+            blobs,
+            Tiny(),
+            folder=folder,
+            on_step=lambda row: say(f"ekiden: step {row['step']} of 3 done"),
+        )
         return ""
 
     monkeypatch.setattr(commands, "run", submitted)
-    flags = ("--on", "flower", "--clients", "a,b", "--link", "127.0.0.1:1", "--insecure", "--rounds", "3")
+    flags = (
+        "--on",
+        "flower",
+        "--clients",
+        "a,b",
+        "--link",
+        "127.0.0.1:1",
+        "--insecure",
+        "--rounds",
+        "3",
+    )
     code, printed = command("run", "fedavg", *flags, "--track", "noting")
     assert code == 0, printed
     assert steps(noting.told) == [1, 2, 3]

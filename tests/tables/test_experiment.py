@@ -65,7 +65,11 @@ def read(text: str, budget: str = "paper") -> Experiment:
 
 def test_a_table() -> None:
     found = read(TABLE)
-    assert (found.title, found.source, found.note) == ("a table", "a paper, Table 1", "not all is known")
+    assert (found.title, found.source, found.note) == (
+        "a table",
+        "a paper, Table 1",
+        "not all is known",
+    )
     assert (found.rows, found.columns) == (("FedELMY", "long", "missing"), ("first", "second"))
     assert found.seeds == (3, 4, 5)
     assert found.methods_in_rows
@@ -76,7 +80,9 @@ def test_a_table() -> None:
     assert a.plan.hardware.threads == 1
     assert a.published == Published(39.5, 1.25)
     assert b.plan is not None
-    assert b.plan.recipe.method == FedELMY(epochs=20), "what the first column says to FedELMY is not for the second"
+    assert b.plan.recipe.method == FedELMY(epochs=20), (
+        "what the first column says to FedELMY is not for the second"
+    )
     assert b.plan.recipe.training.lr == 1.0
     assert b.published == Published(40.0)
     assert c.plan is not None
@@ -91,7 +97,10 @@ def test_a_table() -> None:
 
 def test_of_how_many_runs_printed_values_are_means() -> None:
     first, second, missing, *_ = read(TABLE.replace("seeds = [3, 4, 5]", "printed_seeds = 7")).cells
-    assert (first.published, second.published) == (Published(39.5, 1.25, 7), Published(40.0, runs=7))
+    assert (first.published, second.published) == (
+        Published(39.5, 1.25, 7),
+        Published(40.0, runs=7),
+    )
     assert missing.published is None
 
 
@@ -124,21 +133,41 @@ def test_a_list_of_values_is_a_grid() -> None:
     plans = [cell.plan for cell in found.cells]
     assert plans[0] is not None
     assert plans[-1] is not None
-    assert (plans[0].recipe.method, plans[0].clients, plans[0].partition) == (Local(epochs=1), 2, "iid")
-    assert (plans[-1].recipe.method, plans[-1].clients, plans[-1].partition) == (Local(epochs=2), 3, "dirichlet:0.5")
+    assert (plans[0].recipe.method, plans[0].clients, plans[0].partition) == (
+        Local(epochs=1),
+        2,
+        "iid",
+    )
+    assert (plans[-1].recipe.method, plans[-1].clients, plans[-1].partition) == (
+        Local(epochs=2),
+        3,
+        "dirichlet:0.5",
+    )
 
 
 MISTAKES = [
     ("seeds = [3, 4, 5]", "seed = [3]", "unknown entry 'seed': did you mean 'seeds'?"),
     ("seeds = [3, 4, 5]", "seeds = [1, 1]", "seeds must differ"),
     ("seeds = [3, 4, 5]", "seeds = 3", "seeds must be a list of whole numbers"),
-    ("seeds = [3, 4, 5]", "printed_seeds = 0", "printed_seeds must be a whole number, 1 or more, not 0"),
+    (
+        "seeds = [3, 4, 5]",
+        "printed_seeds = 0",
+        "printed_seeds must be a whole number, 1 or more, not 0",
+    ),
     ("seeds = [3, 4, 5]", "printed_seeds = true", "printed_seeds must be a whole number"),
     ("seeds = [3, 4, 5]", 'paired = "long"', "paired must be a list of labels"),
-    ("seeds = [3, 4, 5]", 'paired = ["lon"]', "unknown method in paired 'lon': did you mean 'long'?"),
+    (
+        "seeds = [3, 4, 5]",
+        'paired = ["lon"]',
+        "unknown method in paired 'lon': did you mean 'long'?",
+    ),
     ("title =", "title ", "it is not valid TOML"),
     ('method = "fedelmy"', 'method = "fedely"', "unknown method 'fedely': did you mean 'fedelmy'?"),
-    ("lr = 0.5", 'lr = "0.5"', "row 'FedELMY', column 'first': lr '0.5' is of the wrong type: it must be a number"),
+    (
+        "lr = 0.5",
+        'lr = "0.5"',
+        "row 'FedELMY', column 'first': lr '0.5' is of the wrong type: it must be a number",
+    ),
     ("lr = 0.5", "lr = -1", ": lr -1 is out of range"),
     ("lr = 0.5", "learning = 1", "unknown setting of fedelmy 'learning'"),
     (
@@ -156,18 +185,42 @@ MISTAKES = [
         'optimizer = "adamm"',
         "optimizer 'adamm' is unknown: it must be one of adam,",
     ),
-    ("printed = [1, 2]", "printed = [1]", "printed must be a list of one value for each of the 2 columns, not 1"),
-    ("printed = [1, 2]", 'printed = [1, "2 +- 3"]', 'a printed value must be a number, "mean ± std" or "-"'),
+    (
+        "printed = [1, 2]",
+        "printed = [1]",
+        "printed must be a list of one value for each of the 2 columns, not 1",
+    ),
+    (
+        "printed = [1, 2]",
+        'printed = [1, "2 +- 3"]',
+        'a printed value must be a number, "mean ± std" or "-"',
+    ),
     ("at = {second", "at = {secnd", "unknown column in at 'secnd': did you mean 'second'?"),
     ('metric = "client_mean"', 'metric = "mean"', "unknown metric 'mean'"),
-    ('metric = "client_mean"', 'metric = "client_mean_trained"', 'not measured: add evaluate_on = "own"'),
+    (
+        'metric = "client_mean"',
+        'metric = "client_mean_trained"',
+        'not measured: add evaluate_on = "own"',
+    ),
     ('label = "long"', 'label = "FedELMY"', "would share a run folder"),
     ('label = "long"', "", "every [[row]] needs a label"),
-    ('label = "long"', 'label = "long"\nlr = [1, 2]', "write a row of its own for each printed value"),
+    (
+        'label = "long"',
+        'label = "long"\nlr = [1, 2]',
+        "write a row of its own for each printed value",
+    ),
     ('printed = ["39.50 ± 1.25", 40]', "warmup = [1, 2]", "would share a run folder"),
     ('label = "second"', 'label = "{beta}"\nclients = [2, 3]', "the label names 'beta'"),
-    ('label = "second"', 'label = "{clients.beta}"\nclients = [2, 3]', "the label must name settings as {clients}: "),
-    ('label = "second"', 'label = "{clients[0]}"\nclients = [2, 3]', "the label must name settings as {clients}: "),
+    (
+        'label = "second"',
+        'label = "{clients.beta}"\nclients = [2, 3]',
+        "the label must name settings as {clients}: ",
+    ),
+    (
+        'label = "second"',
+        'label = "{clients[0]}"\nclients = [2, 3]',
+        "the label must name settings as {clients}: ",
+    ),
     (
         'label = "second"',
         'label = "second"\nclients = []',
@@ -175,16 +228,26 @@ MISTAKES = [
     ),
     ("lr = 0.5", "lr = 0.5\nfedelmy = 3", "fedelmy must be a table"),
     ('label = "long"', f'label = "{"x" * 180}"', "are too long to name a run folder: shorten them"),
-    ("printed = [1, 2]", "printed = [1, nan]", 'a printed value must be a number, "mean ± std" or "-"'),
+    (
+        "printed = [1, 2]",
+        "printed = [1, nan]",
+        'a printed value must be a number, "mean ± std" or "-"',
+    ),
     ("epochs = 0.1", "epochs = 2", "budget.small: epochs must be a factor above 0 and below 1"),
     ("epochs = 0.1", "alpha = 0.1", "unknown hyperparameter to scale 'alpha'"),
     ("seeds = 2", "seeds = 0", "seeds must be the number"),
     ("[budget.small]", "[budget.paper]", "the budget 'paper' scales nothing"),
-    ('skip = "no such method"', "", "row 'missing', column 'first': neither row nor column names a method"),
+    (
+        'skip = "no such method"',
+        "",
+        "row 'missing', column 'first': neither row nor column names a method",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("right", "wrong", "said"), MISTAKES, ids=[wrong or right for right, wrong, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"), MISTAKES, ids=[wrong or right for right, wrong, _ in MISTAKES]
+)
 def test_a_mistake_is_named(right: str, wrong: str, said: str) -> None:
     assert right in TABLE
     with pytest.raises(UserError) as error:
@@ -200,7 +263,10 @@ def test_the_only_column_of_a_file_without_columns_is_the_metric() -> None:
         ('[settings]\nmetric = "auroc"\n', "auroc %"),
         ('[settings]\ntask = "survival"\n', "c_index %"),
         ('[settings]\ndata = "patients.csv"\n', "headline metric"),
-        ('[settings]\ndata = "patients.csv"\n' + row.replace("A", "B") + 'metric = "auroc"\n', "headline metric"),
+        (
+            '[settings]\ndata = "patients.csv"\n' + row.replace("A", "B") + 'metric = "auroc"\n',
+            "headline metric",
+        ),
     ):
         assert experiment.parsed(given + row, "table", "paper", "table.toml").columns == (label,)
 
@@ -218,10 +284,13 @@ def test_a_file_or_budget_that_is_not_there(tmp_path: Path) -> None:
         experiment.read(tmp_path / "table1.toml", "smal")
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(10**9, marks=pytest.mark.slow)], ids=["some cells", "all cells"])
+@pytest.mark.parametrize(
+    "most", [3, pytest.param(10**9, marks=pytest.mark.slow)], ids=["some cells", "all cells"]
+)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_published_table_expands(file: Path, most: int) -> None:
-    """Every plan can be made and fits its clients, at every budget, and is the same after a run folder stored it."""
+    """Every plan can be made and fits its clients, at every budget, and is the same after a run
+    folder stored it."""
     for budget in ("paper", "small", "tiny"):
         try:
             found = experiment.read(file, budget)
@@ -230,21 +299,36 @@ def test_a_published_table_expands(file: Path, most: int) -> None:
             continue
         assert found.title
         assert len(found.cells) == len(found.rows) * len(found.columns)
-        rows = found.cells[:: 1 if budget == "paper" else len(found.columns)]  # budgets differ by row
+        rows = found.cells[
+            :: 1 if budget == "paper" else len(found.columns)
+        ]  # budgets differ by row
         for cell in rows[:: max(1, len(rows) // most)]:
             if cell.plan is None:
                 assert cell.skip
                 continue
             assert from_json(json.loads(json.dumps(cell.plan.to_json()))) == cell.plan
-            domains = cell.plan.partition.startswith("domains") and cell.plan.partition.count(",") + 1
-            cell.plan.recipe.method.check([f"client-{i}" for i in range(cell.plan.clients or domains or 10)])
+            domains = (
+                cell.plan.partition.startswith("domains") and cell.plan.partition.count(",") + 1
+            )
+            cell.plan.recipe.method.check(
+                [f"client-{i}" for i in range(cell.plan.clients or domains or 10)]
+            )
 
 
 def test_the_tables_of_the_papers_are_there() -> None:
     names = {file.stem for file in FILES}
-    wanted = [f"fedelmy-table{k}" for k in range(1, 10)] + ["fedelmy-fig5", "fedelmy-fig6", "fedelmy-fig7"]
+    wanted = [f"fedelmy-table{k}" for k in range(1, 10)] + [
+        "fedelmy-fig5",
+        "fedelmy-fig6",
+        "fedelmy-fig7",
+    ]
     wanted += [f"ma-echo-table{k}" for k in (1, 2, 3, "4-mlp", "4-cnn", 5, 6)]
-    wanted += ["spfl-main", "spfl-table6", "spfl-table7", *(f"ua-pdfl-table{k}" for k in range(1, 6))]
+    wanted += [
+        "spfl-main",
+        "spfl-table6",
+        "spfl-table7",
+        *(f"ua-pdfl-table{k}" for k in range(1, 6)),
+    ]
     assert set(wanted) <= names
 
 
@@ -252,11 +336,17 @@ def test_the_tables_of_the_papers_are_there() -> None:
 def test_ma_echo_in_the_table_of_another_paper_is_trained_as_in_its_own(name: str) -> None:
     found = experiment.read(FILES[0].parent / f"{name}.toml")
     used = {
-        (c.plan.recipe.training.optimizer, c.plan.recipe.training.lr, c.plan.recipe.training.momentum)
+        (
+            c.plan.recipe.training.optimizer,
+            c.plan.recipe.training.lr,
+            c.plan.recipe.training.momentum,
+        )
         for c in cells(found, "MA-Echo")
     }
     assert used == {("sgd", 0.01, 0.5)}
-    assert {c.plan.recipe.training.optimizer for c in cells(found, "FedELMY in parallel")} == {"adam"}
+    assert {c.plan.recipe.training.optimizer for c in cells(found, "FedELMY in parallel")} == {
+        "adam"
+    }
 
 
 def cells(found: Experiment, row: str) -> list[Any]:

@@ -57,14 +57,24 @@ def results(found: Experiment, values: dict[tuple[str, str], dict[int, float]]) 
     for cell in found.cells:
         seeds = values.get((cell.row, cell.column), {})
         rows = {
-            seed: {"step": 1, "accuracy": a / 100, "client_mean": a / 100, "client_mean_trained": a / 100}
+            seed: {
+                "step": 1,
+                "accuracy": a / 100,
+                "client_mean": a / 100,
+                "client_mean_trained": a / 100,
+            }
             for seed, a in seeds.items()
         }
         made.append(
             CellResult(
                 cell,
                 tuple(
-                    Summary(Path(), {"recipe": {"seed": s}, "task": recorded(Classification())}, [row], 1.0)
+                    Summary(
+                        Path(),
+                        {"recipe": {"seed": s}, "task": recorded(Classification())},
+                        [row],
+                        1.0,
+                    )
                     for s, row in rows.items()
                 ),
             )
@@ -108,7 +118,8 @@ def test_behind_names_every_case() -> None:
     found = parsed()
     (contrast,) = contrasts(found, results(found, VALUES))
     assert contrast.behind == (
-        "Behind in 3 of 4: digits, FedELMY, two models (-30.00 ± 5.77); digits, FedSeq, last (-3.50 ± 4.50 (2)); "
+        "Behind in 3 of 4: digits, FedELMY, two models (-30.00 ± 5.77); digits, FedSeq, last "
+        "(-3.50 ± 4.50 (2)); "
         "digits, IID, FedSeq (-0.50 (1))."
     )
     ahead = {("digits", name): VALUES["digits", name] for name in ("FedELMY", "FedSeq")}
@@ -120,7 +131,8 @@ def test_what_cannot_be_compared() -> None:
     found = parsed()
     elmy, _, seq = results(found, VALUES)[:3]
     apart = CellResult(
-        seq.cell, tuple(replace(run, config=run.config | {"recipe": {"seed": 7}}) for run in seq.runs[:1])
+        seq.cell,
+        tuple(replace(run, config=run.config | {"recipe": {"seed": 7}}) for run in seq.runs[:1]),
     )
     assert difference(elmy, apart, "FedSeq", 3) is None, "no seed in common"
     other = CellResult(replace(seq.cell, metric="client_mean"), seq.runs)
@@ -130,15 +142,25 @@ def test_what_cannot_be_compared() -> None:
     like = CellResult(replace(seq.cell, metric="client_mean_trained"), seq.runs)
     assert ranks(found, (trained, other)) == {}, "nor is one above the other"
     assert sorted(ranks(found, (trained, like)).values()) == [1, 2]
-    assert contrasts(found, results(found, {("digits", "FedELMY"): {0: 50.0}})) == (), "nothing to compare with"
-    assert contrasts(found, results(found, {("digits", "FedSeq"): {0: 50.0}})) == (), "nothing to compare"
+    assert contrasts(found, results(found, {("digits", "FedELMY"): {0: 50.0}})) == (), (
+        "nothing to compare with"
+    )
+    assert contrasts(found, results(found, {("digits", "FedSeq"): {0: 50.0}})) == (), (
+        "nothing to compare"
+    )
     assert contrasts(replace(found, paired=()), results(found, VALUES)) == ()
 
 
 def test_methods_in_rows() -> None:
-    turned = TABLE.replace("[[row]]", "[[task]]").replace("[[column]]", "[[row]]").replace("[[task]]", "[[column]]")
+    turned = (
+        TABLE.replace("[[row]]", "[[task]]")
+        .replace("[[column]]", "[[row]]")
+        .replace("[[task]]", "[[column]]")
+    )
     found = parsed(turned)
-    (contrast,) = contrasts(found, results(found, {(m, task): values for (task, m), values in VALUES.items()}))
+    (contrast,) = contrasts(
+        found, results(found, {(m, task): values for (task, m), values in VALUES.items()})
+    )
     (straight,) = contrasts(parsed(), results(parsed(), VALUES))
     assert contrast == straight
 

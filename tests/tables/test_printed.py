@@ -9,13 +9,18 @@ from ekiden.tables import experiment
 from ekiden.tables.experiment import Published
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-TABLES = (Path(__file__).parent / "ua_pdfl_printed.md").read_text(encoding="utf-8").split("\n## Table ")[1:]
+TABLES = (
+    (Path(__file__).parent / "ua_pdfl_printed.md")
+    .read_text(encoding="utf-8")
+    .split("\n## Table ")[1:]
+)
 NETWORKS = {"CNN": "CNN", "ResNet18": "RN18", "VGG11": "VGG11"}
 DATA = {"CIFAR10": "CIFAR-10", "CIFAR100": "CIFAR-100", "SVHN": "SVHN"}
 
 
 def label(name: str) -> str:
-    """The label of a row in our files: "CNN / CIFAR10" and "IID / CNN" are "CNN CIFAR-10" and "IID CNN" there."""
+    """The label of a row in our files: "CNN / CIFAR10" and "IID / CNN" are "CNN CIFAR-10" and "IID
+    CNN" there."""
     first, second = name.split(" / ")
     if first in NETWORKS:
         return f"{NETWORKS[first]} {DATA[second]}"

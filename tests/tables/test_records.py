@@ -1,4 +1,5 @@
-"""Records of finished runs replace their folders: in the ledger, and when the sweep continues elsewhere."""
+"""Records of finished runs replace their folders: in the ledger, and when the sweep continues
+elsewhere."""
 
 import io
 import json
@@ -74,14 +75,20 @@ def test_the_ledger_from_records_is_that_from_folders(done: tuple[sweep.Sweep, P
     assert "2 of 2 cells, 3 runs" in page
     folders = [run.folder for run in swept.runs()[:3]]
     assert (
-        _shown(sweep.summaries([file])) == _shown(sweep.summaries(folders)) == _shown(sweep.summaries([swept.folder]))
+        _shown(sweep.summaries([file]))
+        == _shown(sweep.summaries(folders))
+        == _shown(sweep.summaries([swept.folder]))
     )
     lines = file.read_text().splitlines()
     assert len(lines) == 4
-    assert json.loads(lines[1])["environment"].keys() == {"python", "torch", "gpu"}, "no more of the machine"
+    assert json.loads(lines[1])["environment"].keys() == {"python", "torch", "gpu"}, (
+        "no more of the machine"
+    )
 
 
-def test_recorded_runs_are_not_run_again_and_count(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+def test_recorded_runs_are_not_run_again_and_count(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path
+) -> None:
     swept, file = done
     kept = tmp_path / "kept.jsonl"
     shutil.copy(file, kept)
@@ -112,7 +119,10 @@ def test_runs_of_another_experiment_with_the_same_settings_are_reused(
         left = [(run.cell.row, run.seed) for run in again.runs() if not run.finished]
         assert left == [("longer", 0), ("Local", 1), ("longer", 1)], "three of four runs are there"
     assert sweep.keep_records(again, table, kept) == 3
-    assert len(sweep.jobs(sweep.plan_sweep(source, "paper", tmp_path / "runs", kept), again.runs())) == 3
+    assert (
+        len(sweep.jobs(sweep.plan_sweep(source, "paper", tmp_path / "runs", kept), again.runs()))
+        == 3
+    )
     found = {r.cell.row: r for r in verdicts.collect(sweep.opened(kept))}
     first = {r.cell.row: r for r in verdicts.collect(swept)}
     assert found["a chain"].values == first["FedSeq"].values
@@ -137,14 +147,18 @@ def test_a_folder_counts_before_its_record(done: tuple[sweep.Sweep, Path], tmp_p
 def test_records_of_other_settings(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
     changed = TABLE.replace("epochs = 1", "epochs = 2")
     again = planned(tmp_path / "runs", changed, done[1])
-    with pytest.raises(UserError, match=r"was recorded \(and 2 other runs\): epochs is 1 there, 2 in the file"):
+    with pytest.raises(
+        UserError, match=r"was recorded \(and 2 other runs\): epochs is 1 there, 2 in the file"
+    ):
         sweep.jobs(again, again.runs())
     assert all(not r.runs for r in verdicts.collect(again))
     with pytest.raises(UserError, match=r"must end in \.jsonl"):
         sweep.plan_sweep(tmp_path / "table.toml", "paper", None, tmp_path / "kept.txt")
     other = tmp_path / "other.toml"
     other.write_text(TABLE)
-    with pytest.raises(UserError, match=r"keeps .*table\.toml at budget paper: give another file by records"):
+    with pytest.raises(
+        UserError, match=r"keeps .*table\.toml at budget paper: give another file by records"
+    ):
         sweep.plan_sweep(other, "paper", None, done[1])
 
 
@@ -159,7 +173,9 @@ def test_records_of_other_settings(done: tuple[sweep.Sweep, Path], tmp_path: Pat
         (3, "[]", "line 3 is damaged"),
     ],
 )
-def test_damaged_records(done: tuple[sweep.Sweep, Path], tmp_path: Path, number: int, line: str, why: str) -> None:
+def test_damaged_records(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path, number: int, line: str, why: str
+) -> None:
     lines = done[1].read_text().splitlines()
     lines[number - 1] = line
     file = tmp_path / "kept.jsonl"
@@ -184,7 +200,9 @@ def test_a_ledger_keeps_what_other_sweeps_said(done: tuple[sweep.Sweep, Path]) -
     assert old.count("No run is finished.") == 2
     page = ledger.page([swept], old)
     assert page == ledger.page([other, swept]), "its own section is written again, in its place"
-    assert ledger.page([other], ledger.page([swept])) == ledger.page([swept, other]), "a new one comes last"
+    assert ledger.page([other], ledger.page([swept])) == ledger.page([swept, other]), (
+        "a new one comes last"
+    )
     with pytest.raises(UserError, match="not a ledger"):
         ledger.page([swept], "# My notes\n")
 
@@ -202,7 +220,9 @@ def test_a_ledger_keeps_what_other_sweeps_said(done: tuple[sweep.Sweep, Path]) -
     ],
     ids=str,
 )
-def test_a_record_of_other_types(done: tuple[sweep.Sweep, Path], tmp_path: Path, wrong: dict[str, object]) -> None:
+def test_a_record_of_other_types(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path, wrong: dict[str, object]
+) -> None:
     head, line, *_ = done[1].read_text().splitlines()
     file = tmp_path / "kept.jsonl"
     file.write_text(f"{head}\n{json.dumps(json.loads(line) | wrong)}\n")
@@ -210,7 +230,9 @@ def test_a_record_of_other_types(done: tuple[sweep.Sweep, Path], tmp_path: Path,
         records.read(file)
 
 
-def test_two_sweeps_keep_their_records_in_one_file(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+def test_two_sweeps_keep_their_records_in_one_file(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path
+) -> None:
     """Both read it before either wrote; and files left by a killed process are removed."""
     file = tmp_path / "kept" / "kept.jsonl"
     sweeps = []
@@ -257,7 +279,9 @@ def test_only_the_run_that_ended_is_read(
     assert read == [run.folder for run in swept.runs()[:2]]
 
 
-def test_records_are_not_the_folder_of_their_name(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+def test_records_are_not_the_folder_of_their_name(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path
+) -> None:
     head, *lines = done[1].read_text().splitlines(keepends=True)
     shutil.copytree(done[0].folder, tmp_path / "kept")
     (tmp_path / "kept" / "failed.json").write_text(json.dumps({"Local--accuracy--seed1": "why"}))
@@ -267,7 +291,9 @@ def test_records_are_not_the_folder_of_their_name(done: tuple[sweep.Sweep, Path]
     assert "failed" not in page
 
 
-def test_sources_of_one_sweep_are_one_section(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+def test_sources_of_one_sweep_are_one_section(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path
+) -> None:
     swept, file = done
     head, *lines = file.read_text().splitlines(keepends=True)
     parts = []
@@ -281,7 +307,9 @@ def test_sources_of_one_sweep_are_one_section(done: tuple[sweep.Sweep, Path], tm
         ledger.page([sweep.opened(tmp_path / "less.jsonl"), swept])
 
 
-def test_a_damaged_run_takes_no_other_with_it(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+def test_a_damaged_run_takes_no_other_with_it(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path
+) -> None:
     file = tmp_path / "kept.jsonl"
     swept = planned(tmp_path / "runs", file=file)
     shutil.copytree(done[0].folder, swept.folder)
@@ -313,18 +341,30 @@ def test_changed_settings_are_named_in_the_ledger_and_precision_is_one(
     kept = done[0]
     for changed, why in (
         (TABLE.replace("epochs = 1", "epochs = 2"), "epochs is 1 there, 2 in the file"),
-        (TABLE.replace("epochs = 1", 'epochs = 1\nprecision = "bf16"'), "precision is float32 there, bf16 in the file"),
+        (
+            TABLE.replace("epochs = 1", 'epochs = 1\nprecision = "bf16"'),
+            "precision is float32 there, bf16 in the file",
+        ),
     ):
         table = experiment.parsed(changed, "table", "paper", "table.toml")
         page = ledger.page([sweep.Sweep(table, kept.folder, kept.file)])
-        assert f"- FedSeq / accuracy %, seed 0 does not count: its settings have changed: {why}" in page
+        assert (
+            f"- FedSeq / accuracy %, seed 0 does not count: its settings have changed: {why}"
+            in page
+        )
         assert "No run is finished" in page
-    elsewhere = TABLE.replace("epochs = 1", 'epochs = 1\ndevice = "cuda"\nthreads = 2\nchannels_last = false')
+    elsewhere = TABLE.replace(
+        "epochs = 1", 'epochs = 1\ndevice = "cuda"\nthreads = 2\nchannels_last = false'
+    )
     table = experiment.parsed(elsewhere, "table", "paper", "table.toml")
-    assert "3 runs" in ledger.page([sweep.Sweep(table, kept.folder, kept.file)]), "where it ran is not a setting"
+    assert "3 runs" in ledger.page([sweep.Sweep(table, kept.folder, kept.file)]), (
+        "where it ran is not a setting"
+    )
 
 
-def test_a_record_whose_environment_was_lost(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+def test_a_record_whose_environment_was_lost(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path
+) -> None:
     swept = planned(tmp_path / "runs")
     shutil.copytree(done[0].folder, swept.folder)
     for run in swept.runs()[:3]:
@@ -343,7 +383,9 @@ def test_a_relative_path_is_found_from_everywhere_and_counts_on_other_machines(
         place.mkdir()
     write_folder(here / "pets", {"cat": 12, "dog": 12})
     monkeypatch.chdir(here)
-    table = TABLE.replace("[settings]", '[settings]\ndata = "pets"\npartition = "iid"').replace("[0, 1]", "[0]")
+    table = TABLE.replace("[settings]", '[settings]\ndata = "pets"\npartition = "iid"').replace(
+        "[0, 1]", "[0]"
+    )
     swept = planned(here / "runs", table)
     run(swept, 1)
     one = swept.runs()[0]
@@ -355,17 +397,30 @@ def test_a_relative_path_is_found_from_everywhere_and_counts_on_other_machines(
     assert stored(one.folder).federation().dataset.name == str(here / "pets")
     recorded = planned(there / "runs", table, file)  # neither the folder nor the data are here
     assert recorded.runs()[0].finished
-    other = TABLE.replace("[0, 1]", "[0]").replace("[settings]", '[settings]\ndata = "dogs"\npartition = "iid"')
-    assert planned(there / "runs", other, file).runs()[0].state.changed == ("data is pets there, dogs in the file",)
+    other = TABLE.replace("[0, 1]", "[0]").replace(
+        "[settings]", '[settings]\ndata = "dogs"\npartition = "iid"'
+    )
+    assert planned(there / "runs", other, file).runs()[0].state.changed == (
+        "data is pets there, dogs in the file",
+    )
 
 
 def test_a_record_says_what_local_training_returned() -> None:
     home = Path(__file__).parents[2] / "experiments"
-    swept = sweep.plan_sweep(home / "fedelmy-table7.toml", "paper", Path("none"), home / "records/fedelmy-table7.jsonl")
-    kept = {one.cell.label: one.result for one in swept.runs() if one.seed == 0 and one.cell.row == "FedOV"}
+    swept = sweep.plan_sweep(
+        home / "fedelmy-table7.toml", "paper", Path("none"), home / "records/fedelmy-table7.jsonl"
+    )
+    kept = {
+        one.cell.label: one.result
+        for one in swept.runs()
+        if one.seed == 0 and one.cell.row == "FedOV"
+    }
     found = kept["FedOV / PACS"]
     assert found is not None
-    assert (found.config["recipe"]["training"]["select"], found.config["selection"]) == ("best", "last")
+    assert (found.config["recipe"]["training"]["select"], found.config["selection"]) == (
+        "best",
+        "last",
+    )
     assert "select last" in about(found)
     assert "select=" not in label(found.config)
     assert "| FedOV (N models) | PACS | 58." in ledger.section(swept)
@@ -385,13 +440,18 @@ epochs = 1
 """
 
 
-def test_records_hold_no_folders_and_count_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's files are identified by their names, so that records made in one place count for runs in another."""
+def test_records_hold_no_folders_and_count_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's files are identified by their names, so that records made in one place count for
+    runs in another."""
     here, there = tmp_path / "here", tmp_path / "there"
     for place in (here, there):
         place.mkdir()
         for name in ("north", "south"):
-            rows = [f"{'good' if k % 2 else 'bad'} film,{'yes' if k % 2 else 'no'}" for k in range(20)]
+            rows = [
+                f"{'good' if k % 2 else 'bad'} film,{'yes' if k % 2 else 'no'}" for k in range(20)
+            ]
             (place / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
         (place / "table.toml").write_text(PATHS)
     monkeypatch.chdir(here)
@@ -410,7 +470,9 @@ def test_records_hold_no_folders_and_count_in_another_folder(tmp_path: Path, mon
         sweep.jobs(other, other.runs())
 
 
-def test_a_network_in_a_folder_counts_where_its_folder_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_in_a_folder_counts_where_its_folder_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in a checkout that has the records of runs, but not the network with which they began."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "small").mkdir(parents=True)
@@ -429,7 +491,11 @@ def test_a_network_in_a_folder_counts_where_its_folder_is_not(tmp_path: Path, mo
 def test_paths_become_names_and_nothing_else_changes() -> None:
     values = {
         "model": "hf:/home/me/models/minilm",
-        "plan": {"silos": ["/a/b.csv", "c.csv"], "data": "digits", "reading": {"tokenizer": "/m/minilm"}},
+        "plan": {
+            "silos": ["/a/b.csv", "c.csv"],
+            "data": "digits",
+            "reading": {"tokenizer": "/m/minilm"},
+        },
         "note": "/a/b stays",
         "network": "mine/net.py:Net",
         "pretrained": "/x/start.safetensors",

@@ -79,7 +79,8 @@ def test_mean_spread_difference_and_verdict() -> None:
     one = result(seq, 9.0, 11.0)
     assert one.values == pytest.approx((9.0, 11.0))
     assert (one.mean, one.std, one.difference) == pytest.approx((10.0, 2**0.5, 0.0))
-    # standard error √(2/2 + 1/2) = 1.2247, 1.5² / (1² + 0.5²) = 1.8 degrees of freedom, limit 4.7639: 5.83 points
+    # standard error √(2/2 + 1/2) = 1.2247, 1.5² / (1² + 0.5²) = 1.8 degrees of freedom, limit
+    # 4.7639: 5.83 points
     expected = {15.8: "consistent", 15.9: "above", 4.2: "consistent", 4.1: "below"}
     for middle, wanted in expected.items():
         assert verdicts.verdict(result(seq, middle - 1, middle + 1), found) == wanted
@@ -93,7 +94,10 @@ def test_mean_spread_difference_and_verdict() -> None:
     other = found.cells[1]
     assert verdicts.verdict(result(other, 19.0), found) == "not comparable: other clothes"
     small = parsed("small")
-    assert verdicts.verdict(result(small.cells[0], 10.0), small) == "not comparable: budget small (epochs 1 of 2)"
+    assert (
+        verdicts.verdict(result(small.cells[0], 10.0), small)
+        == "not comparable: budget small (epochs 1 of 2)"
+    )
 
 
 def test_places_are_among_rows_or_columns() -> None:
@@ -105,17 +109,26 @@ def test_places_are_among_rows_or_columns() -> None:
     across = replace(found, methods_in_rows=False)
     assert verdicts.ranks(across, [seq, local]) == {}, "each alone in its row"
     pooled = result(replace(found.cells[0], row="all", plan=Plan(Recipe(Centralized()))), 90.0)
-    assert verdicts.ranks(found, [seq, local, pooled]) == {seq.cell.slug: 2, local.cell.slug: 1}, "a yardstick has none"
+    assert verdicts.ranks(found, [seq, local, pooled]) == {seq.cell.slug: 2, local.cell.slug: 1}, (
+        "a yardstick has none"
+    )
 
 
 def test_a_metric_that_no_run_has(tmp_path: Path) -> None:
     made = swept(tmp_path / "sweep")
     file = tmp_path / "sweep" / "experiment.toml"
-    file.write_text(TABLE.replace('method = "fedseq"', 'method = "fedseq"\nmetric = "global_accuracy"'))
+    file.write_text(
+        TABLE.replace('method = "fedseq"', 'method = "fedseq"\nmetric = "global_accuracy"')
+    )
     seq, _, local, _ = verdicts.collect(sweep.opened(made.folder))
-    assert (seq.runs, len(seq.left_out), len(local.runs)) == ((), 2, 1), "it takes no other cell with it"
+    assert (seq.runs, len(seq.left_out), len(local.runs)) == ((), 2, 1), (
+        "it takes no other cell with it"
+    )
     assert "seed 0 does not count: " in seq.left_out[0]
-    assert "'global_accuracy' was not measured: write one of accuracy, client_mean in" in seq.left_out[0]
+    assert (
+        "'global_accuracy' was not measured: write one of accuracy, client_mean in"
+        in seq.left_out[0]
+    )
 
 
 def swept(folder: Path, budget: str = "paper") -> sweep.Sweep:
@@ -150,12 +163,22 @@ def test_the_page_holds_what_the_runs_hold(done: sweep.Sweep) -> None:
     compared = Comparison(mean, std, 2, Published(10.0, 1.0))
     assert compared.t is not None
     says = (f"{compared.t:+.2f} ({compared.limit:.2f})", compared.verdict)
-    values = (f"{mean:.2f} ± {std:.2f}", "0, 1", sent, passes, "10.00 ± 1.00", f"{mean - 10:+.2f}", *says)
+    values = (
+        f"{mean:.2f} ± {std:.2f}",
+        "0, 1",
+        sent,
+        passes,
+        "10.00 ± 1.00",
+        f"{mean - 10:+.2f}",
+        *says,
+    )
     assert f"| FedSeq | digits | {' | '.join(values)} |" in page
-    local = next(100 * run.last["client_mean"] for run in runs if run.config["recipe"]["method"] == "local")
+    local = next(
+        100 * run.last["client_mean"] for run in runs if run.config["recipe"]["method"] == "local"
+    )
     assert (
-        f"| Local | digits | {local:.2f} | 0 | 0 B | {alone} | 20.125 | {local - 20.125:+.2f} |  | no spread known"
-        in page
+        f"| Local | digits | {local:.2f} | 0 | 0 B | {alone} | 20.125 | {local - 20.125:+.2f} |  | "
+        "no spread known" in page
     )
     assert "[a paper, Table 1](https://example.org)" in page
     assert "    ekiden sweep experiments/table.toml\n" in page
@@ -199,9 +222,18 @@ def test_metrics_as_parquet_and_csv(done: sweep.Sweep, tmp_path: Path) -> None:
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
     last = next(r for r in reversed(table) if r["row"] == "FedSeq" and r["seed"] == 0)
     metrics = summarise(done.runs()[0].folder).last
-    assert (last["step"], last["accuracy"], last["bytes"]) == (metrics["step"], metrics["accuracy"], metrics["bytes"])
+    assert (last["step"], last["accuracy"], last["bytes"]) == (
+        metrics["step"],
+        metrics["accuracy"],
+        metrics["bytes"],
+    )
     assert last["client_accuracy_client-1"] == metrics["clients"][1]
-    assert (last["method"], last["column"], last["budget"], last["finished"]) == ("fedseq", "digits", "paper", True)
+    assert (last["method"], last["column"], last["budget"], last["finished"]) == (
+        "fedseq",
+        "digits",
+        "paper",
+        True,
+    )
     assert {r["consensus"] for r in table if r["method"] == "fedseq"} == {None}
     csv = pyarrow.csv.read_csv(tmp_path / "out.csv").to_pylist()
     assert [r["accuracy"] for r in csv] == [r["accuracy"] for r in table]
@@ -213,8 +245,13 @@ def test_metrics_as_parquet_and_csv(done: sweep.Sweep, tmp_path: Path) -> None:
 
 
 def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
-    table = TABLE.replace('label = "FedSeq"', 'label = "A | B"') + '[[row]]\nlabel = "C"\nmethod = "fedavg"\n'
-    table = table.replace('title = "digits"', 'title = "digits"\nnote = "# no heading"\npaired = ["A | B"]')
+    table = (
+        TABLE.replace('label = "FedSeq"', 'label = "A | B"')
+        + '[[row]]\nlabel = "C"\nmethod = "fedavg"\n'
+    )
+    table = table.replace(
+        'title = "digits"', 'title = "digits"\nnote = "# no heading"\npaired = ["A | B"]'
+    )
     found = experiment.parsed(table, "table", "paper", "table.toml")
     made = sweep.Sweep(found, tmp_path, "my tables/table.toml")
     assert r"\# no heading" in ledger.section(made)
@@ -269,7 +306,9 @@ def test_cells_are_named_by_row_and_column() -> None:
         return [cell.label for cell in sweep.select(cells, only, without)]
 
     assert len(labels([], [])) == 9
-    assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], "a full label comes first"
+    assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], (
+        "a full label comes first"
+    )
     assert labels(["seq"], ["E=2", "E=20"]) == ["FedSeq / PACS", "FedSeq long / PACS"]
     assert labels(["local/PACS", "long / E=2"], []) == ["FedSeq long / PACS E=2", "Local / PACS"]
     with pytest.raises(UserError, match="unknown cell 'Lokal': did you mean 'Local'"):
@@ -288,7 +327,9 @@ def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) 
     assert summarise(tmp_path / "run").finished
 
 
-def test_a_result_of_an_earlier_step_does_not_outlive_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_of_an_earlier_step_does_not_outlive_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopped after a step, continued, and killed between the last state and the result."""
     plan, folder = Plan(Recipe(FedSeq(epochs=1)), clients=2), tmp_path / "run"
     data = plan.federation()
@@ -326,13 +367,17 @@ def test_sections_of_other_sweeps_stay(done: sweep.Sweep) -> None:
 
 @pytest.mark.parametrize("label", ["votes", "votes (N models)"])
 def test_a_method_with_many_models_is_marked_once(label: str) -> None:
-    table = experiment.parsed(TABLE + f'[[row]]\nlabel = "{label}"\nmethod = "fedov"\n', "table", "paper", "table.toml")
+    table = experiment.parsed(
+        TABLE + f'[[row]]\nlabel = "{label}"\nmethod = "fedov"\n', "table", "paper", "table.toml"
+    )
     assert verdicts.names(table.cells[-2], table) == ("votes (N models)", "digits")
 
 
 def test_how_many_runs_were_printed() -> None:
     for number, said in ((1, "1 run."), (5, "5 runs.")):
-        table = experiment.parsed(f"printed_seeds = {number}\n{TABLE}", "table", "paper", "table.toml")
+        table = experiment.parsed(
+            f"printed_seeds = {number}\n{TABLE}", "table", "paper", "table.toml"
+        )
         assert ledger.runs_line(table) == [f"Printed values are means of {said}", ""]
 
 
@@ -343,4 +388,6 @@ def test_the_command_makes_the_committed_page_exactly(monkeypatch: pytest.Monkey
     page = (root / "docs" / "results.md").read_text(encoding="utf-8")
     records = sorted((root / "experiments" / "records").glob("*.jsonl"))
     sweeps = [sweep.opened(file.relative_to(root)) for file in records]
-    assert ledger.page(sweeps, page) == page, "ekiden results experiments/records/*.jsonl --write docs/results.md"
+    assert ledger.page(sweeps, page) == page, (
+        "ekiden results experiments/records/*.jsonl --write docs/results.md"
+    )

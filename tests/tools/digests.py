@@ -1,12 +1,12 @@
-"""Whether a change of the code changed a bit: digests of what every method, and further settings, give when run small.
+"""Whether a change of the code changed a bit: digests of what every method, and further settings,
+give when run small.
 
     python -m tests.tools.digests --write FILE     before the change
     python -m tests.tools.digests --check FILE     after it; lists what differs, with exit code 1
 
-Of each run: the global model, personal models, what clients keep on the disk, metrics (which hold no times), ledger,
-configuration, and what a run over silos says. Bits depend on the machine and the versions of the libraries, so FILE is
-made where it is checked.
-"""
+Of each run: the global model, personal models, what clients keep on the disk, metrics (which hold
+no times), ledger, configuration, and what a run over silos says. Bits depend on the machine and the
+versions of the libraries, so FILE is made where it is checked."""
 
 import argparse
 import hashlib
@@ -93,15 +93,24 @@ def cases() -> dict[str, Case]:
     between_silos: tuple[type[Method], ...] = (FedSeq, FedAvg, FedTasuki, MetaFed, MOON)
     for kind in between_silos:
         found[f"silos {kind.title()}"] = over_silos(remote.small(kind))
-    for lapped in (FedSeq(epochs=2), FedTasuki(epochs=2), Average(epochs=2), FedAvg(rounds=2, epochs=1)):
+    for lapped in (
+        FedSeq(epochs=2),
+        FedTasuki(epochs=2),
+        Average(epochs=2),
+        FedAvg(rounds=2, epochs=1),
+    ):
         found[f"lap {lapped.title()}"] = simulated(with_lap(lapped))
     found["silos lap"] = over_silos(with_lap(FedSeq(epochs=2)))
-    found["silos that skip"] = over_silos(FedDyn(rounds=3, epochs=1), missing=True, absent="skip", patience=0.01)
+    found["silos that skip"] = over_silos(
+        FedDyn(rounds=3, epochs=1), missing=True, absent="skip", patience=0.01
+    )
     found["silos that measure"] = over_silos(FedAvg(rounds=3, epochs=1), evaluate_every=1)
     return found
 
 
-def simulated(method: Method, data: Any = None, network: type[nn.Module] = Tiny, **options: Any) -> Case:
+def simulated(
+    method: Method, data: Any = None, network: type[nn.Module] = Tiny, **options: Any
+) -> Case:
     """A run on one machine."""
     chosen = settings(type(method)) | options
     return lambda folder: run(method, data or make_blobs(), network, folder=folder, **chosen)
@@ -113,7 +122,9 @@ def resumed(method: Method) -> Case:
     def case(folder: Path) -> Result:
         result = None
         for _ in range(method.steps(4)):
-            result = run(method, make_blobs(), Tiny, folder=folder, stop_after=1, **settings(type(method)))
+            result = run(
+                method, make_blobs(), Tiny, folder=folder, stop_after=1, **settings(type(method))
+            )
         assert result is not None
         return result
 
@@ -124,11 +135,17 @@ def over_silos(method: Method, missing: bool = False, **changes: Any) -> Case:
     """A run over silos with keys, without Flower."""
 
     def case(folder: Path) -> Result:
-        files, public = with_keys(folder.parent / "silos", NAMES, f'[limits]\nmethods = ["{method.title()}"]\n')
+        files, public = with_keys(
+            folder.parent / "silos", NAMES, f'[limits]\nmethods = ["{method.title()}"]\n'
+        )
         nodes, said = FakeNodes(files), list[str]()
         if missing:
-            nodes.lose = lambda node, data: Lost("unsent") if asked_in(data) == 1 and node == 101 else None
-        result = session.run(remote.plan_of(method, **changes), nodes, folder, public, said.append, poll=0)
+            nodes.lose = lambda node, data: (
+                Lost("unsent") if asked_in(data) == 1 and node == 101 else None
+            )
+        result = session.run(
+            remote.plan_of(method, **changes), nodes, folder, public, said.append, poll=0
+        )
         (folder / SAID).write_text("\n".join(said))
         return result
 
@@ -151,7 +168,11 @@ def digest(parts: Iterable[bytes | memoryview]) -> str:
 
 def of_models(models: Iterable[Weights | None]) -> str:
     """Of models, bit by bit."""
-    return digest(chunk for model in models for chunk in (safetensors_chunks(vars(model), {}) if model else (b"none",)))
+    return digest(
+        chunk
+        for model in models
+        for chunk in (safetensors_chunks(vars(model), {}) if model else (b"none",))
+    )
 
 
 def of_rows(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -177,7 +198,9 @@ def of_run(case: Case) -> dict[str, str]:
             "metrics": of_rows(result.metrics),
             "ledger": of_rows(map(asdict, result.ledger)),
             "said": said.read_text() if said.exists() else "",
-            "configuration": digest([json.dumps({k: config[k] for k in config.keys() - own}, sort_keys=True).encode()]),
+            "configuration": digest(
+                [json.dumps({k: config[k] for k in config.keys() - own}, sort_keys=True).encode()]
+            ),
         }
 
 
@@ -192,7 +215,9 @@ def different(before: Digests, now: Digests) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", type=Path, metavar="FILE")
     what.add_argument("--check", type=Path, metavar="FILE")
@@ -208,7 +233,11 @@ def main(arguments: list[str] | None = None) -> int:
         chosen.write.write_text(json.dumps(now, indent=1) + "\n")
         print(f"{len(now)} runs written to {chosen.write}")
         return 0
-    before = {name: found for name, found in json.loads(chosen.check.read_text()).items() if chosen.only in name}
+    before = {
+        name: found
+        for name, found in json.loads(chosen.check.read_text()).items()
+        if chosen.only in name
+    }
     lines = different(before, now)
     print("\n".join(lines) if lines else f"{len(now)} runs give the same bits")
     return 1 if lines else 0

@@ -1,9 +1,9 @@
 """The links of the documentation, and texts on the site that are not ours.
 
-`python -m tests.tools.links` asks the network for each address that the pages and docstrings name (`make links`).
-`python -m tests.tools.links SITE` looks at the built site (`make docs`): each link leads to a file and a place in it.
-The tests look at the pages as they lie in the repository, where they are read too (`broken`, `addresses`).
-"""
+`python -m tests.tools.links` asks the network for each address that the pages and docstrings name
+(`make links`). `python -m tests.tools.links SITE` looks at the built site (`make docs`): each link
+leads to a file and a place in it. The tests look at the pages as they lie in the repository, where
+they are read too (`broken`, `addresses`)."""
 
 import inspect
 import re
@@ -48,7 +48,8 @@ def broken() -> Iterator[str]:
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page's headings that mean the same on the site and where repositories are shown."""
+    """The anchors of a page's headings that mean the same on the site and where repositories are
+    shown."""
     found = set()
     for title in _HEADING.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "").replace("*", "")
@@ -99,7 +100,10 @@ class _Page(HTMLParser):
 
 def broken_in_site(site: Path) -> Iterator[str]:
     """Links of a built site that lead nowhere in it: one line each."""
-    found = {file.resolve(): _Page(file.read_text(encoding="utf-8")) for file in sorted(site.rglob("*.html"))}
+    found = {
+        file.resolve(): _Page(file.read_text(encoding="utf-8"))
+        for file in sorted(site.rglob("*.html"))
+    }
     for page, content in found.items():
         text = " ".join(content.text.split())
         if any(" ".join(told.split("\n\n")[-1].split())[:60] in text for told in _BUILT_IN):
@@ -111,7 +115,11 @@ def broken_in_site(site: Path) -> Iterator[str]:
             file = (page.parent / unquote(parts.path)).resolve() if parts.path else page
             if not file.is_file():
                 yield f"{page.relative_to(site.resolve())}: {link}: there is no such file"
-            elif parts.fragment and file in found and unquote(parts.fragment) not in found[file].places:
+            elif (
+                parts.fragment
+                and file in found
+                and unquote(parts.fragment) not in found[file].places
+            ):
                 yield f"{page.relative_to(site.resolve())}: {link}: there is no such place"
 
 
@@ -129,7 +137,8 @@ def asked(address: str) -> str:
 
 
 def main() -> None:
-    """Look at the site that is named, or ask for all addresses; exit code 1 if something is wrong."""
+    """Look at the site that is named, or ask for all addresses; exit code 1 if something is
+    wrong."""
     if sys.argv[1:]:
         wrong = list(broken_in_site(Path(sys.argv[1])))
     else:
@@ -137,7 +146,9 @@ def main() -> None:
         with ThreadPoolExecutor(8) as pool:
             said = pool.map(asked, named)
         wrong = [
-            f"{where[0]}: {address}: {why}" for (address, where), why in zip(named.items(), said, strict=True) if why
+            f"{where[0]}: {address}: {why}"
+            for (address, where), why in zip(named.items(), said, strict=True)
+            if why
         ]
         print(f"{len(named)} addresses, {len(wrong)} do not answer")
     print("\n".join(wrong), end="\n" if wrong else "")

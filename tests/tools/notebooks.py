@@ -21,15 +21,20 @@ def installs(cell: Any) -> bool:
 
 
 def execute(path: Path, folder: Path) -> Any:
-    """Return the notebook as it is after a run in an empty folder, without cells that install packages.
+    """Return the notebook as it is after a run in an empty folder, without cells that install
+    packages.
 
     Raises:
         CellExecutionError: a cell fails.
     """
     notebook = nbformat.read(path, as_version=4)
     notebook.cells = [cell for cell in notebook.cells if not installs(cell)]
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for `!ekiden`
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+    os.environ["PATH"] = (
+        f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for `!ekiden`
+    )
+    nbclient.NotebookClient(
+        notebook, timeout=600, resources={"metadata": {"path": str(folder)}}
+    ).execute()
     return notebook
 
 

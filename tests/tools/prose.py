@@ -1,8 +1,7 @@
 """Find words that make our prose hard to read: `python -m tests.tools.prose`, part of `make lint`.
 
-PyPI's package of Vale downloads a program at its first run, and Proselint takes no word list of a project's own. So
-this is a list of our own bad habits and nothing else.
-"""
+PyPI's package of Vale downloads a program at its first run, and Proselint takes no word list of a
+project's own. So this is a list of our own bad habits and nothing else."""
 
 import io
 import re
@@ -12,11 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FILES = ("*.md", "docs/**/*.md", "experiments/*.toml", "src/**/*.py", "benchmarks/**/*.py", "tests/**/*.py")
-EXCEPT = ("docs/results.md", "tests/tools/prose.py", "tests/tools/test_prose.py")  # generated; the words themselves
+FILES = (
+    "*.md",
+    "docs/**/*.md",
+    "experiments/*.toml",
+    "src/**/*.py",
+    "benchmarks/**/*.py",
+    "tests/**/*.py",
+)
+EXCEPT = (
+    "docs/results.md",
+    "tests/tools/prose.py",
+    "tests/tools/test_prose.py",
+)  # generated; the words themselves
 HISTORY = ("fedgram-development.md", "fedtasuki-development.md", "CHANGELOG.md", "catalogue.md")
 INSTEAD = {
-    r"(?<!here\s)\b(?:is|are|was) no (?!longer|more|less|better|worse)": "is not a ..., or: there is no ...",
+    r"(?<!here\s)\b(?:is|are|was) no "
+    r"(?!longer|more|less|better|worse)": "is not a ..., or: there is no ...",
     r"\bbesides?\b": "next to, also",
     r"\bmend(?:s|ed|ing)?\b": "fix",
     r"\banew\b": "again",
@@ -72,7 +83,10 @@ Rules = list[tuple[re.Pattern[str], str]]
 
 
 def _rules(words: dict[str, str]) -> Rules:
-    return [(re.compile(bad.replace(" ", GAP), re.IGNORECASE), instead) for bad, instead in words.items()]
+    return [
+        (re.compile(bad.replace(" ", GAP), re.IGNORECASE), instead)
+        for bad, instead in words.items()
+    ]
 
 
 RULES = _rules(INSTEAD)
@@ -80,7 +94,8 @@ PAGE_RULES = RULES + _rules(IN_PAGES)
 
 
 def findings(text: str, rules: Rules = RULES) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, the words, and what to write instead, for each bad habit; code in backticks is skipped."""
+    """Yield the line, the words, and what to write instead, for each bad habit; code in backticks
+    is skipped."""
     prose = re.sub(
         r"```.*?```|<!--.*?-->|(?<=\])\([^)]*\)|`[^`\n]+`|\{[^{}\n]*\}|\"\w+\"",
         lambda code: re.sub(r"[^\n]", "_", code.group()),
@@ -89,14 +104,20 @@ def findings(text: str, rules: Rules = RULES) -> Iterator[tuple[int, str, str]]:
     )
     for rule, instead in rules:
         for match in rule.finditer(prose):
-            yield text.count("\n", 0, match.start()) + 1, re.sub(GAP, " ", match.group()).strip(), instead
+            yield (
+                text.count("\n", 0, match.start()) + 1,
+                re.sub(GAP, " ", match.group()).strip(),
+                instead,
+            )
 
 
 def in_file(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yield the findings in a page, or in the comments and strings of a Python file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield from findings(text, PAGE_RULES if path.suffix == ".md" and path.name not in HISTORY else RULES)
+        yield from findings(
+            text, PAGE_RULES if path.suffix == ".md" and path.name not in HISTORY else RULES
+        )
         return
     lines = text.split("\n")
     prose = [[" "] * len(line) for line in lines]

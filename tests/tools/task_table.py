@@ -1,4 +1,5 @@
-"""The tables in docs/tasks.md, made from the tasks and the methods: `python -m tests.tools.task_table` writes them."""
+"""The tables in docs/tasks.md, made from the tasks and the methods: `python -m
+tests.tools.task_table` writes them."""
 
 import re
 from pathlib import Path
@@ -15,18 +16,27 @@ def metrics() -> str:
     """What each task measures."""
     lines = ["| task | headline | also measured |", "|---|---|---|"]
     for kind in KINDS.values():
-        first, *others = (f"`{metric.name}`{'' if metric.higher else ' ↓'}" for metric in kind.metrics)
+        first, *others = (
+            f"`{metric.name}`{'' if metric.higher else ' ↓'}" for metric in kind.metrics
+        )
         lines.append(f"| {kind.kind} | {first} | {', '.join(others)} |")
     return "\n".join(lines)
 
 
 def methods() -> str:
     """Which methods, with their defaults, do which tasks."""
-    lines = ["| method | " + " | ".join(KINDS) + " | tokens as inputs |", "|---|" + ":-:|" * (len(KINDS) + 1)]
+    lines = [
+        "| method | " + " | ".join(KINDS) + " | tokens as inputs |",
+        "|---|" + ":-:|" * (len(KINDS) + 1),
+    ]
     for kind in METHODS:
         needs = kind().needs
-        does = [needs <= task.offers | _NUMBERS for task in KINDS.values()] + ["numbers" not in needs]
-        lines.append(f"| {kind.title()} | " + " | ".join("yes" if one else "–" for one in does) + " |")
+        does = [needs <= task.offers | _NUMBERS for task in KINDS.values()] + [
+            "numbers" not in needs
+        ]
+        lines.append(
+            f"| {kind.title()} | " + " | ".join("yes" if one else "–" for one in does) + " |"
+        )
     return "\n".join(lines)
 
 

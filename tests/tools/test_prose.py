@@ -1,4 +1,5 @@
-"""The word list finds bad habits in pages, comments, docstrings and messages, and nothing in code."""
+"""The word list finds bad habits in pages, comments, docstrings and messages, and nothing in
+code."""
 
 from pathlib import Path
 
@@ -40,12 +41,21 @@ def test_good_prose_and_code_pass(text: str) -> None:
 
 def test_of_python_only_comments_and_strings_are_read(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text('def f(anew, beside):  # computed anew\n    """Mend it."""\n    return f"{beside} is no file"\n')
-    assert [(line, words) for line, words, _ in in_file(file)] == [(3, "is no"), (2, "Mend"), (1, "anew")]
+    file.write_text(
+        'def f(anew, beside):  # computed anew\n    """Mend it."""\n    return f"{beside} is no '
+        'file"\n'
+    )
+    assert [(line, words) for line, words, _ in in_file(file)] == [
+        (3, "is no"),
+        (2, "Mend"),
+        (1, "anew"),
+    ]
 
 
 def test_pages_are_read_with_more_rules_than_code(tmp_path: Path) -> None:
-    text = "FedSeq has 81.3 in the mean; the latter is of the\nserver. [in small](page.md#in-small)\n"
+    text = (
+        "FedSeq has 81.3 in the mean; the latter is of the\nserver. [in small](page.md#in-small)\n"
+    )
     page, code = tmp_path / "page.md", tmp_path / "code.py"
     page.write_text(text)
     code.write_text(f'"""{text}"""\n')

@@ -1,4 +1,5 @@
-"""Networks of any width: BatchNorm folded, units in other places, shapes from the weights, and what is refused."""
+"""Networks of any width: BatchNorm folded, units in other places, shapes from the weights, and what
+is refused."""
 
 import copy
 from collections.abc import Callable
@@ -39,7 +40,9 @@ def convolutions() -> nn.Module:
 
 
 @pytest.mark.parametrize(("make", "shape"), [(Tiny, (4,)), (convolutions, (2, 8, 8))])
-def test_folding_keeps_the_function_of_inference(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_folding_keeps_the_function_of_inference(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
     module = trained(make())
     before = copy.deepcopy(module.state_dict())
     x = torch.randn(5, *shape)
@@ -53,7 +56,8 @@ def test_folding_keeps_the_function_of_inference(make: Callable[[], nn.Module], 
 def test_forms_and_sizes() -> None:
     elastic = Elastic(convolutions())
     assert elastic.widths.tolist() == [4, 5, 6]
-    # 2 channels of 3x3; kernels of 9; 4 positions of each flattened channel; biases come from the norms
+    # 2 channels of 3x3; kernels of 9; 4 positions of each flattened channel; biases come from the
+    # norms
     assert [tuple(f) for f in elastic.forms] == [(18, True), (9, True), (4, False), (1, True)]
     assert elastic.sizes([4, 5, 6]) == [4 * 19, 5 * 37, 6 * 20, 3 * 7]
     assert sum(elastic.sizes([4, 5, 6])) == sum(p.numel() for p in elastic.parameters())
@@ -98,7 +102,10 @@ def test_weights_say_what_they_fit() -> None:
 def test_weights_that_lie_are_refused(widths: list[int]) -> None:
     model = Network(Elastic(Tiny())).weights()
     with pytest.raises(UserError, match="another network"):
-        adapted(Elastic(Tiny()), Weights(model.params, model.buffers, torch.tensor(widths, dtype=torch.int64)))
+        adapted(
+            Elastic(Tiny()),
+            Weights(model.params, model.buffers, torch.tensor(widths, dtype=torch.int64)),
+        )
     values = Elastic(Tiny()).state_dict() | {"widths": torch.tensor(widths, dtype=torch.int64)}
     with pytest.raises(RuntimeError, match="widths"):
         Elastic(Tiny()).load_state_dict(values)
@@ -119,7 +126,8 @@ class Shortcut(nn.Module):
 
 
 class Backwards(nn.Module):
-    """Its BatchNorm comes after the activation function, so that it cannot be folded into the layer before."""
+    """Its BatchNorm comes after the activation function, so that it cannot be folded into the layer
+    before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,12 +148,18 @@ class Backwards(nn.Module):
         (nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3)), (4,), "of a kind"),
         (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.Linear(8, 3)), (4,), "of a kind"),
         (nn.Sequential(nn.Linear(4, 8), nn.PReLU(), nn.Linear(8, 3)), (4,), "of a kind"),
-        (nn.Sequential(nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), nn.Flatten(), nn.Linear(8, 3)), (4,), "wider"),
+        (
+            nn.Sequential(nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), nn.Flatten(), nn.Linear(8, 3)),
+            (4,),
+            "wider",
+        ),
         (models.build("resnet18", (3, 8, 8), 4), (3, 8, 8), "use average"),
         (models.build("resnet18_gn", (3, 8, 8), 4), (3, 8, 8), "use average"),
     ],
 )
-def test_what_cannot_be_matched_is_refused(module: nn.Module, shape: tuple[int, ...], reason: str) -> None:
+def test_what_cannot_be_matched_is_refused(
+    module: nn.Module, shape: tuple[int, ...], reason: str
+) -> None:
     with pytest.raises(UserError, match=reason):
         check(module.eval(), shape)
 
@@ -155,9 +169,14 @@ def test_what_cannot_be_matched_is_refused(module: nn.Module, shape: tuple[int, 
     [
         (Tiny(), (4,)),
         (convolutions(), (2, 8, 8)),
-        *((models.build(name, (3, 18, 18), 5), (3, 18, 18)) for name in ("mlp_ma_echo", "lenet", "cnn_ma_echo")),
+        *(
+            (models.build(name, (3, 18, 18), 5), (3, 18, 18))
+            for name in ("mlp_ma_echo", "lenet", "cnn_ma_echo")
+        ),
         (models.build("vgg11", (3, 32, 32), 5), (3, 32, 32)),
     ],
 )
-def test_the_networks_of_the_papers_can_be_matched(module: nn.Module, shape: tuple[int, ...]) -> None:
+def test_the_networks_of_the_papers_can_be_matched(
+    module: nn.Module, shape: tuple[int, ...]
+) -> None:
     check(module.eval(), shape)

@@ -34,7 +34,9 @@ def bench(data: Dataset, module: Callable[[], nn.Module] = Tiny, **training: Any
     torch.manual_seed(0)
     fields: dict[str, Any] = {"batch_size": 16, "weight_decay": 0.01, "select": "last"} | training
     settings = Training(**fields)
-    return Bench(Network(module()), Feed(data, Hardware(threads=1)), settings, Hardware(threads=1), "here")
+    return Bench(
+        Network(module()), Feed(data, Hardware(threads=1)), settings, Hardware(threads=1), "here"
+    )
 
 
 def subset(data: Dataset, start: int = 0, stop: int | None = None) -> Subset:
@@ -78,11 +80,15 @@ def flat(module: nn.Module) -> Tensor:
     ],
     ids=["adam", "sgd", "momentum"],
 )
-def test_equals_a_plain_loop(training: dict[str, Any], optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+def test_equals_a_plain_loop(
+    training: dict[str, Any], optimizer: Callable[[Any], torch.optim.Optimizer]
+) -> None:
     data = dataset()
     here, twin = bench(data, **training), Tiny()
     twin.load_state_dict(here.network.module.state_dict())
-    result = fit(here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=4, seed=SEED)
+    result = fit(
+        here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=4, seed=SEED
+    )
     plain(twin, optimizer(twin.parameters()), subset(data), 4)
     torch.testing.assert_close(result.params, flat(twin), rtol=1e-5, atol=1e-6)
     statistics = torch.cat([b.flatten() for b in twin.buffers() if b.is_floating_point()])
@@ -96,7 +102,9 @@ def test_sam_equals_its_definition() -> None:
 
     data = dataset(20)
     here = bench(data, Linear, optimizer="sgd", lr=0.1, weight_decay=0.0, batch_size=20)
-    here.training = Training(optimizer="sam", lr=0.1, rho=0.5, weight_decay=0.0, batch_size=20, select="last")
+    here.training = Training(
+        optimizer="sam", lr=0.1, rho=0.5, weight_decay=0.0, batch_size=20, select="last"
+    )
     start, train = here.network.weights(), subset(data)
     result = fit(here, start, train, subset(data, 0, 0), epochs=1, seed=SEED)
 
@@ -113,7 +121,9 @@ def test_sam_equals_its_definition() -> None:
 def test_sam_updates_running_statistics_once_a_step() -> None:
     data = dataset(32)
     here = bench(data, optimizer="sam", lr=0.1)
-    result = fit(here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=1, seed=SEED)
+    result = fit(
+        here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=1, seed=SEED
+    )
     assert result.counters.tolist() == [2]
 
 
@@ -159,15 +169,24 @@ class Scripted(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "best"), [([0.3, 0.8, 0.8, 0.5], 2), ([0.0, 0.0, 0.0], 1), ([0.0, 0.5, 1.0], 3), ([0.9, 0.2], 1)]
+    ("accuracies", "best"),
+    [([0.3, 0.8, 0.8, 0.5], 2), ([0.0, 0.0, 0.0], 1), ([0.0, 0.5, 1.0], 3), ([0.9, 0.2], 1)],
 )
-def test_keeps_the_first_epoch_with_the_best_validation_accuracy(accuracies: list[float], best: int) -> None:
-    data = from_tensors((torch.zeros(10, 1), torch.zeros(10, dtype=torch.int64)), classes=("a", "b"))
-    here = bench(data, lambda: Scripted(accuracies), optimizer="sgd", lr=1.0, weight_decay=0.0, select="best")
+def test_keeps_the_first_epoch_with_the_best_validation_accuracy(
+    accuracies: list[float], best: int
+) -> None:
+    data = from_tensors(
+        (torch.zeros(10, 1), torch.zeros(10, dtype=torch.int64)), classes=("a", "b")
+    )
+    here = bench(
+        data, lambda: Scripted(accuracies), optimizer="sgd", lr=1.0, weight_decay=0.0, select="best"
+    )
     everything = Subset(data.train, torch.arange(len(data.train)))
     after: list[Tensor] = []
     here.watch = lambda epoch, epochs: after.append(here.network.params.clone())
-    result = fit(here, here.network.weights(), everything, everything, epochs=len(accuracies), seed=SEED)
+    result = fit(
+        here, here.network.weights(), everything, everything, epochs=len(accuracies), seed=SEED
+    )
     assert torch.equal(result.params, after[best - 1])
 
 
@@ -182,7 +201,9 @@ def test_best_epoch_brings_its_own_statistics() -> None:
         accuracies.append(float(fitting.evaluate(here, subset(data, 0, 20)).right.sum()))
 
     here.watch = watch
-    result = fit(here, here.network.weights(), subset(data, 20), subset(data, 0, 20), epochs=8, seed=SEED)
+    result = fit(
+        here, here.network.weights(), subset(data, 20), subset(data, 0, 20), epochs=8, seed=SEED
+    )
     best = accuracies.index(max(accuracies))
     assert best < 7, "the test needs a best epoch before the last"
     assert torch.equal(result.buffers, statistics[best])
@@ -211,9 +232,13 @@ def test_tail_is_the_mean_of_the_last_iterates(tail: float, first: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SGD, "step", spy)
-        result = fit(here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=4, seed=SEED)
+        result = fit(
+            here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=4, seed=SEED
+        )
     assert len(iterates) == 8
-    torch.testing.assert_close(result.params, torch.stack(iterates[first - 1 :]).mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        result.params, torch.stack(iterates[first - 1 :]).mean(0), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("limit", "steps"), [(6, 6), (8, 8), (1, 1), (100, 12), (0, 12)])
@@ -223,7 +248,9 @@ def test_max_steps_are_the_first_steps_of_a_plain_loop(limit: int, steps: int) -
     twin.load_state_dict(here.network.module.state_dict())
     seen: list[tuple[int, int]] = []
     here.watch = lambda epoch, epochs: seen.append((epoch, epochs))
-    result = fit(here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=3, seed=SEED)
+    result = fit(
+        here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=3, seed=SEED
+    )
     plain(twin, Stops(twin.parameters(), steps), subset(data), 3)
     torch.testing.assert_close(result.params, flat(twin), rtol=1e-5, atol=1e-6)
     rounds, rest = divmod(steps, 4)
@@ -313,11 +340,15 @@ def test_does_not_depend_on_the_ambient_random_state() -> None:
     for ambient in (1, 2):
         here = bench(data)
         torch.manual_seed(ambient)
-        results.append(fit(here, start, subset(data), subset(data, 0, 0), epochs=2, seed=SEED).params)
+        results.append(
+            fit(here, start, subset(data), subset(data, 0, 0), epochs=2, seed=SEED).params
+        )
     assert torch.equal(results[0], results[1])
 
 
-@pytest.mark.parametrize(("n", "sizes"), [(17, [17]), (33, [16, 17]), (16, [16]), (20, [16, 4]), (1, [1])])
+@pytest.mark.parametrize(
+    ("n", "sizes"), [(17, [17]), (33, [16, 17]), (16, [16]), (20, [16, 4]), (1, [1])]
+)
 def test_a_last_batch_of_one_joins_the_one_before(n: int, sizes: list[int]) -> None:
     batches = list(fitting._batches(n, 16))
     assert [len(b) for b in batches] == sizes
@@ -346,7 +377,10 @@ def test_says_where_training_diverged() -> None:
     x = torch.randn(32, 4)
     x[20] = float("inf")
     data = Dataset(
-        "bad", Samples(x, torch.zeros(32, dtype=torch.int64)), Samples(x, torch.zeros(32).long()), ("a", "b", "c")
+        "bad",
+        Samples(x, torch.zeros(32, dtype=torch.int64)),
+        Samples(x, torch.zeros(32).long()),
+        ("a", "b", "c"),
     )
     here = bench(data)
     with pytest.raises(Diverged, match=r"^here: .* epoch 1, batch [12]: lower lr"):
@@ -385,7 +419,9 @@ class Mimicry(Objective):
 def test_teachers_answer_once_unless_samples_change(augmented: bool, optimizer: Any) -> None:
     x = torch.randint(256, (80, 1, 4, 4), dtype=torch.uint8)
     data = from_tensors(
-        (x, torch.arange(80) % 2), classes=("a", "b"), augment=Augment(crop=1, flip=True) if augmented else Augment()
+        (x, torch.arange(80) % 2),
+        classes=("a", "b"),
+        augment=Augment(crop=1, flip=True) if augmented else Augment(),
     )
     weight = torch.randn(16, 2)
     asked: list[int] = []
@@ -396,7 +432,12 @@ def test_teachers_answer_once_unless_samples_change(augmented: bool, optimizer: 
         return x.flatten(1) @ weight
 
     network, hardware = Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 2))), Hardware(threads=1)
-    here = Bench(network, Feed(data, hardware), Training(optimizer, lr=0.1, batch_size=20, select="last"), hardware)
+    here = Bench(
+        network,
+        Feed(data, hardware),
+        Training(optimizer, lr=0.1, batch_size=20, select="last"),
+        hardware,
+    )
     held, none = subset(data, 0, 60), subset(data, 0, 0)
     held.rows.copy_(held.rows.flip(0))
     fit(here, network.weights(), held, none, epochs=3, seed=SEED, objective=Mimicry(teacher))
@@ -423,12 +464,18 @@ class Partly(Mimicry):
 
 
 def test_teachers_answer_what_is_asked_for() -> None:
-    """In every step if samples are augmented; otherwise for all samples, once, because any may come first."""
+    """In every step if samples are augmented; otherwise for all samples, once, because any may come
+    first."""
     x = torch.randint(256, (80, 1, 4, 4), dtype=torch.uint8)
     for augment, passes in (Augment(flip=True), 2 * 3 * 15), (Augment(), 60):
         data = from_tensors((x, torch.arange(80) % 2), classes=("a", "b"), augment=augment)
-        network, hardware = Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 2))), Hardware(threads=1)
-        here = Bench(network, Feed(data, hardware), Training(lr=0.1, batch_size=20, select="last"), hardware)
+        network, hardware = (
+            Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 2))),
+            Hardware(threads=1),
+        )
+        here = Bench(
+            network, Feed(data, hardware), Training(lr=0.1, batch_size=20, select="last"), hardware
+        )
         fit(
             here,
             network.weights(),
@@ -446,10 +493,14 @@ def test_bf16_and_channels_last_train_images() -> None:
     data = from_tensors((x, x[:, 0, 0, 0].long() // 128), classes=("dark", "light"))
     hardware = Hardware(threads=1, precision="bf16", channels_last=True)
     network = Network(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)))
-    here = Bench(network, Feed(data, hardware), Training(batch_size=8, lr=0.01, select="last"), hardware)
+    here = Bench(
+        network, Feed(data, hardware), Training(batch_size=8, lr=0.01, select="last"), hardware
+    )
     start = network.weights()
     rows = torch.arange(len(data.train))
-    result = fit(here, start, Subset(data.train, rows), Subset(data.train, rows[:0]), epochs=2, seed=SEED)
+    result = fit(
+        here, start, Subset(data.train, rows), Subset(data.train, rows[:0]), epochs=2, seed=SEED
+    )
     assert result.is_finite()
     assert result.params.dtype == torch.float32
     assert not torch.equal(result.params, start.params)

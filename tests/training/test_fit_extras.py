@@ -1,4 +1,5 @@
-"""What single methods need from training: gradients of a batch, penalties with memory, disagreement of models."""
+"""What single methods need from training: gradients of a batch, penalties with memory, disagreement
+of models."""
 
 import pytest
 import torch
@@ -52,7 +53,9 @@ class Killed(Exception):
     """The machine went down."""
 
 
-def test_a_penalty_remembers_through_a_crash(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_penalty_remembers_through_a_crash(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fitting, "_SHARE_OF_SAVING", 0)
     client = blobs.clients[0]
 

@@ -72,7 +72,9 @@ def test_frozen_values_are_in_no_vector_and_no_state_dict() -> None:
     weights = Network(module := frozen_head()).weights()
     assert [len(v) for v in (weights.params, weights.buffers, weights.counters)] == [21, 0, 0]
     assert set(module.state_dict()) == {"head.weight", "head.bias"}
-    assert frozen.size(module) == 4 * 6 + 6 + 12 + 12 + 1  # with running statistics and their counter
+    assert (
+        frozen.size(module) == 4 * 6 + 6 + 12 + 12 + 1
+    )  # with running statistics and their counter
 
 
 def test_frozen_norms_and_dropout_stay_in_evaluation_mode_also_in_copies() -> None:
@@ -86,13 +88,18 @@ def test_frozen_norms_and_dropout_stay_in_evaluation_mode_also_in_copies() -> No
         assert not any(part.training for part in each.features.modules())
         assert torch.equal(each(x), wanted)
     assert torch.equal(
-        frozen.copied(module).get_buffer("features.1.running_mean"), module.get_buffer("features.1.running_mean")
+        frozen.copied(module).get_buffer("features.1.running_mean"),
+        module.get_buffer("features.1.running_mean"),
     )
-    assert frozen.copied(module).get_buffer("features.0.weight") is module.get_buffer("features.0.weight")
+    assert frozen.copied(module).get_buffer("features.0.weight") is module.get_buffer(
+        "features.0.weight"
+    )
 
 
 def test_a_partly_frozen_sequence_keeps_training_what_is_not() -> None:
-    features = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 6))
+    features = nn.Sequential(
+        nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 6)
+    )
     module = SplitNetwork(features, nn.Linear(6, 3))
     frozen.fix(freeze(module, 1)).train()
     assert [part.training for part in features] == [False, False, True, True, True]
@@ -109,8 +116,12 @@ def test_new_values_are_drawn_for_what_is_trained_only() -> None:
     assert not torch.equal(other.head.weight, module.head.weight)
 
 
-def test_training_leaves_the_constants_and_the_run_folder_names_them(few: FederatedData, tmp_path: Path) -> None:
-    result = run("fedavg", few, network(), training=FIT, train="head", folder=tmp_path / "r", stop_after=2)
+def test_training_leaves_the_constants_and_the_run_folder_names_them(
+    few: FederatedData, tmp_path: Path
+) -> None:
+    result = run(
+        "fedavg", few, network(), training=FIT, train="head", folder=tmp_path / "r", stop_after=2
+    )
     wanted = frozen.digest(frozen_head())
     assert result.config["frozen"] == {"digest": wanted, "values": 55}
     assert result.config["digests"]["model"]["frozen"] == wanted
@@ -128,7 +139,9 @@ def test_a_run_goes_on_only_with_the_same_frozen_part(few: FederatedData, tmp_pa
     assert torch.equal(again.weights.params, whole.weights.params)  # type: ignore[union-attr]
 
 
-def test_a_model_is_loaded_with_its_own_frozen_part_or_not_at_all(few: FederatedData, tmp_path: Path) -> None:
+def test_a_model_is_loaded_with_its_own_frozen_part_or_not_at_all(
+    few: FederatedData, tmp_path: Path
+) -> None:
     folder = tmp_path / "r"
     result = run("fedseq", few, network(), training=FIT, train="head", folder=folder)
     x = few.dataset.test.x[:5]
@@ -138,7 +151,8 @@ def test_a_model_is_loaded_with_its_own_frozen_part_or_not_at_all(few: Federated
 
 
 def test_the_frozen_part_is_asked_about_each_sample_once(few: FederatedData) -> None:
-    """However many epochs, clients and rounds there are: one row for each sample of training, validation and test."""
+    """However many epochs, clients and rounds there are: one row for each sample of training,
+    validation and test."""
     run("fedavg", few, network(), training=FIT, train="head", stop_after=6)
     alone = sum(n for n in ASKED if n == 1)
     held = sum(len(c.train) + len(c.val) for c in few.clients) + len(few.dataset.test)
@@ -157,17 +171,22 @@ def test_blocks_that_were_frozen_before_are_asked_once_too(few: FederatedData, t
     assert sum(ASKED) - alone <= 20, ASKED  # what checks the network before the run
 
 
-def test_remembered_answers_change_no_result_but_rounding(few: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_answers_change_no_result_but_rounding(
+    few: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = run("fedavg", few, network(), training=FIT, train="head", stop_after=3)
     monkeypatch.setattr(frozen, "_source", lambda x: None)
     monkeypatch.setattr(Network, "light", False)
     each_time = run("fedavg", few, network(), training=FIT, train="head", stop_after=3)
     torch.testing.assert_close(known.weights.params, each_time.weights.params, rtol=1e-4, atol=1e-6)  # type: ignore[union-attr]
-    assert [row["forward"] for row in known.metrics] == [row["forward"] for row in each_time.metrics]
+    assert [row["forward"] for row in known.metrics] == [
+        row["forward"] for row in each_time.metrics
+    ]
 
 
 def test_a_batch_that_was_changed_is_asked_about_as_it_is(few: FederatedData) -> None:
-    """An objective may add noise to its batch in place: then stored features of the samples are not used."""
+    """An objective may add noise to its batch in place: then stored features of the samples are not
+    used."""
     from ekiden.base.settings import Hardware
     from ekiden.data.samples import Subset
     from ekiden.training.feed import Feed

@@ -49,9 +49,13 @@ def test_refuses_values_of_another_part() -> None:
 @pytest.mark.parametrize("name", models.fitting((3, 32, 32)))
 def test_every_network_of_the_library_declares_its_head(name: str) -> None:
     network = Network(models.build(name, (3, 32, 32), 10))
-    assert int(network.head.params.sum()) == sum(p.numel() for p in network.module.get_submodule("head").parameters())
+    assert int(network.head.params.sum()) == sum(
+        p.numel() for p in network.module.get_submodule("head").parameters()
+    )
     assert 0 < int(network.head.params.sum()) <= len(network.params)
-    assert (int(network.head.params.sum()) < len(network.params)) == (name != "linear"), "which is a head alone"
+    assert (int(network.head.params.sum()) < len(network.params)) == (name != "linear"), (
+        "which is a head alone"
+    )
     assert sum(torch.Size(shape).numel() for shape in network.shapes) == len(network.params)
 
 

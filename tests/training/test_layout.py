@@ -25,7 +25,10 @@ def test_layers_and_their_kinds() -> None:
         ("features.1", "norm", 8),
         ("head", "linear", 3),
     ]
-    assert [p.name for p in layout.layers[1].statistics] == ["features.1.running_mean", "features.1.running_var"]
+    assert [p.name for p in layout.layers[1].statistics] == [
+        "features.1.running_mean",
+        "features.1.running_var",
+    ]
     assert [layer.inputs for layer in layout.dense] == [5, 9]
     assert (layout.head.name, layout.classes) == ("head", 3)
 
@@ -42,7 +45,10 @@ def test_frozen_and_shared_parameters() -> None:
     second.weight = first.weight
     frozen = nn.Linear(3, 3).requires_grad_(False)
     network = Network(nn.Sequential(first, frozen, second))
-    assert [(layer.name, len(layer.params)) for layer in network.layout.layers] == [("0", 2), ("2", 1)]
+    assert [(layer.name, len(layer.params)) for layer in network.layout.layers] == [
+        ("0", 2),
+        ("2", 1),
+    ]
     assert network.layout.layers[1].kind == "other"
 
 
@@ -70,7 +76,9 @@ def test_fresh_values_depend_on_the_seed_only() -> None:
 def test_fresh_values_are_drawn_as_the_network_draws_its_own(name: str) -> None:
     module = models.build(name, (3, 64, 64), 10)
     again = fresh(module, 1)
-    for built, drawn in zip(*([p.detach() for p in m.parameters()] for m in (module, again)), strict=True):
+    for built, drawn in zip(
+        *([p.detach() for p in m.parameters()] for m in (module, again)), strict=True
+    ):
         if built.numel() >= 400 and built.std() > 0:
             assert float(drawn.std()) == pytest.approx(float(built.std()), rel=0.2)
             assert not torch.equal(built, drawn)
@@ -82,4 +90,7 @@ def test_frozen_layers_are_not_drawn_anew() -> None:
     before = {name: torch.full_like(value, 7) for name, value in module.state_dict().items()}
     module.load_state_dict(before)
     after = fresh(module, 1).state_dict()
-    assert {name for name in before if not torch.equal(before[name], after[name])} == {"2.weight", "2.bias"}
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        "2.weight",
+        "2.bias",
+    }

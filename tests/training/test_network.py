@@ -17,7 +17,9 @@ def test_views_cover_everything_and_nothing_twice() -> None:
     module = Tiny()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     network = Network(module)
-    assert all(torch.equal(value, before[name]) for name, value in network.module.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in network.module.state_dict().items()
+    )
     assert len(network.params) == sum(p.numel() for p in module.parameters())
     assert len(network.buffers) == 16
     assert len(network.counters) == 1
@@ -119,7 +121,9 @@ def tied() -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("build", [lambda: Biased(scale=torch.ones(2)), tied], ids=["own tensor", "tied"])
+@pytest.mark.parametrize(
+    "build", [lambda: Biased(scale=torch.ones(2)), tied], ids=["own tensor", "tied"]
+)
 def test_a_network_with_values_of_its_own_is_not_blank(build: Callable[[], nn.Module]) -> None:
     module = blank(build)
     assert not any(torch.isnan(t).any() for t in (*module.parameters(), *module.buffers()))

@@ -23,7 +23,11 @@ def reference(params: torch.Tensor, training: Training) -> torch.optim.Optimizer
         kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
         return kind([params], training.lr, weight_decay=training.weight_decay, fused=True)
     return torch.optim.SGD(
-        [params], training.lr, momentum=training.momentum, weight_decay=training.weight_decay, fused=True
+        [params],
+        training.lr,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        fused=True,
     )
 
 
@@ -45,19 +49,23 @@ def test_steps_are_torchs_bit_for_bit_also_when_taken_up_again(name: str) -> Non
         its.step()
         assert torch.equal(ours, theirs)
     assert not torch.equal(ours, start)
-    torch_keeps = {name: value for name, value in its.state[theirs].items() if isinstance(value, torch.Tensor)}
+    torch_keeps = {
+        name: value for name, value in its.state[theirs].items() if isinstance(value, torch.Tensor)
+    }
     assert mine.state.keys() == torch_keeps.keys()
     assert all(torch.equal(mine.state[name], value) for name, value in torch_keeps.items())
 
 
 def test_decoupled_weight_decay_is_no_part_of_the_gradient() -> None:
-    """Control variates are means of gradients: what AdamW subtracts from the weights does not belong to them."""
+    """Control variates are means of gradients: what AdamW subtracts from the weights does not
+    belong to them."""
     assert [CASES[name].l2 for name in CASES] == [0.1, 0.0, 0.0001, 0.01]
     assert [CASES[name].adaptive for name in CASES] == [True, True, False, False]
 
 
 def test_training_starts_without_what_takes_seconds_to_load() -> None:
-    """Torch's compiler, statistics, and what other sources need: every task on Flower is a new process."""
+    """Torch's compiler, statistics, and what other sources need: every task on Flower is a new
+    process."""
     code = """
 import sys
 heavy = {"datasets", "flwr_datasets", "sklearn", "scipy", "matplotlib", "pandas", "pyarrow", "polars", "transformers"}

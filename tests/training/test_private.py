@@ -1,4 +1,5 @@
-"""Differential privacy in training: the noise is as large as promised, clipping is exact, and the accountant agrees."""
+"""Differential privacy in training: the noise is as large as promised, clipping is exact, and the
+accountant agrees."""
 
 import math
 from dataclasses import replace
@@ -33,7 +34,8 @@ from ekiden.training.private import (
 KEY = bytes(range(32))
 
 
-# (σ, q, steps, δ, ε): RdpAccountant and PLDAccountant of Google's dp-accounting 0.6.0, Poisson-sampled Gaussian
+# (σ, q, steps, δ, ε): RdpAccountant and PLDAccountant of Google's dp-accounting 0.6.0,
+# Poisson-sampled Gaussian
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "delta", "renyi", "exact"),
     [
@@ -57,13 +59,21 @@ def test_the_accountant_agrees_with_another(
 
 
 def test_the_accountant_agrees_with_the_library_itself() -> None:
-    library = pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: it needs attrs below 24")
+    library = pytest.importorskip(
+        "dp_accounting", reason="dp-accounting is not installed: it needs attrs below 24"
+    )
     rdp = pytest.importorskip("dp_accounting.rdp")
-    for noise, rate, steps, delta in ((1.1, 0.01, 1000, 1e-5), (0.63, 0.0284, 105, 1e-5), (4.0, 1.0, 40, 1e-4)):
+    for noise, rate, steps, delta in (
+        (1.1, 0.01, 1000, 1e-5),
+        (0.63, 0.0284, 105, 1e-5),
+        (4.0, 1.0, 40, 1e-4),
+    ):
         step = library.GaussianDpEvent(noise)
         one = step if rate == 1 else library.PoissonSampledDpEvent(rate, step)
         counted = rdp.RdpAccountant().compose(library.SelfComposedDpEvent(one, steps))
-        assert epsilon_of(noise, rate, steps, delta) == pytest.approx(counted.get_epsilon(delta), rel=0.01)
+        assert epsilon_of(noise, rate, steps, delta) == pytest.approx(
+            counted.get_epsilon(delta), rel=0.01
+        )
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.7, 3.0, 12.0])
@@ -73,7 +83,9 @@ def test_the_epsilon_of_gaussian_noise_is_exact_and_rounded_up(ratio: float, del
 
     def exact(epsilon: float) -> Any:
         e, mu = many.mpf(epsilon), many.mpf(ratio)
-        above, below = (many.erfc(-x / many.sqrt(2)) / 2 for x in (mu / 2 - e / mu, -mu / 2 - e / mu))
+        above, below = (
+            many.erfc(-x / many.sqrt(2)) / 2 for x in (mu / 2 - e / mu, -mu / 2 - e / mu)
+        )
         return above - many.exp(e) * below
 
     with many.workdps(150):
@@ -86,8 +98,11 @@ def test_the_epsilon_of_gaussian_noise_is_exact_and_rounded_up(ratio: float, del
         assert epsilon_of(2 / ratio, 1.0, 4, delta) == pytest.approx(found, rel=1e-6)
 
 
-def test_discrete_noise_tells_no_more_than_gaussian_noise_of_a_variance_that_is_smaller_by_three() -> None:
-    """δ of a discrete Gaussian, as a sum over whole numbers: Canonne, Kamath and Steinke 2020, Theorem 7."""
+def test_discrete_noise_tells_no_more_than_gaussian_noise_of_a_variance_that_is_smaller_by_three() -> (
+    None
+):
+    """δ of a discrete Gaussian, as a sum over whole numbers: Canonne, Kamath and Steinke 2020,
+    Theorem 7."""
     numbers = np.arange(-600, 601)
     for variance in (16**2, 16**2 + 0.5, 30**2):
         for moved in (1, 5, 16, 40):
@@ -162,7 +177,9 @@ def test_a_sample_without_a_finite_gradient_adds_nothing(kind: str) -> None:
 
 def test_the_noise_has_the_variance_that_was_counted() -> None:
     made = Network(nn.Linear(200, 100))
-    mechanism = Mechanism(clip=0.5, spent=Spent(noise=3.0, rate=0.25, steps=2), noise=Noise(KEY), samples=40)
+    mechanism = Mechanism(
+        clip=0.5, spent=Spent(noise=3.0, rate=0.25, steps=2), noise=Noise(KEY), samples=40
+    )
     drawn = []
     for step in range(2):
         made.grad.zero_()
@@ -196,7 +213,16 @@ def run(data: FederatedData, dp: Any = DP(8.0, 1e-3), **more: Any) -> ekiden.Res
     method = more.pop("method", FedSeq(epochs=3))
     training = Training(optimizer="sgd", lr=0.5, batch_size=16)
     torch.manual_seed(0)
-    return ekiden.run(method, data, nn.Linear(3, 2), dp=dp, training=training, quiet=True, evaluate_every=0, **more)
+    return ekiden.run(
+        method,
+        data,
+        nn.Linear(3, 2),
+        dp=dp,
+        training=training,
+        quiet=True,
+        evaluate_every=0,
+        **more,
+    )
 
 
 def test_the_seed_gives_the_noise_of_a_simulation(few: FederatedData) -> None:
@@ -228,7 +254,13 @@ def test_an_interrupted_fit_goes_on_with_the_same_noise(few: FederatedData) -> N
     client, memory = few.clients[0], Memory()
     training = Training(batch_size=16, select="last")
     mechanism = Mechanism(1.0, Spent(1.0, 0.5, 6), Noise(KEY), len(client.train))
-    bench = Bench(Network(nn.Linear(3, 2)), Feed(few.dataset, Hardware()), training, Hardware(), private=mechanism)
+    bench = Bench(
+        Network(nn.Linear(3, 2)),
+        Feed(few.dataset, Hardware()),
+        training,
+        Hardware(),
+        private=mechanism,
+    )
     start = bench.network.weights()
 
     def trained(watch: Any = lambda epoch, epochs: None) -> Tensor:
@@ -272,19 +304,29 @@ def test_methods_that_no_guarantee_fits_are_refused(kind: Any) -> None:
     if kind().fits() is not None:
         assert Recipe(kind(), dp="epsilon=8").training.select != "best"
         return
-    reason = "would show more" if kind.traits.releases else "tells more about its samples than the models"
+    reason = (
+        "would show more"
+        if kind.traits.releases
+        else "tells more about its samples than the models"
+    )
     with pytest.raises(UserError, match=reason):
         Recipe(kind(), dp="epsilon=8")
 
 
-@pytest.mark.parametrize("kind", [k for k in METHODS if k().fits() is not None], ids=lambda kind: kind.title())
-def test_methods_with_a_guarantee_read_samples_in_training_only(kind: Any, few: FederatedData) -> None:
+@pytest.mark.parametrize(
+    "kind", [k for k in METHODS if k().fits() is not None], ids=lambda kind: kind.title()
+)
+def test_methods_with_a_guarantee_read_samples_in_training_only(
+    kind: Any, few: FederatedData
+) -> None:
     short = {name: 1 for name in ("rounds", "epochs") if name in kind.__dataclass_fields__}
     data = few
     module = nn.Sequential()
     module.add_module("features", nn.Linear(3, 3))
     module.add_module("head", nn.Linear(3, 2))
-    assert ekiden.run(kind(**short), data, module, dp=DP(8.0, 1e-3), quiet=True, evaluate_every=0).metrics
+    assert ekiden.run(
+        kind(**short), data, module, dp=DP(8.0, 1e-3), quiet=True, evaluate_every=0
+    ).metrics
 
 
 def test_a_task_that_reads_samples_is_stopped(few: FederatedData) -> None:
@@ -330,7 +372,9 @@ def test_a_subject_at_two_silos_is_refused() -> None:
     from ekiden.data.samples import ClientData, Subset
     from ekiden.engine.setup import check_subjects
 
-    samples = Samples(torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64), subject=torch.tensor([0, 1, 1, 2]))
+    samples = Samples(
+        torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64), subject=torch.tensor([0, 1, 1, 2])
+    )
     none = Subset(samples, torch.arange(0))
 
     def client(name: str, rows: list[int]) -> ClientData:

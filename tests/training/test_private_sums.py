@@ -1,4 +1,5 @@
-"""Private sums: the noise is exact and as large as counted, features are clipped, and nothing else leaves a silo."""
+"""Private sums: the noise is exact and as large as counted, features are clipped, and nothing else
+leaves a silo."""
 
 import math
 from dataclasses import replace
@@ -39,7 +40,8 @@ def release(dp: DP = PROMISE, key: bytes = KEY) -> Release:
 
 
 def centre_noise(made: Release, width: int) -> float:
-    """The standard deviation of what is added to a sum of features before it is divided, measured."""
+    """The standard deviation of what is added to a sum of features before it is divided,
+    measured."""
     drawn: list[int] = []
     gaussian = Draw.gaussian
 
@@ -55,7 +57,9 @@ def centre_noise(made: Release, width: int) -> float:
 
 def features(seed: int = 0, rows: int = 60, width: int = 12) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return torch.randint(-127, 128, (rows, width), generator=draw).float(), torch.randint(3, (rows,), generator=draw)
+    return torch.randint(-127, 128, (rows, width), generator=draw).float(), torch.randint(
+        3, (rows,), generator=draw
+    )
 
 
 @pytest.mark.parametrize("sigma", [1, 3])
@@ -67,7 +71,12 @@ def test_small_noise_has_the_probabilities_of_a_discrete_gaussian(sigma: int) ->
     expected = weights / np.exp(-(far**2) / (2 * sigma**2)).sum()
     found = [int((drawn == k).sum()) for k in inside]
     rest = len(drawn) - sum(found)
-    assert chisquare([*found, rest], [*(expected * len(drawn)), (1 - expected.sum()) * len(drawn)]).pvalue > 1e-3
+    assert (
+        chisquare(
+            [*found, rest], [*(expected * len(drawn)), (1 - expected.sum()) * len(drawn)]
+        ).pvalue
+        > 1e-3
+    )
 
 
 def test_large_noise_is_as_wide_as_promised_and_nobody_repeats_it_without_the_key() -> None:
@@ -90,7 +99,9 @@ def test_large_noise_is_as_wide_as_promised_and_nobody_repeats_it_without_the_ke
 @pytest.mark.parametrize("clip", [0.01, 0.1, 0.5, 1.0, 4.0])
 def test_no_row_is_longer_than_the_bound(clip: float) -> None:
     square = bound(DP(1.0, 1e-3, clip=clip), 12)
-    spikes = torch.cat([127 * torch.eye(12), -127 * torch.eye(12), torch.zeros(1, 12), torch.full((1, 12), 127.0)])
+    spikes = torch.cat(
+        [127 * torch.eye(12), -127 * torch.eye(12), torch.zeros(1, 12), torch.full((1, 12), 127.0)]
+    )
     for phi in (features()[0], features(1)[0] * 0.1 // 1, spikes, spikes + 127 * torch.eye(12)[0]):
         u = centred_clipped(phi, square)
         assert torch.equal(u, u.round())
@@ -100,19 +111,26 @@ def test_no_row_is_longer_than_the_bound(clip: float) -> None:
 
 @pytest.mark.parametrize("clip", [0.1, 0.5, 4.0])
 def test_one_sample_more_moves_the_sums_by_no_more_than_the_noise_was_made_for(clip: float) -> None:
-    """Σ Δ²/(σ² - 3) over all numbers of the sums and the mean is at most 1/σ², for samples made to move them most."""
+    """Σ Δ²/(σ² - 3) over all numbers of the sums and the mean is at most 1/σ², for samples made to
+    move them most."""
     made = release(DP(1.0, 1e-3, clip=clip))
     square = bound(made.dp, 12)
-    spikes = torch.cat([127 * torch.eye(12)[:1], torch.tensor([[127.0] * 6 + [-127.0] * 6]), features()[0]])
+    spikes = torch.cat(
+        [127 * torch.eye(12)[:1], torch.tensor([[127.0] * 6 + [-127.0] * 6]), features()[0]]
+    )
     worst, of_the_mean = 0.0, bound(DP(1.0, 1e-3), 12) / (centre_noise(made, 12) ** 2 - ROUNDED)
     for row in centred_clipped(spikes, square):
         one = measure([(row[None], torch.tensor([1]))], 3, 12)
         assert isinstance(one.gram, Tensor)
         parts = zip((one.gram, one.classes, one.counts), made.deviations(12), strict=True)
-        moved = sum(float(part.double().square().sum()) / (sigma**2 - ROUNDED) for part, sigma in parts)
+        moved = sum(
+            float(part.double().square().sum()) / (sigma**2 - ROUNDED) for part, sigma in parts
+        )
         worst = max(worst, moved + of_the_mean)
     assert worst <= made.spent.noise**-2
-    assert worst > 0.5 * made.spent.noise**-2 or clip == 0.1  # rounding costs most where little is left
+    assert (
+        worst > 0.5 * made.spent.noise**-2 or clip == 0.1
+    )  # rounding costs most where little is left
     assert epsilon_of(made.spent.noise, 1.0, 1, 1e-3) <= 1.0
 
 
@@ -130,12 +148,16 @@ def test_the_noise_in_a_release_is_what_it_says_and_silos_share_it() -> None:
     alone, shared = (release(DP(1.0, 1e-3, clip=0.5, honest=h)).deviations(40) for h in (1, 4))
     # if all but four silos leave theirs out, four shares are as much as one silo alone adds
     assert all(4 * share**2 >= one**2 for one, share in zip(alone, shared, strict=True))
-    assert all(4 * share**2 < 1.1 * max(one, 32) ** 2 for one, share in zip(alone, shared, strict=True))
+    assert all(
+        4 * share**2 < 1.1 * max(one, 32) ** 2 for one, share in zip(alone, shared, strict=True)
+    )
 
 
 def test_noisy_sums_add_up_and_mix_with_nothing_else() -> None:
     x, y = features()
-    parts = [release(key=bytes([i]) * 32).sums([(x, y)], 3, 12, torch.device("cpu")) for i in range(2)]
+    parts = [
+        release(key=bytes([i]) * 32).sums([(x, y)], 3, 12, torch.device("cpu")) for i in range(2)
+    ]
     total = parts[0].plus(parts[1])
     assert isinstance(total, NoisySums)
     assert total.parts == 2
@@ -157,11 +179,16 @@ def test_the_penalty_follows_from_the_noise_alone() -> None:
     head = heads.ridge(heads.moments(totals[0]))
     assert head.penalty * heads.moments(totals[0]).n == pytest.approx(rules[0])
     rows = heads.moments(totals[0]).rows(head)[:, :-1]
-    assert torch.allclose(rows.sum(1), torch.zeros(3, dtype=torch.float64), atol=1e-12)  # as features were centred
+    assert torch.allclose(
+        rows.sum(1), torch.zeros(3, dtype=torch.float64), atol=1e-12
+    )  # as features were centred
 
 
 def test_more_samples_and_a_larger_epsilon_leave_room_for_more_features() -> None:
-    widths = [width_for(DP(e, 1e-5), n) for e, n in ((1.0, 5_000), (1.0, 50_000), (3.0, 50_000), (8.0, 50_000))]
+    widths = [
+        width_for(DP(e, 1e-5), n)
+        for e, n in ((1.0, 5_000), (1.0, 50_000), (3.0, 50_000), (8.0, 50_000))
+    ]
     assert widths == sorted(set(widths))
     assert width_for(DP(1.0, 1e-5), 1) == 16
     resolved = Recipe(FedGram(dictionary="seed", samples=50_000), dp="epsilon=3").method
@@ -205,16 +232,26 @@ def test_scores_of_features_are_those_of_features_minus_the_mean() -> None:
 
 @pytest.mark.filterwarnings("ignore::ekiden.base.errors.DivergenceWarning")
 @pytest.mark.parametrize("topology", ["chain", "star"])
-def test_what_all_features_share_is_taken_away_by_the_mean_that_one_client_tells(topology: Any) -> None:
+def test_what_all_features_share_is_taken_away_by_the_mean_that_one_client_tells(
+    topology: Any,
+) -> None:
     draw = torch.Generator().manual_seed(0)
     y = torch.randint(3, (6000,), generator=draw)
-    x = torch.tensor([1.0, -1.0] * 8) + 0.7 * torch.eye(16)[y] + 0.3 * torch.randn(6000, 16, generator=draw)
-    data = ekiden.federate([(x[i::3], y[i::3]) for i in range(3)], classes=["a", "b", "c"], val_fraction=0.0)
+    x = (
+        torch.tensor([1.0, -1.0] * 8)
+        + 0.7 * torch.eye(16)[y]
+        + 0.3 * torch.randn(6000, 16, generator=draw)
+    )
+    data = ekiden.federate(
+        [(x[i::3], y[i::3]) for i in range(3)], classes=["a", "b", "c"], val_fraction=0.0
+    )
     method = FedGram(dictionary="seed", width=40, features="random", topology=topology)
     dp = DP(3.0, 1e-5, clip=0.3, honest=3)
     subtracted = ekiden.run(method, data, dp=dp, quiet=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Release, "centre", lambda self, blocks, width: torch.zeros(width, dtype=torch.int8))
+        patch.setattr(
+            Release, "centre", lambda self, blocks, width: torch.zeros(width, dtype=torch.int8)
+        )
         left = ekiden.run(method, data, dp=dp, quiet=True)
     assert subtracted.accuracy > 0.85
     assert left.accuracy < 0.75
@@ -237,7 +274,9 @@ SEEDED: dict[str, Any] = {"dictionary": "seed", "width": 8}
         (with_lap(FedSeq()), "epsilon=1", "tells more about its samples"),
     ],
 )
-def test_what_would_show_more_than_one_noisy_sum_is_refused(method: Any, dp: str, reason: str) -> None:
+def test_what_would_show_more_than_one_noisy_sum_is_refused(
+    method: Any, dp: str, reason: str
+) -> None:
     with pytest.raises(UserError, match=reason):
         Recipe(method, dp=dp)
 
@@ -260,7 +299,9 @@ def test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped() -> Non
             return super().settled_by(client, model, moments)
 
     x, y = features(rows=40)
-    data = ekiden.federate([(x, y), (x, y)], tests=[(x, y)] * 2, classes=["a", "b", "c"], val_fraction=0.0)
+    data = ekiden.federate(
+        [(x, y), (x, y)], tests=[(x, y)] * 2, classes=["a", "b", "c"], val_fraction=0.0
+    )
     dp = DP(1.0, 1e-3)
     result = ekiden.run(FedGram(**SEEDED), data, dp=replace(dp, honest=2), quiet=True)
     assert "if 2 silos add their noise" in privacy(result.config)

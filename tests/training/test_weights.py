@@ -67,4 +67,6 @@ def test_distance(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_is_finite() -> None:
     assert weights(1.0, 2.0).is_finite()
     assert not weights(1.0, float("nan")).is_finite()
-    assert not Weights(torch.zeros(1), torch.tensor([float("inf")]), torch.zeros(0, dtype=torch.int64)).is_finite()
+    assert not Weights(
+        torch.zeros(1), torch.tensor([float("inf")]), torch.zeros(0, dtype=torch.int64)
+    ).is_finite()

@@ -33,7 +33,9 @@ def with_keys(
 ) -> tuple[list[SiloFile], dict[str, str]]:
     """Silos with keys, each of which knows those of the others, and their public keys."""
     link = '[link]\nkey = "{name}.key"\npeers = "peers"\n'
-    files = [silo_file(folder, name, more + link.format(name=name), trusting=trusting) for name in names]
+    files = [
+        silo_file(folder, name, more + link.format(name=name), trusting=trusting) for name in names
+    ]
     public = {f.name: keys.read_public(keys.generate(f.beside(f.link.key))) for f in files}
     (folder / "peers").mkdir(exist_ok=True)
     for name, key in public.items():
@@ -42,20 +44,28 @@ def with_keys(
 
 
 def silo_file(folder: Path, name: str, more: str = "", *, trusting: bool = True) -> SiloFile:
-    """The `silo.toml` of one of three silos that share some digits; some trust each other with the features."""
+    """The `silo.toml` of one of three silos that share some digits; some trust each other with the
+    features."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "own.py").write_text(SPLIT)
     path = folder / f"{name}.toml"
-    path.write_text(f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n{more}')
+    path.write_text(
+        f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n{more}'
+    )
     file = read(path)
     if not trusting:
         return file
-    return replace(file, limits=replace(file.limits, trust_first=True, min_active=0, differences=True), allow={})
+    return replace(
+        file,
+        limits=replace(file.limits, trust_first=True, min_active=0, differences=True),
+        allow={},
+    )
 
 
 @cache
 def silos() -> FederatedData:
-    """What `own.py` gives all silos, loaded once as by the process that answers all messages of one."""
+    """What `own.py` gives all silos, loaded once as by the process that answers all messages of
+    one."""
     scope: dict[str, Any] = {}
     exec(SPLIT, scope)
     found = scope["mine"]()

@@ -37,14 +37,18 @@ OTHER_RUN = "fedcba9876543210"
 @pytest.fixture
 def asked(tmp_path: Path) -> tuple[SiloFile, Agreement]:
     """A silo that wants plans approved, and the terms of a run that it refused."""
-    file = silo_file(tmp_path, "client-0", '[limits]\napprove = true\n[link]\naddress = "link:8000"\n')
+    file = silo_file(
+        tmp_path, "client-0", '[limits]\napprove = true\n[link]\naddress = "link:8000"\n'
+    )
     assert "nobody at client-0 has approved this plan" in hello(file, TERMS)
     return file, TERMS
 
 
 def hello(file: SiloFile, terms: Agreement) -> str:
     """Why a silo does not agree to terms; empty if it does."""
-    answer, _ = unpack(Silo(file, mine(file.name)).answer(pack(Ask("hello", terms.text(), "0"))), Answer)
+    answer, _ = unpack(
+        Silo(file, mine(file.name)).answer(pack(Ask("hello", terms.text(), "0"))), Answer
+    )
     return answer.error
 
 
@@ -52,11 +56,22 @@ def waiting(file: SiloFile) -> list[str]:
     return [plan for plan, _ in approval.waiting(file)]
 
 
-def test_a_run_begins_when_all_silos_have_approved_its_plan(tmp_path: Path, command: Command) -> None:
+def test_a_run_begins_when_all_silos_have_approved_its_plan(
+    tmp_path: Path, command: Command
+) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\napprove = true\n")
     for number, file in enumerate(files):
-        with pytest.raises(UserError, match=r"nobody at client-. has approved this plan: .* start the run again") as no:
-            session.run(PLAN, FakeNodes(files), tmp_path / f"run{number}", public, lambda line: None, poll=0.01)
+        with pytest.raises(
+            UserError, match=r"nobody at client-. has approved this plan: .* start the run again"
+        ) as no:
+            session.run(
+                PLAN,
+                FakeNodes(files),
+                tmp_path / f"run{number}",
+                public,
+                lambda line: None,
+                poll=0.01,
+            )
         assert "\n" not in str(no.value)
         assert not (tmp_path / f"run{number}").exists()
         (plan,) = waiting(file)
@@ -68,12 +83,16 @@ def test_a_run_begins_when_all_silos_have_approved_its_plan(tmp_path: Path, comm
         assert "coordinator reads: the result only" in told
         assert command("silo", "approve", str(file.path), plan)[0] == 0
         assert waiting(file) == []
-    result = session.run(PLAN, FakeNodes(files), tmp_path / "run", public, lambda line: None, poll=0.01)
+    result = session.run(
+        PLAN, FakeNodes(files), tmp_path / "run", public, lambda line: None, poll=0.01
+    )
     assert result.metrics
     for file in files:
         assert approval.approved(file) == []
     with pytest.raises(UserError, match="nobody at client-0 has approved this plan"):
-        session.run(PLAN, FakeNodes(files), tmp_path / "again", public, lambda line: None, poll=0.01)
+        session.run(
+            PLAN, FakeNodes(files), tmp_path / "again", public, lambda line: None, poll=0.01
+        )
 
 
 def test_an_approval_is_used_by_one_run(asked: tuple[SiloFile, Agreement]) -> None:
@@ -94,7 +113,9 @@ def test_two_runs_at_once_do_not_share_an_approval(
     file, terms = asked
     approval.approve(file, approval.digest(file, terms))
     assert said(file, task(terms)) == ""
-    monkeypatch.setattr(approval, "check", lambda file, terms: None)  # both looked before one of them began
+    monkeypatch.setattr(
+        approval, "check", lambda file, terms: None
+    )  # both looked before one of them began
     assert "another run has used the approval" in said(file, task(replace(terms, run=OTHER_RUN)))
 
 
@@ -125,7 +146,9 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Agreement) if f.name != "run"])
-def test_an_approval_covers_nothing_but_the_plan(name: str, asked: tuple[SiloFile, Agreement]) -> None:
+def test_an_approval_covers_nothing_but_the_plan(
+    name: str, asked: tuple[SiloFile, Agreement]
+) -> None:
     file, terms = asked
     plan = approval.digest(file, terms)
     approval.approve(file, plan)
@@ -142,7 +165,9 @@ def test_other_settings_of_a_method_are_another_plan(asked: tuple[SiloFile, Agre
     shown = approval.told(file, terms)
     approval.approve(file, approval.digest(file, terms))
     for name, value in plain(FedSeq(epochs=1)).items():
-        other = {str: "uniform", bool: not value, int: 7, float: 0.5, type(None): "x"}.get(type(value), 7)
+        other = {str: "uniform", bool: not value, int: 7, float: 0.5, type(None): "x"}.get(
+            type(value), 7
+        )
         values = json.loads(terms.text())
         values["recipe"]["hyperparameters"][name] = other
         try:
@@ -161,11 +186,23 @@ def test_no_part_of_a_recipe_is_hidden_from_who_reads_the_plan(
 ) -> None:
     monkeypatch.setattr(approval, "_read_by_server", lambda file, terms: "")
     file, terms = asked
-    other: dict[str, Any] = {"training": Training(lr=0.5), "dp": "epsilon=8,delta=1e-5,clip=1", "evaluate_on": "own"}
-    other |= {"model": "lenet", "pretrained": "x", "train": "head", "metric": "f1", "seed": 7, "evaluate_every": 7}
+    other: dict[str, Any] = {
+        "training": Training(lr=0.5),
+        "dp": "epsilon=8,delta=1e-5,clip=1",
+        "evaluate_on": "own",
+    }
+    other |= {
+        "model": "lenet",
+        "pretrained": "x",
+        "train": "head",
+        "metric": "f1",
+        "seed": 7,
+        "evaluate_every": 7,
+    }
     noisy = replace(terms.recipe, dp="epsilon=1,delta=1e-5,clip=1")
     shown, changed = (
-        approval.told(file, replace(terms, recipe=recipe)) for recipe in (noisy, replace(noisy, **{name: other[name]}))
+        approval.told(file, replace(terms, recipe=recipe))
+        for recipe in (noisy, replace(noisy, **{name: other[name]}))
     )
     assert shown != changed
 
@@ -200,8 +237,12 @@ def test_a_plan_with_the_name_of_another_is_not_approved(asked: tuple[SiloFile, 
             approval.approve(file, name)
 
 
-@pytest.mark.parametrize("name", [name for name in CHANGES if name not in ("keys", "clients", "revises")])
-def test_nothing_of_a_plan_is_hidden_from_who_reads_it(name: str, asked: tuple[SiloFile, Agreement]) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in CHANGES if name not in ("keys", "clients", "revises")]
+)
+def test_nothing_of_a_plan_is_hidden_from_who_reads_it(
+    name: str, asked: tuple[SiloFile, Agreement]
+) -> None:
     file, terms = asked
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(approval, "_read_by_server", lambda file, terms: "")
@@ -215,7 +256,12 @@ def test_nothing_of_a_plan_is_hidden_from_who_reads_it(name: str, asked: tuple[S
 
 
 def test_a_rule_approves_plans_of_its_method_alone(tmp_path: Path) -> None:
-    file = silo_file(tmp_path, "client-0", "[limits]\napprove = true\n[allow.fedseq]\nepochs = [1]\n", trusting=False)
+    file = silo_file(
+        tmp_path,
+        "client-0",
+        "[limits]\napprove = true\n[allow.fedseq]\nepochs = [1]\n",
+        trusting=False,
+    )
     assert hello(file, TERMS) == ""
     two = replace(TERMS, run=OTHER_RUN, recipe=replace(TERMS.recipe, method=FedSeq(epochs=2)))
     assert "allows only 1" in hello(file, two)
@@ -223,7 +269,9 @@ def test_a_rule_approves_plans_of_its_method_alone(tmp_path: Path) -> None:
     measuring = replace(TERMS, run=OTHER_RUN, measures="0" * 64)
     assert "nobody" in hello(file, measuring)
     seeded = FedGram(dictionary="seed", min_active=10)
-    assert "nobody" in hello(file, replace(TERMS, run=OTHER_RUN, recipe=replace(TERMS.recipe, method=seeded)))
+    assert "nobody" in hello(
+        file, replace(TERMS, run=OTHER_RUN, recipe=replace(TERMS.recipe, method=seeded))
+    )
 
 
 def test_plans_that_wait_are_private_and_few(

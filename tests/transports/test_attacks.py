@@ -1,4 +1,5 @@
-"""What somebody tries who has the SuperLink's port and the terms of a run, as each of its silos does.
+"""What somebody tries who has the SuperLink's port and the terms of a run, as each of its silos
+does.
 
 Each test is written as the attacker would write it, against the silo's own `answer`.
 """
@@ -46,7 +47,15 @@ from ekiden.transports.flower.silo.silo_file import read
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, sealing
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, ParcelPart, arguments_key, pack, unpack
+from ekiden.transports.flower.trust.parcel import (
+    Answer,
+    Ask,
+    Hello,
+    ParcelPart,
+    arguments_key,
+    pack,
+    unpack,
+)
 from ekiden.transports.flower.trust.report import Reported, SiloReport, total_of
 from ekiden.transports.flower.trust.sealing import Party, Reader
 from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
@@ -67,8 +76,13 @@ def federation(folder: Path, more: str = "") -> tuple[FakeNodes, dict[str, str]]
 _FINISHED: dict[str, tuple[Path, FakeNodes, dict[str, str]]] = {}
 
 
-def finished(folder: Path, method: Method = FedSeq(epochs=1), **plan: Any) -> tuple[FakeNodes, dict[str, str]]:  # noqa: B008
-    """Silos after a run, which is made once: what all parties have on their disks, and the messages."""
+def finished(
+    folder: Path,
+    method: Method = FedSeq(epochs=1),  # noqa: B008  (frozen)
+    **plan: Any,
+) -> tuple[FakeNodes, dict[str, str]]:
+    """Silos after a run, which is made once: what all parties have on their disks, and the
+    messages."""
     name = f"{method} {plan}"
     if name not in _FINISHED:
         first = folder.parent / f"finished-{len(_FINISHED)}"
@@ -147,15 +161,21 @@ class Attacker:
 
     def value(self, node: int, key: str, **given: Any) -> list[bytes]:
         """Return what the attacker can read of a value that it asks for by itself."""
-        answer, body = self.ask(node, "value", key=key, eager=True, readers=(self.reader(),), **given)
+        answer, body = self.ask(
+            node, "value", key=key, eager=True, readers=(self.reader(),), **given
+        )
         return self.opened(node, answer, body, key)
 
     def measure(self, node: int, models: list[Weights], step: int = 0, **given: Any) -> Reported:
         """What a silo reports about models; scores too, unless `last` is False."""
-        data, (lock,) = self.party.seal(Encoded.of(wire.encode(models)), "models", (self.as_reader(node, step),))
+        data, (lock,) = self.party.seal(
+            Encoded.of(wire.encode(models)), "models", (self.as_reader(node, step),)
+        )
         about = {"results": 1, "clients": len(self.terms.clients), "step": step, "last": True}
         members = tuple(self.as_reader(other, 0) for other in self.nodes.files)
-        answer, body = self.ask(node, "evaluate", data, lock=lock, **{"members": members, **about, **given})
+        answer, body = self.ask(
+            node, "evaluate", data, lock=lock, **{"members": members, **about, **given}
+        )
         if answer.error:
             raise UserError(answer.error)
         found: Reported = wire.decode(body, Reported)
@@ -184,7 +204,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_finished_run_stays_closed_under_other_terms(other: str, tmp_path: Path) -> None:
-    """An attacker who knows the terms asks for hand-offs under the same run id and other terms, with its own key."""
+    """An attacker who knows the terms asks for hand-offs under the same run id and other terms,
+    with its own key."""
     nodes, public = finished(tmp_path)
     attacker = Attacker(nodes, terms_in(nodes))
     changes = dict(OTHERS[other])
@@ -194,7 +215,9 @@ def test_a_finished_run_stays_closed_under_other_terms(other: str, tmp_path: Pat
     assert [thief.value(100 + i, f"{i}-0-train") for i in range(2)] == [[], []]
     for kind in ("value", "task", "evaluate", "status", "hello"):
         assert "has other terms at client-0" in thief.ask(100, kind, key="0-0-train")[0].error
-    assert attacker.value(102, "2-0-train") == [given_in(nodes, 102, "2-0-train")]  # the result, which was shown before
+    assert attacker.value(102, "2-0-train") == [
+        given_in(nodes, 102, "2-0-train")
+    ]  # the result, which was shown before
 
 
 def test_terms_are_bound_before_anything_is_answered(tmp_path: Path) -> None:
@@ -204,7 +227,10 @@ def test_terms_are_bound_before_anything_is_answered(tmp_path: Path) -> None:
     attacker = Attacker(nodes, replace(terms_in(nodes), run=run))
     assert attacker.ask(100, "hello")[0].error == ""
     assert "has other terms" in attacker.under(skips=True).ask(100, "hello")[0].error
-    assert json.loads((tmp_path / "client-0-silo" / "runs" / run / "terms.json").read_text())["skips"] is False
+    assert (
+        json.loads((tmp_path / "client-0-silo" / "runs" / run / "terms.json").read_text())["skips"]
+        is False
+    )
 
 
 def test_what_was_asked_includes_the_terms(tmp_path: Path) -> None:
@@ -214,11 +240,17 @@ def test_what_was_asked_includes_the_terms(tmp_path: Path) -> None:
     assert contents.digest("one", Ask("task"), None) != contents.digest("other", Ask("task"), None)
 
 
-MISSING: list[tuple[tuple[int, str], ...]] = [(), ((1, "client-1"), (2, "client-2")), ((2, "client-2"),)]
+MISSING: list[tuple[tuple[int, str], ...]] = [
+    (),
+    ((1, "client-1"), (2, "client-2")),
+    ((2, "client-2"),),
+]
 
 
 @pytest.mark.parametrize("absent", MISSING)
-def test_the_server_reads_no_hand_off_where_silos_may_be_skipped(absent: Any, tmp_path: Path) -> None:
+def test_the_server_reads_no_hand_off_where_silos_may_be_skipped(
+    absent: Any, tmp_path: Path
+) -> None:
     """It says that all later silos are missing, so that each hop looks like the result."""
     nodes, _ = finished(tmp_path, absent="skip")
     attacker = Attacker(nodes, terms_in(nodes))
@@ -226,7 +258,8 @@ def test_the_server_reads_no_hand_off_where_silos_may_be_skipped(absent: Any, tm
 
 
 def test_a_silo_trains_no_model_of_the_servers_where_silos_may_be_skipped(tmp_path: Path) -> None:
-    """The server reads the last silo's model; trained from the server's model, it would show that silo's data."""
+    """The server reads the last silo's model; trained from the server's model, it would show that
+    silo's data."""
     nodes, _ = finished(tmp_path, absent="skip")
     attacker = Attacker(nodes, replace(terms_in(nodes), run=secrets.token_hex(8)))
     crafted = wire.decode(given_in(nodes, 102, "2-0-train"), Weights)
@@ -240,7 +273,9 @@ def test_the_result_is_never_the_work_of_one_silo(tmp_path: Path) -> None:
     nodes, _ = finished(tmp_path, absent="skip")
     attacker = Attacker(nodes, replace(terms_in(nodes), run=secrets.token_hex(8)))
     absent = ((0, "client-0"), (1, "client-1"))
-    answer, body = attacker.task(102, 2, (INITIAL, None), readers=(attacker.reader(),), absent=absent)
+    answer, body = attacker.task(
+        102, 2, (INITIAL, None), readers=(attacker.reader(),), absent=absent
+    )
     assert attacker.opened(102, answer, body, "2-0-train") == []
     assert "the result would be the work of client-2 alone" in answer.error
 
@@ -250,11 +285,17 @@ def test_two_silos_told_of_other_absences_do_not_work_together(tmp_path: Path) -
     nodes, _ = finished(tmp_path, absent="skip")
     attacker = Attacker(nodes, replace(terms_in(nodes), run=secrets.token_hex(8)))
     third = attacker.as_reader(102, 2)
-    answer, sealed = attacker.task(101, 1, (INITIAL, None), readers=(third,), absent=((0, "client-0"),))
+    answer, sealed = attacker.task(
+        101, 1, (INITIAL, None), readers=(third,), absent=((0, "client-0"),)
+    )
     assert answer.error == ""
     for absent, said in (((), "is broken"), (((0, "client-0"),), "")):
         part = ParcelPart("client-1", "1-0-train", len(sealed), answer.locks[0])
-        ask = Ask("task", attacker.terms.text(), **known(step=2, task="train", parts=(part,), absent=absent))
+        ask = Ask(
+            "task",
+            attacker.terms.text(),
+            **known(step=2, task="train", parts=(part,), absent=absent),
+        )
         args = wire.encode((Ref("client-1", "1-0-train"), None))
         data, (lock,) = attacker.party.seal(Encoded.of(args), arguments_key(ask), (third,))
         full = pack(replace(ask, length=len(data), lock=lock), (data, sealed))
@@ -262,11 +303,14 @@ def test_two_silos_told_of_other_absences_do_not_work_together(tmp_path: Path) -
 
 
 def test_the_server_reads_one_result_of_a_run(tmp_path: Path) -> None:
-    """Having read it, it has the last hop done again without the silo before: the difference would be that silo's."""
+    """Having read it, it has the last hop done again without the silo before: the difference would
+    be that silo's."""
     nodes, _ = finished(tmp_path, absent="skip")
     attacker = Attacker(nodes, terms_in(nodes))
     third, absent = attacker.as_reader(102, 2), ((1, "client-1"),)
-    answer, sealed = attacker.ask(100, "value", key="0-0-train", eager=True, readers=(third,), absent=absent)
+    answer, sealed = attacker.ask(
+        100, "value", key="0-0-train", eager=True, readers=(third,), absent=absent
+    )
     part = ParcelPart("client-0", "0-0-train", len(sealed), answer.locks[0])
     given: dict[str, Any] = {"parts": (part,), "absent": absent, "readers": (attacker.reader(),)}
     ask = Ask("task", attacker.terms.text(), **known(step=2, task="train", eager=True, **given))
@@ -280,7 +324,9 @@ def test_the_server_reads_one_result_of_a_run(tmp_path: Path) -> None:
 
 def test_a_silo_may_forbid_skips(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path, "skips = false\n")
-    with pytest.raises(UserError, match=r"does not allow that: choose absent wait or stop \(limits.skips"):
+    with pytest.raises(
+        UserError, match=r"does not allow that: choose absent wait or stop \(limits.skips"
+    ):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="skip")
     assert not list(tmp_path.glob("client-*-silo/runs/*"))
     assert_equal(far(FedSeq(epochs=1), nodes, tmp_path / "run2", public), here(FedSeq(epochs=1)))
@@ -303,7 +349,8 @@ def stopped_before_the_last(folder: Path, **plan: Any) -> tuple[FakeNodes, dict[
 
 @pytest.mark.parametrize("other", ["same", "skips", "fedavg"])
 def test_nobody_makes_a_silo_forget_a_sealed_run(other: str, tmp_path: Path) -> None:
-    """A task says that a million steps are over and that everything before may be deleted; then the run continues."""
+    """A task says that a million steps are over and that everything before may be deleted; then the
+    run continues."""
     nodes, public = stopped_before_the_last(tmp_path)
     thief = Attacker(nodes, terms_in(nodes)).under(**OTHERS.get(other, {}))
     for node in nodes.files:
@@ -347,7 +394,8 @@ def layers(weights: dict[str, torch.Tensor]) -> Weights:
 
 
 def through(first: torch.Tensor, bias: torch.Tensor, last: float) -> Weights:
-    """A model whose first logit is `last` times the difference of two units, and whose others are zero."""
+    """A model whose first logit is `last` times the difference of two units, and whose others are
+    zero."""
     one = torch.ones(1, 1)
     module = [name for name, _ in build("mlp", (1, 8, 8), 10).named_parameters()]
     w1, b1, w2, _, w3, _, w4, _ = module
@@ -358,17 +406,26 @@ PIXELS = [8 * row + column for row in range(2, 6) for column in range(2, 6)]
 """those in the middle of an image, which are stolen; the others are black in most images"""
 
 
-def stolen(measure: Callable[[list[Weights]], dict[str, torch.Tensor]], loud: float = 1.0) -> torch.Tensor:
+def stolen(
+    measure: Callable[[list[Weights]], dict[str, torch.Tensor]], loud: float = 1.0
+) -> torch.Tensor:
     """The middle of one test image, pixel by pixel, from a silo's reports about crafted models.
 
-    Bisection finds a threshold that one sample alone exceeds in some direction. Units that only it switches on then
-    carry one of its pixels each to the loss, `loud` times.
-    """
+    Bisection finds a threshold that one sample alone exceeds in some direction. Units that only it
+    switches on then carry one of its pixels each to the loss, `loud` times."""
     direction = torch.randn(64, generator=torch.Generator().manual_seed(1))
 
     def above(threshold: float) -> int:
         rows = torch.stack([direction, direction]) * 1e4
-        count = measure([through(rows, torch.tensor([-threshold, -threshold]) * 1e4 - torch.tensor([0.0, 1.0]), 1e3)])
+        count = measure(
+            [
+                through(
+                    rows,
+                    torch.tensor([-threshold, -threshold]) * 1e4 - torch.tensor([0.0, 1.0]),
+                    1e3,
+                )
+            ]
+        )
         return round(float(count["loss"]) / FIXED / 1e3)  # a thousand for each sample above
 
     def edge(number: int) -> float:
@@ -394,7 +451,8 @@ def stolen(measure: Callable[[list[Weights]], dict[str, torch.Tensor]], loud: fl
 
 
 def stolen_by_scores(measure: Callable[[list[Weights]], dict[str, torch.Tensor]]) -> torch.Tensor:
-    """The same from bins of scores: the sample found in 32 answers has a score of its own, which carries a pixel."""
+    """The same from bins of scores: the sample found in 32 answers has a score of its own, which
+    carries a pixel."""
     direction, inner = torch.randn(64, generator=torch.Generator().manual_seed(1)), edges(10)
     usual = int(binned(torch.tensor([0.1]), inner))
 
@@ -408,7 +466,9 @@ def stolen_by_scores(measure: Callable[[list[Weights]], dict[str, torch.Tensor]]
         for _ in range(16):
             middle = (low + high) / 2
             bias = torch.tensor([-middle, -middle]) * 1e4 - torch.tensor([0.0, 1.0])
-            above = int(elsewhere(through(torch.stack([direction, direction]) * 1e4, bias, 3.0)).sum())
+            above = int(
+                elsewhere(through(torch.stack([direction, direction]) * 1e4, bias, 3.0)).sum()
+            )
             low, high = (middle, high) if above >= number else (low, middle)
         return (low + high) / 2
 
@@ -419,21 +479,33 @@ def stolen_by_scores(measure: Callable[[list[Weights]], dict[str, torch.Tensor]]
     for pixel in PIXELS:
         carrying = direction * scale
         carrying[pixel] += 1
-        places = elsewhere(through(torch.stack([carrying, direction * scale]), bias, 8.0)).nonzero().flatten()
+        places = (
+            elsewhere(through(torch.stack([carrying, direction * scale]), bias, 8.0))
+            .nonzero()
+            .flatten()
+        )
         if len(places):
-            score = float(torch.sigmoid((inner[places[-1] - 1] + inner[min(int(places[-1]), len(inner) - 1)]) / 2))
+            score = float(
+                torch.sigmoid(
+                    (inner[places[-1] - 1] + inner[min(int(places[-1]), len(inner) - 1)]) / 2
+                )
+            )
             image[pixel] = math.log(9 * score / (1 - score)) / 8
     return image
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("least", [1, 10])
-def test_a_hundred_histograms_show_a_test_image_unless_sparse_bins_are_joined(least: int, tmp_path: Path) -> None:
-    """Within the default number of models: with min_samples = 1 the whole image; with the default, none of it."""
+def test_a_hundred_histograms_show_a_test_image_unless_sparse_bins_are_joined(
+    least: int, tmp_path: Path
+) -> None:
+    """Within the default number of models: with min_samples = 1 the whole image; with the default,
+    none of it."""
     nodes, _ = finished(tmp_path, FedAvg(rounds=1, epochs=1))
     attacker = Attacker(nodes, terms_in(nodes))
     nodes.files[100] = replace(
-        nodes.files[100], limits=replace(nodes.files[100].limits, min_samples=least, own_figures=True)
+        nodes.files[100],
+        limits=replace(nodes.files[100].limits, min_samples=least, own_figures=True),
     )
     found = error(stolen_by_scores(lambda models: attacker.numbers(100, models, step=1)))
     assert found < 0.05 if least == 1 else found > 0.2
@@ -456,12 +528,15 @@ def test_a_silo_shows_nothing_of_its_own_unless_its_file_says_so(tmp_path: Path)
 
 
 def test_one_model_is_measured_by_no_two_lists_that_differ_by_one_silo(tmp_path: Path) -> None:
-    """The difference would be the counts of that silo. A model that was changed a little gets around this."""
+    """The difference would be the counts of that silo. A model that was changed a little gets
+    around this."""
     nodes, _ = finished(tmp_path, FedAvg(rounds=1, epochs=1))
     attacker, model = Attacker(nodes, terms_in(nodes)), layers({})
     everybody = tuple(attacker.as_reader(node, 0) for node in (100, 101, 102))
     attacker.measure(100, [model], step=1, members=everybody)
-    with pytest.raises(UserError, match="the difference would be the part of client-2, who did not agree to that"):
+    with pytest.raises(
+        UserError, match="the difference would be the part of client-2, who did not agree to that"
+    ):
         attacker.measure(100, [model], step=1, members=everybody[:2])
     with pytest.raises(UserError, match="a sum of 1 silos, client-0 allows 2 or more"):
         attacker.measure(100, [model.with_params(model.params + 1)], step=1, members=everybody[:1])
@@ -470,7 +545,8 @@ def test_one_model_is_measured_by_no_two_lists_that_differ_by_one_silo(tmp_path:
 
 
 def error(image: torch.Tensor) -> float:
-    """How far its middle is from that of the nearest test image of client-0, at the pixel that differs most."""
+    """How far its middle is from that of the nearest test image of client-0, at the pixel that
+    differs most."""
     test = mine("client-0")[1].test
     images = test.samples.x[test.rows].reshape(len(test), -1) / 255
     return float((images - image)[:, PIXELS].abs().amax(1).min())
@@ -487,10 +563,15 @@ def test_no_test_image_comes_out_of_a_run_whose_server_reads_nothing(tmp_path: P
     ("most", "loud"),
     [
         (8, 1.0),
-        *(pytest.param(most, loud, marks=pytest.mark.slow) for most, loud in ((50, 1.0), (10_000, 8.0), (10_000, 1e4))),
+        *(
+            pytest.param(most, loud, marks=pytest.mark.slow)
+            for most, loud in ((50, 1.0), (10_000, 8.0), (10_000, 1e4))
+        ),
     ],
 )
-def test_no_test_image_comes_out_of_a_run_whose_server_reads_models(most: int, loud: float, tmp_path: Path) -> None:
+def test_no_test_image_comes_out_of_a_run_whose_server_reads_models(
+    most: int, loud: float, tmp_path: Path
+) -> None:
     """The number of models is limited, and without a limit the losses would still be too coarse."""
     nodes, _ = finished(tmp_path, FedAvg(rounds=1, epochs=1))
     attacker = Attacker(nodes, terms_in(nodes))
@@ -524,7 +605,8 @@ def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> Non
     again = wire.encode(attacker.measure(100, [result], step=3, records=ask.records))
     assert again == bytes(unpack(before, Answer)[1])
     assert len(list((tmp_path / "client-0-silo").rglob("measured-*"))) == 1
-    # Another model with the result's record; a hop of the same run; the same hop of another run; nobody's word.
+    # Another model with the result's record; a hop of the same run; the same hop of another run;
+    # nobody's word.
     other = result.with_params(result.params * 2)
     hop = wire.decode(given_in(nodes, 100, "0-0-train"), Weights)
     (hops,) = tmp_path.glob("run/custody.jsonl")
@@ -533,8 +615,15 @@ def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> Non
     foreign = (tmp_path / "again" / "custody.jsonl").read_text().splitlines()[2]
     hop_of_result = custody.parse(ask.records[0]).hop
     digest = custody.digest(wire.chunks(other))
-    forged = signed_hop(replace(hop_of_result, model=digest, given=digest), tmp_path / "client-0.key")
-    for model, record in ((other, ask.records[0]), (hop, first), (result, foreign), (other, forged.line())):
+    forged = signed_hop(
+        replace(hop_of_result, model=digest, given=digest), tmp_path / "client-0.key"
+    )
+    for model, record in (
+        (other, ask.records[0]),
+        (hop, first),
+        (result, foreign),
+        (other, forged.line()),
+    ):
         with pytest.raises(UserError, match="silos measure only the result"):
             attacker.measure(100, [model], step=3, records=(record,))
     for records in ((), (ask.records[0],) * 2):
@@ -550,7 +639,9 @@ def test_a_last_silo_that_signs_two_results_gets_one_measured(tmp_path: Path) ->
     other = model.with_params(model.params * 2)
     hop = replace(record.hop, model=custody.digest(wire.chunks(other)))
     forged = signed_hop(hop, tmp_path / "client-2.key")
-    with pytest.raises(UserError, match="has measured the result of this run, and measures no other model"):
+    with pytest.raises(
+        UserError, match="has measured the result of this run, and measures no other model"
+    ):
         Attacker(nodes, terms_in(nodes)).measure(100, [other], step=3, records=(forged.line(),))
 
 
@@ -565,7 +656,8 @@ def test_of_few_samples_nothing_is_said(tmp_path: Path) -> None:
 def test_more_measuring_than_a_silo_allows_is_refused_before_the_run_starts(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path, "evaluations = 3\n")
     with pytest.raises(
-        UserError, match=r"the run measures models 4 times, client-0 allows 3 more \(limits.evaluations"
+        UserError,
+        match=r"the run measures models 4 times, client-0 allows 3 more \(limits.evaluations",
     ):
         far(FedAvg(rounds=7, epochs=1), nodes, tmp_path / "run", public, evaluate_every=2)
     assert not (tmp_path / "run").exists()
@@ -598,7 +690,10 @@ def test_whoever_runs_a_silo_sees_what_was_asked(tmp_path: Path) -> None:
 
 def files_of(folder: Path) -> list[str]:
     """What a silo stored, its own records of who asked, and when, apart."""
-    found, own = folder.rglob("*") if folder.exists() else iter(()), {"requests.log", "requests.json"}
+    found, own = (
+        folder.rglob("*") if folder.exists() else iter(()),
+        {"requests.log", "requests.json"},
+    )
     own |= {".requests.log.lock", "days.json", "days.lock"}
     return sorted(str(p.relative_to(folder)) for p in found if p.is_file() and p.name not in own)
 
@@ -629,7 +724,9 @@ def test_invented_silos_get_nothing_and_leave_nothing(peers: bool, tmp_path: Pat
             if len(agreed.clients) == 2:
                 key = sealing.public_of(ghost)
                 text = sealing.key_text(agreed.run, agreed.clients[1], key)
-                readers = (Reader(agreed.clients[1], 1, key, keys.sign(tmp_path / "ghost.key", text)),)
+                readers = (
+                    Reader(agreed.clients[1], 1, key, keys.sign(tmp_path / "ghost.key", text)),
+                )
             answer, body = attacker.task(100, 0, (INITIAL, None), readers=readers)
             assert not body
         assert answer.error
@@ -660,12 +757,28 @@ def test_greetings_with_invented_runs_store_nothing(tmp_path: Path) -> None:
 
 
 LARGE: list[tuple[Any, dict[str, Any], str]] = [
-    (FedSeq(epochs=1, rounds=20_000), {}, r"the run has 60000 steps, client-0 allows 2000 \(limits.steps"),
+    (
+        FedSeq(epochs=1, rounds=20_000),
+        {},
+        r"the run has 60000 steps, client-0 allows 2000 \(limits.steps",
+    ),
     (FedSeq(epochs=1, rounds=10**30), {}, r"steps, client-0 allows 2000 \(limits.steps"),
     (FedAvg(epochs=1, rounds=10**9), {}, r"the run has 1000000000 steps, client-0 allows 2000"),
-    (DFedAvgM(epochs=1, rounds=2000), {"crowd": 12}, r"asks for more than 20000 tasks, .* \(limits.tasks"),
-    (FedSeq(epochs=1), {"crowd": 5000}, r"the run has 5000 silos, client-0 allows 2 to 100 \(limits.min_clients and"),
-    (FedSeq(epochs=1), {"dataset": "x" * 10**6}, "the terms of the run cannot be read: they have 1000"),
+    (
+        DFedAvgM(epochs=1, rounds=2000),
+        {"crowd": 12},
+        r"asks for more than 20000 tasks, .* \(limits.tasks",
+    ),
+    (
+        FedSeq(epochs=1),
+        {"crowd": 5000},
+        r"the run has 5000 silos, client-0 allows 2 to 100 \(limits.min_clients and",
+    ),
+    (
+        FedSeq(epochs=1),
+        {"dataset": "x" * 10**6},
+        "the terms of the run cannot be read: they have 1000",
+    ),
 ]
 
 
@@ -706,7 +819,8 @@ def test_an_outline_ends_at_the_limit() -> None:
 
 
 def test_values_that_move_are_limited_like_tasks() -> None:
-    """In a complete graph each task takes a value of every silo: a greeting kept a silo busy for a quarter minute."""
+    """In a complete graph each task takes a value of every silo: a greeting kept a silo busy for a
+    quarter minute."""
     terms = Agreement("0" * 16, "", Recipe(DFedAvgM(epochs=1, rounds=2000), model="mlp"), "", (1, 8, 8),
                       tuple("0123456789"), (0.0,), (1.0,), Augment(), inputs_text(Images()))  # fmt: skip
     setup, looked = terms.setup(no_samples(terms), Hardware(threads=1)), list[Any]()
@@ -721,7 +835,8 @@ def test_values_that_move_are_limited_like_tasks() -> None:
 
 
 def test_sums_that_the_last_state_names_are_no_result() -> None:
-    """Silos open the result to the coordinator: models, whatever else a method leaves in its last state."""
+    """Silos open the result to the coordinator: models, whatever else a method leaves in its last
+    state."""
     model, own = Ref[Weights]("client-0", "3-0-solve"), Ref[Weights]("client-1", "4-0-personalise")
     totals, settled = Ref[Any]("client-2", "2-0-add"), Ref[Any]("client-0", "0-0-settle")
     end = Summing(step=5, model=model, personal=(own,), totals=totals, settled=settled)
@@ -778,7 +893,8 @@ def test_every_method_runs_within_the_default_limits() -> None:
     ],
 )
 def test_the_coordinator_of_a_chain_gets_no_sums(method: Method, tmp_path: Path) -> None:
-    """It asks for every value of a finished run; only the model is sealed for it, also while the run goes on."""
+    """It asks for every value of a finished run; only the model is sealed for it, also while the
+    run goes on."""
     files, public = with_keys(tmp_path, NAMES)
     nodes = FakeNodes(files)
     far(method, nodes, tmp_path / "run", public)
@@ -790,25 +906,38 @@ def test_the_coordinator_of_a_chain_gets_no_sums(method: Method, tmp_path: Path)
     for (node, data), said in zip(nodes.log, nodes.said, strict=True):
         ask, answer = unpack(data, Ask)[0], unpack(said, Answer)[0]
         if ask.kind == "task" and any(lock.recipient == SERVER for lock in answer.locks):
-            assert (NAMES[node - 100], f"{ask.step}-{ask.call}-{ask.task}") == (model.owner, model.key)
+            assert (NAMES[node - 100], f"{ask.step}-{ask.call}-{ask.task}") == (
+                model.owner,
+                model.key,
+            )
     attacker = Attacker(nodes, terms)
     for request in plan.requests:
         if Ref(request.client, request.key) != model:
             key = request.key
             answer, _ = attacker.ask(
-                100 + NAMES.index(request.client), "value", key=key, eager=True, readers=(attacker.reader(),)
+                100 + NAMES.index(request.client),
+                "value",
+                key=key,
+                eager=True,
+                readers=(attacker.reader(),),
             )
             assert re.search("the server reads only the result|is not here|is gone", answer.error)
 
 
 def test_two_runs_do_not_show_the_sums_of_who_left(tmp_path: Path) -> None:
-    """What the coordinator stores of a run and of the run without a silo are models; no sums can be subtracted."""
+    """What the coordinator stores of a run and of the run without a silo are models; no sums can be
+    subtracted."""
     files, public = with_keys(tmp_path, NAMES)
     method = FedGram(width=120)
     far(method, FakeNodes(files), tmp_path / "run", public)
-    nodes, left = FakeNodes([files[0], files[2]]), {name: public[name] for name in ("client-0", "client-2")}
+    nodes, left = (
+        FakeNodes([files[0], files[2]]),
+        {name: public[name] for name in ("client-0", "client-2")},
+    )
     without = remote_plan.without(tmp_path / "run", "client-1")
-    with pytest.raises(UserError, match="the difference would be the part of client-1, who did not agree"):
+    with pytest.raises(
+        UserError, match="the difference would be the part of client-1, who did not agree"
+    ):
         session.run(without, nodes, tmp_path / "no", left, lambda line: None, poll=0)
     release = tmp_path / "release.txt"
     terms = str(tmp_path / "run" / AGREEMENT)
@@ -816,7 +945,11 @@ def test_two_runs_do_not_show_the_sums_of_who_left(tmp_path: Path) -> None:
     without = remote_plan.without(tmp_path / "run", "client-1", release)
     session.run(without, nodes, tmp_path / "less", left, lambda line: None, poll=0)
     for folder in (tmp_path / "run", tmp_path / "less"):
-        stored = {file.name: file.stat().st_size for file in folder.rglob("*") if file.suffix == ".safetensors"}
+        stored = {
+            file.name: file.stat().st_size
+            for file in folder.rglob("*")
+            if file.suffix == ".safetensors"
+        }
         assert stored.keys() == {"model.safetensors", "state.safetensors"}
         assert stored["state.safetensors"] < size(10, 120) / 4
     models = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "less")]

@@ -20,7 +20,9 @@ from ekiden.transports.flower.trust.parcel import Answer, unpack
 from tests.transports.fakes import mine, silo_file
 from tests.transports.test_silo import TERMS, model, said, said_of_recipe, task, with_recipe
 
-PRIVATE = with_recipe(TERMS, dp="epsilon=8,delta=1e-4,clip=1", training=Training(batch_size=8, max_steps=1))
+PRIVATE = with_recipe(
+    TERMS, dp="epsilon=8,delta=1e-4,clip=1", training=Training(batch_size=8, max_steps=1)
+)
 
 
 @pytest.fixture
@@ -50,7 +52,9 @@ def other_model() -> Weights:
     return replace(made, params=made.params + 0.01)
 
 
-def test_training_is_written_down_before_it_begins(file: SiloFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_is_written_down_before_it_begins(
+    file: SiloFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def died(*args: object, **more: object) -> None:
         raise UserError("died")
 
@@ -73,12 +77,16 @@ def test_an_outcome_that_was_lost_is_made_again_with_the_same_noise(file: SiloFi
     assert len(lines(file)) == 1
 
 
-def test_a_coordinator_who_knows_the_seed_does_not_know_the_noise(file: SiloFile, tmp_path: Path) -> None:
+def test_a_coordinator_who_knows_the_seed_does_not_know_the_noise(
+    file: SiloFile, tmp_path: Path
+) -> None:
     told = given(file, task(PRIVATE, eager=True))
     dataset, client = mine("client-0")
     setup = PRIVATE.setup(replace(dataset, mean=PRIVATE.mean, std=PRIVATE.std), file.hardware)
     worker = Worker(setup, {client.name: client})
-    guess = worker.execute(Job(0, 0, client.name, "train", (model(PRIVATE), None)), FolderJournal(tmp_path / "j"))
+    guess = worker.execute(
+        Job(0, 0, client.name, "train", (model(PRIVATE), None)), FolderJournal(tmp_path / "j")
+    )
     assert not torch.equal(guess.value.params, told.params)
     again = worker.execute(Job(0, 0, client.name, "train", (model(PRIVATE), None)))
     assert torch.equal(guess.value.params, again.value.params)  # a simulation repeats
@@ -103,7 +111,9 @@ def test_the_same_noise_never_hides_two_models(file: SiloFile) -> None:
 
 def test_a_second_training_with_another_model_is_refused(file: SiloFile) -> None:
     assert said(file, task(PRIVATE)) == ""
-    assert "has trained at client-0 as often as epsilon 8 allows" in said(file, task(PRIVATE, model=other_model()))
+    assert "has trained at client-0 as often as epsilon 8 allows" in said(
+        file, task(PRIVATE, model=other_model())
+    )
     assert "start a new run" in said(file, task(PRIVATE, model=other_model(), step=0, call=1))
     assert len(lines(file)) == 1
 
@@ -125,11 +135,14 @@ def test_all_runs_together_are_bounded(file: SiloFile) -> None:
     assert "has promised epsilon 16 in 2 earlier runs and allows 20" in said(file, task(runs[2]))
     assert not (file.folder / "runs" / runs[2].run).exists()
     assert said(file, task(with_recipe(runs[2], dp="epsilon=4,delta=1e-4,clip=1"))) == ""
-    assert "has promised delta" in said(limited(file, 100, 2e-4), task(with_recipe(runs[0], seed=1)))
+    assert "has promised delta" in said(
+        limited(file, 100, 2e-4), task(with_recipe(runs[0], seed=1))
+    )
 
 
 def test_a_data_set_that_is_listed_twice_has_one_budget(file: SiloFile) -> None:
-    """The limit is the silo's: it does not matter under which name, and in how many tables, it has its samples."""
+    """The limit is the silo's: it does not matter under which name, and in how many tables, it has
+    its samples."""
     file = limited(replace(file, named={"labs": file.data, "copy": file.data}), 20)
     held = {name: mine(file.name) for name in file.named}
     for number, name, refusal in (

@@ -1,4 +1,5 @@
-"""Silos that write the same classes in another way, and silos with a kind of samples in a file of their own."""
+"""Silos that write the same classes in another way, and silos with a kind of samples in a file of
+their own."""
 
 import json
 from pathlib import Path
@@ -28,7 +29,9 @@ NAMES = ("north", "south")
 
 def plan(**more: Any) -> RemotePlan[Any]:
     return RemotePlan(
-        Recipe(FedAvg(rounds=3, epochs=5), training=Training(lr=1e-2, batch_size=8), evaluate_every=0),
+        Recipe(
+            FedAvg(rounds=3, epochs=5), training=Training(lr=1e-2, batch_size=8), evaluate_every=0
+        ),
         "north,south",
         **more,
     )
@@ -43,12 +46,19 @@ def vectors(folder: Path, classes: dict[str, tuple[str, ...]]) -> None:
     for seed, (name, names) in enumerate(classes.items()):
         draw = np.random.default_rng(seed)
         y = np.arange(60) % len(names)
-        x = draw.normal(size=(60, 4)) + 4 * np.eye(4)[np.array([n.strip().casefold() == "yes" for n in names])[y] * 1]
+        x = (
+            draw.normal(size=(60, 4))
+            + 4 * np.eye(4)[np.array([n.strip().casefold() == "yes" for n in names])[y] * 1]
+        )
         np.savez(folder / f"{name}.npz", x=x.astype(np.float32), y=np.array(names)[y])
-        (folder / f"{name}.toml").write_text(f'name = "{name}"\n[data]\npath = "{name}.npz"\n[hardware]\nthreads = 1\n')
+        (folder / f"{name}.toml").write_text(
+            f'name = "{name}"\n[data]\npath = "{name}.npz"\n[hardware]\nthreads = 1\n'
+        )
 
 
-def test_classes_that_differ_in_case_are_merged_kept_or_refused_as_the_run_says(tmp_path: Path) -> None:
+def test_classes_that_differ_in_case_are_merged_kept_or_refused_as_the_run_says(
+    tmp_path: Path,
+) -> None:
     vectors(tmp_path, {"north": ("no", "Yes"), "south": ("YES", "no")})
     with pytest.raises(
         UserError,
@@ -58,7 +68,9 @@ def test_classes_that_differ_in_case_are_merged_kept_or_refused_as_the_run_says(
     result = run(tmp_path, spelling="merge")
     terms = parse((tmp_path / "run" / "agreement.json").read_text())
     assert (terms.classes, terms.spelling) == (("YES", "no"), "merge")
-    assert result.metrics[-1]["accuracy"] > 0.9  # labels were put in the order of the terms at each silo
+    assert (
+        result.metrics[-1]["accuracy"] > 0.9
+    )  # labels were put in the order of the terms at each silo
     (tmp_path / "run").rename(tmp_path / "merged")
     run(tmp_path, spelling="keep")
     assert parse((tmp_path / "run" / "agreement.json").read_text()).classes == ("YES", "Yes", "no")
@@ -70,7 +82,9 @@ def test_other_classes_are_refused_whatever_the_spelling(tmp_path: Path) -> None
         with pytest.raises(UserError, match="north and south hold data of different classes"):
             run(tmp_path, spelling=how)
     vectors(tmp_path, {"north": ("0", "1"), "south": ("1", "2")})
-    with pytest.raises(UserError, match="some count classes from 0 and others from 1: number them alike"):
+    with pytest.raises(
+        UserError, match="some count classes from 0 and others from 1: number them alike"
+    ):
         run(tmp_path)
 
 
@@ -83,7 +97,9 @@ def test_sums_with_classes_counted_from_0_and_from_1_are_refused(tmp_path: Path)
         (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\n[data]\npath = "{name}.csv"\n')
         files.append(tmp_path / f"{name}.json")
         files[-1].write_text(read(tmp_path / f"{name}.toml").sums().to_json())
-    with pytest.raises(UserError, match="classes are 0 to 1 at north, but 1 to 2 at south: number them alike"):
+    with pytest.raises(
+        UserError, match="classes are 0 to 1 at north, but 1 to 2 at south: number them alike"
+    ):
         agree_on(files)
     assert agree_on(files, "keep").table is not None
 
@@ -92,12 +108,16 @@ def test_sums_with_classes_that_no_other_silo_has_are_named(tmp_path: Path) -> N
     files = []
     for silo, names in {"north": "BM", "south": "BM", "east": ("benign", "malignant")}.items():
         draw = np.random.default_rng(len(silo))
-        table = pd.DataFrame({"dose": draw.normal(size=60), "label": [names[k % 2] for k in range(60)]})
+        table = pd.DataFrame(
+            {"dose": draw.normal(size=60), "label": [names[k % 2] for k in range(60)]}
+        )
         table.to_csv(tmp_path / f"{silo}.csv", index=False)
         (tmp_path / f"{silo}.toml").write_text(f'name = "{silo}"\n[data]\npath = "{silo}.csv"\n')
         files.append(tmp_path / f"{silo}.json")
         files[-1].write_text(read(tmp_path / f"{silo}.toml").sums().to_json())
-    with pytest.warns(DataWarning, match=r"silo east shares no class with others .*'M' .* may be 'malignant'"):
+    with pytest.warns(
+        DataWarning, match=r"silo east shares no class with others .*'M' .* may be 'malignant'"
+    ):
         agree_on(files)
 
 
@@ -130,7 +150,9 @@ def test_silos_with_another_file_are_refused_and_no_party_runs_what_it_was_not_t
     labs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (labs / "south" / "mine.py").write_text(KIND + "\n# changed\n")
-    with pytest.raises(UserError, match="north and south read or scale their samples in different ways"):
+    with pytest.raises(
+        UserError, match="north and south read or scale their samples in different ways"
+    ):
         run(labs)
     (labs / "south" / "mine.py").write_text(KIND)
     held = read(labs / "north.toml").load()

@@ -21,7 +21,8 @@ CHAIN, STAR = with_lap(FedTasuki(epochs=1)), with_lap(Average(epochs=1))
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(CHAIN, id="chain"), pytest.param(STAR, id="star", marks=pytest.mark.slow)]
+    "method",
+    [pytest.param(CHAIN, id="chain"), pytest.param(STAR, id="star", marks=pytest.mark.slow)],
 )
 def test_equal_to_one_process_and_signed(method: Method, tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
@@ -33,14 +34,18 @@ def test_equal_to_one_process_and_signed(method: Method, tmp_path: Path) -> None
     name = method.title()
     plain = name.removesuffix("+lap")
     assert config["recipe"]["method"] == name
-    (folder / "config.json").write_text(json.dumps(config | {"recipe": config["recipe"] | {"method": plain}}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"recipe": config["recipe"] | {"method": plain}})
+    )
     said = f"config.json says recipe.method {plain}, the terms that silos signed {name}"
     assert verify(folder, public).wrong == (said,)
 
 
 def test_a_silo_must_allow_it(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, '[limits]\nmethods = ["fedtasuki"]\n')
-    with pytest.raises(UserError, match=r"client-0 does not allow 'fedtasuki\+lap', only fedtasuki"):
+    with pytest.raises(
+        UserError, match=r"client-0 does not allow 'fedtasuki\+lap', only fedtasuki"
+    ):
         far(CHAIN, FakeNodes(files), tmp_path / "run", public)
     assert far(FedTasuki(epochs=1), FakeNodes(files), tmp_path / "run2", public).weights is not None
 

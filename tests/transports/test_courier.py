@@ -7,16 +7,28 @@ import pytest
 
 from ekiden.base.errors import UserError
 from ekiden.engine.transport import ClientMissing
-from ekiden.transports.flower.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
+from ekiden.transports.flower.coordinator.courier import (
+    Courier,
+    Crossing,
+    Lost,
+    Patience,
+    SealingKey,
+)
 from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
 
 HOUR = 3600.0
 Reply = bytes | Lost | None
 
 
-@pytest.mark.parametrize(("waited", "pause"), [(0.0, 0.1), (4.0, 0.1), (10.0, 0.25), (20.0, 0.5), (3600.0, 1.0)])
-def test_looks_soon_at_first_and_then_less_often(waited: float, pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ekiden.transports.flower.coordinator.courier.time.monotonic", lambda: 1000.0 + waited)
+@pytest.mark.parametrize(
+    ("waited", "pause"), [(0.0, 0.1), (4.0, 0.1), (10.0, 0.25), (20.0, 0.5), (3600.0, 1.0)]
+)
+def test_looks_soon_at_first_and_then_less_often(
+    waited: float, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ekiden.transports.flower.coordinator.courier.time.monotonic", lambda: 1000.0 + waited
+    )
     assert Patience(poll=1.0).pause(1000.0) == pytest.approx(pause)
     assert Patience(poll=0.0).pause(1000.0) == 0
 
@@ -26,7 +38,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.start = self.now = time.monotonic()
-        monkeypatch.setattr("ekiden.transports.flower.coordinator.courier.time.monotonic", lambda: self.now)
+        monkeypatch.setattr(
+            "ekiden.transports.flower.coordinator.courier.time.monotonic", lambda: self.now
+        )
         monkeypatch.setattr("ekiden.transports.flower.coordinator.courier.time.sleep", self.sleep)
 
     def sleep(self, seconds: float) -> None:
@@ -56,7 +70,9 @@ class FakePost:
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         sent = {ticket: self.sent[int(ticket)] for ticket in tickets}
-        found = {t: self._answer(kind, at, self._clock.passed - at) for t, (kind, at) in sent.items()}
+        found = {
+            t: self._answer(kind, at, self._clock.passed - at) for t, (kind, at) in sent.items()
+        }
         return {ticket: reply for ticket, reply in found.items() if reply is not None}
 
     def sealing_key(self, client: str) -> SealingKey | None:
@@ -74,7 +90,9 @@ BUSY = pack(Answer("a", busy=True))
 GONE = Lost("node unavailable")
 
 
-def asked(answer: Callable[[str, float, float], Reply], clock: Clock) -> tuple[FakePost, list[Crossing]]:
+def asked(
+    answer: Callable[[str, float, float], Reply], clock: Clock
+) -> tuple[FakePost, list[Crossing]]:
     """Ask the silo for a task that ends when `answer` says so."""
     post, crossed = FakePost(clock, answer), list[Crossing]()
     courier = Courier(post, Patience(HOUR), crossed.append, lambda line: None)
@@ -82,7 +100,9 @@ def asked(answer: Callable[[str, float, float], Reply], clock: Clock) -> tuple[F
     return post, crossed
 
 
-def test_a_silo_that_works_is_not_missing_however_often_its_message_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_that_works_is_not_missing_however_often_its_message_expires(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A task of 30 hours; the engine drops messages after 12."""
 
     def answer(kind: str, at: float, age: float) -> Reply:
@@ -97,7 +117,9 @@ def test_a_silo_that_works_is_not_missing_however_often_its_message_expires(monk
     assert crossed[0].waited < 1300  # twice until it was asked again
 
 
-def test_a_silo_that_was_away_twice_for_less_than_patience_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_that_was_away_twice_for_less_than_patience_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is back before it can be asked whether it is working, and away again before it answers."""
 
     def answer(kind: str, at: float, age: float) -> Reply:
@@ -120,7 +142,8 @@ def test_a_silo_that_gives_no_sign_of_life_is_missing(monkeypatch: pytest.Monkey
 
 
 def test_a_lost_question_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message broke off, and so did the first three questions whether the silo is working on it."""
+    """The message broke off, and so did the first three questions whether the silo is working on
+    it."""
     questions: list[float] = []
 
     def answer(kind: str, at: float, age: float) -> Reply:
@@ -142,6 +165,8 @@ def test_a_lost_question_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None
     [(b"\xff" * 20, "silo a sent an unreadable answer"), (pack(Answer("b")), "'b' answered for a")],
     ids=["noise", "other name"],
 )
-def test_who_answers_nonsense_is_named(kind: str, said: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_answers_nonsense_is_named(
+    kind: str, said: bytes, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match=why):
         asked(lambda of, at, age: said if of == kind else None, Clock(monkeypatch))

@@ -1,8 +1,8 @@
 """Attacks by whoever settles the features: sums of features made for it are single images.
 
-Each attack runs against the silos' own `answer`. A silo that attacks runs other code than it says; the others do not
-know. Where the silos trust the first one (`trust_first`), the attack works; with the defaults it does not.
-"""
+Each attack runs against the silos' own `answer`. A silo that attacks runs other code than it says;
+the others do not know. Where the silos trust the first one (`trust_first`), the attack works; with
+the defaults it does not."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -26,7 +26,18 @@ from ekiden.engine import wire
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
-from ekiden.methods import GLM, DeepAFL, FedCOF, FedGram, FedKrylov, FedRAN, FedSeq, Trees, between_machines, with_lap
+from ekiden.methods import (
+    GLM,
+    DeepAFL,
+    FedCOF,
+    FedGram,
+    FedKrylov,
+    FedRAN,
+    FedSeq,
+    Trees,
+    between_machines,
+    with_lap,
+)
 from ekiden.methods.exact import closing, fedkrylov
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.methods.exact.blocks.krylov import OpeningSums
@@ -84,7 +95,11 @@ def images(name: str) -> Tensor:
 def found_in(rows: Tensor, silos: Sequence[str], tolerance: float) -> int:
     """Return how many different images of these silos are among `rows` (m, 64), pixel by pixel."""
     held = torch.cat([images(name) for name in silos]).double()
-    near = torch.cdist(held, rows.double(), p=float("inf")).amin(1) if len(rows) else torch.full((1,), 9.0)
+    near = (
+        torch.cdist(held, rows.double(), p=float("inf")).amin(1)
+        if len(rows)
+        else torch.full((1,), 9.0)
+    )
     found = int((near < tolerance).sum())
     print(f"{found} of {len(held)} images are read, the nearest to within {float(near.min()):.4f}")
     return found
@@ -132,7 +147,8 @@ class Totals:
         self.notes_own(patch, NAMES[2])
 
     def victims_classes(self) -> tuple[Tensor, Tensor]:
-        """(K, 64) sums of the pixels of each class of the victim, and the numbers of its samples."""
+        """(K, 64) sums of the pixels of each class of the victim, and the numbers of its
+        samples."""
         assert self.sums is not None
         own = list(self.own.values())
         counts = self.sums.counts - sum(part.counts for part in own)
@@ -146,14 +162,17 @@ class Totals:
 
 
 def single(gram: Tensor, settled: tuple[Tensor, ...]) -> Tensor:
-    """(m, 64) images in rows of the Gram matrix that belong to units to which one sample answers, by 1."""
+    """(m, 64) images in rows of the Gram matrix that belong to units to which one sample answers,
+    by 1."""
     alone = (gram.diagonal()[64:] == 1).nonzero().flatten() + 64
     if len(settled) < 2:
         settled = (torch.zeros(64), torch.full((64,), 127 / 4))
     return gram[alone, :64] / settled[1].double() + settled[0].double()
 
 
-def test_the_first_silo_and_the_last_read_images_of_the_one_between_in_fedgram(tmp_path: Path) -> None:
+def test_the_first_silo_and_the_last_read_images_of_the_one_between_in_fedgram(
+    tmp_path: Path,
+) -> None:
     files, public = with_keys(tmp_path, NAMES)
     noted = Totals()
     nodes = Tampering(files, {NAMES[0]: noted.first, NAMES[2]: noted.last})
@@ -162,7 +181,8 @@ def test_the_first_silo_and_the_last_read_images_of_the_one_between_in_fedgram(t
 
 
 def krylov(noted: dict[str, Tensor]) -> Patch:
-    """The first silo: rare units, and directions that are single units to which one sample answers."""
+    """The first silo: rare units, and directions that are single units to which one sample
+    answers."""
 
     def directions(step: Tensor, span: Any, scale: Tensor, count: int) -> Tensor:
         u = torch.zeros(len(step), count, dtype=torch.int8)
@@ -215,14 +235,23 @@ def test_the_first_silo_reads_images_of_the_others_in_fedkrylov(tmp_path: Path) 
 
 
 def crafted(own: Tensor, seed: int) -> Weights:
-    """A body of 64-400-200-100 whose features are the pixels of samples above all `own` in one direction, else 0."""
+    """A body of 64-400-200-100 whose features are the pixels of samples above all `own` in one
+    direction, else 0."""
     direction = torch.randn(64, generator=torch.Generator().manual_seed(seed))
     edge, reach, most, pixels = float((own @ direction).max()), 1e-3, 100.0, torch.eye(64)
     first = torch.cat([pixels, direction.repeat(2, 1) / reach])
     bias = torch.cat([torch.full((64,), 10.0), -edge / reach - torch.tensor([0.0, 1.0])])
     second = torch.cat([pixels, torch.tensor([most, -most]).repeat(64, 1)], 1)
-    names = ["features.1.weight", "features.1.bias", "features.3.weight", "features.3.bias", "features.5.weight"]
-    return layers(dict(zip(names, (first, bias, second, torch.full((64,), -most), pixels), strict=True)))
+    names = [
+        "features.1.weight",
+        "features.1.bias",
+        "features.3.weight",
+        "features.3.bias",
+        "features.5.weight",
+    ]
+    return layers(
+        dict(zip(names, (first, bias, second, torch.full((64,), -most), pixels), strict=True))
+    )
 
 
 def lap(noted: dict[str, Any], body: Weights) -> Patch:
@@ -232,7 +261,9 @@ def lap(noted: dict[str, Any], body: Weights) -> Patch:
         return body
 
     def settled(features: Tensor) -> closing.Scales:
-        return closing.Scales(torch.zeros(features.shape[1]), torch.full((features.shape[1],), 1000.0))
+        return closing.Scales(
+            torch.zeros(features.shape[1]), torch.full((features.shape[1],), 1000.0)
+        )
 
     def refitted(model: Weights, layout: Any, totals: closing.Totals, task: Any) -> Weights:
         noted["classes"] = totals.sums.classes if isinstance(totals.sums, Sums) else None
@@ -257,14 +288,17 @@ def test_the_last_silo_reads_an_image_with_its_label_in_a_closing_lap(tmp_path: 
 
 
 class Coordinator(Attacker):
-    """Asks for the sums of features that it made, in a run that seals nothing, or in a sealed one."""
+    """Asks for the sums of features that it made, in a run that seals nothing, or in a sealed
+    one."""
 
     def sums(self, node: int, call: int, settled: tuple[Tensor, ...]) -> Sums:
         ask = Ask("task", self.terms.text(), step=0, call=call, task="measure", eager=True)
         data, lock = wire.encode((INITIAL, settled, None)), None
         if self.terms.sealed:
             ask = replace(ask, readers=(self.reader(),))
-            data, (lock,) = self.party.seal(Encoded.of(data), arguments_key(ask), (self.as_reader(node, 0),))
+            data, (lock,) = self.party.seal(
+                Encoded.of(data), arguments_key(ask), (self.as_reader(node, 0),)
+            )
         full = replace(ask, length=len(data), lock=lock)
         answer, rest = unpack(self.nodes.silo(node).answer(pack(full, (data,))), Answer)
         if answer.error:
@@ -305,7 +339,9 @@ def star(public: dict[str, str], *, sealed: bool) -> Agreement:
     """The terms of a run whose coordinator adds up."""
     method = FedGram(width=400, topology="star")
     keys = tuple(public.values())
-    return replace(TERMS, recipe=replace(TERMS.recipe, method=method), clients=NAMES, keys=keys, sealed=sealed)
+    return replace(
+        TERMS, recipe=replace(TERMS.recipe, method=method), clients=NAMES, keys=keys, sealed=sealed
+    )
 
 
 # The same with the defaults.
@@ -314,18 +350,44 @@ SAFE: dict[str, Any] = {"dictionary": "seed", "min_active": 10}
 ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary="all")
 
 
-@pytest.mark.filterwarnings("ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning")
+@pytest.mark.filterwarnings(
+    "ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning"
+)
 @pytest.mark.parametrize(
     ("method", "more", "said"),
     [
-        (FedGram(width=60), {}, "fedgram has min_active = 0, client-0 wants 10 or more: give min_active 10"),
+        (
+            FedGram(width=60),
+            {},
+            "fedgram has min_active = 0, client-0 wants 10 or more: give min_active 10",
+        ),
         (Trees(), {}, "trees has min_active = 0, client-0 wants 10 or more: give min_active 10"),
-        (FedGram(width=60, min_active=10), {}, "the first silo of fedgram chooses the features, .* dictionary='seed'"),
+        (
+            FedGram(width=60, min_active=10),
+            {},
+            "the first silo of fedgram chooses the features, .* dictionary='seed'",
+        ),
         (ALL, {}, "the first silo of fedgram chooses the features"),
-        (FedGram(width=60, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
-        (FedRAN(width=60, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows none unless"),
-        (FedRAN(width=60, **SAFE), {}, "has topology = 'chain', client-0 allows none unless its file says so"),
-        (FedKrylov(width=60, min_active=10), {}, "the first silo of fedkrylov chooses the features"),
+        (
+            FedGram(width=60, topology="star", **SAFE),
+            {},
+            "has topology = 'star', client-0 allows only 'chain'",
+        ),
+        (
+            FedRAN(width=60, topology="star", **SAFE),
+            {},
+            "has topology = 'star', client-0 allows none unless",
+        ),
+        (
+            FedRAN(width=60, **SAFE),
+            {},
+            "has topology = 'chain', client-0 allows none unless its file says so",
+        ),
+        (
+            FedKrylov(width=60, min_active=10),
+            {},
+            "the first silo of fedkrylov chooses the features",
+        ),
         (with_lap(FedSeq(epochs=1)), {}, r"chooses the features, .*: leave out \+lap"),
         (GLM(), {}, "the last silo of glm chooses where sums are taken, .*: give family=.linear"),
         (DeepAFL(layers=1), {}, "the coordinator of deepafl chooses the features"),
@@ -341,9 +403,13 @@ def test_nobody_chooses_the_features_unless_a_silo_trusts_it(
 
 
 def test_the_second_silo_of_fedran_finds_the_training_samples_of_the_first(tmp_path: Path) -> None:
-    """Nothing is masked, so a chain needs a line in the silos' files: samples lie in the span of the directions."""
+    """Nothing is masked, so a chain needs a line in the silos' files: samples lie in the span of
+    the directions."""
     files, public = with_keys(
-        tmp_path, NAMES, '[allow.fedran]\ntopology = ["chain"]\n[limits]\nmin_active = 0\n', trusting=False
+        tmp_path,
+        NAMES,
+        '[allow.fedran]\ntopology = ["chain"]\n[limits]\nmin_active = 0\n',
+        trusting=False,
     )
     noted: list[tuple[FedRAN, Any, Tensor]] = []
     joined = FedRAN.joined
@@ -369,7 +435,9 @@ def test_the_second_silo_of_fedran_finds_the_training_samples_of_the_first(tmp_p
     apart = torch.stack([phi - found.means[:, k] for k in usual])
     outside = ((apart - apart @ basis @ basis.T).norm(dim=2) / apart.norm(dim=2)).amin(0)
     members, others = outside[:own], outside[own:]
-    assert int((members < others.min()).sum()) == int(found.counts.sum()) > 100  # all but those of rare classes
+    assert (
+        int((members < others.min()).sum()) == int(found.counts.sum()) > 100
+    )  # all but those of rare classes
 
 
 def test_cox_regression_needs_trust_too(tmp_path: Path) -> None:
@@ -379,7 +447,9 @@ def test_cox_regression_needs_trust_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [FedGram, pytest.param(FedKrylov, marks=pytest.mark.slow)])
-def test_the_defaults_between_machines_run_with_the_default_file(kind: type[Method], tmp_path: Path) -> None:
+def test_the_defaults_between_machines_run_with_the_default_file(
+    kind: type[Method], tmp_path: Path
+) -> None:
     files, public = with_keys(tmp_path, NAMES, trusting=False)
     method = replace(between_machines(kind), width=60)  # type: ignore[call-arg]
     assert_equal(far(method, FakeNodes(files), tmp_path / "run", public), here(method))
@@ -394,22 +464,29 @@ def other_features(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", [FedGram, FedKrylov])
-def test_features_that_do_not_follow_from_the_seed_are_refused(kind: type[Method], tmp_path: Path) -> None:
+def test_features_that_do_not_follow_from_the_seed_are_refused(
+    kind: type[Method], tmp_path: Path
+) -> None:
     files, public = with_keys(tmp_path, NAMES, trusting=False)
     nodes = Tampering(files, {NAMES[0]: other_features})
-    with pytest.raises(UserError, match=r"client-1: the features received are (of another kind|not those)"):
+    with pytest.raises(
+        UserError, match=r"client-1: the features received are (of another kind|not those)"
+    ):
         far(replace(between_machines(kind), width=60), nodes, tmp_path / "run", public)  # type: ignore[call-arg]
 
 
 def test_scales_of_patches_are_those_of_the_silos_own_images() -> None:
-    """With features from the seed nothing of patches travels but how images were normalised, and that is compared."""
+    """With features from the seed nothing of patches travels but how images were normalised, and
+    that is compared."""
     method = FedGram(width=32, features="patches", **SAFE)
     network = method.own_network(build("lenet", (1, 28, 28), 10), (1, 28, 28), 10, Classification())
     features = features_of(network)
     assert isinstance(features, PatchFeatures)
     assert [t.numel() for t in features.tell()] == [1, 1]
     client = SimpleNamespace(
-        network=lambda model: network, scaling=((0.1,), (0.3,)), unit=lambda: torch.ones(1, 1, 28, 28)
+        network=lambda model: network,
+        scaling=((0.1,), (0.3,)),
+        unit=lambda: torch.ones(1, 1, 28, 28),
     )
     own = method.settled_by(client, None).tell()  # type: ignore[arg-type]
     assert method.adopted(client, None, own) is features  # type: ignore[arg-type]
@@ -419,7 +496,8 @@ def test_scales_of_patches_are_those_of_the_silos_own_images() -> None:
 
 
 def test_colluding_silos_read_no_image_from_sums_of_seeded_features(tmp_path: Path) -> None:
-    """The first and the last silo still get the sums of the one between, but no row, column or class of one sample."""
+    """The first and the last silo still get the sums of the one between, but no row, column or
+    class of one sample."""
     for least in (0, 10):
         files, public = with_keys(tmp_path / str(least), NAMES)
         noted, method = Totals(), FedGram(width=400, dictionary="seed", min_active=least)
@@ -432,14 +510,21 @@ def test_colluding_silos_read_no_image_from_sums_of_seeded_features(tmp_path: Pa
         assert not least or int(counts[counts > 0].min()) >= least
 
 
-@pytest.mark.parametrize(("mean", "std"), [(0.5, 1e-30), (1e-3, 1.0), (0.0, 1.0 + 1e-6), (1e30, 1.0)])
-def test_a_coordinator_that_scales_images_otherwise_gets_no_sums(mean: float, std: float, tmp_path: Path) -> None:
-    """It moves thresholds, at which images become features, past single samples: sums before and after show these."""
+@pytest.mark.parametrize(
+    ("mean", "std"), [(0.5, 1e-30), (1e-3, 1.0), (0.0, 1.0 + 1e-6), (1e30, 1.0)]
+)
+def test_a_coordinator_that_scales_images_otherwise_gets_no_sums(
+    mean: float, std: float, tmp_path: Path
+) -> None:
+    """It moves thresholds, at which images become features, past single samples: sums before and
+    after show these."""
     file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
     method = FedGram(width=130, dictionary="seed", min_active=10)
     agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method), mean=(mean,), std=(std,))
     arguments = wire.encode((INITIAL, None, None))
-    asked = pack(Ask("task", agreed.text(), task="add", length=len(arguments), eager=True), (arguments, b""))
+    asked = pack(
+        Ask("task", agreed.text(), task="add", length=len(arguments), eager=True), (arguments, b"")
+    )
     assert (
         "client-1 scales its samples by ((0.0,), (1.0,)), the run by"
         in unpack(Silo(file).answer(asked), Answer)[0].error
@@ -457,7 +542,8 @@ def span_of(noted: Totals) -> Tensor:
 
 
 def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
-    """Samples of rare classes are in no sums, so they do not count. The smallest silo is named beforehand."""
+    """Samples of rare classes are in no sums, so they do not count. The smallest silo is named
+    beforehand."""
     files, public = with_keys(tmp_path, NAMES, trusting=False)
     counts = [mine(name)[1].train.class_counts(10) for name in NAMES]
     few = min(int(each[each >= 10].sum()) // 10 * 10 // 2 for each in counts)
@@ -473,27 +559,37 @@ def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("*-silo/summed/*")), "nothing was computed"
     far(FedGram(width=few, **SAFE), FakeNodes(files), tmp_path / "run", public)
     given = FedGram(features="network", **SAFE)  # how many features it has, nobody chooses
-    with pytest.raises(UserError, match=r"which samples client-. has: leave client-. out, or run fedgram with dp"):
+    with pytest.raises(
+        UserError, match=r"which samples client-. has: leave client-. out, or run fedgram with dp"
+    ):
         far(given, FakeNodes(files), tmp_path / "network", public)
 
 
 def test_no_message_lets_a_run_pass_the_checks_of_its_first_one(tmp_path: Path) -> None:
-    """A coordinator asks what a silo does for a run, which made its folder; a run is bound once it was checked."""
+    """A coordinator asks what a silo does for a run, which made its folder; a run is bound once it
+    was checked."""
     file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
     agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=FedGram(width=400, **SAFE)))
     folder = file.folder / "runs" / agreed.run
     for kind in ("status", "hello", "task", "hello"):
-        said = unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask(kind, agreed.text()))), Answer)[0].error
+        said = unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask(kind, agreed.text()))), Answer)[
+            0
+        ].error
         assert ("sums of 400 features show" in said) == (kind != "status")
         assert not folder.exists()
     folder.mkdir(parents=True)  # however it came there
     assert (
-        "sums of 400" in unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask("hello", agreed.text()))), Answer)[0].error
+        "sums of 400"
+        in unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask("hello", agreed.text()))), Answer)[
+            0
+        ].error
     )
 
 
 @pytest.mark.parametrize("method", [FedGram(**SAFE), FedKrylov(laps=2, sums="whole", **SAFE)])
-def test_without_a_width_there_are_as_many_features_as_the_smallest_silo_allows(method: Any, tmp_path: Path) -> None:
+def test_without_a_width_there_are_as_many_features_as_the_smallest_silo_allows(
+    method: Any, tmp_path: Path
+) -> None:
     """The number is in the signed terms, so a run on one machine with it gives the same bits."""
     files, public = with_keys(tmp_path, NAMES, trusting=False)
     result, few = far(method, FakeNodes(files), tmp_path / "run", public), 60
@@ -531,8 +627,11 @@ def smoothed(units: Any) -> Callable[[Tensor], Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1600, 60])
-def test_all_other_silos_read_images_from_sums_of_more_features_than_samples(width: int, tmp_path: Path) -> None:
-    """Where a file allows it. From noise they search images with features in the span; with few features all are."""
+def test_all_other_silos_read_images_from_sums_of_more_features_than_samples(
+    width: int, tmp_path: Path
+) -> None:
+    """Where a file allows it. From noise they search images with features in the span; with few
+    features all are."""
     allowing = "[limits]\nmin_active = 0\n"
     files, public = with_keys(tmp_path, NAMES, allowing, trusting=False)
     noted, networks, solved = Totals(), list[Any](), FedGram.solved
@@ -569,14 +668,17 @@ def test_all_other_silos_read_images_from_sums_of_more_features_than_samples(wid
     members, others = (outside(units(images(name))).sort().values for name in (NAMES[1], NAMES[0]))
     if width > len(held):
         assert found >= 3
-        assert float(members[:130].max()) < 1e-4 < 0.01 < float(others.min())  # who has an image knows if it is there
+        assert (
+            float(members[:130].max()) < 1e-4 < 0.01 < float(others.min())
+        )  # who has an image knows if it is there
     else:
         assert found == 0
         assert float(others.max()) < 1e-4
 
 
 def test_what_few_samples_show_is_left_out() -> None:
-    """A feature is left out if fewer than k samples have another value than most; so are classes of fewer than k."""
+    """A feature is left out if fewer than k samples have another value than most; so are classes of
+    fewer than k."""
     phi = torch.zeros(30, 4, dtype=torch.int8)
     phi[:9, 0], phi[:10, 1], phi[:, 2] = 5, -5, 127
     phi[:9, 2], phi[:, 3] = 126, torch.arange(30)
@@ -585,7 +687,8 @@ def test_what_few_samples_show_is_left_out() -> None:
 
 
 def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
-    """A table [allow.METHOD] is checked when the file is read, and keeps what is allowed by default."""
+    """A table [allow.METHOD] is checked when the file is read, and keeps what is allowed by
+    default."""
 
     def read_with(more: str) -> SiloFile:
         return silo_file(tmp_path, "client-0", more, trusting=False)
@@ -596,7 +699,9 @@ def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
     rules = {"fedgram": {"topology": ("chain",), "head": ("ridge",)}, "fedseq": {"epochs": (1, 5)}}
     assert file.allow == rules | fedran
     check_terms(file, TERMS)
-    with pytest.raises(UserError, match=r"fedseq has epochs = 2, client-0 allows only 1, 5 \(allow.fedseq in its"):
+    with pytest.raises(
+        UserError, match=r"fedseq has epochs = 2, client-0 allows only 1, 5 \(allow.fedseq in its"
+    ):
         check_terms(file, replace(TERMS, recipe=replace(TERMS.recipe, method=FedSeq(epochs=2))))
     star = read_with('[allow.fedgram]\ntopology = ["star"]\n')
     assert star.allow == {"fedgram": {"topology": ("star",)}} | fedran
@@ -615,7 +720,9 @@ def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
             read_with(more)
 
 
-@pytest.mark.parametrize("method", [FedGram(width=32), FedKrylov(width=64, laps=2, sums="whole"), FedRAN(width=32)])
+@pytest.mark.parametrize(
+    "method", [FedGram(width=32), FedKrylov(width=64, laps=2, sums="whole"), FedRAN(width=32)]
+)
 def test_a_class_that_is_too_rare_at_each_silo_ends_no_run_in_silence(method: Any) -> None:
     """Of two classes no model is left; of three the model does not know one, which is said."""
     safe = replace(method, dictionary="seed", min_active=10)
@@ -626,7 +733,8 @@ def test_a_class_that_is_too_rare_at_each_silo_ends_no_run_in_silence(method: An
         return federate([(x, y), (x + 0.1, y)])
 
     with pytest.raises(
-        UserError, match="of 1 of 2 classes, so no model tells classes apart: give a smaller min_active"
+        UserError,
+        match="of 1 of 2 classes, so no model tells classes apart: give a smaller min_active",
     ):
         run(safe, silos(60, 8), "mlp")
     with pytest.warns(DataWarning, match="of 1 of 3 classes: the model does not know them"):

@@ -1,4 +1,5 @@
-"""Each defence named on docs/security.md that these tests know is taken away, one at a time: a test must notice."""
+"""Each defence named on docs/security.md that these tests know is taken away, one at a time: a test
+must notice."""
 
 import os
 import re
@@ -205,7 +206,8 @@ DEFENCES = {
     ),
     "validation samples of evaluations are compared": (
         f"{FLOWER}/silo/policy.py",
-        'measured, kind = (written.val, "validation") if agreed.validation else (written.test, "test")',
+        'measured, kind = (written.val, "validation") if agreed.validation else (written.test, '
+        '"test")',
         'measured, kind = written.test, "test"',
         "tests/transports/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
     ),
@@ -445,7 +447,8 @@ DEFENCES = {
     ),
     "an answer is for the ticket that was asked for": (
         f"{FLOWER}/server_app.py",
-        "found[ticket] = Lost(said(str(message.error.reason))) if message.has_error() else content(message)",
+        "found[ticket] = Lost(said(str(message.error.reason))) if message.has_error() else "
+        "content(message)",
         "found[message.metadata.reply_to_message_id] = content(message)",
         "tests/transports/test_server_app.py::test_an_answer_counts_for_what_was_asked_alone",
     ),
@@ -482,11 +485,15 @@ def test_a_test_notices_that_a_defence_is_gone(defence: str, tmp_path: Path) -> 
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests.split()]
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, timeout=300, check=False
+        )
     except subprocess.TimeoutExpired:
         assert defence in HANGS
         return
     # A server that the test left waiting may also take the interpreter down at its end.
     assert done.returncode, done.stdout.decode()[-2000:]
-    noticed = re.search(rb"\n(FAILED|ERROR) tests/\S+::", done.stdout)  # an error is one of what the test begins with
+    noticed = re.search(
+        rb"\n(FAILED|ERROR) tests/\S+::", done.stdout
+    )  # an error is one of what the test begins with
     assert noticed, done.stdout.decode()[-2000:]

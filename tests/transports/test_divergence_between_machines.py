@@ -27,11 +27,14 @@ GOOD, DIVERGED, NONE = 0.5, 400.0, None
 
 
 def report(task: Task, outputs: int, losses: list[float | None], mine: int) -> SiloReport:
-    """What a silo reports about models with these losses of each of 20 samples; None: it has too few samples."""
+    """What a silo reports about models with these losses of each of 20 samples; None: it has too
+    few samples."""
     counting, y = counting_of(task, outputs, full=False), torch.zeros(20, dtype=torch.int64)
     answers = y if isinstance(task, Classification) else torch.zeros(20, 1)
     scores = [Scores(task, outputs, y, answers, torch.full((20,), loss or 0.0)) for loss in losses]
-    return measured.report(counting, scores, mine, Care(99 if None in losses else 10, coarse=True), y)
+    return measured.report(
+        counting, scores, mine, Care(99 if None in losses else 10, coarse=True), y
+    )
 
 
 def noticed(silos: list[float | None], task: Task = Classification(), outputs: int = 10) -> bool:  # noqa: B008
@@ -58,9 +61,14 @@ def test_what_silos_report_shows_divergence() -> None:
 def test_one_personal_model_that_diverged_is_noticed() -> None:
     def row(second: float) -> dict[str, Any]:
         models = [[GOOD, DIVERGED], [DIVERGED, second]]  # each model is bad at the other silo
-        parts = [report(Classification(), 10, list(losses), i) for i, losses in enumerate(zip(*models, strict=True))]
+        parts = [
+            report(Classification(), 10, list(losses), i)
+            for i, losses in enumerate(zip(*models, strict=True))
+        ]
         total = parts[0].plus(parts[1])
-        return row_of(total, {}, TERMS, 0, counting_of(Classification(), 10, full=False), last=False)
+        return row_of(
+            total, {}, TERMS, 0, counting_of(Classification(), 10, full=False), last=False
+        )
 
     assert "diverged" not in row(GOOD)
     assert row(DIVERGED)["diverged"]
@@ -84,16 +92,21 @@ def test_a_run_that_diverged_says_so(method: Method, tmp_path: Path) -> None:
     assert f"that of guessing {log(10):.2f} (ln 10); lower lr (now 1e+06)" in said[-1]
     assert said[-1].startswith("training diverged: the loss is ")
     assert verify(tmp_path / "run", public).wrong == ()
-    good = session.run(plan_of(method), FakeNodes(files), tmp_path / "good", public, said.append, poll=0)
+    good = session.run(
+        plan_of(method), FakeNodes(files), tmp_path / "good", public, said.append, poll=0
+    )
     assert not good.diverged
 
 
 def test_a_silo_whose_training_becomes_infinite_is_named(tmp_path: Path) -> None:
-    """Nothing of it is handed on: the last good model stays, and the run ends with the silo's name and the step."""
+    """Nothing of it is handed on: the last good model stays, and the run ends with the silo's name
+    and the step."""
     files, public = with_keys(tmp_path, NAMES)
     plan = plan_of(FedSeq(epochs=1), training=Training(lr=1e30, batch_size=64))
     nodes = FakeNodes(files)
-    with pytest.raises(UserError, match=r"client-0.*NaN or infinite in epoch 1, batch \d+: lower lr") as caught:
+    with pytest.raises(
+        UserError, match=r"client-0.*NaN or infinite in epoch 1, batch \d+: lower lr"
+    ) as caught:
         session.run(plan, nodes, tmp_path / "run", public, lambda line: None, poll=0)
     assert "\n" not in str(caught.value)
     assert {node for node, data in nodes.log if unpack(data, Ask)[0].kind == "task"} == {100}

@@ -1,4 +1,5 @@
-"""Silos make their keys themselves, a coordinator changes none unnoticed, and a revoked key is refused at once."""
+"""Silos make their keys themselves, a coordinator changes none unnoticed, and a revoked key is
+refused at once."""
 
 import json
 import os
@@ -33,7 +34,14 @@ def own_key(folder: Path, name: str) -> Path:
 @pytest.fixture
 def fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     monkeypatch.setattr(commands, "is_running", lambda federation: False)
-    call(["federation", "init", str(tmp_path / "fed"), *(str(own_key(tmp_path, name)) for name in SILOS)])
+    call(
+        [
+            "federation",
+            "init",
+            str(tmp_path / "fed"),
+            *(str(own_key(tmp_path, name)) for name in SILOS),
+        ]
+    )
     return federations.read(tmp_path / "fed")
 
 
@@ -49,10 +57,14 @@ def test_no_private_key_leaves_a_silo(fed: Federation, tmp_path: Path) -> None:
     assert not (fed.folder / "silos").exists()
     for name in SILOS:
         peers = joined(fed, name)
-        assert peers == {other: read_roster(fed.folder / ROSTER).key_of[other] for other in set(SILOS) - {name}}
+        assert peers == {
+            other: read_roster(fed.folder / ROSTER).key_of[other] for other in set(SILOS) - {name}
+        }
         file = silo_file.read(tmp_path / name / "silo.toml")
         assert file.beside(file.link.certificate).read_bytes() == fed.certificate.read_bytes()
-        assert keys.same(keys.public_of(file.beside(file.link.key)), (fed.keys / f"{name}.pub").read_text())
+        assert keys.same(
+            keys.public_of(file.beside(file.link.key)), (fed.keys / f"{name}.pub").read_text()
+        )
         assert stat.S_IMODE(file.beside(file.link.key).stat().st_mode) == 0o600
     assert stat.S_IMODE((fed.folder / "ca.key").stat().st_mode) == 0o600
 
@@ -69,7 +81,10 @@ def test_a_coordinator_does_not_replace_a_key_that_a_silo_knows(
     for change, why in (
         (forged, "another key than the roster: ask its owner, by another way than the coordinator"),
         ({**json.loads(true), "certificate": "other"}, "give --replace ca.crt"),
-        ({**json.loads(true), "keys": [*forged["keys"][1:2], *json.loads(true)["keys"][1:]]}, "has another key of a"),
+        (
+            {**json.loads(true), "keys": [*forged["keys"][1:2], *json.loads(true)["keys"][1:]]},
+            "has another key of a",
+        ),
         ({**json.loads(true), "silos": ["x", "b", "c"]}, "the roster has no a"),
         ({**json.loads(true), "silos": ["a", "b", "../c"]}, "cannot be a silo's name"),
         ({**json.loads(true), "silos": ["a", "b", "server"]}, "server"),
@@ -79,7 +94,9 @@ def test_a_coordinator_does_not_replace_a_key_that_a_silo_knows(
         given.write_text(json.dumps(change))
         code, said = command("silo", "join", str(file), str(given))
         assert (code, why in " ".join(said.split())) == (2, True), said
-        assert {path.stem: path.read_text().strip() for path in (tmp_path / "a" / "peers").iterdir()} == before
+        assert {
+            path.stem: path.read_text().strip() for path in (tmp_path / "a" / "peers").iterdir()
+        } == before
     given.write_text(json.dumps(forged))
     code, said = command("silo", "join", str(file), str(given), "--replace", "b")
     assert code == 0
@@ -144,14 +161,18 @@ def test_mistakes_with_keys_change_nothing(fed: Federation, tmp_path: Path) -> N
     ):
         with pytest.raises(UserError, match=why):
             call(["federation", words[0], str(fed.folder), *map(str, words[1:])])
-        assert {path: path.read_bytes() for path in fed.folder.rglob("*") if path.is_file()} == before
+        assert {
+            path: path.read_bytes() for path in fed.folder.rglob("*") if path.is_file()
+        } == before
     with pytest.raises(UserError, match="not both"):
         call(["federation", "init", str(tmp_path / "other"), str(a), "--silos", "x"])
     with pytest.raises(UserError, match="give the public keys of the silos"):
         call(["federation", "init", str(tmp_path / "other")])
 
 
-def test_the_certificate_lasts_a_year_and_is_renewed_under_the_same_authority(fed: Federation) -> None:
+def test_the_certificate_lasts_a_year_and_is_renewed_under_the_same_authority(
+    fed: Federation,
+) -> None:
     year = datetime.now(UTC) + timedelta(days=365)
     authority, key = fed.certificate.read_bytes(), (fed.folder / "link.key").read_bytes()
     assert shakes_hands(fed.folder, "localhost") == []
@@ -173,7 +194,10 @@ def shakes_hands(folder: Path, host: str) -> list[str]:
     here.load_verify_locations(folder / "ca.crt")
     there.load_cert_chain(folder / "link.crt", folder / "link.key")
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [here.wrap_bio(down, up, server_hostname=host), there.wrap_bio(up, down, server_side=True)]
+    ends = [
+        here.wrap_bio(down, up, server_hostname=host),
+        there.wrap_bio(up, down, server_side=True),
+    ]
     for _ in range(4):
         for end in ends:
             try:
@@ -190,7 +214,9 @@ def test_who_is_connected_is_listed(fed: Federation, command: Command) -> None:
     for text in ("", "[]", '{"silos": []}', '{"silos": {"a": "x"}}'):
         (fed.folder / federations.SEEN).write_text(text)
         assert {silo.state for silo in federations.status(fed)} == {"never"}
-    (fed.folder / federations.SEEN).write_text(json.dumps({"silos": {"a": now - 5, "b": now - 500, "stranger": now}}))
+    (fed.folder / federations.SEEN).write_text(
+        json.dumps({"silos": {"a": now - 5, "b": now - 500, "stranger": now}})
+    )
     code, said = command("federation", "status", str(fed.folder), "--json")
     found = json.loads(said)
     assert code == 0
@@ -200,7 +226,10 @@ def test_who_is_connected_is_listed(fed: Federation, command: Command) -> None:
         ("c", "never"),
     ]
     assert found["silos"][0]["fingerprint"] == keys.fingerprint((fed.keys / "a.pub").read_text())
-    assert "does not run; its certificate is valid until" in command("federation", "status", str(fed.folder))[1]
+    assert (
+        "does not run; its certificate is valid until"
+        in command("federation", "status", str(fed.folder))[1]
+    )
 
 
 def _pem(public: Sequence[str]) -> list[bytes]:

@@ -52,7 +52,9 @@ def trained(folder: Path, method: Method, more: str = "") -> tuple[FakeNodes, di
     return Nodes(files), public
 
 
-def again(nodes: FakeNodes, public: dict[str, str], run: Path, names: tuple[str, ...], to: str) -> dict[str, object]:
+def again(
+    nodes: FakeNodes, public: dict[str, str], run: Path, names: tuple[str, ...], to: str
+) -> dict[str, object]:
     out = run / EVALUATIONS / to
     keys = {name: public[name] for name in names}
     return evaluate(run, names, nodes, out, keys, lambda line: None, **SILENT)
@@ -73,14 +75,19 @@ def test_a_model_is_measured_at_silos_that_did_not_train_it(method: Method, tmp_
     assert row["figures"]["silos"] == 4  # type: ignore[index]
     assert "clients" not in row
     assert verify(run, public).wrong == ()
-    forged = {**public, FOUR[3]: public[FOUR[0]]}  # the coordinator's own key for a silo that measured
+    forged = {
+        **public,
+        FOUR[3]: public[FOUR[0]],
+    }  # the coordinator's own key for a silo that measured
     assert any("knew another key of client-3" in line for line in verify(run, forged).wrong)
     kinds = {unpack(data, Ask)[0].kind for _, data in nodes.log}
     assert kinds == {"hello", "evaluate"}
     # What the folder says must follow from what the silos signed.
     file = run / EVALUATIONS / "all" / "metrics.jsonl"
     file.write_text(json.dumps(row | {"accuracy": 0.99}) + "\n")
-    assert "evaluations/all: metrics.jsonl does not follow from what silos signed" in verify(run).wrong
+    assert (
+        "evaluations/all: metrics.jsonl does not follow from what silos signed" in verify(run).wrong
+    )
     file.write_text(json.dumps(row) + "\n")
     custody = file.with_name("custody.jsonl")
     custody.write_text("".join(custody.read_text().splitlines(keepends=True)[:3]))
@@ -88,24 +95,46 @@ def test_a_model_is_measured_at_silos_that_did_not_train_it(method: Method, tmp_
 
 
 def test_silos_measure_the_values_of_another_file(tmp_path: Path) -> None:
-    """A model that was trained elsewhere, in the run's network; `verify` compares with what was measured."""
+    """A model that was trained elsewhere, in the run's network; `verify` compares with what was
+    measured."""
     nodes, public = trained(tmp_path, FedSeq(epochs=1))
     run, other = tmp_path / "run", tmp_path / "other.safetensors"
     values = load_file(run / "model.safetensors")
     save_file({name: -value for name, value in values.items()}, other)
     keys = {name: public[name] for name in FOUR[2:]}
     rows = [
-        evaluate(run, FOUR[2:], nodes, run / EVALUATIONS / to, keys, lambda line: None, weights=weights, **SILENT)
+        evaluate(
+            run,
+            FOUR[2:],
+            nodes,
+            run / EVALUATIONS / to,
+            keys,
+            lambda line: None,
+            weights=weights,
+            **SILENT,
+        )
         for to, weights in (("own", None), ("other", other))
     ]
     assert rows[0]["accuracy"] != rows[1]["accuracy"]
     assert verify(run).wrong == ()
     kept = run / EVALUATIONS / "other" / "model.safetensors"
     save_file(values, kept)
-    assert "evaluations/other: silos measured another model than the one in the folder" in verify(run).wrong
+    assert (
+        "evaluations/other: silos measured another model than the one in the folder"
+        in verify(run).wrong
+    )
     save_file({"head": torch.zeros(3)}, other)
     with pytest.raises(UserError, match=r"other\.safetensors holds another network than the run's"):
-        evaluate(run, FOUR[2:], nodes, run / EVALUATIONS / "no", keys, lambda line: None, weights=other, **SILENT)
+        evaluate(
+            run,
+            FOUR[2:],
+            nodes,
+            run / EVALUATIONS / "no",
+            keys,
+            lambda line: None,
+            weights=other,
+            **SILENT,
+        )
 
 
 def test_a_model_of_one_machine_is_measured_at_silos(
@@ -128,7 +157,9 @@ def test_a_model_of_one_machine_is_measured_at_silos(
     for file in (one, two):
         file.write_text(TABLE.format(name=file.stem, more=more.format(file.stem)))
     files = [read(file) for file in (one, two)]
-    public = {file.name: keys.read_public(keys.generate(file.beside(file.link.key))) for file in files}
+    public = {
+        file.name: keys.read_public(keys.generate(file.beside(file.link.key))) for file in files
+    }
     Path("peers").mkdir()
     for name, key in public.items():
         Path("peers", f"{name}.pub").write_text(key)
@@ -136,13 +167,19 @@ def test_a_model_of_one_machine_is_measured_at_silos(
     tests = [file.load()[1].test for file in files]
     known = load_model(model)
     found = (
-        torch.cat([known.task.answers(known.network(part.x), full=False) == part.y for part in tests]).float().mean()
+        torch.cat(
+            [known.task.answers(known.network(part.x), full=False) == part.y for part in tests]
+        )
+        .float()
+        .mean()
     )
     assert row["accuracy"] == pytest.approx(float(found))
     assert verify(model, public).wrong == ()
     assert signers(model) == ("a", "b")
     other = keys.read_public(keys.generate(tmp_path / "c.key"))
-    assert any("knew another key of b" in line for line in verify(model, {**public, "b": other}).wrong)
+    assert any(
+        "knew another key of b" in line for line in verify(model, {**public, "b": other}).wrong
+    )
     code, said = command("evaluate", "model", "--on", "flower")
     assert (code, "say which silos measure its model" in said) == (2, True)
 
@@ -151,20 +188,28 @@ def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
     """The difference of both would be the counts of that silo."""
     nodes, public = trained(tmp_path, FedAvg(rounds=1, epochs=1))
     again(nodes, public, tmp_path / "run", FOUR, "all")
-    with pytest.raises(UserError, match=r"would be the part of client-[23], who did not agree to that"):
+    with pytest.raises(
+        UserError, match=r"would be the part of client-[23], who did not agree to that"
+    ):
         again(nodes, public, tmp_path / "run", FOUR[:3], "three")
     assert not (tmp_path / "run" / EVALUATIONS / "three").exists()
     assert again(nodes, public, tmp_path / "run", FOUR[2:], "others")["accuracy"]
 
 
 def test_evaluations_are_bounded_over_all_runs(tmp_path: Path) -> None:
-    """Each evaluation is a run, so a coordinator could ask again and again; a silo counts what no run holds."""
+    """Each evaluation is a run, so a coordinator could ask again and again; a silo counts what no
+    run holds."""
     nodes, public = trained(tmp_path, FedSeq(epochs=1), "[limits]\nevaluations = 2\n")
     run = tmp_path / "run"
     for to in ("one", "two"):
         assert again(nodes, public, run, FOUR[2:], to)["accuracy"]
-        shutil.rmtree(tmp_path / "client-2-silo" / "runs")  # as after a month in which nobody asked for them
-    with pytest.raises(UserError, match=r"client-[23] has measured 2 models .* 2 at most over all runs \(limits.eval"):
+        shutil.rmtree(
+            tmp_path / "client-2-silo" / "runs"
+        )  # as after a month in which nobody asked for them
+    with pytest.raises(
+        UserError,
+        match=r"client-[23] has measured 2 models .* 2 at most over all runs \(limits.eval",
+    ):
         again(nodes, public, run, FOUR[2:], "three")
     file = tmp_path / "client-2-silo" / "measured.json"
     assert json.loads(file.read_text()) == {"": 2}
@@ -175,14 +220,19 @@ def test_evaluations_are_bounded_over_all_runs(tmp_path: Path) -> None:
 
 def test_an_evaluation_needs_approval_like_a_run(tmp_path: Path) -> None:
     nodes, public = trained(tmp_path, FedSeq(epochs=1))
-    nodes.files = {n: replace(f, limits=replace(f.limits, approve=True)) for n, f in nodes.files.items()}
+    nodes.files = {
+        n: replace(f, limits=replace(f.limits, approve=True)) for n, f in nodes.files.items()
+    }
     with pytest.raises(UserError, match="approved this plan"):
         again(nodes, public, tmp_path / "run", FOUR[2:], "one")
 
 
 def test_a_silo_may_forbid_it(tmp_path: Path) -> None:
     nodes, public = trained(tmp_path, FedSeq(epochs=1), '[limits]\nmethods = ["fedseq"]\n')
-    with pytest.raises(UserError, match=r"does not allow 'evaluate', only fedseq \(limits.methods in its silo.toml\)"):
+    with pytest.raises(
+        UserError,
+        match=r"does not allow 'evaluate', only fedseq \(limits.methods in its silo.toml\)",
+    ):
         again(nodes, public, tmp_path / "run", FOUR, "all")
 
 
@@ -194,7 +244,10 @@ def test_silos_measure_only_the_model_that_the_terms_name_and_train_nothing(tmp_
     with pytest.raises(UserError, match="silos measure only the model that the terms name"):
         attacker.measure(100, [layers({})])
     for kind in ("task", "value"):
-        assert "the run only measures a model" in attacker.ask(100, kind, task="train", key="0-0-train")[0].error
+        assert (
+            "the run only measures a model"
+            in attacker.ask(100, kind, task="train", key="0-0-train")[0].error
+        )
 
 
 def test_what_cannot_be_measured_is_one_line(tmp_path: Path) -> None:

@@ -31,12 +31,26 @@ SILOS = ("a", "b", "c")
 
 @pytest.fixture
 def made(tmp_path: Path) -> Federation:
-    call(["federation", "init", str(tmp_path / "fed"), "--silos", ",".join(SILOS), "--host", "link.example.org"])
+    call(
+        [
+            "federation",
+            "init",
+            str(tmp_path / "fed"),
+            "--silos",
+            ",".join(SILOS),
+            "--host",
+            "link.example.org",
+        ]
+    )
     return federation.read(tmp_path / "fed")
 
 
 def test_every_silo_gets_what_it_needs_and_no_other_silos_secret(made: Federation) -> None:
-    assert (made.silos, made.link, made.address) == (SILOS, "127.0.0.1:8001", "link.example.org:8000")
+    assert (made.silos, made.link, made.address) == (
+        SILOS,
+        "127.0.0.1:8001",
+        "link.example.org:8000",
+    )
     public = {name: keys.read_public(made.keys / f"{name}.pub") for name in SILOS}
     assert len(set(public.values())) == 3
     for name in SILOS:
@@ -45,7 +59,9 @@ def test_every_silo_gets_what_it_needs_and_no_other_silos_secret(made: Federatio
         key = file.beside(file.link.key)
         assert keys.same(keys.public_of(key), public[name])
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
-        peers = {path.stem: path.read_text().strip() for path in file.beside(file.link.peers).iterdir()}
+        peers = {
+            path.stem: path.read_text().strip() for path in file.beside(file.link.peers).iterdir()
+        }
         assert peers == {other: text for other, text in public.items() if other != name}
         assert file.beside(file.link.certificate).read_bytes() == made.certificate.read_bytes()
         assert [path.name for path in made.silo(name).rglob("*.key")] == [f"{name}.key"]
@@ -72,7 +88,10 @@ def test_the_certificate_is_for_the_host_and_for_loopback(made: Federation) -> N
         (["--silos", "a,../b"], "'../b' is not a name"),
         (["--silos", "a,server"], "no silo can be called 'server'"),
         (["--silos", "a", "--host", "https://x"], "neither a name nor an IP address"),
-        (["--silos", "a", "--port", "0"], "port 0 is out of range: it must be at least 1 and at most 65535"),
+        (
+            ["--silos", "a", "--port", "0"],
+            "port 0 is out of range: it must be at least 1 and at most 65535",
+        ),
         (["--silos", "a", "--port", "8001"], "8001 is the silos' port"),
     ],
 )
@@ -93,7 +112,12 @@ def test_a_damaged_federation_is_one_line(made: Federation, tmp_path: Path) -> N
     with pytest.raises(UserError, match="there is no federation in"):
         federation.read(tmp_path)
     file = made.folder / federation.FILE
-    for text in ("x", 'host = "a"', file.read_text().replace("8000", '"8000"'), file.read_text() + "more = 1\n"):
+    for text in (
+        "x",
+        'host = "a"',
+        file.read_text().replace("8000", '"8000"'),
+        file.read_text() + "more = 1\n",
+    ):
         file.write_text(text)
         with pytest.raises(UserError, match=str(federation.FILE)):
             federation.read(made.folder)
@@ -130,7 +154,14 @@ def test_only_the_fleet_api_passes() -> None:
         asyncio.run(FleetOnly(app)({"type": kind, "path": path}, receive, send))
         return found
 
-    for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs", "/", "/v1/fleet", "/x/v1/fleet/get-run"):
+    for path in (
+        "/v1/control/list-runs",
+        "/v1/runtime/acquire-task",
+        "/docs",
+        "/",
+        "/v1/fleet",
+        "/x/v1/fleet/get-run",
+    ):
         assert status(path) == [404]
     assert status("/v1/fleet/get-run", "websocket") == status("/v1/fleet/get-run", "lifespan") == []
     assert asked == []
@@ -145,7 +176,9 @@ def test_the_control_api_does_not_leave_loopback() -> None:
         raise AssertionError
 
     for host in ("0.0.0.0", "::", "192.0.2.1"):
-        with pytest.raises(SystemExit, match=f"the Control API stays on loopback: --host 127.0.0.1, not {host}"):
+        with pytest.raises(
+            SystemExit, match=f"the Control API stays on loopback: --host 127.0.0.1, not {host}"
+        ):
             superlink.run("127.0.0.1:1", app, host, port=1)
 
 
@@ -162,15 +195,20 @@ with supernode.alone(silo_file.read(Path(sys.argv[1]))):
 
 @pytest.mark.slow
 def test_a_second_instance_of_a_silo_says_so(made: Federation, tmp_path: Path) -> None:
-    """With the same silo.toml, or with the same key in another one; a killed process blocks nobody."""
+    """With the same silo.toml, or with the same key in another one; a killed process blocks
+    nobody."""
     file = made.silo("a") / "silo.toml"
     twin = tmp_path / "twin.toml"
     text = file.read_text().replace('"a.key"', f'"{made.silo("a") / "a.key"}"')
     twin.write_text(text.replace('"ca.crt"', f'"{made.certificate}"'))
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(file)], stdout=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(file)], stdout=subprocess.PIPE, text=True
+    ) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=r"another `ekiden silo start` is using .*a-silo/started: stop that one"):
+        with pytest.raises(
+            UserError, match=r"another `ekiden silo start` is using .*a-silo/started: stop that one"
+        ):
             call(["silo", "start", str(file)])
         with pytest.raises(UserError, match=r"is using .*a\.key: .* its own key"):
             call(["silo", "start", str(twin)])
@@ -185,7 +223,9 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
 ) -> None:
     """Only if there is a SuperLink to tell; it ends with its reason in both cases."""
     served: list[float | None] = []
-    monkeypatch.setattr(supernode, "start", lambda file, security, say, seconds=None: served.append(seconds))
+    monkeypatch.setattr(
+        supernode, "start", lambda file, security, say, seconds=None: served.append(seconds)
+    )
     file = made.silo("a") / "silo.toml"
     with socket.socket() as link:
         link.bind(("127.0.0.1", 0))
@@ -214,7 +254,10 @@ def test_a_refusal_is_one_line_among_flowers() -> None:
         heard(line)
     assert said == ["run 17 at the SuperLink", "ekiden: step 1 of 3 done"]
     assert (heard.run, heard.ended) == ("17", "silo b: b does not allow 'fedavg'")
-    assert list(heard.others) == ["INFO :      Starting logstream", "Traceback (most recent call last):"]
+    assert list(heard.others) == [
+        "INFO :      Starting logstream",
+        "Traceback (most recent call last):",
+    ]
 
 
 def test_what_users_get_wrong(tmp_path: Path, made: Federation) -> None:
@@ -222,7 +265,9 @@ def test_what_users_get_wrong(tmp_path: Path, made: Federation) -> None:
         call(["ps"])
     with pytest.raises(UserError, match="say which run to stop"):
         call(["stop", "--federation", str(made.folder)])
-    with pytest.raises(UserError, match="neither a number nor the folder of a run between machines"):
+    with pytest.raises(
+        UserError, match="neither a number nor the folder of a run between machines"
+    ):
         call(["stop", str(tmp_path)])
     with pytest.raises(UserError, match="unknown federation command 'strat': did you mean 'start'"):
         call(["federation", "strat", "fed"])
@@ -232,8 +277,16 @@ def test_insecure_is_for_this_machine() -> None:
     said: list[str] = []
     for here in ("127.0.0.1:9", "localhost:9", "[::1]:9"):
         commands.checked(here, Security(insecure=True), said.append, anywhere=False)
-    assert said == ["WARNING: --insecure: nothing on this connection is encrypted or authenticated"] * 3
-    for there in ("link.example.org:8000", "10.0.0.1:8000", "127.0.0.1.example.org:8000", "localhost.example.org:8000"):
+    assert (
+        said
+        == ["WARNING: --insecure: nothing on this connection is encrypted or authenticated"] * 3
+    )
+    for there in (
+        "link.example.org:8000",
+        "10.0.0.1:8000",
+        "127.0.0.1.example.org:8000",
+        "localhost.example.org:8000",
+    ):
         with pytest.raises(UserError, match="would send models and requests in the clear"):
             commands.checked(there, Security(insecure=True), said.append, anywhere=False)
     commands.checked("link.example.org:8000", Security(insecure=True), said.append, anywhere=True)
@@ -241,7 +294,9 @@ def test_insecure_is_for_this_machine() -> None:
 
 
 def test_a_superlink_that_is_not_there_is_one_line(made: Federation) -> None:
-    with pytest.raises(UserError, match=r"the SuperLink at 127\.0\.0\.1:9 did not do `flwr ls`: \S+"):
+    with pytest.raises(
+        UserError, match=r"the SuperLink at 127\.0\.0\.1:9 did not do `flwr ls`: \S+"
+    ):
         commands.runs("127.0.0.1:9", Security(made.certificate), lambda line: None)
 
 
@@ -260,7 +315,9 @@ def test_flower_takes_the_name_of_any_run_folder(folder: str, name: str) -> None
     assert commands.app_name(folder) == name
 
 
-@pytest.mark.parametrize(("ended", "said"), [(None, "was not ready after 0.1 s"), (1, "the lines above say why")])
+@pytest.mark.parametrize(
+    ("ended", "said"), [(None, "was not ready after 0.1 s"), (1, "the lines above say why")]
+)
 def test_a_superlink_that_is_late_is_told_from_one_that_ended(ended: int | None, said: str) -> None:
     (port,) = free_ports(1)
     with pytest.raises(UserError, match=said):
@@ -275,7 +332,11 @@ def test_a_database_that_was_not_finished_stops_no_later_start(
     file, (port, control) = made.folder / "link.db", free_ports(2)
     if before:
         file.touch()
-    ends = [sys.executable, "-c", f"import pathlib; pathlib.Path({str(file)!r}).write_text('half'); exit(1)"]
+    ends = [
+        sys.executable,
+        "-c",
+        f"import pathlib; pathlib.Path({str(file)!r}).write_text('half'); exit(1)",
+    ]
     monkeypatch.setattr(commands, "superlink_command", lambda federation: ends)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(UserError, match="did not start: the lines above say why"):

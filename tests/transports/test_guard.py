@@ -29,7 +29,9 @@ def mine():
 
 def take(file: Path) -> None:
     """Allocate in a process of its own what fits, then what does not."""
-    from ekiden.transports.flower.client_app import limit_memory  # with all of Flower, which no other test needs
+    from ekiden.transports.flower.client_app import (
+        limit_memory,
+    )  # with all of Flower, which no other test needs
 
     limit_memory(300_000_000)
     torch.ones(50_000_000)
@@ -63,7 +65,9 @@ def test_no_request_reads_all_samples_to_know_what_is_the_same_each_time(
     held = client_app._held[1]
     (_, client), kept = held[""], ("digest", "variety")
     before = {name: vars(client.train)[name] for name in kept}
-    monkeypatch.setattr(Subset, "x", property(lambda part: pytest.fail("a greeting reads all samples")))
+    monkeypatch.setattr(
+        Subset, "x", property(lambda part: pytest.fail("a greeting reads all samples"))
+    )
     said = unpack(Silo(file, named=held).answer(pack(Ask("hello"))), Answer)[0]
     assert not said.error
     assert {name: vars(client.train)[name] for name in kept} == before

@@ -1,4 +1,5 @@
-"""The silos' port of a SuperLink: who has no registered key gets no memory, no lasting connection, and stops no run."""
+"""The silos' port of a SuperLink: who has no registered key gets no memory, no lasting connection,
+and stops no run."""
 
 import asyncio
 import os
@@ -21,10 +22,20 @@ pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[
 import uvicorn
 from fastapi import HTTPException
 from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+from flwr.supercore.primitives.asymmetric import (
+    generate_key_pairs,
+    public_key_to_bytes,
+    sign_message,
+)
 
 from ekiden.transports.flower.commands import _Heard
-from ekiden.transports.flower.superlink import FleetOnly, guarded, keep_private, keep_superexec, own_replies
+from ekiden.transports.flower.superlink import (
+    FleetOnly,
+    guarded,
+    keep_private,
+    keep_superexec,
+    own_replies,
+)
 
 pytestmark = pytest.mark.flower
 PATH = "/v1/fleet/push-object"
@@ -53,7 +64,12 @@ def served(app: App, known: Any, **bounds: Any) -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     gate = FleetOnly(app, known)
-    options: dict[str, Any] = {"host": "127.0.0.1", "port": port, "lifespan": "off", "log_level": "error"}
+    options: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": port,
+        "lifespan": "off",
+        "log_level": "error",
+    }
     config = uvicorn.Config(gate, http=guarded(**bounds), ws="none", **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -76,9 +92,13 @@ def headers(key: Any, public: Any, moment: str | None = None) -> str:
 
 
 def asked(port: int, more: str, length: int, body: bytes) -> bytes:
-    """What comes back until the connection is closed, if of a body of `length` bytes only these are sent."""
+    """What comes back until the connection is closed, if of a body of `length` bytes only these are
+    sent."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
-        link.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{more}content-length: {length}\r\n\r\n".encode() + body)
+        link.sendall(
+            f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{more}content-length: {length}\r\n\r\n".encode()
+            + body
+        )
         found = b""
         while part := link.recv(4096):
             found += part
@@ -88,7 +108,8 @@ def asked(port: int, more: str, length: int, body: bytes) -> bytes:
 
 
 def test_a_body_is_not_read_before_a_registered_silo_signed() -> None:
-    """300 MB are announced; the answer comes and the connection is closed although none of them were sent."""
+    """300 MB are announced; the answer comes and the connection is closed although none of them
+    were sent."""
     (key, public), (other, unknown) = generate_key_pairs(), generate_key_pairs()
     registered = {public_key_to_bytes(public)}
     app, old = App(), "2026-01-01T00:00:00+00:00"
@@ -105,7 +126,9 @@ def test_a_body_is_not_read_before_a_registered_silo_signed() -> None:
         for attack in attacks:
             assert asked(port, attack, 300_000_000, b"").startswith(b"HTTP/1.1 401"), attack
         assert app.bodies == []
-        assert asked(port, headers(key, public), 200_000, b"x" * 200_000).startswith(b"HTTP/1.1 200")
+        assert asked(port, headers(key, public), 200_000, b"x" * 200_000).startswith(
+            b"HTTP/1.1 200"
+        )
         assert app.bodies == [200_000]
 
 
@@ -126,7 +149,10 @@ def test_connections_of_one_address_and_of_all_are_bounded() -> None:
 
 
 def test_a_connection_without_a_request_is_closed() -> None:
-    with served(App(), None, seconds=0.2) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as idle:
+    with (
+        served(App(), None, seconds=0.2) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as idle,
+    ):
         idle.sendall(f"POST {PATH} HTTP/1.1\r\nhost:".encode())
         assert closed(idle)
 
@@ -157,14 +183,18 @@ def test_superexec_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
     class Lifespan(SimpleNamespace):
         def _start_superexec_if_needed(self) -> None:
             self.starts += 1
-            self.superexec_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            self.superexec_process = subprocess.Popen(
+                [sys.executable, "-c", "import time; time.sleep(60)"]
+            )
 
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     ended.wait()
     lifespan = Lifespan(superexec_process=ended, starts=0)
 
     async def for_a_while() -> None:
-        task = asyncio.create_task(keep_superexec([lifespan, Lifespan(superexec_process=None)], 0.01))
+        task = asyncio.create_task(
+            keep_superexec([lifespan, Lifespan(superexec_process=None)], 0.01)
+        )
         await asyncio.sleep(0.3)
         task.cancel()
 
@@ -201,7 +231,12 @@ def test_a_silo_sends_nothing_but_its_own_replies() -> None:
         push(request=PushMessagesRequest(node=Node(node_id=7), messages_list=sent), state=None)
 
     reply = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "asked"}
-    for other in ({"src_node_id": 8}, {"src_node_id": 1}, {"dst_node_id": 8}, {"reply_to_message_id": ""}):
+    for other in (
+        {"src_node_id": 8},
+        {"src_node_id": 1},
+        {"dst_node_id": 8},
+        {"reply_to_message_id": ""},
+    ):
         with pytest.raises(HTTPException):
             send({**reply, **other})
         with pytest.raises(HTTPException):

@@ -1,4 +1,5 @@
-"""Sums between silos are masked: whoever works together reads the total, and the part of no other silo."""
+"""Sums between silos are masked: whoever works together reads the total, and the part of no other
+silo."""
 
 import itertools
 import shutil
@@ -16,7 +17,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.sums import AnySums, Masked, Rounding, Sums, TargetSums, digest, measure, measure_targets, wide
+from ekiden.base.sums import (
+    AnySums,
+    Masked,
+    Rounding,
+    Sums,
+    TargetSums,
+    digest,
+    measure,
+    measure_targets,
+    wide,
+)
 from ekiden.cli.app import call
 from ekiden.engine import wire
 from ekiden.engine.method import Method
@@ -61,13 +72,23 @@ def group(
     """The masks of silos in a run: each has its own key of the run, and all public ones."""
     public = {name: keys.read_public(Path(f"{silo_keys[name]}.pub")) for name in names}
     parties = {
-        name: Party(name, run, "terms", sealing.new_private(), public, lambda t, n=name: keys.sign(silo_keys[n], t))  # type: ignore[misc]
+        name: Party(
+            name,
+            run,
+            "terms",
+            sealing.new_private(),
+            public,
+            lambda t, n=name: keys.sign(silo_keys[n], t),  # type: ignore[misc]
+        )
         for name in names
     }
     members = tuple(reader(parties[name]) for name in names)
     for name in names:
         (folder / name / "runs" / run).mkdir(parents=True, exist_ok=True)
-    return {name: PartMasks(parties[name], members, 2, "3-add", folder / name / "runs" / run) for name in names}
+    return {
+        name: PartMasks(parties[name], members, 2, "3-add", folder / name / "runs" / run)
+        for name in names
+    }
 
 
 def reader(party: Party) -> Reader:
@@ -78,7 +99,9 @@ def reader(party: Party) -> Reader:
 
 def samples(seed: int, width: int = 5, n: int = 30) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return torch.randint(-127, 128, (n, width), generator=draw).float(), torch.randint(3, (n,), generator=draw)
+    return torch.randint(-127, 128, (n, width), generator=draw).float(), torch.randint(
+        3, (n,), generator=draw
+    )
 
 
 def exact(seed: int) -> Sums:
@@ -156,7 +179,10 @@ def test_any_order_of_any_members(
     masks, total, plain = group(silo_keys, tmp_path_factory.mktemp("run"), names), None, None
     for i, name in enumerate(order[:size]):
         own = exact(seed + i)
-        total, plain = masks[name].added(total, own, None), own if plain is None else plain.plus(own)
+        total, plain = (
+            masks[name].added(total, own, None),
+            own if plain is None else plain.plus(own),
+        )
     assert bits(total) == bits(plain)
 
 
@@ -164,13 +190,17 @@ def test_any_order_of_any_members(
 
 
 def unmasked_by(coalition: Sequence[str], masks: MaskedBy, victim: str, part: Masked) -> list[Any]:
-    """What some parties make of a victim's part: they take off the masks of all pairs of which they have a key."""
+    """What some parties make of a victim's part: they take off the masks of all pairs of which they
+    have a key."""
     words, check = numbers(part), np.array([0], dtype="<u8")
     names = [m.name for m in masks[victim].members]
     for thief in coalition:
-        # The thief computes the stream from its own private key and the victim's public one, and takes it off.
+        # The thief computes the stream from its own private key and the victim's public one, and
+        # takes it off.
         taken, chosen = [np.zeros_like(w) for w in words], custody.digest(wire.chunks(None))
-        masks[thief]._mask(masks[victim].members[names.index(victim)], part.sum, chosen, [*taken, check])
+        masks[thief]._mask(
+            masks[victim].members[names.index(victim)], part.sum, chosen, [*taken, check]
+        )
         # The thief's sign is the opposite of the victim's.
         words = [w + noise for w, noise in zip(words, taken, strict=True)]
     return words
@@ -180,20 +210,24 @@ def unmasked_by(coalition: Sequence[str], masks: MaskedBy, victim: str, part: Ma
 def test_all_but_one_must_work_together_to_read_a_part(
     colluding: int, silo_keys: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Those who work together lack exactly the pairs of the victim with honest silos; with these it would open."""
+    """Those who work together lack exactly the pairs of the victim with honest silos; with these it
+    would open."""
     masks, own = group(silo_keys, tmp_path), exact(7)
     part = masks["c"].added(None, own, None)
     others = [n for n in SILOS if n != "c"]
     coalition, honest = others[:colluding], others[colluding:]
     seen, true = unmasked_by(coalition, masks, "c", part), numbers(own)
     readable = [bool((s == t).all()) for s, t in zip(seen, true, strict=True)]
-    assert readable == [not honest] * len(true)  # five of six work together: not protected, and said so
+    assert readable == [not honest] * len(
+        true
+    )  # five of six work together: not protected, and said so
     both = unmasked_by(others, masks, "c", part)  # the pairs that they lack, and no others, hide it
     assert all((a == b).all() for a, b in zip(both, true, strict=True))
 
 
 def test_what_is_seen_of_a_part_is_uniform(silo_keys: dict[str, Path], tmp_path: Path) -> None:
-    """Two bytes of each number, over many numbers: the counts of all values are as even as chance allows."""
+    """Two bytes of each number, over many numbers: the counts of all values are as even as chance
+    allows."""
     x = torch.ones(40, 160)
     own = measure([(x, torch.zeros(40, dtype=torch.int64))], 1, 160)  # all numbers are the same
     masks = group(silo_keys, tmp_path, SILOS[:3])
@@ -205,14 +239,18 @@ def test_what_is_seen_of_a_part_is_uniform(silo_keys: dict[str, Path], tmp_path:
     assert len(seen) > 50_000
 
 
-def test_masks_of_two_sums_runs_and_pairs_differ(silo_keys: dict[str, Path], tmp_path: Path) -> None:
+def test_masks_of_two_sums_runs_and_pairs_differ(
+    silo_keys: dict[str, Path], tmp_path: Path
+) -> None:
     masks, own = group(silo_keys, tmp_path, SILOS[:3]), exact(1)
     other_run = {n: replace(m, party=replace(m.party, run="another")) for n, m in masks.items()}
     signed = tuple(reader(m.party) for m in other_run.values())
     one = masks["a"].added(None, own, None)
     two = replace(masks["a"], name="4-add").added(None, own, None)
     three = replace(other_run["a"], members=signed).added(None, own, None)
-    fewer = replace(masks["a"], members=masks["a"].members[:2], released=lambda *them: True).added(None, own, None)
+    fewer = replace(masks["a"], members=masks["a"].members[:2], released=lambda *them: True).added(
+        None, own, None
+    )
     found = [numbers(part)[0] for part in (one, two, three, fewer)]
     for a, b in itertools.combinations(found, 2):
         assert not (a == b).any()
@@ -223,7 +261,10 @@ def test_the_same_masks_never_hide_two_values(silo_keys: dict[str, Path], tmp_pa
     masks = group(silo_keys, tmp_path)
     one = masks["b"].added(None, exact(1), None)
     assert bits(masks["b"].added(None, exact(1), None)) == bits(one)  # asked again
-    with pytest.raises(UserError, match="b has given another part to sum 3-add: the same masks are never used twice"):
+    with pytest.raises(
+        UserError,
+        match="b has given another part to sum 3-add: the same masks are never used twice",
+    ):
         masks["b"].added(None, exact(2), None)
     before = masks["a"].added(None, exact(3), None)
     with pytest.raises(UserError, match="never used twice"):
@@ -231,7 +272,9 @@ def test_the_same_masks_never_hide_two_values(silo_keys: dict[str, Path], tmp_pa
     assert isinstance(masks["b"].added(before, exact(1), None), Masked)
 
 
-def test_lists_of_members_that_would_show_a_part_are_refused(silo_keys: dict[str, Path], tmp_path: Path) -> None:
+def test_lists_of_members_that_would_show_a_part_are_refused(
+    silo_keys: dict[str, Path], tmp_path: Path
+) -> None:
     masks, own = group(silo_keys, tmp_path), exact(1)
     mine, (a, b, *others) = masks["a"], masks["a"].members
     thief = sealing.public_of(sealing.new_private())
@@ -242,12 +285,21 @@ def test_lists_of_members_that_would_show_a_part_are_refused(silo_keys: dict[str
         ((a, a), "a must be there once"),
         ((b, *others), "a must be there once, as all others"),
         ((a, b, b, *others), "a must be there once, as all others"),
-        ((a, replace(b, key=thief), *others), "the key of 'b' for masks is not signed by a silo of the run"),
+        (
+            (a, replace(b, key=thief), *others),
+            "the key of 'b' for masks is not signed by a silo of the run",
+        ),
         ((a, replace(b, key=thief, proof=""), *others), "the key of 'b' for masks is not signed"),
         ((a, replace(b, proof=a.proof), *others), "the key of 'b' for masks is not signed"),
         ((a, foreign, *others), "the key of 'coordinator' for masks is not signed"),
-        ((a, replace(foreign, name=SERVER, proof=""), *others), "the key of 'server' for masks is not signed"),
-        ((reader(replace(mine.party, private=sealing.new_private())), b, *others), "another key of a than it has"),
+        (
+            (a, replace(foreign, name=SERVER, proof=""), *others),
+            "the key of 'server' for masks is not signed",
+        ),
+        (
+            (reader(replace(mine.party, private=sealing.new_private())), b, *others),
+            "another key of a than it has",
+        ),
     ):
         with pytest.raises(UserError, match=message) as refused:
             replace(mine, members=members).added(None, own, None)
@@ -274,7 +326,9 @@ def test_parts_under_other_lists_do_not_add_up(silo_keys: dict[str, Path], tmp_p
         opened(total, Sums)
 
 
-def test_two_lists_that_differ_by_one_silo_need_its_agreement(silo_keys: dict[str, Path], tmp_path: Path) -> None:
+def test_two_lists_that_differ_by_one_silo_need_its_agreement(
+    silo_keys: dict[str, Path], tmp_path: Path
+) -> None:
     """In one run or in two: the difference of the totals would be the part of this silo."""
     masks, later = group(silo_keys, tmp_path), group(silo_keys, tmp_path, SILOS[:5], "later")
     masks["a"].added(None, exact(1), None)
@@ -289,7 +343,9 @@ def test_two_lists_that_differ_by_one_silo_need_its_agreement(silo_keys: dict[st
     for other in (five, replace(five, name="9-add"), later["a"]):
         with pytest.raises(UserError, match=message):
             other.added(None, exact(1), None)
-        assert isinstance(replace(other, released=agreed, folder=other.folder).added(None, exact(1), None), Masked)
+        assert isinstance(
+            replace(other, released=agreed, folder=other.folder).added(None, exact(1), None), Masked
+        )
         for path in (other.folder.parents[1] / "lists").glob("members-*"):
             if path.read_text() == "a,b,c,d,e":
                 path.unlink()
@@ -297,20 +353,30 @@ def test_two_lists_that_differ_by_one_silo_need_its_agreement(silo_keys: dict[st
     shutil.rmtree(later["a"].folder)  # a run that is a month old
     with pytest.raises(UserError, match=message):
         group(silo_keys, tmp_path, SILOS[:5], "after a month")["a"].added(None, exact(1), None)
-    four = replace(masks["a"], members=masks["a"].members[:4])  # differs by two, and limits.min_clients is 2
+    four = replace(
+        masks["a"], members=masks["a"].members[:4]
+    )  # differs by two, and limits.min_clients is 2
     assert isinstance(four.added(None, exact(1), None), Masked)
-    with pytest.raises(UserError, match=r"the difference would be the part of e,f, who did not agree"):
+    with pytest.raises(
+        UserError, match=r"the difference would be the part of e,f, who did not agree"
+    ):
         replace(masks["a"], members=masks["a"].members[:4], fewest=3).added(None, exact(1), None)
 
 
-def test_three_lists_that_show_one_silo_are_refused(silo_keys: dict[str, Path], tmp_path: Path) -> None:
-    """Two lists that share one silo, and all their silos: the sums of the first two minus the third are its part."""
+def test_three_lists_that_show_one_silo_are_refused(
+    silo_keys: dict[str, Path], tmp_path: Path
+) -> None:
+    """Two lists that share one silo, and all their silos: the sums of the first two minus the third
+    are its part."""
     masks, parts = group(silo_keys, tmp_path), {name: exact(k) for k, name in enumerate(SILOS)}
 
     def among(number: int, least: int = 2) -> dict[str, PartMasks]:
         members = [m for m in masks["a"].members if m.name in ("abc", "adef", "abcdef")[number]]
         return {
-            m.name: replace(masks[m.name], members=tuple(members), name=f"{number}-add", fewest=least) for m in members
+            m.name: replace(
+                masks[m.name], members=tuple(members), name=f"{number}-add", fewest=least
+            )
+            for m in members
         }
 
     def total(number: int, shown: bool = False) -> Tensor:
@@ -326,25 +392,34 @@ def test_three_lists_that_show_one_silo_are_refused(silo_keys: dict[str, Path], 
     sums = "a sum of a,b,c and of a,d,e,f: with a sum of a,b,c,d,e,f, what is left if they are added and subtracted"
     with pytest.raises(UserError, match=f"{sums} would be the part of a, who did not agree"):
         among(2)["a"].added(None, parts["a"], None)
-    assert isinstance(among(2)["b"].added(None, parts["b"], None), Masked)  # which does not know all three
+    assert isinstance(
+        among(2)["b"].added(None, parts["b"], None), Masked
+    )  # which does not know all three
     left: Any = two - total(2, shown=True)
     assert torch.equal(left, parts["a"].gram)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("lists", "asked", "apart"), [(("abc", "abd"), "a", "c,d"), (("ab", "cde", "abcd"), "c", "e")])
+@pytest.mark.parametrize(
+    ("lists", "asked", "apart"), [(("abc", "abd"), "a", "c,d"), (("ab", "cde", "abcd"), "c", "e")]
+)
 def test_lists_that_show_one_silo_to_two_others_are_refused(
     lists: tuple[str, ...], asked: str, apart: str, silo_keys: dict[str, Path], tmp_path: Path
 ) -> None:
-    """One of them is on no list of the others, and gives its own part to the coordinator or knows a further sum."""
+    """One of them is on no list of the others, and gives its own part to the coordinator or knows a
+    further sum."""
     masks = group(silo_keys, tmp_path)
 
     def gives(list_: str, name: str) -> Any:
         members = tuple(m for m in masks["a"].members if m.name in list_)
-        return replace(masks[name], members=members, name=f"{len(list_)}-{list_}").added(None, exact(1), None)
+        return replace(masks[name], members=members, name=f"{len(list_)}-{list_}").added(
+            None, exact(1), None
+        )
 
     for before in lists[:-1]:
         gives(before, asked if asked in before else before[0])
-    with pytest.raises(UserError, match=f"the difference would be the part of {apart}, who did not agree"):
+    with pytest.raises(
+        UserError, match=f"the difference would be the part of {apart}, who did not agree"
+    ):
         gives(lists[-1], asked)
     if asked == "a":  # c agreed when it left, and d when it came
         (masks["a"].folder.parents[1] / "lists" / "members-ab").write_text("a,b")
@@ -360,17 +435,25 @@ def test_totals_that_do_not_fit_are_refused(silo_keys: dict[str, Path], tmp_path
     masks = group(silo_keys, tmp_path, SILOS[:2])
     with pytest.raises(UserError, match=r"a sum of products does not fit into 32 bits"):
         large.plus(one)
-    with pytest.raises(UserError, match=r"3-add does not open: a number in it is too large \(leave out silos"):
+    with pytest.raises(
+        UserError, match=r"3-add does not open: a number in it is too large \(leave out silos"
+    ):
         masks["b"].added(masks["a"].added(None, large, None), one, None)
 
 
 def test_a_total_is_checked_when_it_is_opened(silo_keys: dict[str, Path], tmp_path: Path) -> None:
     one = exact(1)
     negative = object.__new__(Sums)
-    for name, value in (("gram", one.gram), ("classes", one.classes), ("counts", one.counts - 1000)):
+    for name, value in (
+        ("gram", one.gram),
+        ("classes", one.classes),
+        ("counts", one.counts - 1000),
+    ):
         object.__setattr__(negative, name, value)
     masks = group(silo_keys, tmp_path, SILOS[:2])
-    with pytest.raises(wire.WireError, match=r"impossible Sums \(sums of squares or counts are negative"):
+    with pytest.raises(
+        wire.WireError, match=r"impossible Sums \(sums of squares or counts are negative"
+    ):
         masks["b"].added(masks["a"].added(None, negative, None), one, None)
 
 
@@ -461,12 +544,16 @@ def go(case: str, nodes: FakeNodes, folder: Path, public: dict[str, str], **plan
 FAST = ("chain", "closing lap, server")
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in FAST else pytest.mark.slow) for c in METHODS])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c in FAST else pytest.mark.slow) for c in METHODS]
+)
 def test_masked_runs_have_the_bits_of_plain_ones(case: str, tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     result, expected = go(case, FakeNodes(files), tmp_path / "run", public), here(METHODS[case])
     assert_equal(result, expected)
-    open_ones = FakeNodes([replace(file, limits=replace(file.limits, unsealed=True)) for file in files])
+    open_ones = FakeNodes(
+        [replace(file, limits=replace(file.limits, unsealed=True)) for file in files]
+    )
     plain = go(case, open_ones, tmp_path / "plain", public, sealed=False)
     assert_equal(plain, expected)
     assert same(plain.weights, result.weights)
@@ -474,7 +561,11 @@ def test_masked_runs_have_the_bits_of_plain_ones(case: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "case", ["chain", *(pytest.param(c, marks=pytest.mark.slow) for c in ("chain, 16 bits", "closing lap"))]
+    "case",
+    [
+        "chain",
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("chain, 16 bits", "closing lap")),
+    ],
 )
 def test_silos_of_a_chain_read_masked_sums_alone(
     case: str, own_parts: dict[str, AnySums], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -496,8 +587,12 @@ def test_silos_of_a_chain_read_masked_sums_alone(
     parts = [numbers(own) for own in own_parts.values()]
     for _, arg in way:
         for own in parts:
-            assert all((hidden == true).mean() < 0.2 for hidden, true in zip(numbers(arg.sums), own, strict=True))
-    # The neighbours of client-1 subtract what it received from what it handed on: its part is still masked.
+            assert all(
+                (hidden == true).mean() < 0.2
+                for hidden, true in zip(numbers(arg.sums), own, strict=True)
+            )
+    # The neighbours of client-1 subtract what it received from what it handed on: its part is still
+    # masked.
     (one, two), own = (numbers(arg.sums) for _, arg in way), numbers(own_parts["client-1"])
     if case != "closing lap":  # there the order differs
         for before, after, true in zip(one, two, own, strict=True):
@@ -521,7 +616,10 @@ def test_a_server_reads_masked_parts_and_the_total_alone(
     assert [p.given for p in parts] == [[name] for name in NAMES]
     assert not any(isinstance(v, Sums) for v in read)
     for part, own in itertools.product(parts, own_parts.values()):
-        assert all((hidden == true).mean() < 0.2 for hidden, true in zip(numbers(part), numbers(own), strict=True))
+        assert all(
+            (hidden == true).mean() < 0.2
+            for hidden, true in zip(numbers(part), numbers(own), strict=True)
+        )
 
 
 def test_a_relay_sees_no_part(own_parts: dict[str, AnySums], tmp_path: Path) -> None:
@@ -541,21 +639,35 @@ def test_a_run_without_a_silo_or_with_it_again_needs_its_agreement(tmp_path: Pat
     """A run minus the run without client-2 would be the sums of client-2."""
     names = (*NAMES, "client-3")
     files, public = with_keys(tmp_path, names)
-    (tmp_path / "four.py").write_text((tmp_path / "own.py").read_text().replace(", 3, seed=0", ", 4, seed=0"))
+    (tmp_path / "four.py").write_text(
+        (tmp_path / "own.py").read_text().replace(", 3, seed=0", ", 4, seed=0")
+    )
     files[3] = replace(files[3], data=replace(files[3].data, python="four.py:mine"))
     run = tmp_path / "run"
     far(METHODS["chain"], FakeNodes(files[:3]), run, {name: public[name] for name in NAMES})
 
     def without(folder: str, release: Path | None = None) -> Result:
-        plan, left = remote_plan.without(run, "client-2", release), {name: public[name] for name in NAMES[:2]}
-        return session.run(plan, FakeNodes(files[:2]), tmp_path / folder, left, lambda line: None, poll=0)
+        plan, left = (
+            remote_plan.without(run, "client-2", release),
+            {name: public[name] for name in NAMES[:2]},
+        )
+        return session.run(
+            plan, FakeNodes(files[:2]), tmp_path / folder, left, lambda line: None, poll=0
+        )
 
     refused = "client-0 gave its part to a sum of client-0,client-1,client-2: with a sum of client-0,client-1, the diff"
     with pytest.raises(UserError, match=refused):
         without("refused")
 
     def sign(signer: str, folder: str) -> Path:
-        call(["silo", "release", str(tmp_path / f"{signer}.toml"), str(tmp_path / folder / AGREEMENT)])
+        call(
+            [
+                "silo",
+                "release",
+                str(tmp_path / f"{signer}.toml"),
+                str(tmp_path / folder / AGREEMENT),
+            ]
+        )
         return tmp_path / f"{signer}-release.txt"
 
     for signer in "client-1", "client-3":
@@ -570,9 +682,13 @@ def test_a_run_without_a_silo_or_with_it_again_needs_its_agreement(tmp_path: Pat
         nodes = FakeNodes([*files[:2], files[client]])
         return session.run(plan, nodes, tmp_path / folder, three, lambda line: None, poll=0)
 
-    for file in None, left:  # of client-3, which was never there, and then with what another silo signed
+    for file in (
+        None,
+        left,
+    ):  # of client-3, which was never there, and then with what another silo signed
         with pytest.raises(
-            UserError, match="with a sum of client-0,client-1,client-3, the difference would be the part"
+            UserError,
+            match="with a sum of client-0,client-1,client-3, the difference would be the part",
         ):
             again(f"with-{file is left}", 3, file)
     with pytest.raises(UserError, match="the difference would be the part of client-2"):
@@ -581,14 +697,17 @@ def test_a_run_without_a_silo_or_with_it_again_needs_its_agreement(tmp_path: Pat
 
 
 def test_an_agreement_to_leave_one_run_is_for_no_other(tmp_path: Path) -> None:
-    """A coordinator keeps the file of client-2 and uses it again: for the same run, other settings, or a later run."""
+    """A coordinator keeps the file of client-2 and uses it again: for the same run, other settings,
+    or a later run."""
     files, public = with_keys(tmp_path, NAMES)
     two = {name: public[name] for name in NAMES[:2]}
 
     def without(folder: str, release: Path, **changed: Any) -> Result:
         plan = remote_plan.without(tmp_path / folder, "client-2", release)
         plan = replace(plan, recipe=replace(plan.recipe, **changed))
-        return session.run(plan, FakeNodes(files[:2]), tmp_path / token_hex(4), two, lambda line: None, poll=0)
+        return session.run(
+            plan, FakeNodes(files[:2]), tmp_path / token_hex(4), two, lambda line: None, poll=0
+        )
 
     for folder, seed in ("run", 3), ("later", 4):
         far(METHODS["chain"], FakeNodes(files), tmp_path / folder, public, seed=seed)
@@ -600,7 +719,9 @@ def test_an_agreement_to_leave_one_run_is_for_no_other(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=refused):
         without("later", signed)
     assert without("run", signed).weights is not None
-    with pytest.raises(UserError, match=r"client-2 agreed to one run, which is .*: let it sign again"):
+    with pytest.raises(
+        UserError, match=r"client-2 agreed to one run, which is .*: let it sign again"
+    ):
         without("run", signed)  # its samples may be others by now
     text = signed.read_text()
     signed.write_text("0" * 32 + text[32:])
@@ -629,7 +750,8 @@ def test_what_a_silo_cannot_release(tmp_path: Path) -> None:
 def test_a_coordinator_that_names_other_members_gets_nothing(
     topology: Any, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks for parts under no masks, for a sum of one silo, or under masks of which it has a key."""
+    """It asks for parts under no masks, for a sum of one silo, or under masks of which it has a
+    key."""
     thief = sealing.public_of(sealing.new_private())
     true = Remote._members_of
 
@@ -639,7 +761,10 @@ def test_a_coordinator_that_names_other_members_gets_nothing(
             return ()
         mine = next(m for m in members if m.name == request.client)
         other = next(m for m in members if m.name != request.client)
-        swapped = {"swapped": replace(other, key=thief), "itself": replace(other, name=SERVER, key=thief, proof="")}
+        swapped = {
+            "swapped": replace(other, key=thief),
+            "itself": replace(other, name=SERVER, key=thief, proof=""),
+        }
         if change in swapped:
             return tuple(swapped[change] if m == other else m for m in members)
         return {"none": (), "one": (mine,)}[change]
@@ -647,33 +772,46 @@ def test_a_coordinator_that_names_other_members_gets_nothing(
     monkeypatch.setattr(Remote, "_members_of", crafted)
     files, public = with_keys(tmp_path, NAMES)
     nodes = FakeNodes(files)
-    with pytest.raises(UserError, match=r"names no members|a sum of 1 silos|is not signed by a silo of the run"):
+    with pytest.raises(
+        UserError, match=r"names no members|a sum of 1 silos|is not signed by a silo of the run"
+    ):
         far(FedGram(width=40, topology=topology), nodes, tmp_path / "run", public)
     assert not list(tmp_path.glob("client-*-silo/runs/*/mask-*"))
 
 
 @pytest.mark.parametrize("case", [pytest.param("chain", marks=pytest.mark.slow), "star"])
 def test_a_sum_is_of_all_silos_or_not_opened(case: str, tmp_path: Path) -> None:
-    """Also where the run may go on without a silo: it stops with nothing opened, and goes on when the silo is back."""
+    """Also where the run may go on without a silo: it stops with nothing opened, and goes on when
+    the silo is back."""
     files, public = with_keys(tmp_path, NAMES)
     nodes = FakeNodes(files)
 
     def lose(node: int, data: bytes) -> Lost | None:
-        return Lost("unsent") if node == 101 and unpack(data, Ask)[0].task in ("add", "measure") else None
+        return (
+            Lost("unsent")
+            if node == 101 and unpack(data, Ask)[0].task in ("add", "measure")
+            else None
+        )
 
     nodes.lose = lose
-    with pytest.raises(UserError, match=r"client-1 did not answer .* \(a sum under masks opens only with the parts"):
+    with pytest.raises(
+        UserError, match=r"client-1 did not answer .* \(a sum under masks opens only with the parts"
+    ):
         go(case, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
     assert not (tmp_path / "run" / "model.safetensors").exists()
     nodes.lose = lambda node, data: None
-    assert_equal(go(case, nodes, tmp_path / "run", public, absent="skip", patience=0.01), here(METHODS[case]))
+    assert_equal(
+        go(case, nodes, tmp_path / "run", public, absent="skip", patience=0.01), here(METHODS[case])
+    )
 
 
 @pytest.mark.slow
 def test_show_says_whether_sums_were_masked(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     go("chain", FakeNodes(files), tmp_path / "run", public)
-    open_ones = FakeNodes([replace(file, limits=replace(file.limits, unsealed=True)) for file in files])
+    open_ones = FakeNodes(
+        [replace(file, limits=replace(file.limits, unsealed=True)) for file in files]
+    )
     go("closing lap", open_ones, tmp_path / "plain", public, sealed=False)
     far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "models", public)
     here(METHODS["laps"], folder=tmp_path / "here")
@@ -688,7 +826,9 @@ def test_show_says_whether_sums_were_masked(tmp_path: Path) -> None:
 
 def test_sums_that_cannot_be_masked_do_not_leave_a_silo(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
-    with pytest.raises(UserError, match=r"a sum of torch.float32 cannot be masked: .* \(FedKrylov: sums='whole'\)"):
+    with pytest.raises(
+        UserError, match=r"a sum of torch.float32 cannot be masked: .* \(FedKrylov: sums='whole'\)"
+    ):
         far(FedKrylov(width=40), FakeNodes(files), tmp_path / "run", public)
 
 
@@ -709,4 +849,6 @@ def test_a_silo_that_is_asked_again_gives_the_same_bits(tmp_path: Path) -> None:
         path.unlink()
     for node, data in again:
         assert unpack(nodes.silo(node).answer(data), Answer)[0].error == ""
-    assert {p: p.read_bytes()[-2000:] for p in before} == {p: data[-2000:] for p, data in before.items()}
+    assert {p: p.read_bytes()[-2000:] for p in before} == {
+        p: data[-2000:] for p, data in before.items()
+    }

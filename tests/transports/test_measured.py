@@ -1,4 +1,5 @@
-"""What a silo reports about its test samples is coarse if another party could have made the model."""
+"""What a silo reports about its test samples is coarse if another party could have made the
+model."""
 
 import math
 
@@ -8,7 +9,15 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.sums import Masked
-from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Scores, Segmentation, Task
+from ekiden.data.tasks import (
+    Classification,
+    LanguageModelling,
+    MultiLabel,
+    Regression,
+    Scores,
+    Segmentation,
+    Task,
+)
 from ekiden.data.tasks.base import IGNORED
 from ekiden.engine.counting import FIXED, Care, counting_of
 from ekiden.transports.flower.trust import report as measured
@@ -26,10 +35,16 @@ def told(s: Scores, care: Care = TEN) -> dict[str, Tensor]:
 def coarse(right: Tensor, losses: Tensor) -> float:
     """The mean loss that is reported about a classifier of two classes."""
     y = torch.zeros(len(losses), dtype=torch.int64)
-    return float(told(Scores(Classification(), 2, y, (~right).long(), losses))["loss"]) / FIXED / len(losses)
+    return (
+        float(told(Scores(Classification(), 2, y, (~right).long(), losses))["loss"])
+        / FIXED
+        / len(losses)
+    )
 
 
-@pytest.mark.parametrize(("samples", "step"), [(10, 1.0), (91, 0.2), (116, 0.09), (1000, 0.01), (10**6, 1e-5)])
+@pytest.mark.parametrize(
+    ("samples", "step"), [(10, 1.0), (91, 0.2), (116, 0.09), (1000, 0.01), (10**6, 1e-5)]
+)
 def test_one_sample_moves_the_loss_by_one_step(samples: int, step: float) -> None:
     """10/n rounded up to one digit; where two significant digits of the mean are coarser, these."""
     right = torch.zeros(samples, dtype=torch.bool)
@@ -43,7 +58,9 @@ def test_one_sample_moves_the_loss_by_one_step(samples: int, step: float) -> Non
 def test_nothing_is_said_of_nine_samples_or_none() -> None:
     for n in (0, 9):
         y = torch.zeros(n, dtype=torch.int64)
-        assert not any(v.any() for v in told(Scores(Classification(), 2, y, y, torch.ones(n))).values())
+        assert not any(
+            v.any() for v in told(Scores(Classification(), 2, y, y, torch.ones(n))).values()
+        )
     y = torch.zeros(10, dtype=torch.int64)
     found = told(Scores(Classification(), 2, y, y, torch.ones(10)))
     assert (int(found["right"]), int(found["samples"]), int(found["loss"])) == (10, 10, 10 * FIXED)
@@ -69,13 +86,20 @@ def labelled(task: Task, n: int) -> tuple[Tensor, Tensor, Tensor]:
             return y[:, 0] % 3, y[:, 0] % 3, (y[:, 0] + 1) % 3
 
 
-TASKS = (Classification(), MultiLabel(), Regression(), Segmentation(), LanguageModelling(vocabulary=7))
+TASKS = (
+    Classification(),
+    MultiLabel(),
+    Regression(),
+    Segmentation(),
+    LanguageModelling(vocabulary=7),
+)
 OUTPUTS = {"multi-label": 6, "regression": 1}
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 def test_one_sample_moves_what_is_said_by_a_few_steps(task: Task) -> None:
-    """By its own place in each count, and few steps of a sum, whatever the model answers to it and to the others."""
+    """By its own place in each count, and few steps of a sum, whatever the model answers to it and
+    to the others."""
     n = 40
     y, good, bad = labelled(task, n)
     draw = torch.Generator().manual_seed(0)
@@ -92,14 +116,20 @@ def test_one_sample_moves_what_is_said_by_a_few_steps(task: Task) -> None:
         most["moments"] = (3 * 10**2 + 2 * 10**1.5) / 16 * FIXED * 17
         for name in said[0].keys() - {"loss", "broken", "far"}:
             apart = max(float((one[name] - said[0][name]).abs().sum()) for one in said)
-            assert apart <= most.get(name, 12), name  # 6 labels of a sample at most, each in another place
+            assert apart <= most.get(name, 12), (
+                name
+            )  # 6 labels of a sample at most, each in another place
 
 
 @pytest.mark.parametrize("task", [Regression(), Segmentation()], ids=lambda task: task.kind)
 def test_a_sum_shows_no_small_change_of_one_sample(task: Task) -> None:
     """A crafted model cannot write a pixel into the digits of a sum."""
     n = 20
-    y = torch.zeros(n, 1) if isinstance(task, Regression) else torch.zeros(n, 16, 16, dtype=torch.int64)
+    y = (
+        torch.zeros(n, 1)
+        if isinstance(task, Regression)
+        else torch.zeros(n, 16, 16, dtype=torch.int64)
+    )
     said = set()
     for size in range(32):
         answers = y.clone()
@@ -125,7 +155,9 @@ def test_reports_add_up_and_fit_or_not() -> None:
     counting = counting_of(Classification(), 2, full=True)
     y = torch.arange(12) % 2
     answers = torch.stack([1 - y, y], 1).float() * 0.8 + 0.1
-    one = measured.report(counting, [Scores(Classification(), 2, y, answers, torch.ones(12))], 0, Care(), y)
+    one = measured.report(
+        counting, [Scores(Classification(), 2, y, answers, torch.ones(12))], 0, Care(), y
+    )
     assert fits(one, counting, 1)
     assert not fits(one, counting, 2)
     assert not fits(SiloReport(one.counts.float(), one.own), counting, 1)
@@ -134,18 +166,27 @@ def test_reports_add_up_and_fit_or_not() -> None:
     assert torch.equal(both.counts, 2 * one.counts)
     assert total_of({}, 0) is None
     hidden = Masked("", [], [], [], 0, "sum", "list", ["a"])
-    assert total_of({"a": Reported(hidden)}, 2) is None  # not all gave their part: it cannot be opened
+    assert (
+        total_of({"a": Reported(hidden)}, 2) is None
+    )  # not all gave their part: it cannot be opened
     with pytest.raises(UserError, match="twice"):
         total_of({"a": Reported(hidden), "b": Reported(hidden)}, 2)
 
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_a_confusion_matrix_shows_one_of_k_answers_of_a_sample_and_no_more(classes: int) -> None:
-    """A made-up model gives one class to all samples but one. The matrix can only say the class of that one."""
+    """A made-up model gives one class to all samples but one. The matrix can only say the class of
+    that one."""
     y, seen = torch.arange(40) % classes, set()
     for answer in range(classes):
         for loss in (0.0, 3.0, 9.0):
             answers, losses = torch.zeros(40, dtype=torch.int64), torch.zeros(40)
             answers[7], losses[7] = answer, loss
-            seen.add(tuple(told(Scores(Classification(), classes, y, answers, losses))["table"].flatten().tolist()))
+            seen.add(
+                tuple(
+                    told(Scores(Classification(), classes, y, answers, losses))["table"]
+                    .flatten()
+                    .tolist()
+                )
+            )
     assert len(seen) == classes

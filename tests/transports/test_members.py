@@ -1,8 +1,8 @@
-"""Whoever has a record knows whether it is in sums of too many features, and finds records from such sums.
+"""Whoever has a record knows whether it is in sums of too many features, and finds records from
+such sums.
 
-The attackers are all silos but one: they subtract their own sums from the totals. They know other digits, which are not
-in the sums.
-"""
+The attackers are all silos but one: they subtract their own sums from the totals. They know other
+digits, which are not in the sums."""
 
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,9 @@ VICTIM = NAMES[1]
 def features(width: int, seed: int = 0) -> RandomReLU:
     """Features that follow from the seed."""
     torch.manual_seed(seed)
-    network = FedGram(width=width, **SAFE).own_network(build("mlp", (1, 8, 8), 10), (1, 8, 8), 10, Classification())
+    network = FedGram(width=width, **SAFE).own_network(
+        build("mlp", (1, 8, 8), 10), (1, 8, 8), 10, Classification()
+    )
     found = features_of(network)
     assert isinstance(found, RandomReLU)
     return found
@@ -48,8 +50,11 @@ def samples(silo: str) -> tuple[Subset, Tensor]:
     return part, digits.x[others[torch.isin(digits.y[others], part.y)]]
 
 
-def told(kind: type[FixedFeatures], silo: str, width: int, directions: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return S (D, any), whose products SSᵀ the sums tell, or whose span; and the features of members and of others."""
+def told(
+    kind: type[FixedFeatures], silo: str, width: int, directions: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return S (D, any), whose products SSᵀ the sums tell, or whose span; and the features of
+    members and of others."""
     part, others = samples(silo)
     units = features(width)
     with torch.no_grad():
@@ -79,14 +84,22 @@ def told(kind: type[FixedFeatures], silo: str, width: int, directions: int) -> t
         (FedKrylov, VICTIM, 65, 40, 0, 0.05),
         (FedRAN, VICTIM, 65, 40, 0, 0.05),
         (FedCOF, VICTIM, 400, 0, 0, 0.05),
-        (FedGram, "", 300, 0, 0.1, 0.25),  # more samples hide less, although there are as many for each feature
+        (
+            FedGram,
+            "",
+            300,
+            0,
+            0.1,
+            0.25,
+        ),  # more samples hide less, although there are as many for each feature
         (FedGram, "", 150, 0, 0, 0.01),
     ],
 )
 def test_who_has_a_record_knows_whether_it_is_in_sums_of_too_many_features(
     kind: type[FixedFeatures], silo: str, width: int, directions: int, least: float, most: float
 ) -> None:
-    """The share of members that are told from all others: hardly any with half as many features as samples."""
+    """The share of members that are told from all others: hardly any with half as many features as
+    samples."""
     found, *both = told(kind, silo, width, directions)
     allowed = most_features(FedGram(**SAFE), samples(silo)[0], Classification(), 10)
     assert (width > allowed) == (most == 1) or kind is FedCOF
@@ -94,13 +107,19 @@ def test_who_has_a_record_knows_whether_it_is_in_sums_of_too_many_features(
     basis, s = u[:, s > 1e-9 * s.max()], s[s > 1e-9 * s.max()]
     inside = [(part @ basis).norm(dim=1) / part.norm(dim=1) for part in both]
     leverage = [-(part @ basis / s).square().sum(1) for part in both]
-    share = max(float((members > others.max()).double().mean()) for members, others in (inside, leverage))
-    print(f"{kind.__name__}, {width} features: {share:.3f} of {len(both[0])} samples are told from all others")
+    share = max(
+        float((members > others.max()).double().mean()) for members, others in (inside, leverage)
+    )
+    print(
+        f"{kind.__name__}, {width} features: {share:.3f} of {len(both[0])} samples are told from "
+        "all others"
+    )
     assert least <= share <= most
 
 
 def test_runs_of_few_features_do_not_tell_members_better_than_one_of_many() -> None:
-    """Leverages of several runs with other seeds, added up: within what a silo tells, they find fewer members."""
+    """Leverages of several runs with other seeds, added up: within what a silo tells, they find
+    fewer members."""
     digits, found = load("digits").train, list[float]()
     most = most_features(FedGram(**SAFE), samples("")[0], Classification(), 10)
     for width in (most, 150, 75):
@@ -116,11 +135,19 @@ def test_runs_of_few_features_do_not_tell_members_better_than_one_of_many() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1600, 60])
-def test_the_first_silo_and_the_last_find_images_from_fewer_directions_than_samples(width: int, tmp_path: Path) -> None:
-    """FedKrylov tells at most K directions a lap. They show images even if they are half the number of samples."""
+def test_the_first_silo_and_the_last_find_images_from_fewer_directions_than_samples(
+    width: int, tmp_path: Path
+) -> None:
+    """FedKrylov tells at most K directions a lap. They show images even if they are half the number
+    of samples."""
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_active = 0\n", trusting=False)
     own, totals, noted = list[Tensor](), list[Tensor](), list[Any]()
-    columns, problem, span, rows = FedKrylov._columns, FedKrylov._problem, FedKrylov._span, with_rows
+    columns, problem, span, rows = (
+        FedKrylov._columns,
+        FedKrylov._problem,
+        FedKrylov._span,
+        with_rows,
+    )
 
     def attacker(patch: pytest.MonkeyPatch) -> None:
         def noted(method: FedKrylov, sums: Tensor) -> Any:
@@ -177,7 +204,13 @@ def test_the_first_silo_and_the_last_find_images_from_fewer_directions_than_samp
         descent.zero_grad()
         torch.autograd.backward(outside(guess).sum())
         descent.step()
-    alike = torch.nn.functional.normalize(guess.detach(), dim=1) @ torch.nn.functional.normalize(x, dim=1).T
+    alike = (
+        torch.nn.functional.normalize(guess.detach(), dim=1)
+        @ torch.nn.functional.normalize(x, dim=1).T
+    )
     found = len({int(k) for k in alike.argmax(1)[alike.amax(1) > 0.98]})
-    print(f"{width} features, {basis.shape[1]} directions: a search ends at {found} of {len(x)} images")
+    print(
+        f"{width} features, {basis.shape[1]} directions: a search ends at {found} of {len(x)} "
+        "images"
+    )
     assert found >= 3 if width > len(x) else found == 0

@@ -48,7 +48,10 @@ def asked(port: int, request: bytes) -> bytes:
 def test_a_monitor_reads_health_and_counts(port: int) -> None:
     head, _, body = asked(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
-    assert body.decode() == 'ekiden_silo_up 1\nekiden_silo_runs 3\nekiden_silo_requests_total{kind="hello"} 12345678\n'
+    assert (
+        body.decode()
+        == 'ekiden_silo_up 1\nekiden_silo_runs 3\nekiden_silo_requests_total{kind="hello"} 12345678\n'
+    )
     assert asked(port, b"GET /health HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nok\n")
     with served(Metrics(port=free_port()), "x", dict, lambda: False) as ill:
         assert asked(ill, b"GET /health HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503")
@@ -120,7 +123,9 @@ def test_lines_of_the_log_are_counted_by_what_the_silo_wrote(tmp_path: Path) -> 
         | dict.fromkeys(("failed", "value", "measurement"), 0.0)
     )
     for _ in range(2):
-        assert counts() == {f'requests_total{{kind="{kind}"}}': number for kind, number in expected.items()}
+        assert counts() == {
+            f'requests_total{{kind="{kind}"}}': number for kind, number in expected.items()
+        }
     log_request(tmp_path, "failed at a message: x")
     assert counts()['requests_total{kind="failed"}'] == 1.0
 
@@ -137,8 +142,18 @@ def test_a_silos_counts_hold_nothing_of_its_data(tmp_path: Path) -> None:
     approval.approve(file, approval.digest(file, TERMS))
     silo.answer(task())
     after = supernode.Monitored(file).counts()
-    assert (after["plans_waiting"], after["runs"], after['requests_total{kind="task"}']) == (0.0, 1.0, 1.0)
+    assert (after["plans_waiting"], after["runs"], after['requests_total{kind="task"}']) == (
+        0.0,
+        1.0,
+        1.0,
+    )
     assert after["disk_bytes"] > 0
     names = {name.partition("{")[0] for name in after}
-    assert names == {"supernode_starts_total", "runs", "disk_bytes", "plans_waiting", "requests_total"}
+    assert names == {
+        "supernode_starts_total",
+        "runs",
+        "disk_bytes",
+        "plans_waiting",
+        "requests_total",
+    }
     assert all(isinstance(value, (int, float)) for value in after.values())

@@ -1,4 +1,5 @@
-"""What a coordinator, a silo or a relay tries by what a run says about its network, its frozen values and its samples.
+"""What a coordinator, a silo or a relay tries by what a run says about its network, its frozen
+values and its samples.
 
 Each test is written as the attacker would write it, against the silo's own `answer`.
 """
@@ -57,7 +58,8 @@ def weights(path: Path, seed: int) -> Path:
 
 
 def begun(folder: Path, more: str = "", **plan: Any) -> tuple[FakeNodes, dict[str, str], Attacker]:
-    """A finished run; whoever knows its terms tries others under new ids, `fresh`, and under its own."""
+    """A finished run; whoever knows its terms tries others under new ids, `fresh`, and under its
+    own."""
     nodes, public = federation(folder, more)
     far(METHOD, nodes, folder / "run", public, **plan)
     return nodes, public, Attacker(nodes, terms_in(nodes))
@@ -70,11 +72,15 @@ def as_usual(folder: Path) -> Attacker:
 
 
 def refused(attacker: Attacker, **changes: Any) -> str:
-    """What client-0 says to a task under other terms and a new run id, of which it stores nothing."""
+    """What client-0 says to a task under other terms and a new run id, of which it stores
+    nothing."""
     folder = attacker.nodes.files[100].folder
     before = files_of(folder)
     thief = attacker.under(run=secrets.token_hex(8), **changes)
-    said = [thief.ask(100, kind, task="train", key="0-0-train")[0].error for kind in ("hello", "task", "value")]
+    said = [
+        thief.ask(100, kind, task="train", key="0-0-train")[0].error
+        for kind in ("hello", "task", "value")
+    ]
     assert said[0]
     assert said.count(said[0]) == 3
     assert files_of(folder) == before
@@ -108,18 +114,27 @@ def largest() -> Iterator[Largest]:
 def test_a_run_cannot_have_code_executed_that_the_operator_trusts(tmp_path: Path) -> None:
     """The operator has run a file of his own here; a run names another function of it."""
     code, marker = tmp_path / "own_tools.py", tmp_path / "executed"
-    code.write_text(f"import pathlib\ndef clean(shape, classes):\n    pathlib.Path({str(marker)!r}).touch()\n")
+    code.write_text(
+        f"import pathlib\ndef clean(shape, classes):\n    pathlib.Path({str(marker)!r}).touch()\n"
+    )
     outside.trust(f"{code}:clean")
     attacker = as_usual(tmp_path)
-    for name in (f"{code}:clean", "/nowhere/x.py:f", f"{tmp_path}/../{tmp_path.name}/own_tools.py:clean"):
-        assert "is code in a file, which silos do not execute for others" in refused(attacker, model=name)
+    for name in (
+        f"{code}:clean",
+        "/nowhere/x.py:f",
+        f"{tmp_path}/../{tmp_path.name}/own_tools.py:clean",
+    ):
+        assert "is code in a file, which silos do not execute for others" in refused(
+            attacker, model=name
+        )
     assert not marker.exists()
     with pytest.raises(UserError, match="is code in a file, which silos do not execute for others"):
         far(METHOD, attacker.nodes, tmp_path / "other", model=f"{code}:clean")
 
 
 @pytest.mark.parametrize(
-    "form", ["{outside}", "../secret.safetensors", "./../secret.safetensors", "a/../../secret.safetensors"]
+    "form",
+    ["{outside}", "../secret.safetensors", "./../secret.safetensors", "a/../../secret.safetensors"],
 )
 def test_a_run_cannot_name_values_outside_the_silos_folder(form: str, tmp_path: Path) -> None:
     """Also where it knows their digest, as it does of a network that is public."""
@@ -151,7 +166,9 @@ def test_a_pickle_in_the_silos_folder_is_never_unpickled(tmp_path: Path) -> None
         (folder / name).write_bytes(evil)
     attacker = as_usual(tmp_path)
     for name in ("net.pt", "net.bin", "net.safetensors"):
-        assert "is not a safetensors file, or is damaged" in refused(attacker, pretrained=name, values="0" * 32)
+        assert "is not a safetensors file, or is damaged" in refused(
+            attacker, pretrained=name, values="0" * 32
+        )
     assert not marker.exists()
     pickle.loads(evil)
     assert marker.exists()  # it is a pickle that works
@@ -162,7 +179,10 @@ def test_a_folder_of_a_network_gives_no_code_and_no_pickle(tmp_path: Path) -> No
     pytest.importorskip("transformers")
     marker = tmp_path / "executed"
     for name, files in {
-        "pickled": {"pytorch_model.bin": pickle.dumps(Evil(marker)), "config.json": b'{"model_type": "bert"}'},
+        "pickled": {
+            "pytorch_model.bin": pickle.dumps(Evil(marker)),
+            "config.json": b'{"model_type": "bert"}',
+        },
         "coded": {
             "config.json": b'{"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModel": "own.M"}}',
             "own.py": f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n".encode(),
@@ -173,14 +193,20 @@ def test_a_folder_of_a_network_gives_no_code_and_no_pickle(tmp_path: Path) -> No
             (tmp_path / "pretrained" / name / file).write_bytes(content)
     attacker = as_usual(tmp_path)
     for name in ("pickled", "coded"):
-        assert f"pretrained/{name} cannot be read" in refused(attacker, model=f"hf:{name}", values="0" * 32)
+        assert f"pretrained/{name} cannot be read" in refused(
+            attacker, model=f"hf:{name}", values="0" * 32
+        )
     assert not marker.exists()
 
 
 def test_a_silo_does_not_fetch_networks(tmp_path: Path) -> None:
     attacker = as_usual(tmp_path)
-    assert "comes from a hub, which a silo does not ask" in refused(attacker, model="timm:resnet18", values="0" * 32)
-    assert "the run needs 'resnet-18', which is not in" in refused(attacker, model="hf:microsoft/resnet-18")
+    assert "comes from a hub, which a silo does not ask" in refused(
+        attacker, model="timm:resnet18", values="0" * 32
+    )
+    assert "the run needs 'resnet-18', which is not in" in refused(
+        attacker, model="hf:microsoft/resnet-18"
+    )
 
 
 # Whose values a run has.
@@ -206,12 +232,17 @@ def test_a_run_has_the_silos_own_frozen_values_or_none(tmp_path: Path) -> None:
 
 
 def test_a_network_of_the_silos_own_does_not_come_out(tmp_path: Path) -> None:
-    """It is in the folder for another run. Somebody who does not know its values cannot obtain it as a model."""
+    """It is in the folder for another run. Somebody who does not know its values cannot obtain it
+    as a model."""
     weights(tmp_path / "pretrained" / "private.safetensors", 7)
     attacker = as_usual(tmp_path)
     for train in ("all", "head"):
-        thief = attacker.under(run=secrets.token_hex(8), pretrained="private.safetensors", train=train, values="0" * 32)
-        with pytest.raises(wire.WireError):  # no key to seal for: it greets nobody under these terms
+        thief = attacker.under(
+            run=secrets.token_hex(8), pretrained="private.safetensors", train=train, values="0" * 32
+        )
+        with pytest.raises(
+            wire.WireError
+        ):  # no key to seal for: it greets nobody under these terms
             thief.task(100, 0, (INITIAL, None), readers=(thief.reader(),))
         answer, body = thief.ask(100, "hello")
         assert "has other values" in answer.error
@@ -228,15 +259,23 @@ TERMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "other", [pytest.param(name, marks=[] if name in ("train", "values") else pytest.mark.slow) for name in TERMS]
+    "other",
+    [
+        pytest.param(name, marks=[] if name in ("train", "values") else pytest.mark.slow)
+        for name in TERMS
+    ],
 )
 def test_what_is_trained_cannot_change_within_a_run(other: str, tmp_path: Path) -> None:
-    """Between two requests: first adapters, then all, so that the next hop would show what was frozen."""
+    """Between two requests: first adapters, then all, so that the next hop would show what was
+    frozen."""
     file = weights(tmp_path / "pretrained" / "net.safetensors", 1)
     _, _, attacker = begun(tmp_path, pretrained=str(file), train="last:1")
     thief = attacker.under(**TERMS[other])
     for kind in ("value", "task", "evaluate", "status", "hello"):
-        assert "has other terms at client-0" in thief.ask(100, kind, key="0-0-train", task="train")[0].error
+        assert (
+            "has other terms at client-0"
+            in thief.ask(100, kind, key="0-0-train", task="train")[0].error
+        )
 
 
 # What it costs.
@@ -246,8 +285,14 @@ BOMBS: list[tuple[dict[str, Any], str]] = [
     ({"train": "lora:r=4096,alpha=1e400"}, "does not describe adapters"),
     ({"train": "last:1000000000"}, "is not a part of a network"),
     ({"train": "last:9999"}, "blocks before its head"),
-    ({"train": "lora:r=4096"}, r"the model has 1\d{7} bytes, client-0 allows 1000000 \(limits.model_bytes"),
-    ({"train": "lora:targets=" + "+".join(["0"] * 20_000)}, "no layer of the features is called '0'"),
+    (
+        {"train": "lora:r=4096"},
+        r"the model has 1\d{7} bytes, client-0 allows 1000000 \(limits.model_bytes",
+    ),
+    (
+        {"train": "lora:targets=" + "+".join(["0"] * 20_000)},
+        "no layer of the features is called '0'",
+    ),
     ({"model": "resnet18", "train": "head"}, "the network with its frozen part has 44"),
     ({"model": "resnet18"}, "the model has 44"),
     ({"inputs": "[" * 100_000}, "the terms of the run cannot be read"),
@@ -269,7 +314,9 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Attacker:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        pytest.param(*case, marks=[pytest.mark.slow] if "lora" in str(case[0]) else [], id=case[1][:30])
+        pytest.param(
+            *case, marks=[pytest.mark.slow] if "lora" in str(case[0]) else [], id=case[1][:30]
+        )
         for case in BOMBS
     ],
 )
@@ -294,15 +341,19 @@ COLUMNS = Table(("age",), ("ward",), (40.0,), (10.0,), (), (("a", "b"),))
 
 
 def tables(folder: Path) -> FakeNodes:
-    """A silo that holds a table, scaled as agreed, of which it leaves out the column of diagnoses."""
-    lines = [f"{20 + k % 50},{'ab'[k % 2]},secret,{'yes' if k % 50 > 25 else 'no'}" for k in range(100)]
+    """A silo that holds a table, scaled as agreed, of which it leaves out the column of
+    diagnoses."""
+    lines = [
+        f"{20 + k % 50},{'ab'[k % 2]},secret,{'yes' if k % 50 > 25 else 'no'}" for k in range(100)
+    ]
     (folder / "t.csv").write_text("age,ward,diagnosis,died\n" + "\n".join(lines) + "\n")
     (folder / "agreed.json").write_text(json.dumps(to_json(COLUMNS)))
     files = []
     for name in ("a", "b"):
         path = folder / f"{name}.toml"
         path.write_text(
-            f'name = "{name}"\n[data]\npath = "t.csv"\nlabel_column = "died"\ndrop_columns = ["diagnosis"]\n'
+            f'name = "{name}"\n[data]\npath = "t.csv"\nlabel_column = "died"\ndrop_columns = '
+            '["diagnosis"]\n'
             'agreed = "agreed.json"\n[hardware]\nthreads = 1\n'
         )
         files.append(read(path))
@@ -311,7 +362,9 @@ def tables(folder: Path) -> FakeNodes:
 
 CLAIMS: dict[str, Any] = {
     "a column that was not shared": replace(COLUMNS, categorical=("diagnosis",)),
-    "a further column": replace(COLUMNS, categorical=("ward", "diagnosis"), vocabularies=(("a", "b"), ("secret",))),
+    "a further column": replace(
+        COLUMNS, categorical=("ward", "diagnosis"), vocabularies=(("a", "b"), ("secret",))
+    ),
     "another vocabulary": replace(COLUMNS, vocabularies=(("a",),)),
     "another scale": replace(COLUMNS, scale=(1e-30,)),
     "texts": Tokens(vocabulary=10**9, length=10**9),
@@ -324,9 +377,13 @@ def test_samples_are_read_as_the_silo_reads_them(tmp_path: Path) -> None:
     attacker = Attacker(nodes, terms_in(nodes))
     for what, claim in CLAIMS.items():
         inputs = json.dumps(to_json(claim), sort_keys=True)
-        assert "reads or scales its samples in another way than the run" in refused(attacker, inputs=inputs), what
+        assert "reads or scales its samples in another way than the run" in refused(
+            attacker, inputs=inputs
+        ), what
     odd = [json.dumps({**to_json(COLUMNS), "centre": [float("inf")]})]
-    odd += [json.dumps({**to_json(COLUMNS), "scale": [value]}) for value in (float("nan"), 0, "x", True)]
+    odd += [
+        json.dumps({**to_json(COLUMNS), "scale": [value]}) for value in (float("nan"), 0, "x", True)
+    ]
     odd += ["{}", '{"kind": "pickle"}', "null", '{"kind": ["table"]}', "{"]
     for inputs in odd:
         assert refused(attacker, inputs=inputs), inputs
@@ -338,22 +395,38 @@ def test_an_agreed_scaling_that_is_none_is_refused_by_the_silo(tmp_path: Path) -
     """The coordinator makes that file."""
     nodes = tables(tmp_path)
     file = tmp_path / "agreed.json"
-    for name, value in (("centre", [float("nan")]), ("scale", [float("inf")]), ("scale", [0.0]), ("vocabularies", [])):
+    for name, value in (
+        ("centre", [float("nan")]),
+        ("scale", [float("inf")]),
+        ("scale", [0.0]),
+        ("vocabularies", []),
+    ):
         file.write_text(json.dumps({**to_json(COLUMNS), name: value}))
-        answer, _ = unpack(FakeNodes([nodes.files[100]]).silo(100).answer(pack(Ask("hello"))), Answer)
+        answer, _ = unpack(
+            FakeNodes([nodes.files[100]]).silo(100).answer(pack(Ask("hello"))), Answer
+        )
         assert answer.error, (name, value)
         assert "\n" not in answer.error
 
 
 @pytest.mark.parametrize(
     "name",
-    ["mean", "training", *(pytest.param(n, marks=pytest.mark.slow) for n in ("std", "hyperparameters", "augment"))],
+    [
+        "mean",
+        "training",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("std", "hyperparameters", "augment")),
+    ],
 )
 def test_terms_hold_no_numbers_that_are_none(name: str, tmp_path: Path) -> None:
     attacker = as_usual(tmp_path)
     for text in ("NaN", "Infinity", "-Infinity", "1e999"):
         values = json.loads(attacker.terms.text()) | {"run": secrets.token_hex(8), name: "HERE"}
-        inside = {"mean": "[{}]", "std": "[{}]", "hyperparameters": '{{"epochs": {}}}', "training": '{{"lr": {}}}'}
+        inside = {
+            "mean": "[{}]",
+            "std": "[{}]",
+            "hyperparameters": '{{"epochs": {}}}',
+            "training": '{{"lr": {}}}',
+        }
         part = inside.get(name, '{{"crop": 0, "flip": false, "rotation": {}}}').format(text)
         ask = Ask("hello", json.dumps(values).replace('"HERE"', part))
         answer, body = unpack(attacker.nodes.silo(100).answer(pack(ask)), Answer)
@@ -377,7 +450,9 @@ def test_a_silo_that_sends_more_than_what_is_trained_is_named(tmp_path: Path) ->
     nodes.silo = lambda node: (  # type: ignore[method-assign]
         Crooked(honest(nodes, node), "value", change, Reply) if node == 101 else honest(nodes, node)
     )
-    with pytest.raises(UserError, match=r"silo client-1 sent a value .* model of another shape or type"):
+    with pytest.raises(
+        UserError, match=r"silo client-1 sent a value .* model of another shape or type"
+    ):
         far(FedAvg(rounds=1, epochs=1), nodes, tmp_path / "run", train="head")
 
 
@@ -415,7 +490,9 @@ def test_a_refusal_of_a_silo_is_one_line_at_the_coordinator(tmp_path: Path) -> N
     nodes.corrupt = {101: bad}
     said: list[str] = []
     with pytest.raises(UserError) as refusal:
-        session.run(plan_of(METHOD, patience=0.01), nodes, tmp_path / "run", public, said.append, poll=0)
+        session.run(
+            plan_of(METHOD, patience=0.01), nodes, tmp_path / "run", public, said.append, poll=0
+        )
     for line in (str(refusal.value), *said):
         assert line.isprintable()
         assert len(line) < 1500
@@ -424,19 +501,28 @@ def test_a_refusal_of_a_silo_is_one_line_at_the_coordinator(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("train", ["head", pytest.param("lora:r=4", marks=pytest.mark.slow)])
 def test_neither_frozen_nor_trained_values_are_on_the_wire(train: str, tmp_path: Path) -> None:
-    """A relay of messages; without sealing the same search finds what is trained, but never what is frozen."""
+    """A relay of messages; without sealing the same search finds what is trained, but never what is
+    frozen."""
     pytest.importorskip("peft")
     file = weights(tmp_path / "pretrained" / "net.safetensors", 1)
-    frozen = [t for n, t in safetensors.torch.load_file(file).items() if t.ndim == 2 and not n.startswith("head")]
+    frozen = [
+        t
+        for n, t in safetensors.torch.load_file(file).items()
+        if t.ndim == 2 and not n.startswith("head")
+    ]
     seen = {}
     for sealed in (True, False):
         folder = tmp_path / str(sealed)
         weights(folder / "pretrained" / "net.safetensors", 1)
         nodes, public = federation(folder, "unsealed = true\n")
-        result = far(METHOD, nodes, folder / "run", public, pretrained=str(file), train=train, sealed=sealed)
+        result = far(
+            METHOD, nodes, folder / "run", public, pretrained=str(file), train=train, sealed=sealed
+        )
         wires = b"".join([data for _, data in nodes.log] + nodes.said)
         assert result.weights is not None
-        trained = [p[:8].numpy().tobytes() for p in torch.split(result.weights.params, 100) if len(p) >= 8]
+        trained = [
+            p[:8].numpy().tobytes() for p in torch.split(result.weights.params, 100) if len(p) >= 8
+        ]
         seen[sealed] = sum(p in wires for p in trained if p != bytes(32))
         assert sum(t.flatten()[:8].numpy().tobytes() in wires for t in frozen) == 0
     assert seen[True] == 0

@@ -1,4 +1,5 @@
-"""Sums of a silo's columns with noise: what one row more moves, what two of them show, and what they cost."""
+"""Sums of a silo's columns with noise: what one row more moves, what two of them show, and what
+they cost."""
 
 import csv
 import json
@@ -47,12 +48,19 @@ def patients(count: int, seed: int = 0) -> list[Row]:
     ages = draw.normal(60, 12, count).clip(18, 110)
     gone = draw.random(count) < 0.1
     return [
-        ("" if lost else f"{age:.1f}", f"2024-{k % 12 + 1:02d}-15", "fm"[k % 2], ("yes", "no")[k % 3 > 0])
+        (
+            "" if lost else f"{age:.1f}",
+            f"2024-{k % 12 + 1:02d}-15",
+            "fm"[k % 2],
+            ("yes", "no")[k % 3 > 0],
+        )
         for k, (age, lost) in enumerate(zip(ages, gone, strict=True))
     ]
 
 
-def silo(folder: Path, rows: Sequence[Row], more: str = "", schema: str = SCHEMA, name: str = "a") -> SiloFile:
+def silo(
+    folder: Path, rows: Sequence[Row], more: str = "", schema: str = SCHEMA, name: str = "a"
+) -> SiloFile:
     """The file of a silo that trains on all of these rows."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     for part, held in (("train", rows), ("test", rows[:20])):
@@ -60,14 +68,21 @@ def silo(folder: Path, rows: Sequence[Row], more: str = "", schema: str = SCHEMA
             csv.writer(out).writerows([("age", "seen", "sex", "died"), *held])
     (folder / "study.toml").write_text(schema)
     file = folder / "silo.toml"
-    file.write_text(f'name = "{name}"\n[data]\npath = "data"\nschema = "study.toml"\nval_fraction = 0.0\n{more}')
+    file.write_text(
+        f'name = "{name}"\n[data]\npath = "data"\nschema = "study.toml"\nval_fraction = 0.0\n{more}'
+    )
     return read(file)
 
 
 def exact(file: SiloFile) -> list[float]:
     """All sums of a silo without noise, in the units of the noise."""
-    numbers, names = noisy_columns._columns(*file.unscaled(), schemas.parsed(json.loads(file.schema)))
-    parts = [*(column.sums() for column in numbers.values()), *(column.sums() for column in names.values())]
+    numbers, names = noisy_columns._columns(
+        *file.unscaled(), schemas.parsed(json.loads(file.schema))
+    )
+    parts = [
+        *(column.sums() for column in numbers.values()),
+        *(column.sums() for column in names.values()),
+    ]
     return [float(x) for part in parts for x in part]
 
 
@@ -80,7 +95,9 @@ def exact(file: SiloFile) -> list[float]:
         ("64.3", "", "f", "no"),
     ],
 )
-def test_one_row_more_moves_the_sums_by_no_more_than_the_noise_was_made_for(tmp_path: Path, row: Row) -> None:
+def test_one_row_more_moves_the_sums_by_no_more_than_the_noise_was_made_for(
+    tmp_path: Path, row: Row
+) -> None:
     rows = patients(60)
     before, after = exact(silo(tmp_path / "0", rows)), exact(silo(tmp_path / "1", [*rows, row]))
     moved = math.dist(before, after) / noisy_columns._GRID
@@ -90,7 +107,8 @@ def test_one_row_more_moves_the_sums_by_no_more_than_the_noise_was_made_for(tmp_
 def test_noise_hides_the_patient_that_the_difference_of_two_sums_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One patient more moves the sums by less than the noise in the mean, and files of the same rows differ."""
+    """One patient more moves the sums by less than the noise in the mean, and files of the same
+    rows differ."""
     keys = iter(range(100))
     monkeypatch.setattr("secrets.token_bytes", lambda n: next(keys).to_bytes(n))
     rows = patients(400)
@@ -138,13 +156,20 @@ def test_exact_sums_beside_a_limit_on_epsilon_are_said_to_be_exact(
 ) -> None:
     file = silo(tmp_path, patients(60), "\n[limits]\nepsilon = 5")
     write_sums(SumsOptions(file.path))
-    assert "these sums have no noise, so limits.epsilon does not cover them" in capsys.readouterr().out
+    assert (
+        "these sums have no noise, so limits.epsilon does not cover them" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "schema", "dp", "wrong"),
     [
-        ("", SCHEMA.replace("most = 110", ""), DP3, "give least and most, or categories, of age in the schema"),
+        (
+            "",
+            SCHEMA.replace("most = 110", ""),
+            DP3,
+            "give least and most, or categories, of age in the schema",
+        ),
         ("", SCHEMA.replace('categories = ["f", "m"]', ""), DP3, "of sex in the schema"),
         ("", SCHEMA.replace('categories = ["no", "yes"]', ""), DP3, "of label in the schema"),
         ("fingerprints = 'a secret of the silos'", SCHEMA, DP3, "leave out data.fingerprints"),

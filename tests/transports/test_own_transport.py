@@ -1,4 +1,5 @@
-"""A user's own transport: the page's example runs unchanged, and what breaks the contract is found."""
+"""A user's own transport: the page's example runs unchanged, and what breaks the contract is
+found."""
 
 import re
 import sys
@@ -20,7 +21,10 @@ from ekiden.transports import Start, Transport
 from tests.warm import WarmProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-transport.md"
-FAST: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+FAST: dict[str, Any] = {
+    "training": Training(lr=0.01, batch_size=16),
+    "hardware": Hardware(threads=1),
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +43,9 @@ def test_the_example_keeps_the_contract(pipes: Any) -> None:
     before = threading.active_count()
     findings = check_transport(pipes)
     assert [finding.broken for finding in findings] == ["", "", ""]
-    assert threading.active_count() <= before + 4, "clients end with their run, those of the last one may be about to"
+    assert threading.active_count() <= before + 4, (
+        "clients end with their run, those of the last one may be about to"
+    )
 
 
 def test_a_run_on_the_example_is_that_of_one_process(pipes: Any, blobs: FederatedData) -> None:
@@ -51,7 +57,10 @@ def test_a_run_on_the_example_is_that_of_one_process(pipes: Any, blobs: Federate
             return super().value(ref)
 
     method = MetaFed(epochs=1, warmup=1)
-    here, there = run(method, blobs, Tiny, **FAST), run(method, blobs, Tiny, transport=Counting, **FAST)
+    here, there = (
+        run(method, blobs, Tiny, **FAST),
+        run(method, blobs, Tiny, transport=Counting, **FAST),
+    )
     assert crossed, "it is this transport that ran"
     assert (here.metrics, here.ledger) == (there.metrics, there.ledger)
     assert len(there.personal) == len(blobs.clients)
@@ -66,7 +75,9 @@ def changed(name: str, behaviour: Callable[..., Any]) -> Callable[[Any], Any]:
 
 def rounding(self: Any, ref: Any) -> Any:
     value = super(type(self), self).value(ref)
-    return value.with_params(value.params.half().float()) if hasattr(value, "with_params") else value
+    return (
+        value.with_params(value.params.half().float()) if hasattr(value, "with_params") else value
+    )
 
 
 def settling_early(self: Any, step: int, live: frozenset[Any]) -> Any:
@@ -76,24 +87,32 @@ def settling_early(self: Any, step: int, live: frozenset[Any]) -> Any:
 
 
 @pytest.mark.slow
-def test_its_clients_can_be_processes(pipes: Any, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_clients_can_be_processes(
+    pipes: Any, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipes.Thread", WarmProcess)
     there = run(FedSeq(epochs=1), blobs, Tiny, transport=pipes, **FAST)
     here = run(FedSeq(epochs=1), blobs, Tiny, **FAST)
     assert (here.metrics, here.ledger) == (there.metrics, there.ledger)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # a client has lost a value
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # a client has lost a value
 @pytest.mark.parametrize(
     ("broken", "lines"),
     [
         pytest.param(changed("value", rounding), [True, True, True], marks=pytest.mark.slow),
-        pytest.param(changed("written", lambda self: {}), [False, True, True], marks=pytest.mark.slow),
+        pytest.param(
+            changed("written", lambda self: {}), [False, True, True], marks=pytest.mark.slow
+        ),
         (changed("commit", settling_early), [False, False, True]),
     ],
     ids=["values lose bits", "private state is forgotten", "the state before is dropped too early"],
 )
-def test_what_breaks_the_contract_is_found(pipes: Any, broken: Callable[[Any], Any], lines: list[bool]) -> None:
+def test_what_breaks_the_contract_is_found(
+    pipes: Any, broken: Callable[[Any], Any], lines: list[bool]
+) -> None:
     findings = check_transport(broken(pipes))
     assert [bool(finding.broken) for finding in findings] == lines
 
@@ -110,7 +129,9 @@ def test_a_transport_decides_where_clients_run(blobs: FederatedData, pipes: Any)
             run(FedSeq(epochs=1), blobs, Tiny, transport=pipes, **FAST, **options)
 
 
-def test_its_own_failure_keeps_the_last_good_state(blobs: FederatedData, pipes: Any, tmp_path: Path) -> None:
+def test_its_own_failure_keeps_the_last_good_state(
+    blobs: FederatedData, pipes: Any, tmp_path: Path
+) -> None:
     class Breaking(pipes):  # type: ignore[misc]
         def submit(self, request: Any) -> None:
             if request.step == 2:

@@ -28,8 +28,14 @@ PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8") + SECURITY
 
 def test_every_test_that_the_page_names_is_there_once() -> None:
     """Of two with one name nobody knows which attacks the claim."""
-    named = {name for told in re.findall(r"<!-- tests:([^>]+) -->", PAGE) for name in re.findall(r"test_\w+", told)}
-    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = {
+        name
+        for told in re.findall(r"<!-- tests:([^>]+) -->", PAGE)
+        for name in re.findall(r"test_\w+", told)
+    }
+    code = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")
+    )
     there = Counter(re.findall(r"def (test_\w+)\(", code))
     assert len(named) > 200
     assert {name: there[name] for name in named if there[name] != 1} == {}
@@ -57,9 +63,13 @@ HELLO = {
 }
 """what a greeting tells, and the words of the page for it"""
 HOP = {
-    **dict.fromkeys(("run", "terms", "method", "client", "step", "call", "task", "format"), ""),  # what was asked
+    **dict.fromkeys(
+        ("run", "terms", "method", "client", "step", "call", "task", "format"), ""
+    ),  # what was asked
     **dict.fromkeys(("samples", "validation", "test"), "the numbers of samples"),
-    **dict.fromkeys(("arguments", "taken", "given", "size", "model"), "digests and sizes of values"),
+    **dict.fromkeys(
+        ("arguments", "taken", "given", "size", "model"), "digests and sizes of values"
+    ),
     **dict.fromkeys(("forward", "backward"), "counted compute"),
     "data": "a keyed fingerprint of all samples",
 }
@@ -67,16 +77,20 @@ HOP = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "row"), [(Hello, HELLO, "| a run greets the silo |"), (Hop, HOP, "| each task |")]
+    ("kind", "words", "row"),
+    [(Hello, HELLO, "| a run greets the silo |"), (Hop, HOP, "| each task |")],
 )
-def test_the_page_names_all_that_a_silo_says_of_itself_and_signs(kind: type, words: dict[str, str], row: str) -> None:
+def test_the_page_names_all_that_a_silo_says_of_itself_and_signs(
+    kind: type, words: dict[str, str], row: str
+) -> None:
     (said,) = [line for line in SECURITY.splitlines() if line.startswith(row)]
     assert {field.name for field in fields(kind)} == words.keys()
     assert [word for word in words.values() if word not in said] == []
 
 
 def variants(kind: type[Method]) -> Iterator[Method]:
-    """The method with its defaults, and with the settings that lead models or sums past the server."""
+    """The method with its defaults, and with the settings that lead models or sums past the
+    server."""
     own = {field.name for field in fields(kind)}
     for settings in ({}, {"topology": "chain"}, {"server": False}, {"decentralised": True}):
         if settings.keys() <= own:
@@ -96,7 +110,9 @@ def test_the_page_names_the_methods_whose_server_reads_nothing() -> None:
     said = SECURITY.partition("the server reads nothing during the run:")[2].partition("<!--")[0]
     said = said.replace("-", "").replace("FedELMY in parallel", "FedELMYParallel")
     named = {kind.__name__ for kind in METHODS if re.search(rf"\b{kind.__name__}\b", said)}
-    known = {k.__name__ for k in METHODS if not k.traits.pools_data and any(map(is_known, variants(k)))}
+    known = {
+        k.__name__ for k in METHODS if not k.traits.pools_data and any(map(is_known, variants(k)))
+    }
     assert named == known
 
 

@@ -1,4 +1,5 @@
-"""Private sums between silos: attacks on the noise by those who know the seed, and by silos that work together."""
+"""Private sums between silos: attacks on the noise by those who know the seed, and by silos that
+work together."""
 
 import json
 import math
@@ -33,13 +34,16 @@ PROMISE = "epsilon=2,delta=1e-4,clip=1"
 
 
 def noise_of(told: NoisySums, exact: Any) -> Tensor:
-    """Return (D(D + 1)/2,) what was added to the products, in standard deviations of one silo's noise."""
+    """Return (D(D + 1)/2,) what was added to the products, in standard deviations of one silo's
+    noise."""
     assert isinstance(told.gram, Tensor)
     noise: Tensor = (told.gram - exact.gram).double() / told.gram_noise
     return noise
 
 
-def test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_the_third(tmp_path: Path) -> None:
+def test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_the_third(
+    tmp_path: Path,
+) -> None:
     files, public = with_keys(tmp_path, NAMES)
     files = [replace(file, limits=replace(file.limits, honest=1)) for file in files]
     given: dict[str, NoisySums] = {}
@@ -50,10 +54,14 @@ def test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_th
 
     def noting(name: str) -> Any:
         def patched(patch: pytest.MonkeyPatch) -> None:
-            def noted(self: Release, blocks: Any, classes: int, width: int, device: torch.device) -> NoisySums:
+            def noted(
+                self: Release, blocks: Any, classes: int, width: int, device: torch.device
+            ) -> NoisySums:
                 held = list(blocks)
                 square = bound(self.dp, width)
-                truth[name] = measure([(centred_clipped(x, square), y) for x, y in held], classes, width)
+                truth[name] = measure(
+                    [(centred_clipped(x, square), y) for x, y in held], classes, width
+                )
                 given[name] = sums(self, held, classes, width, device)
                 return given[name]
 
@@ -78,20 +86,30 @@ def test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_th
         victim = replace(victim, gram=victim.gram - own)
     left = noise_of(victim, truth[NAMES[1]])
     assert float(left.std()) == pytest.approx(1, abs=0.25)
-    assert torch.equal(left, noise_of(given[NAMES[1]], truth[NAMES[1]]))  # the masks are gone, the noise is not
+    assert torch.equal(
+        left, noise_of(given[NAMES[1]], truth[NAMES[1]])
+    )  # the masks are gone, the noise is not
     for call in range(3):  # what a simulation would draw from the seed of the run
         seeds[str(call)] = Noise(key(SeededNoise(call), 0, None))  # type: ignore[arg-type]
-        guess = Draw(seeds[str(call)]).gaussian(victim.gram_noise, len(left)).double() / victim.gram_noise
+        guess = (
+            Draw(seeds[str(call)]).gaussian(victim.gram_noise, len(left)).double()
+            / victim.gram_noise
+        )
         assert float((left - guess).std()) > 1.1
     lines = [len((file.folder / FILE).read_text().splitlines()) for file in files]
     assert lines == [2, 1, 1]  # the first also tells a mean
 
 
-def test_in_a_star_the_mean_and_the_sums_of_the_first_silo_are_charged_together(tmp_path: Path) -> None:
+def test_in_a_star_the_mean_and_the_sums_of_the_first_silo_are_charged_together(
+    tmp_path: Path,
+) -> None:
     files, public = with_keys(tmp_path, NAMES)
     star = replace(METHOD, topology="star")
     assert far(star, FakeNodes(files), tmp_path / "run", public, dp=PROMISE).weights is not None
-    lines = [[json.loads(line) for line in (file.folder / FILE).read_text().splitlines()] for file in files]
+    lines = [
+        [json.loads(line) for line in (file.folder / FILE).read_text().splitlines()]
+        for file in files
+    ]
     assert list(map(len, lines)) == [2, 1, 1]
     told = math.hypot(*(1 / line["noise"] for line in lines[0]))
     assert told == pytest.approx(1 / planned_sums(DP(2.0, 1e-4), 100, "it").noise)
@@ -101,7 +119,9 @@ def test_a_mean_of_another_shape_is_refused(tmp_path: Path) -> None:
     file = silo_file(tmp_path, "client-0", '[limits]\nmethods = ["fedgram"]\n')
     agreed = terms(METHOD)
     agreed = replace(agreed, recipe=replace(agreed.recipe, dp=PROMISE))
-    first = handed(silo_file(tmp_path / "other", "client-0", '[limits]\nmethods = ["fedgram"]\n'), add(agreed))
+    first = handed(
+        silo_file(tmp_path / "other", "client-0", '[limits]\nmethods = ["fedgram"]\n'), add(agreed)
+    )
     for centre in (torch.zeros(19, dtype=torch.int8), torch.zeros(20)):
         crafted = first._replace(settled=(*first.settled[:-1], centre))
         assert "the mean of features received is not one" in said(file, add(agreed, crafted))
@@ -133,7 +153,9 @@ def test_a_silo_gives_noisy_sums_once_and_the_same_again(tmp_path: Path) -> None
     assert isinstance(first.sums.gram, Tensor)
     assert isinstance(again.sums.gram, Tensor)
     assert torch.equal(first.sums.gram, again.sums.gram)
-    assert "as often as epsilon 2 allows" in said(file, add(agreed, first))  # with other noise, both together
+    assert "as often as epsilon 2 allows" in said(
+        file, add(agreed, first)
+    )  # with other noise, both together
     assert len((file.folder / FILE).read_text().splitlines()) == 2  # a mean and sums, each once
 
 
@@ -148,26 +170,39 @@ class Fewer(FakeNodes):
 
 
 def test_nobody_opens_a_sum_with_less_noise_than_was_promised(tmp_path: Path) -> None:
-    """Three silos share the noise, so two parts have two thirds of it: no liar gets them, and no silo's absence."""
+    """Three silos share the noise, so two parts have two thirds of it: no liar gets them, and no
+    silo's absence."""
     files, public = with_keys(tmp_path, NAMES)
     trusting = [replace(file, limits=replace(file.limits, honest=3)) for file in files]
     shared = PROMISE + ",honest=3"
     with pytest.raises(UserError, match="a sum of 2 silos, client-0 allows 3 or more"):
         far(METHOD, Fewer(trusting), tmp_path / "lie", public, dp=shared)
     assert not [found for file in trusting for found in file.folder.rglob("outcome-*")]
-    assert not [file for file in trusting if (file.folder / FILE).exists()]  # nor is anybody's budget used up
+    assert not [
+        file for file in trusting if (file.folder / FILE).exists()
+    ]  # nor is anybody's budget used up
     away = FakeNodes(trusting)
-    away.lose = lambda node, data: Lost("unsent") if node == 101 and unpack(data, Ask)[0].task == "add" else None
+    away.lose = lambda node, data: (
+        Lost("unsent") if node == 101 and unpack(data, Ask)[0].task == "add" else None
+    )
     with pytest.raises(UserError, match="a sum under masks opens only with the parts"):
         far(METHOD, away, tmp_path / "run", public, dp=shared, absent="skip", patience=0.01)
     assert not (tmp_path / "run" / "model.safetensors").exists()
     away.lose = lambda node, data: (
         None
     )  # the silo is back: the noise of the others is the same as before, and counted once
-    assert far(METHOD, away, tmp_path / "run", public, dp=shared, absent="skip", patience=0.01).weights is not None
-    spent = [{json.loads(line)["run"] for line in (file.folder / FILE).read_text().splitlines()} for file in files]
+    assert (
+        far(METHOD, away, tmp_path / "run", public, dp=shared, absent="skip", patience=0.01).weights
+        is not None
+    )
+    spent = [
+        {json.loads(line)["run"] for line in (file.folder / FILE).read_text().splitlines()}
+        for file in files
+    ]
     assert list(map(len, spent)) == [1, 1, 1]
-    with pytest.raises(UserError, match="honest=3 needs the noise of all clients: leave out absent"):
+    with pytest.raises(
+        UserError, match="honest=3 needs the noise of all clients: leave out absent"
+    ):
         here(METHOD, lambda step, client: client == NAMES[1], dp=DP.parse(shared))
 
 
@@ -181,12 +216,15 @@ def test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks(tmp_path: P
     agreed = replace(TERMS, clients=NAMES, recipe=replace(TERMS.recipe, method=METHOD, dp=shared))
     with pytest.raises(UserError, match="honest needs masks"):
         agreed.check_masks()
-    alone = silo_file(tmp_path / "alone", "client-0", '[limits]\nmethods = ["fedgram"]\nhonest = 2\n')
+    alone = silo_file(
+        tmp_path / "alone", "client-0", '[limits]\nmethods = ["fedgram"]\nhonest = 2\n'
+    )
     assert "honest needs masks" in said(alone, add(agreed))
 
 
 def test_noise_that_many_runs_average_away_is_refused_without_a_bound(tmp_path: Path) -> None:
-    """Noisy sums leave no class of one sample out: a hundred runs, or one with a large ε, show the sample."""
+    """Noisy sums leave no class of one sample out: a hundred runs, or one with a large ε, show the
+    sample."""
     dp, (_, client) = DP(1e6), mine(NAMES[1])
     features = RandomReLU(64, 128, direct=True)
     features.fix()
@@ -201,7 +239,9 @@ def test_noise_that_many_runs_average_away_is_refused_without_a_bound(tmp_path: 
     agreed = replace(terms(method), recipe=replace(TERMS.recipe, method=method, dp="epsilon=1e6"))
     allowing = '[limits]\nmethods = ["fedgram"]\n'
     unbounded = silo_file(tmp_path, "client-0", allowing, trusting=False)
-    assert "gives them only if it bounds them over all runs: set limits.epsilon" in said(unbounded, add(agreed))
+    assert "gives them only if it bounds them over all runs: set limits.epsilon" in said(
+        unbounded, add(agreed)
+    )
     bounded = silo_file(tmp_path, "client-0", allowing + "epsilon = 8.0\n", trusting=False)
     assert "allows 8 over all runs, this one wants 1e+06" in said(bounded, add(agreed))
     handed(bounded, add(replace(agreed, recipe=replace(agreed.recipe, dp="epsilon=8"))))

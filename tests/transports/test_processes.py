@@ -44,23 +44,32 @@ def given(value: object, private: object, setup: Setup) -> Future[Outcome]:
     """What is passed on if a process returned this."""
     pool, done = Processes(setup, {}, 1), Future[Outcome]()
     running: Future[tuple[bytes, bytes, Work, bytes]] = Future()
-    running.add_done_callback(lambda finished: pool._read(Job(0, 0, "a", "share", ()), finished, done))
+    running.add_done_callback(
+        lambda finished: pool._read(Job(0, 0, "a", "share", ()), finished, done)
+    )
     running.set_result((wire.encode(value), wire.encode(private), Work(), wire.encode(None)))
     pool.close()
     return done
 
 
 @pytest.mark.parametrize(("value", "private"), [(1, None), (0.5, 1)], ids=["value", "private"])
-def test_a_value_of_another_type_than_announced_ends_the_run(value: object, private: object) -> None:
+def test_a_value_of_another_type_than_announced_ends_the_run(
+    value: object, private: object
+) -> None:
     """It did not arrive at all, and the run waited forever."""
     setup = Setup(Share(), Tiny, None)  # type: ignore[arg-type]
     assert given(0.5, None, setup).result(timeout=0).value == 0.5
-    with pytest.raises(UserError, match=r"step 1, a, share of share: payload does not hold .* types that the method"):
+    with pytest.raises(
+        UserError,
+        match=r"step 1, a, share of share: payload does not hold .* types that the method",
+    ):
         given(value, private, setup).result(timeout=0)
 
 
 @pytest.mark.parametrize("inside", ["a lambda", "a class", "a module with a lambda"])
-def test_a_network_that_processes_cannot_read_is_one_line(inside: str, blobs: FederatedData) -> None:
+def test_a_network_that_processes_cannot_read_is_one_line(
+    inside: str, blobs: FederatedData
+) -> None:
     """Before any process is started."""
 
     class Own(Tiny):
@@ -68,8 +77,14 @@ def test_a_network_that_processes_cannot_read_is_one_line(inside: str, blobs: Fe
 
     module: Any = Tiny()
     module.own = lambda: None
-    made: dict[str, Any] = {"a lambda": lambda: nn.Linear(4, 3), "a class": Own, "a module with a lambda": module}
-    with pytest.raises(UserError, match=r"at the top of a file, not as a lambda, .* or use workers=1") as caught:
+    made: dict[str, Any] = {
+        "a lambda": lambda: nn.Linear(4, 3),
+        "a class": Own,
+        "a module with a lambda": module,
+    }
+    with pytest.raises(
+        UserError, match=r"at the top of a file, not as a lambda, .* or use workers=1"
+    ) as caught:
         run(FedAvg(rounds=1, epochs=1), blobs, made[inside], workers=2)
     assert "\n" not in str(caught.value)
 
@@ -78,7 +93,9 @@ def test_a_process_that_cannot_find_a_class_is_told_from_one_that_was_killed() -
     """Python ends with 1 after an error, and with -9 if memory ran out."""
     for code, line in ((1, "cannot read the network"), (-9, "out of memory")):
         workers = _Workers()
-        process = SimpleNamespace(sentinel=os.open(os.devnull, os.O_RDONLY), exitcode=code, join=lambda seconds: None)
+        process = SimpleNamespace(
+            sentinel=os.open(os.devnull, os.O_RDONLY), exitcode=code, join=lambda seconds: None
+        )
         workers.made = [process]  # type: ignore[list-item]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("ekiden.transports.local.wait", lambda sentinels, timeout: sentinels)

@@ -1,4 +1,5 @@
-"""Classes of which few samples are positive: weights of classes, and epochs chosen by AUROC, as in simulation."""
+"""Classes of which few samples are positive: weights of classes, and epochs chosen by AUROC, as in
+simulation."""
 
 import json
 from collections.abc import Callable
@@ -72,9 +73,14 @@ def silos(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> Nodes:
         risk = rng.normal(size=(rows, 4))
         order = (risk[:, 0] + rng.normal(size=rows)).argsort()
         died = np.where(np.isin(np.arange(rows), order[-round(0.03 * rows) :]), "yes", "no")
-        lines = [f"{a:.3f},{b:.3f},{c:.3f},{d:.3f},{y}" for (a, b, c, d), y in zip(risk, died, strict=True)]
+        lines = [
+            f"{a:.3f},{b:.3f},{c:.3f},{d:.3f},{y}"
+            for (a, b, c, d), y in zip(risk, died, strict=True)
+        ]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,bmi,urea,rate,died", *lines]) + "\n")
-        (tmp_path / f"{name}.toml").write_text(SILO.format(name=name).replace('agreed = "agreed.json"\n', ""))
+        (tmp_path / f"{name}.toml").write_text(
+            SILO.format(name=name).replace('agreed = "agreed.json"\n', "")
+        )
         assert command("silo", "sums", str(tmp_path / f"{name}.toml"))[0] == 0
         (tmp_path / f"{name}.toml").write_text(SILO.format(name=name))
     sums = (str(tmp_path / f"{name}-sums.json") for name in "ab")
@@ -83,14 +89,28 @@ def silos(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> Nodes:
     return Nodes([read(tmp_path / f"{name}.toml") for name in "ab"])
 
 
-def here(silos: Nodes, method: Method, training: Training, metric: str = "", model: str = "mlp") -> Result:
+def here(
+    silos: Nodes, method: Method, training: Training, metric: str = "", model: str = "mlp"
+) -> Result:
     held = list(silos.held.values())
     data = FederatedData(held[0][0], tuple(client for _, client in held))
-    how: dict[str, Any] = {"training": training, "hardware": Hardware(threads=1), "seed": 3, "metric": metric}
+    how: dict[str, Any] = {
+        "training": training,
+        "hardware": Hardware(threads=1),
+        "seed": 3,
+        "metric": metric,
+    }
     return run_here(method, data, model=model, **how)
 
 
-def far(silos: Nodes, folder: Path, method: Method, training: Training, metric: str = "", model: str = "mlp") -> Result:
+def far(
+    silos: Nodes,
+    folder: Path,
+    method: Method,
+    training: Training,
+    metric: str = "",
+    model: str = "mlp",
+) -> Result:
     recipe = Recipe(method, model=model, training=training, seed=3, metric=metric, evaluate_every=0)
     return session.run(RemotePlan(recipe, "a,b"), silos, folder, {}, lambda line: None, poll=0)
 
@@ -107,22 +127,34 @@ def test_weights_of_classes_are_those_of_one_machine(silos: Nodes, tmp_path: Pat
     assert not same(result.weights, here(silos, FedAvg(rounds=2, epochs=1), TRAINING).weights)
     terms = agreements.parse((tmp_path / "run" / "agreement.json").read_text())
     assert terms.labels == together.dataset.task
-    assert terms.labels.weights == pytest.approx([sum(counts.values()) / (2 * n) for n in counts.values()])  # type: ignore[attr-defined]
-    measuring, _ = terms_for(terms, tmp_path / "run", ("b",), {})  # other silos may have agreed on other counts
+    assert terms.labels.weights == pytest.approx(  # type: ignore[attr-defined]
+        [sum(counts.values()) / (2 * n) for n in counts.values()]
+    )
+    measuring, _ = terms_for(
+        terms, tmp_path / "run", ("b",), {}
+    )  # other silos may have agreed on other counts
     assert measuring.labels == Classification()
 
 
-def test_a_silo_trains_only_with_the_weights_that_follow_from_its_own_counts(silos: Nodes, tmp_path: Path) -> None:
+def test_a_silo_trains_only_with_the_weights_that_follow_from_its_own_counts(
+    silos: Nodes, tmp_path: Path
+) -> None:
     far(silos, tmp_path / "run", FedSeq(epochs=1), BALANCED)
     attacker = Attacker(silos, terms_in(silos))
     own = json.loads(attacker.terms.task)
     assert "another scale" in refused(attacker, task=json.dumps(own | {"weights": [1e-9, 1e9]}))
     assert "another scale" in refused(attacker, task="")
-    with pytest.raises(UserError, match="fedgram does not train on a loss in which classes have weights: leave out"):
+    with pytest.raises(
+        UserError, match="fedgram does not train on a loss in which classes have weights: leave out"
+    ):
         far(silos, tmp_path / "other", FedGram(), BALANCED)
     file = tmp_path / "agreed.json"
-    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "classes"}))
-    with pytest.raises(UserError, match="class_weights needs counts of classes, which silos agree on"):
+    file.write_text(
+        json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "classes"})
+    )
+    with pytest.raises(
+        UserError, match="class_weights needs counts of classes, which silos agree on"
+    ):
         far(silos, tmp_path / "other", FedSeq(epochs=1), BALANCED)
     assert not (tmp_path / "other").exists()
 
@@ -136,14 +168,26 @@ def unlike(folder: Path, kind: str) -> None:
             for label, n in counts.items():
                 (place / label).mkdir(parents=True)
                 for k in range(n):
-                    shown = draw.integers(0, 100, (4, 4), dtype=np.uint8) + (100 if label == "ill" else 0)
+                    shown = draw.integers(0, 100, (4, 4), dtype=np.uint8) + (
+                        100 if label == "ill" else 0
+                    )
                     Image.fromarray(shown.astype(np.uint8)).save(place / label / f"{k}.png")
         else:
             words = {"ill": "fever cough pain", "well": "calm rest fine"}
             rows = [f"{words[label]} {k},{label}" for label, n in counts.items() for k in range(n)]
             (folder / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-        where = f'path = "{name}"' if kind == "images" else f'path = "{name}.csv"\ntext_column = "text"'
-        lines = (f'name = "{name}"', "[data]", where, "min_count = 3", "val_fraction = 0.2", "[hardware]", "threads=1")
+        where = (
+            f'path = "{name}"' if kind == "images" else f'path = "{name}.csv"\ntext_column = "text"'
+        )
+        lines = (
+            f'name = "{name}"',
+            "[data]",
+            where,
+            "min_count = 3",
+            "val_fraction = 0.2",
+            "[hardware]",
+            "threads=1",
+        )
         (folder / f"{name}.toml").write_text("\n".join(lines))
 
 
@@ -173,7 +217,9 @@ def test_silos_of_images_and_texts_agree_on_counts_of_classes(
     assert terms.labels.weights == pytest.approx(labels.size / (2 * counts))  # type: ignore[attr-defined]
     if kind == "images":  # few more images, and the difference of two sums is their label
         for k in range(2):
-            Image.fromarray(np.full((4, 4), k, dtype=np.uint8)).save(tmp_path / "a" / "ill" / f"new{k}.png")
+            Image.fromarray(np.full((4, 4), k, dtype=np.uint8)).save(
+                tmp_path / "a" / "ill" / f"new{k}.png"
+            )
         code, said = command("silo", "sums", str(tmp_path / "a.toml"))
         assert code == 2
         assert "sums of these rows were reported before, except for" in said
@@ -187,19 +233,30 @@ def test_epochs_are_chosen_by_the_metric_between_silos_too(silos: Nodes, tmp_pat
         found[metric] = far(silos, tmp_path / metric, FedSeq(epochs=8), slow, metric)
         assert same(found[metric].weights, here(silos, FedSeq(epochs=8), slow, metric).weights)
     assert not same(found["accuracy"].weights, found["auroc"].weights)
-    assert found["auroc"].metrics[-1]["metrics"]["auroc"] > found["accuracy"].metrics[-1]["metrics"]["auroc"]
-    assert found["accuracy"].metrics[-1]["accuracy"] == pytest.approx(found["accuracy"].metrics[-1]["majority"])
+    assert (
+        found["auroc"].metrics[-1]["metrics"]["auroc"]
+        > found["accuracy"].metrics[-1]["metrics"]["auroc"]
+    )
+    assert found["accuracy"].metrics[-1]["accuracy"] == pytest.approx(
+        found["accuracy"].metrics[-1]["majority"]
+    )
 
 
-def test_a_recalibration_follows_from_counts_of_validation_samples(silos: Nodes, tmp_path: Path) -> None:
+def test_a_recalibration_follows_from_counts_of_validation_samples(
+    silos: Nodes, tmp_path: Path
+) -> None:
     run, held = tmp_path / "run", list(silos.held.values())
     result = far(silos, run, FedSeq(epochs=2), BALANCED)
-    row = evaluate(run, ("a", "b"), silos, run / "evaluations" / "one", {}, print, validation=True, poll=0)
+    row = evaluate(
+        run, ("a", "b"), silos, run / "evaluations" / "one", {}, print, validation=True, poll=0
+    )
     x, y = (torch.cat([getattr(client.val, part) for _, client in held]) for part in "xy")
     assert row["figures"]["samples"] == len(y)
     with torch.inference_mode():
         z = result.model.eval()(x)
-    line = LogisticRegression(C=1e9, tol=1e-9, solver="newton-cholesky").fit((z[:, 1] - z[:, 0])[:, None], y)
+    line = LogisticRegression(C=1e9, tol=1e-9, solver="newton-cholesky").fit(
+        (z[:, 1] - z[:, 0])[:, None], y
+    )
     wanted = [float(line.coef_[0, 0]), float(line.intercept_[0])]
     assert row["figures"]["recalibration"]["platt"] == pytest.approx(wanted, abs=0.05)  # of a bin
     assert "it trains, so its model is measured on test samples" in refused(

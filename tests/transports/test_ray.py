@@ -1,7 +1,7 @@
 """Clients on Ray: the bits of one process, also after an actor or a node has died.
 
-The fast tests have a stand-in for Ray, which does each call at once in this process. The slow ones start Ray.
-"""
+The fast tests have a stand-in for Ray, which does each call at once in this process. The slow ones
+start Ray."""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +25,10 @@ from ekiden.transports import Interrupted, OnRay
 from ekiden.transports import ray as module
 from ekiden.transports.local import Start
 
-FAST: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+FAST: dict[str, Any] = {
+    "training": Training(lr=0.01, batch_size=16),
+    "hardware": Hardware(threads=1),
+}
 METHODS: tuple[Method, ...] = (
     FedELMY(models=2, epochs=1, warmup=1),
     FedAvg(rounds=2, epochs=1),
@@ -62,7 +65,9 @@ class Actor:
             if self._dead:
                 return lambda: (_ for _ in ()).throw(RayError())
             try:
-                value = getattr(self._home, name)(*(arg() if callable(arg) and name == "task" else arg for arg in args))
+                value = getattr(self._home, name)(
+                    *(arg() if callable(arg) and name == "task" else arg for arg in args)
+                )
             except Exception as error:
                 failed = RayTaskError(error)
                 return lambda: (_ for _ in ()).throw(failed)
@@ -76,7 +81,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for Ray."""
 
     def made(kind: Any) -> Any:
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: Actor(kind())))
+        return SimpleNamespace(
+            options=lambda **options: SimpleNamespace(remote=lambda: Actor(kind()))
+        )
 
     fake = SimpleNamespace(
         is_initialized=lambda: True,
@@ -101,11 +108,17 @@ def same(here: Any, there: Any) -> bool:
 
 
 @pytest.mark.parametrize("method", METHODS[1:3], ids=lambda method: method.title())
-def test_clients_in_homes_give_the_bits_of_one_process(method: Method, at_once: None, blobs: FederatedData) -> None:
-    assert same(run(method, blobs, Tiny, **FAST), run(method, blobs, Tiny, transport=OnRay(), **FAST))
+def test_clients_in_homes_give_the_bits_of_one_process(
+    method: Method, at_once: None, blobs: FederatedData
+) -> None:
+    assert same(
+        run(method, blobs, Tiny, **FAST), run(method, blobs, Tiny, transport=OnRay(), **FAST)
+    )
 
 
-def test_a_step_whose_home_dies_is_done_again(at_once: None, blobs: FederatedData, tmp_path: Path) -> None:
+def test_a_step_whose_home_dies_is_done_again(
+    at_once: None, blobs: FederatedData, tmp_path: Path
+) -> None:
     method = SCAFFOLD(rounds=2, epochs=1)
     Actor.dies = 6  # in the second round
     found = run(method, blobs, Tiny, folder=tmp_path / "run", transport=OnRay(), **FAST)
@@ -115,7 +128,9 @@ def test_a_step_whose_home_dies_is_done_again(at_once: None, blobs: FederatedDat
 
 def test_a_run_in_memory_says_that_it_needs_a_folder(at_once: None, blobs: FederatedData) -> None:
     Actor.dies = 2
-    with pytest.raises(Interrupted, match=r"died .*: give the run a folder, so that it can continue"):
+    with pytest.raises(
+        Interrupted, match=r"died .*: give the run a folder, so that it can continue"
+    ):
         run(FedSeq(epochs=1), blobs, Tiny, transport=OnRay(), **FAST)
 
 
@@ -130,7 +145,9 @@ def test_homes_that_die_again_and_again_stop_the_run(
         run(FedSeq(epochs=1), blobs, Tiny, folder=tmp_path / "run", transport=OnRay(), **FAST)
 
 
-def test_an_error_of_a_task_is_that_error(at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_task_is_that_error(
+    at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*args: Any) -> Any:
         raise UserError("the disk is full")
 
@@ -143,8 +160,15 @@ def test_a_node_that_does_not_see_the_run_folder_is_refused(
     at_once: None, blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = module.Home.begin
-    monkeypatch.setattr(module.Home, "begin", lambda self, start, mark: begin(self, start, mark.with_name("elsewhere")))
-    with pytest.raises(UserError, match=r"does not see .*: put the run folder on a file system that all nodes share"):
+    monkeypatch.setattr(
+        module.Home,
+        "begin",
+        lambda self, start, mark: begin(self, start, mark.with_name("elsewhere")),
+    )
+    with pytest.raises(
+        UserError,
+        match=r"does not see .*: put the run folder on a file system that all nodes share",
+    ):
         run(FedSeq(epochs=1), blobs, Tiny, folder=tmp_path / "run", transport=OnRay(), **FAST)
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -178,8 +202,12 @@ def test_a_model_for_many_clients_is_encoded_once_in_a_step(
     method = FedAvg(rounds=2, epochs=1)
     there = run(method, blobs, Tiny, transport=OnRay(), **FAST)
     assert same(run(method, blobs, Tiny, **FAST), there)
-    assert [type(one) for one in put] == [Start, bytes, bytes], "once in each of two steps, for all clients"
-    assert all(wire.size(there.weights) < len(sent) < wire.size(there.weights) + 2000 for sent in put[1:])
+    assert [type(one) for one in put] == [Start, bytes, bytes], (
+        "once in each of two steps, for all clients"
+    )
+    assert all(
+        wire.size(there.weights) < len(sent) < wire.size(there.weights) + 2000 for sent in put[1:]
+    )
 
 
 def test_a_wrong_number_of_homes_is_refused(at_once: None) -> None:
@@ -187,7 +215,9 @@ def test_a_wrong_number_of_homes_is_refused(at_once: None) -> None:
         OnRay(homes=-1)
 
 
-def test_homes_fit_the_gpus(at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_homes_fit_the_gpus(
+    at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 1.0})
     make = OnRay(num_gpus=0.5)
     run(FedGram(), blobs, Tiny, transport=make, **FAST)
@@ -197,7 +227,9 @@ def test_homes_fit_the_gpus(at_once: None, blobs: FederatedData, monkeypatch: py
             run(FedGram(), blobs, Tiny, transport=OnRay(homes=homes, num_gpus=gpus), **FAST)
 
 
-@pytest.mark.parametrize(("address", "error"), [("", "Ray does not start here"), ("a:1", "no Ray cluster at")])
+@pytest.mark.parametrize(
+    ("address", "error"), [("", "Ray does not start here"), ("a:1", "no Ray cluster at")]
+)
 def test_a_cluster_that_does_not_answer_is_a_line(
     address: str, error: str, at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,8 +244,12 @@ def test_a_cluster_that_does_not_answer_is_a_line(
         run(FedSeq(epochs=1), blobs, Tiny, transport=OnRay(address), **FAST)
 
 
-def test_another_cluster_than_the_connected_one_is_refused(at_once: None, blobs: FederatedData) -> None:
-    with pytest.raises(UserError, match="connected to the Ray cluster at here:1: leave out there:2"):
+def test_another_cluster_than_the_connected_one_is_refused(
+    at_once: None, blobs: FederatedData
+) -> None:
+    with pytest.raises(
+        UserError, match="connected to the Ray cluster at here:1: leave out there:2"
+    ):
         run(FedSeq(epochs=1), blobs, Tiny, transport=OnRay("there:2"), **FAST)
 
 
@@ -222,7 +258,9 @@ def test_ray_may_call_the_address_by_another_name(
 ) -> None:
     joined: list[str] = []
     monkeypatch.setattr(module.ray, "is_initialized", lambda: bool(joined))
-    monkeypatch.setattr(module.ray, "init", lambda *, address, **more: joined.append(address), raising=False)
+    monkeypatch.setattr(
+        module.ray, "init", lambda *, address, **more: joined.append(address), raising=False
+    )
     make = OnRay("localhost:1")
     for _ in range(2):
         run(FedGram(), blobs, Tiny, transport=make, **FAST)
@@ -233,14 +271,20 @@ def test_why_homes_die_at_once_is_in_the_line(
     at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*args: Any) -> Any:
-        raise RayError("The actor died:\n  File a.py\nModuleNotFoundError: No module named 'ekiden'\n")
+        raise RayError(
+            "The actor died:\n  File a.py\nModuleNotFoundError: No module named 'ekiden'\n"
+        )
 
     monkeypatch.setattr(module.Home, "begin", dies)
-    with pytest.raises(UserError, match=r"as they begin \(ModuleNotFoundError: No module named 'ekiden'\): install"):
+    with pytest.raises(
+        UserError, match=r"as they begin \(ModuleNotFoundError: No module named 'ekiden'\): install"
+    ):
         run(FedGram(), blobs, Tiny, transport=OnRay(), **FAST)
 
 
-@pytest.mark.parametrize("words", [["run", "fedavg", "--on", "rya"], ["resume", "runs/gone", "--on", "flowers"]])
+@pytest.mark.parametrize(
+    "words", [["run", "fedavg", "--on", "rya"], ["resume", "runs/gone", "--on", "flowers"]]
+)
 def test_an_unknown_place_is_refused(words: list[str]) -> None:
     with pytest.raises(UserError, match="unknown `--on`"):
         call(words)
@@ -252,7 +296,20 @@ def test_the_command_line_runs_and_resumes_on_ray(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Actor.dies = 1000
-    run_it = ["run", "fedavg", "--data", "digits", "--clients", "2", "--rounds", "1", "--epochs", "1", "--model", "mlp"]
+    run_it = [
+        "run",
+        "fedavg",
+        "--data",
+        "digits",
+        "--clients",
+        "2",
+        "--rounds",
+        "1",
+        "--epochs",
+        "1",
+        "--model",
+        "mlp",
+    ]
     call([*run_it, "--on", "ray"])
     assert Actor.dies == 1000 - 2, "its tasks ran there"
     call(["resume", "runs/fedavg-digits-seed0", "--on", "ray"])
@@ -267,7 +324,9 @@ def cluster() -> Iterator[Any]:
     ray: Any = pytest.importorskip("ray", reason='needs ray: pip install "ekiden[ray]"')
     from ray.cluster_utils import Cluster
 
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    found = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     found.add_node(num_cpus=1)
     ray.init(address=found.address, log_to_driver=False)
     yield found
@@ -276,16 +335,22 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_ray_keeps_the_contract_and_gives_the_bits_of_one_process(cluster: Any, blobs: FederatedData) -> None:
+def test_ray_keeps_the_contract_and_gives_the_bits_of_one_process(
+    cluster: Any, blobs: FederatedData
+) -> None:
     make = OnRay(homes=2)
     assert [finding.broken for finding in check_transport(make)] == ["", "", ""]
     for method in METHODS:
-        assert same(run(method, blobs, Tiny, **FAST), run(method, blobs, Tiny, transport=make, **FAST)), method.title()
+        assert same(
+            run(method, blobs, Tiny, **FAST), run(method, blobs, Tiny, transport=make, **FAST)
+        ), method.title()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", ["actor", "node"])
-def test_a_run_survives_the_death_of(dies: str, cluster: Any, blobs: FederatedData, tmp_path: Path) -> None:
+def test_a_run_survives_the_death_of(
+    dies: str, cluster: Any, blobs: FederatedData, tmp_path: Path
+) -> None:
     import ray
 
     make, method = OnRay(homes=2), SCAFFOLD(rounds=3, epochs=1)
@@ -303,8 +368,12 @@ def test_a_run_survives_the_death_of(dies: str, cluster: Any, blobs: FederatedDa
             else:
                 ray.kill(make._homes[0])
 
-    found = run(method, blobs, Tiny, folder=tmp_path / "run", transport=make, on_step=on_step, **FAST)
+    found = run(
+        method, blobs, Tiny, folder=tmp_path / "run", transport=make, on_step=on_step, **FAST
+    )
     assert lost
     assert len(ekiden.open_run(tmp_path / "run").metrics) == 3
-    assert len((tmp_path / "run" / "attempts.jsonl").read_text().splitlines()) == 2, "it began again once"
+    assert len((tmp_path / "run" / "attempts.jsonl").read_text().splitlines()) == 2, (
+        "it began again once"
+    )
     assert same(run(method, blobs, Tiny, **FAST), found)

@@ -1,7 +1,7 @@
 """What exact sums show of single records, and that silos refuse the sums that show them.
 
-The attackers know all but the records: features that follow from the seed, columns, categories, the sums.
-"""
+The attackers know all but the records: features that follow from the seed, columns, categories, the
+sums."""
 
 from dataclasses import replace
 from itertools import product
@@ -47,14 +47,19 @@ def features(width: int, shape: tuple[int, ...], seed: int = 0) -> WholeFeatures
 
 @pytest.mark.parametrize("sizes", [(2, 2, 3, 4, 5), (40, 2, 3)])
 def test_sums_of_a_table_are_all_its_rows_unless_there_are_few(sizes: tuple[int, ...]) -> None:
-    """Which of all possible rows there are, and how often: whole numbers, at least 0, that explain the sums.
+    """Which of all possible rows there are, and how often: whole numbers, at least 0, that explain
+    the sums.
 
-    Many runs of few features, with other seeds, show no more than one with as many sums; six of that one show all.
-    """
-    cells = torch.tensor([*product(*((np.arange(n) - (n - 1) / 2) * 3.5 / n for n in sizes))]).float()
+    Many runs of few features, with other seeds, show no more than one with as many sums; six of
+    that one show all."""
+    cells = torch.tensor(
+        [*product(*((np.arange(n) - (n - 1) / 2) * 3.5 / n for n in sizes))]
+    ).float()
     draw = np.random.default_rng(0)
     rows = draw.choice(len(cells), 150, p=draw.dirichlet(np.full(len(cells), 0.3)))
-    table = Subset(Samples(cells[rows], torch.zeros(len(rows), dtype=torch.int64)), torch.arange(len(rows)))
+    table = Subset(
+        Samples(cells[rows], torch.zeros(len(rows), dtype=torch.int64)), torch.arange(len(rows))
+    )
     few = most_features(FedGram(**SAFE), table, Classification(), 2)
     assert few < 12
     truth = np.bincount(rows, minlength=len(cells))
@@ -80,14 +85,17 @@ def test_sums_of_a_table_are_all_its_rows_unless_there_are_few(sizes: tuple[int,
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "most"), [(6000, 0.03), (60, 1.0)])
 def test_class_means_of_many_features_show_images(width: int, most: float) -> None:
-    """From noise, the ten images of a class whose features have the mean that FedCOF tells, all together."""
+    """From noise, the ten images of a class whose features have the mean that FedCOF tells, all
+    together."""
     digits = load("digits").train
     x = digits.x[digits.y == 3].float().flatten(1) / 255
     x, others = x[:10], x[100:]
     smooth, mean = smoothed(found := features(width, (1, 8, 8))), found(x.view(-1, 1, 8, 8)).mean(0)
     guess = others.mean(0) + 0.15 * torch.randn(10, 64, generator=torch.Generator().manual_seed(0))
     guess.requires_grad_()
-    search = torch.optim.LBFGS([guess], max_iter=5000, max_eval=6000, history_size=50, line_search_fn="strong_wolfe")
+    search = torch.optim.LBFGS(
+        [guess], max_iter=5000, max_eval=6000, history_size=50, line_search_fn="strong_wolfe"
+    )
 
     def loss() -> Any:
         search.zero_grad()
@@ -102,8 +110,14 @@ def test_class_means_of_many_features_show_images(width: int, most: float) -> No
         return torch.cdist(images, x, p=1) / 64
 
     errors = apart(guess.detach().clamp(0, 1))
-    error, alike = float(errors[linear_sum_assignment(errors)].mean()), float(apart(others).amin(0).mean())
-    print(f"{width} features: images are wrong by {error:.3f}, the most similar other images by {alike:.3f}")
+    error, alike = (
+        float(errors[linear_sum_assignment(errors)].mean()),
+        float(apart(others).amin(0).mean()),
+    )
+    print(
+        f"{width} features: images are wrong by {error:.3f}, the most similar other images by "
+        f"{alike:.3f}"
+    )
     assert error < min(most, alike / 2) if most < 1 else error > alike
 
 
@@ -125,15 +139,22 @@ class Tables(FakeNodes):
 def test_a_regression_shows_no_record_that_differs_from_all_others(
     column: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Products with a column that one row has are this row, also if two columns differ in it alone."""
+    """Products with a column that one row has are this row, also if two columns differ in it
+    alone."""
     table, one = cohort(), np.arange(200) == 70
-    changed = np.where(one, "x", table["site"]) if column == "site" else 12 * table["age"] + 5.0 * one
+    changed = (
+        np.where(one, "x", table["site"]) if column == "site" else 12 * table["age"] + 5.0 * one
+    )
     data = held("days", [slice(0, 60), slice(60, 120), slice(120, 200)], **{column: changed})
     network, part = linear(data.dataset.shape, 1, data.dataset.inputs), data.clients[1].train
     x = torch.nn.functional.pad(network.features(part.x).double(), (0, 1), value=1.0)
-    products = derivatives("linear", x, part.y.double()[:, None], torch.zeros(1, x.shape[1]).double()).real()[1][0]
+    products = derivatives(
+        "linear", x, part.y.double()[:, None], torch.zeros(1, x.shape[1]).double()
+    ).real()[1][0]
     if column == "site":
-        isolates = torch.nn.functional.one_hot(torch.tensor(network.names.index("site = other")), x.shape[1]).double()
+        isolates = torch.nn.functional.one_hot(
+            torch.tensor(network.names.index("site = other")), x.shape[1]
+        ).double()
     else:  # months minus twelve times the age, and a constant
         last = x[:, network.names.index("months")]
         others = x[:, [network.names.index("age"), -1]]
@@ -147,9 +168,18 @@ def test_a_regression_shows_no_record_that_differs_from_all_others(
     said = "client-1 would show single rows; its own log says which"
     with pytest.raises(UserError, match=said) as refused:
         session.run(
-            RemotePlan(recipe, ",".join(NAMES)), nodes, tmp_path / "run", nodes.public, lambda line: None, poll=0
+            RemotePlan(recipe, ",".join(NAMES)),
+            nodes,
+            tmp_path / "run",
+            nodes.public,
+            lambda line: None,
+            poll=0,
         )
-    why = "'site = other' differs from its usual value in fewer than 10" if column == "site" else "single out a row"
+    why = (
+        "'site = other' differs from its usual value in fewer than 10"
+        if column == "site"
+        else "single out a row"
+    )
     assert why in caplog.text, "the silo's operator reads which"
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.glob("client-1-silo/*/*")), "nothing was computed"
@@ -158,22 +188,31 @@ def test_a_regression_shows_no_record_that_differs_from_all_others(
 @pytest.mark.slow
 @pytest.mark.parametrize("quartiles", [False, True])
 def test_few_features_of_a_table_cost_little_accuracy(quartiles: bool) -> None:
-    """Tumours of the breast, four silos of 100 rows: 30 columns of numbers, or eight of quartiles."""
+    """Tumours of the breast, four silos of 100 rows: 30 columns of numbers, or eight of
+    quartiles."""
     found = load_breast_cancer()
     x = {f"column {k}": one for k, one in enumerate(found.data.T[: 8 if quartiles else 30])}
     if quartiles:
-        x = {k: np.array(list("abcd"))[np.searchsorted(np.quantile(v, [0.25, 0.5, 0.75]), v)] for k, v in x.items()}
+        x = {
+            k: np.array(list("abcd"))[np.searchsorted(np.quantile(v, [0.25, 0.5, 0.75]), v)]
+            for k, v in x.items()
+        }
     x["label"] = np.array(["malign", "benign"])[found.target]
     right = list[tuple[float, float]]()
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(found.target))
-        silos: list[Any] = [{k: v[order[100 * i : 100 * i + 100]].tolist() for k, v in x.items()} for i in range(4)]
+        silos: list[Any] = [
+            {k: v[order[100 * i : 100 * i + 100]].tolist() for k, v in x.items()} for i in range(4)
+        ]
         rest: Any = {k: v[order[400:]].tolist() for k, v in x.items()}
         data = federate(silos, tests=[rest] * 4, val_fraction=0.0, label_column="label")
         method = FedGram(**SAFE)
         few = min(most_features(method, c.train, data.dataset.task, 2) for c in data.clients)
         widths = [few, 50]
-        both = [run(replace(method, width=width), data, seed=seed, evaluate_every=10**9) for width in widths]
+        both = [
+            run(replace(method, width=width), data, seed=seed, evaluate_every=10**9)
+            for width in widths
+        ]
         right.append((both[0].metrics[-1]["accuracy"], both[1].metrics[-1]["accuracy"]))
     mean = np.mean(right, 0)
     print(f"{few} features: {mean[0]:.1%}, 50 features: {mean[1]:.1%}")

@@ -1,4 +1,5 @@
-"""Silos answer messages as clients in one process do: the same bits, however often a message is lost."""
+"""Silos answer messages as clients in one process do: the same bits, however often a message is
+lost."""
 
 import itertools
 import json
@@ -57,17 +58,23 @@ from tests.transports.fakes import NAMES, SILENT, FakeNodes, silo_file, silos, w
 from tests.transports.toy import Toy
 
 TRAINING = Training(lr=0.01, batch_size=64)
-pytestmark = pytest.mark.filterwarnings("ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning"
+)
 KINDS: list[type[Method]] = [*(m for m in METHODS if not m.traits.pools_data and m is not GLM), Toy]
 """GLM refuses pixels, which follow from each other; see test_tasks_between_machines"""
-# One of each shape; `test_same_bits_on_every_transport` has all methods, in processes of one machine.
+# One of each shape; `test_same_bits_on_every_transport` has all methods, in processes of one
+# machine.
 SHAPES = ("fedseq", "metafed", "fedavg", "scaffold", "dfedavgm", "average")
 FEW = ("toy",)
 
 
 def mostly(fast: tuple[str, ...]) -> pytest.MarkDecorator:
     """All methods, of which these are fast."""
-    kinds = [pytest.param(k, marks=[] if k.title() in fast else pytest.mark.slow, id=k.title()) for k in KINDS]
+    kinds = [
+        pytest.param(k, marks=[] if k.title() in fast else pytest.mark.slow, id=k.title())
+        for k in KINDS
+    ]
     return pytest.mark.parametrize("kind", kinds)
 
 
@@ -81,9 +88,17 @@ def toy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def small(kind: type[Method]) -> Method:
     """The method with its counts brought down to 2, and at least 2 rounds if it has rounds."""
     method = kind()
-    whole = {f.name: getattr(method, f.name) for f in fields(method) if type(getattr(method, f.name)) is int}
+    whole = {
+        f.name: getattr(method, f.name)
+        for f in fields(method)
+        if type(getattr(method, f.name)) is int
+    }
     counts = {name: value for name, value in whole.items() if allows(kind, name, 2)}
-    few = {name: 1 if name == "peers" else 2 for name, value in counts.items() if value > 2 or name == "rounds"}
+    few = {
+        name: 1 if name == "peers" else 2
+        for name, value in counts.items()
+        if value > 2 or name == "rounds"
+    }
     more = {"sums": "whole"} if kind is FedKrylov else {}  # sealed runs mask their sums
     return replace(method, **few, **more)
 
@@ -97,14 +112,22 @@ def nodes_in(folder: Path, more: str = ALLOWED) -> FakeNodes:
 
 def plan_of(method: Method, **changes: object) -> RemotePlan[Method]:
     recipe: dict[str, Any] = {"training": TRAINING, "seed": 3, "evaluate_every": 0}
-    recipe |= {name: changes.pop(name) for name in {f.name for f in fields(Recipe)} & changes.keys()}
+    recipe |= {
+        name: changes.pop(name) for name in {f.name for f in fields(Recipe)} & changes.keys()
+    }
     return replace(RemotePlan(Recipe(method, **recipe), ",".join(NAMES)), **changes)  # type: ignore[arg-type]
 
 
 def far(
-    method: Method, nodes: FakeNodes, folder: Path, public: Mapping[str, str] | None = None, **changes: object
+    method: Method,
+    nodes: FakeNodes,
+    folder: Path,
+    public: Mapping[str, str] | None = None,
+    **changes: object,
 ) -> Result:
-    return session.run(plan_of(method, **changes), nodes, folder, public or {}, lambda line: None, poll=0)
+    return session.run(
+        plan_of(method, **changes), nodes, folder, public or {}, lambda line: None, poll=0
+    )
 
 
 def sealed_in(folder: Path) -> tuple[FakeNodes, dict[str, str]]:
@@ -117,7 +140,15 @@ def nobody(step: int, client: str) -> bool:
 
 
 def here(method: Method, absent: Callable[[int, str], bool] = nobody, **more: Any) -> Result:
-    return run_here(method, silos(), training=TRAINING, hardware=Hardware(threads=1), seed=3, absent=absent, **more)
+    return run_here(
+        method,
+        silos(),
+        training=TRAINING,
+        hardware=Hardware(threads=1),
+        seed=3,
+        absent=absent,
+        **more,
+    )
 
 
 def same(a: Weights | None, b: Weights | None) -> bool:
@@ -131,14 +162,20 @@ def assert_equal(one: Result, other: Result) -> None:
     assert all(same(a, b) for a, b in zip(one.personal, other.personal, strict=True))
     assert one.ledger == other.ledger
     last, expected = one.metrics[-1], other.metrics[-1]
-    losses = {key for key in expected if key.endswith("loss")} | {"majority"}  # classes of few samples are left out
+    losses = {key for key in expected if key.endswith("loss")} | {
+        "majority"
+    }  # classes of few samples are left out
     more = losses | {"metrics", "silo_means", "figures", "groups", "confusion", "subgroups"}
     if "clients" not in last:  # a sealed run, whose silos show nothing of their own
         more |= {"clients", "client_mean", "client_std", "client_worst", "client_decile"}
         assert last.get("client_mean") == pytest.approx(expected.get("client_mean"), abs=1e-6)
-    assert {k: v for k, v in last.items() if k not in more} == {k: v for k, v in expected.items() if k not in more}
+    assert {k: v for k, v in last.items() if k not in more} == {
+        k: v for k, v in expected.items() if k not in more
+    }
     # What a silo reports about its loss is coarse, and no sample counts for more than 10 in it.
-    assert all(0.2 * expected[k] - 0.1 < last[k] < 1.05 * expected[k] + 0.1 for k in losses - {"majority"})
+    assert all(
+        0.2 * expected[k] - 0.1 < last[k] < 1.05 * expected[k] + 0.1 for k in losses - {"majority"}
+    )
     assert last["majority"] == pytest.approx(expected["majority"], abs=0.1)
 
 
@@ -156,10 +193,16 @@ def test_a_silo_whose_model_stands_out_is_named_at_the_coordinator(tmp_path: Pat
     assert [row["notes"] for row in rows] == [row["notes"] for row in expected]
     assert rows[0]["notes"].keys() == {"length of clipped steps", "distance from the result"}
     for step in (1, 2):
-        assert any(line.startswith(f"step {step}: length of clipped steps") and "(client-" in line for line in said)
+        assert any(
+            line.startswith(f"step {step}: length of clipped steps") and "(client-" in line
+            for line in said
+        )
     verdict = verify(tmp_path / "run", public)
     assert verdict.wrong == ()
-    assert any(claim.files == ("metrics.jsonl",) and claim.names == ("notes",) for claim in verdict.unproven)
+    assert any(
+        claim.files == ("metrics.jsonl",) and claim.names == ("notes",)
+        for claim in verdict.unproven
+    )
 
 
 def test_notes_that_somebody_made_up_are_not_proven(tmp_path: Path) -> None:
@@ -170,7 +213,9 @@ def test_notes_that_somebody_made_up_are_not_proven(tmp_path: Path) -> None:
     file.write_text("\n".join([json.dumps(json.loads(first) | {"notes": {"a": 1.0}}), *rest, ""]))
     verdict = verify(tmp_path / "run", public)
     assert verdict.wrong == ()
-    assert [claim.files for claim in verdict.unproven if claim.names == ("notes",)] == [("metrics.jsonl",)]
+    assert [claim.files for claim in verdict.unproven if claim.names == ("notes",)] == [
+        ("metrics.jsonl",)
+    ]
 
 
 def test_the_folder_says_what_the_model_takes_and_nothing_of_the_data(tmp_path: Path) -> None:
@@ -244,7 +289,9 @@ def test_spfl_over_a_host_that_keeps_something(host: str, tmp_path: Path) -> Non
 class Crooked(Silo):
     """A silo that reports something else than it should."""
 
-    def __init__(self, silo: Silo, kind: str, change: Callable[[Answer, Any], tuple[Answer, Any]], of: Any) -> None:
+    def __init__(
+        self, silo: Silo, kind: str, change: Callable[[Answer, Any], tuple[Answer, Any]], of: Any
+    ) -> None:
         super().__init__(silo._file, named=silo._loaded)
         self._kind, self._change, self._of = kind, change, of
 
@@ -261,8 +308,16 @@ def with_params(reply: Reply, params: torch.Tensor) -> Reply:
 
 
 CROOKED: list[tuple[str, Any, str]] = [
-    ("value", lambda a, r: (a, with_params(r, r.model.params * float("nan"))), "holds NaN or infinity"),
-    ("value", lambda a, r: (a, with_params(r, r.model.params.double())), "model of another shape or type"),
+    (
+        "value",
+        lambda a, r: (a, with_params(r, r.model.params * float("nan"))),
+        "holds NaN or infinity",
+    ),
+    (
+        "value",
+        lambda a, r: (a, with_params(r, r.model.params.double())),
+        "model of another shape or type",
+    ),
     ("value", lambda a, r: (a, r._replace(weight=float("inf"))), "holds NaN or infinity"),
     ("value", lambda a, r: (a, r._replace(weight=1e12)), "training samples, its sender has"),
     ("value", lambda a, r: (a, r._replace(weight=-r.weight)), "training samples, its sender has"),
@@ -271,12 +326,20 @@ CROOKED: list[tuple[str, Any, str]] = [
     ("task", lambda a, r: (replace(a, size=-1), r), "a count in it is negative"),
     ("task", lambda a, r: (replace(a, forward=-1), r), "a count in it is negative"),
     ("evaluate", lambda a, c: (a, replace(c, shown=None)), "it is empty"),
-    ("evaluate", lambda a, c: (a, replace(c, shown=replace(c.shown, counts=c.shown.counts[:, 1:]))), "it does not fit"),
+    (
+        "evaluate",
+        lambda a, c: (a, replace(c, shown=replace(c.shown, counts=c.shown.counts[:, 1:]))),
+        "it does not fit",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("kind", "change", "why"), CROOKED, ids=[f"{kind}: {why}" for kind, _, why in CROOKED])
-def test_what_silos_send_is_checked_before_it_is_used(kind: str, change: Any, why: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "change", "why"), CROOKED, ids=[f"{kind}: {why}" for kind, _, why in CROOKED]
+)
+def test_what_silos_send_is_checked_before_it_is_used(
+    kind: str, change: Any, why: str, tmp_path: Path
+) -> None:
     """The run ends with the silo's name, and nothing of it is in the state."""
     nodes, honest = nodes_in(tmp_path), FakeNodes.silo
     of = Reported if kind == "evaluate" else Reply
@@ -288,7 +351,9 @@ def test_what_silos_send_is_checked_before_it_is_used(kind: str, change: Any, wh
     assert not (tmp_path / "run" / "state.safetensors").exists()
 
 
-def test_the_server_computes_on_as_many_threads_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_computes_on_as_many_threads_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def set_before(*args: object, **more: object) -> None:
         assert threads == [1] * 4  # the silos here do the same
         raise Stop
@@ -318,18 +383,28 @@ def test_a_value_goes_once_to_the_coordinator_and_once_to_its_user(tmp_path: Pat
     nodes = nodes_in(tmp_path)
     result = far(FedSeq(epochs=1), nodes, tmp_path / "run")
     kinds = [unpack(data, Ask)[0].kind for _, data in nodes.log]
-    assert kinds == ["hello"] * 6 + ["task"] * 3 + ["evaluate"] * 3  # once without the terms, and once with them
-    rows = [json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()]
+    assert (
+        kinds == ["hello"] * 6 + ["task"] * 3 + ["evaluate"] * 3
+    )  # once without the terms, and once with them
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()
+    ]
     moved = sum(r["sent"] + r["received"] for r in rows if r["kind"] in ("task", "value"))
     model = result.bytes // 2
     # two hops, relayed: twice in, twice out; the last value is the result; the rest are headers
     assert 5 * model < moved < 5 * model + 6 * 8192
 
 
-@pytest.mark.parametrize("method", [FedSeq(epochs=2), FedAvg(rounds=2, epochs=1)], ids=lambda m: m.title())
-def test_a_silo_that_stays_away_stops_the_run_and_resume_goes_on(method: Method, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method", [FedSeq(epochs=2), FedAvg(rounds=2, epochs=1)], ids=lambda m: m.title()
+)
+def test_a_silo_that_stays_away_stops_the_run_and_resume_goes_on(
+    method: Method, tmp_path: Path
+) -> None:
     nodes = nodes_in(tmp_path)
-    nodes.lose = lambda node, data: Lost("node unavailable") if node == 102 and len(nodes.log) > 8 else None
+    nodes.lose = lambda node, data: (
+        Lost("node unavailable") if node == 102 and len(nodes.log) > 8 else None
+    )
     with pytest.raises(ClientMissing, match="client-2 did not answer"):
         far(method, nodes, tmp_path / "run", patience=0.01)
     nodes.lose = lambda node, data: None
@@ -347,10 +422,14 @@ def away(steps: dict[str, set[int]]) -> Callable[[int, str], bool]:
     [
         (FedSeq(epochs=1, rounds=2), {"client-1": {1}}),
         pytest.param(FedSeq(epochs=1), {"client-0": {0}}, marks=pytest.mark.slow),
-        pytest.param(FedELMY(models=1, epochs=1, warmup=1), {"client-0": {0}}, marks=pytest.mark.slow),
+        pytest.param(
+            FedELMY(models=1, epochs=1, warmup=1), {"client-0": {0}}, marks=pytest.mark.slow
+        ),
         (FedTasuki(epochs=1, rounds=2), {"client-0": {0}, "client-2": {2}}),
         pytest.param(FedAvg(rounds=3, epochs=1), {"client-1": {0, 1}}, marks=pytest.mark.slow),
-        pytest.param(FedDyn(rounds=3, epochs=1), {"client-1": {1}, "client-2": {2}}, marks=pytest.mark.slow),
+        pytest.param(
+            FedDyn(rounds=3, epochs=1), {"client-1": {1}, "client-2": {2}}, marks=pytest.mark.slow
+        ),
     ],
     ids=lambda value: value.title() if isinstance(value, Method) else "",
 )
@@ -358,7 +437,8 @@ def away(steps: dict[str, set[int]]) -> Callable[[int, str], bool]:
 def test_absent_silos_are_skipped_as_in_one_process(
     method: Method, gone: dict[str, set[int]], late: bool, tmp_path: Path
 ) -> None:
-    """Also if the silo does the task, but too late: neither the task nor the state that it leaves counts."""
+    """Also if the silo does the task, but too late: neither the task nor the state that it leaves
+    counts."""
     nodes, public = sealed_in(tmp_path)
 
     def lose(node: int, data: bytes) -> Lost | None:
@@ -369,19 +449,28 @@ def test_absent_silos_are_skipped_as_in_one_process(
     nodes.lose = lose
     result = far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
     assert_equal(result, here(method, away(gone)))
-    assert {(r.source, r.step) for r in result.ledger if r.missing} == {(c, s) for c in gone for s in gone[c]}
+    assert {(r.source, r.step) for r in result.ledger if r.missing} == {
+        (c, s) for c in gone for s in gone[c]
+    }
     verdict = verify(tmp_path / "run", public)
     assert verdict.wrong == ()
     assert not {(h.client, h.step) for h in verdict.hops} & {(c, s) for c in gone for s in gone[c]}
 
 
-def test_the_silo_that_gives_the_result_is_skipped_only_where_nothing_is_sealed(tmp_path: Path) -> None:
-    """Only its model is for the server to read; with sealing the run waits for it and continues when it is there."""
+def test_the_silo_that_gives_the_result_is_skipped_only_where_nothing_is_sealed(
+    tmp_path: Path,
+) -> None:
+    """Only its model is for the server to read; with sealing the run waits for it and continues
+    when it is there."""
     method, gone = FedSeq(epochs=1), {"client-2": {2}}
 
     def lose(node: int, data: bytes) -> Lost | None:
         ask, _ = unpack(data, Ask)
-        return Lost("unsent") if ask.kind == "task" and away(gone)(ask.step, NAMES[node - 100]) else None
+        return (
+            Lost("unsent")
+            if ask.kind == "task" and away(gone)(ask.step, NAMES[node - 100])
+            else None
+        )
 
     nodes = nodes_in(tmp_path / "open")
     nodes.lose = lose
@@ -389,10 +478,14 @@ def test_the_silo_that_gives_the_result_is_skipped_only_where_nothing_is_sealed(
     assert_equal(result, here(method, away(gone)))
     nodes, public = sealed_in(tmp_path)
     nodes.lose = lose
-    with pytest.raises(UserError, match="client-2 has the last hop, whose model alone the server may read"):
+    with pytest.raises(
+        UserError, match="client-2 has the last hop, whose model alone the server may read"
+    ):
         far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
     nodes.lose = lambda node, data: None
-    assert_equal(far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01), here(method))
+    assert_equal(
+        far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01), here(method)
+    )
 
 
 @pytest.mark.parametrize(
@@ -408,8 +501,11 @@ def test_the_silo_that_gives_the_result_is_skipped_only_where_nothing_is_sealed(
     ],
 )
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_task_whose_value_did_not_come_does_not_count(method: Method, lost: int, tmp_path: Path) -> None:
-    """The silo ends its task in a step and dies before it gives the value; the run is resumed before and after that.
+def test_a_task_whose_value_did_not_come_does_not_count(
+    method: Method, lost: int, tmp_path: Path
+) -> None:
+    """The silo ends its task in a step and dies before it gives the value; the run is resumed
+    before and after that.
 
     Values are asked for by themselves in the first step, and in the first one after a resume.
     """
@@ -421,7 +517,11 @@ def test_a_task_whose_value_did_not_come_does_not_count(method: Method, lost: in
         if ask.kind == "task" and ask.step in stops:
             stops.remove(ask.step)
             raise Stop
-        return Lost("unsent") if node == 101 and ask.kind == "value" and ask.key.startswith(f"{lost}-") else None
+        return (
+            Lost("unsent")
+            if node == 101 and ask.kind == "value" and ask.key.startswith(f"{lost}-")
+            else None
+        )
 
     nodes.lose = lose
     for _ in range(2):
@@ -459,9 +559,13 @@ def test_a_run_that_skips_resumes_without_the_silo(tmp_path: Path) -> None:
 
 def test_who_cannot_be_skipped_or_waited_for(tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
-    with pytest.raises(UserError, match="metafed needs every silo in every step: choose absent wait or stop"):
+    with pytest.raises(
+        UserError, match="metafed needs every silo in every step: choose absent wait or stop"
+    ):
         far(MetaFed(), nodes, tmp_path / "run", public, absent="skip")
-    with pytest.raises(UserError, match="absent 'leave' is unknown: it must be one of wait, skip, stop"):
+    with pytest.raises(
+        UserError, match="absent 'leave' is unknown: it must be one of wait, skip, stop"
+    ):
         plan_of(FedSeq(), absent="leave")
     files = dict(nodes.files)
 
@@ -481,12 +585,16 @@ def test_a_silo_is_waited_for_without_end(tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
     losses = itertools.count()
     nodes.lose = lambda node, data: (
-        Lost("node unavailable") if node == 101 and len(nodes.log) > 5 and next(losses) < 20 else None
+        Lost("node unavailable")
+        if node == 101 and len(nodes.log) > 5 and next(losses) < 20
+        else None
     )
     result = far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="wait", patience=0.001)
     assert_equal(result, here(FedSeq(epochs=1)))
     assert next(losses) > 20
-    rows = [json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()
+    ]
     assert [row["client"] for row in rows if row["waited"] > 0] == ["client-1"]
 
 
@@ -519,7 +627,9 @@ def test_a_message_that_breaks_off_unnoticed_is_sent_again(
 def test_a_silo_says_whether_it_works(tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
     far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
-    terms = next(unpack(data, Ask)[0].agreement for _, data in nodes.log if unpack(data, Ask)[0].agreement)
+    terms = next(
+        unpack(data, Ask)[0].agreement for _, data in nodes.log if unpack(data, Ask)[0].agreement
+    )
     status = pack(Ask("status", terms))
     shelf = Shelf(next(p for p in (tmp_path / "client-0-silo" / "runs").iterdir()), None)
     assert not unpack(nodes.silo(100).answer(status), Answer)[0].busy
@@ -561,7 +671,8 @@ def test_a_name_is_bound_to_its_key(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     plan = plan_of(FedSeq(epochs=1), patience=0.01)
     assert_equal(
-        session.run(plan, FakeNodes(files), tmp_path / "run", public, lambda line: None, poll=0), here(FedSeq(epochs=1))
+        session.run(plan, FakeNodes(files), tmp_path / "run", public, lambda line: None, poll=0),
+        here(FedSeq(epochs=1)),
     )
     said: list[str] = []
     swapped = public | {"client-0": public["client-1"]}
@@ -581,7 +692,11 @@ def test_silos_whose_data_do_not_go_together(tmp_path: Path) -> None:
     files = [silo_file(tmp_path, name) for name in NAMES]
     other.write_text('name = "client-1"\n[data]\npath = "digits"\nsize = 16\n')
     with pytest.raises(UserError, match="client-0 and client-1 hold data of different shape"):
-        far(FedSeq(epochs=1), FakeNodes([files[0], silo_toml.read(other), files[2]]), tmp_path / "run")
+        far(
+            FedSeq(epochs=1),
+            FakeNodes([files[0], silo_toml.read(other), files[2]]),
+            tmp_path / "run",
+        )
 
 
 def test_a_method_that_needs_validation_data(tmp_path: Path) -> None:
@@ -589,7 +704,9 @@ def test_a_method_that_needs_validation_data(tmp_path: Path) -> None:
     other = tmp_path / "client-1.toml"
     other.write_text('name = "client-1"\n[data]\npath = "digits"\nval_fraction = 0\n')
     files[1] = silo_toml.read(other)
-    with pytest.raises(UserError, match="metafed needs validation data at every silo, client-1 has none"):
+    with pytest.raises(
+        UserError, match="metafed needs validation data at every silo, client-1 has none"
+    ):
         far(MetaFed(), FakeNodes(files), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -601,7 +718,9 @@ def test_a_silo_with_broken_data_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     plan = plan_of(FedSeq(epochs=1), patience=0.01)
     nodes = FakeNodes([files[0], silo_toml.read(broken), files[2]])
-    with pytest.raises(ClientMissing, match=r"client-1 \(it said: it cannot read its data; .*\) did not come"):
+    with pytest.raises(
+        ClientMissing, match=r"client-1 \(it said: it cannot read its data; .*\) did not come"
+    ):
         session.run(plan, nodes, tmp_path / "run", {}, said.append, poll=0)
     assert any("a node that says it is 'client-1' cannot take part" in line for line in said)
 
@@ -610,14 +729,23 @@ def test_who_is_waited_for_is_named_with_what_it_said(tmp_path: Path) -> None:
     files = [silo_file(tmp_path, name) for name in NAMES]
     broken = tmp_path / "client-1.toml"
     broken.write_text('name = "client-1"\n[data]\npath = "nowhere/x.parquet"\n')
-    roll = Roll(FakeNodes([files[0], silo_toml.read(broken)]), NAMES, {}, Patience(0.01, 0), lambda line: None)
+    roll = Roll(
+        FakeNodes([files[0], silo_toml.read(broken)]),
+        NAMES,
+        {},
+        Patience(0.01, 0),
+        lambda line: None,
+    )
     with pytest.raises(
-        ClientMissing, match=r"client-1 \(it said: it cannot read its data; .*\), client-2 did not come"
+        ClientMissing,
+        match=r"client-1 \(it said: it cannot read its data; .*\), client-2 did not come",
     ):
         roll.gather()
 
 
-@pytest.mark.parametrize("noise", [b"", b"\xff" * 50, pack(Answer("client-0"), (b"noise",))], ids=["", "ff", "hello"])
+@pytest.mark.parametrize(
+    "noise", [b"", b"\xff" * 50, pack(Answer("client-0"), (b"noise",))], ids=["", "ff", "hello"]
+)
 def test_a_node_that_talks_nonsense_ends_nothing(tmp_path: Path, noise: bytes) -> None:
     files = [silo_file(tmp_path, name) for name in ("client-3", *NAMES)]
     nodes, said = FakeNodes(files), list[str]()
@@ -635,7 +763,10 @@ class OfOtherCode(FakeNodes):
 
         def other(data: bytes) -> bytes:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ekiden.transports.flower.silo.silo.code_version", lambda: f"{__version__}+{'0' * 16}")
+                patch.setattr(
+                    "ekiden.transports.flower.silo.silo.code_version",
+                    lambda: f"{__version__}+{'0' * 16}",
+                )
                 return answer(data)
 
         silo.answer = other  # type: ignore[method-assign]
@@ -645,7 +776,8 @@ class OfOtherCode(FakeNodes):
 def test_a_silo_of_another_commit_is_named_before_training(tmp_path: Path) -> None:
     nodes = OfOtherCode([silo_file(tmp_path, name) for name in NAMES])
     with pytest.raises(
-        UserError, match=rf"silo 'client-0' has Ekiden {__version__}\+0{{16}}, here is .*\+[0-9a-f]{{16}}"
+        UserError,
+        match=rf"silo 'client-0' has Ekiden {__version__}\+0{{16}}, here is .*\+[0-9a-f]{{16}}",
     ):
         far(FedSeq(epochs=1), nodes, tmp_path / "run")
 

@@ -1,4 +1,5 @@
-"""Old messages, sent again: by a relay that recorded them, or by a coordinator of the same or another session."""
+"""Old messages, sent again: by a relay that recorded them, or by a coordinator of the same or
+another session."""
 
 import shutil
 from dataclasses import replace
@@ -29,7 +30,11 @@ COUNTED = {"requests.log", "requests.json", "requests", "days.json"}
 def kept(folder: Path) -> dict[str, bytes]:
     """All that a silo has on its disk, but what it counts and logs."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in COUNTED)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files if not path.name.endswith(".lock")}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in files
+        if not path.name.endswith(".lock")
+    }
 
 
 def given(answers: list[bytes]) -> dict[tuple[str, str], set[str]]:
@@ -53,9 +58,12 @@ RUNS: dict[str, tuple[Method, dict[str, str]]] = {
 SLOW = ("average", "masked chain")
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else []) for c in RUNS])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else []) for c in RUNS]
+)
 def test_old_requests_change_nothing_and_are_given_nothing_new(case: str, tmp_path: Path) -> None:
-    """All requests of a run, the newest first, then in their order, also after each silo was started again."""
+    """All requests of a run, the newest first, then in their order, also after each silo was
+    started again."""
     files, public = with_keys(tmp_path, NAMES)
     nodes, (method, more) = FakeNodes(files), RUNS[case]
     far(method, nodes, tmp_path / "run", public, **more)
@@ -72,7 +80,8 @@ def test_old_requests_change_nothing_and_are_given_nothing_new(case: str, tmp_pa
 
 
 def test_a_silo_whose_key_or_approval_is_gone_answers_no_old_request(tmp_path: Path) -> None:
-    """Its own key is another one now, that of a peer is, it knows the peer no more, or nobody approves the run."""
+    """Its own key is another one now, that of a peer is, it knows the peer no more, or nobody
+    approves the run."""
     files, public = with_keys(tmp_path, NAMES, "[limits]\napprove = true\n")
     nodes = FakeNodes(files)
     for file in files:
@@ -81,7 +90,10 @@ def test_a_silo_whose_key_or_approval_is_gone_answers_no_old_request(tmp_path: P
         ((plan, _),) = approval.waiting(file)
         approval.approve(file, plan)
     far(FedGram(width=40), nodes, tmp_path / "run", public)
-    file, log = files[0], [data for node, data in nodes.log if node == 100 and unpack(data, Ask)[0].agreement]
+    file, log = (
+        files[0],
+        [data for node, data in nodes.log if node == 100 and unpack(data, Ask)[0].agreement],
+    )
     (approved,) = file.folder.glob("runs/*/approved")
     own, peer = file.beside(file.link.key), tmp_path / "peers" / "client-1.pub"
     kinds = {unpack(data, Ask)[0].kind for data in log}
@@ -109,8 +121,11 @@ def test_a_silo_whose_key_or_approval_is_gone_answers_no_old_request(tmp_path: P
     assert all("knows another" in error for error in answers())
 
 
-def test_a_restored_backup_uses_no_masks_for_two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silo forgets with it which masks it has used. A coordinator has it train again, from another model.
+def test_a_restored_backup_uses_no_masks_for_two_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silo forgets with it which masks it has used. A coordinator has it train again, from
+    another model.
 
     Under the same masks, the difference of the two parts would be that of the two models.
     """
@@ -147,7 +162,9 @@ def test_a_restored_backup_uses_no_masks_for_two_models(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match="does not open"):
         far(method, nodes, tmp_path / "run", public)
     assert len(parts) == 2
-    apart, models = ([a - b for a, b in zip(*map(numbers, pair), strict=True)] for pair in (parts, own))
+    apart, models = (
+        [a - b for a, b in zip(*map(numbers, pair), strict=True)] for pair in (parts, own)
+    )
     assert len(models[0]) > 1000
     assert not np.array_equal(apart[0], models[0])
     assert float((apart[0] == models[0]).mean()) < 0.01

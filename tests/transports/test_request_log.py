@@ -1,4 +1,5 @@
-"""The silo's log: what was asked is in it, nobody pushes it out, and a change is noticed. Its files are private."""
+"""The silo's log: what was asked is in it, nobody pushes it out, and a change is noticed. Its files
+are private."""
 
 import json
 import os
@@ -59,7 +60,10 @@ def test_nobody_pushes_out_what_others_did(tmp_path: Path, monkeypatch: pytest.M
     found = lines(tmp_path)
     assert "the first line" in found[0]
     assert sum("further ones are left out today" in line for line in found) == 1
-    assert sum(f"run {'b' * 16}: too many lines, further ones are left out" in line for line in found) == 1
+    assert (
+        sum(f"run {'b' * 16}: too many lines, further ones are left out" in line for line in found)
+        == 1
+    )
     assert (tmp_path / FILE).stat().st_size < 2000 + 1000 + 3 * 200
     log_request(tmp_path, "the last line", run="a" * 16)
     assert "the last line" in lines(tmp_path)[-1]
@@ -87,7 +91,8 @@ def test_only_its_user_reads_the_folder_of_a_silo(tmp_path: Path) -> None:
 
 
 def crash(folder: Path, file: SiloFile) -> None:
-    """Let a process crash that was started by one as `ekiden silo start` is, and one that was not."""
+    """Let a process crash that was started by one as `ekiden silo start` is, and one that was
+    not."""
     import resource
 
     most = resource.getrlimit(resource.RLIMIT_CORE)[1]
@@ -96,7 +101,9 @@ def crash(folder: Path, file: SiloFile) -> None:
         if name == "silo":
             supernode.keep_private(file)
         (folder / name).mkdir()
-        subprocess.run([sys.executable, "-IS", "-c", "import os; os.abort()"], cwd=folder / name, check=False)
+        subprocess.run(
+            [sys.executable, "-IS", "-c", "import os; os.abort()"], cwd=folder / name, check=False
+        )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems write core files elsewhere")
@@ -111,6 +118,8 @@ def test_a_silo_that_crashes_leaves_no_core_file(tmp_path: Path) -> None:
 
 
 def test_a_silos_own_calls_avoid_a_proxy() -> None:
-    found = commands.without_proxy({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "intra.example, 127.0.0.1"})
+    found = commands.without_proxy(
+        {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "intra.example, 127.0.0.1"}
+    )
     assert found["NO_PROXY"] == "intra.example,127.0.0.1,localhost,::1"
     assert found["no_proxy"] == "127.0.0.1,localhost,::1"

@@ -1,4 +1,5 @@
-"""Runs between machines without one of their silos, or with one more: the same bits as in one process, and signed."""
+"""Runs between machines without one of their silos, or with one more: the same bits as in one
+process, and signed."""
 
 import json
 from collections.abc import Sequence
@@ -36,7 +37,9 @@ def alone(method: FedGram, left_out: Sequence[str] = ()) -> Result:
     return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3)
 
 
-def again(plan: remote_plan.RemotePlan[Method], nodes: FakeNodes, folder: Path, public: dict[str, str]) -> Result:
+def again(
+    plan: remote_plan.RemotePlan[Method], nodes: FakeNodes, folder: Path, public: dict[str, str]
+) -> Result:
     keys = {name: public[name] for name in plan.names}
     return session.run(plan, nodes, folder, keys, lambda line: None, poll=0)
 
@@ -47,14 +50,20 @@ def test_forgetting_gives_the_bits_of_a_run_without(topology: Any, tmp_path: Pat
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     method = replace(METHOD, topology=topology)
     far(method, FakeNodes(files), tmp_path / "run", public)
-    for client in NAMES[:2] if topology == "chain" else NAMES[:1]:  # also the first, whose scales all features had
-        there = FakeNodes([file for file in files if file.name != client])  # who leaves does not answer
+    for client in (
+        NAMES[:2] if topology == "chain" else NAMES[:1]
+    ):  # also the first, whose scales all features had
+        there = FakeNodes(
+            [file for file in files if file.name != client]
+        )  # who leaves does not answer
         folder = tmp_path / f"without-{client}"
         plan = remote_plan.without(tmp_path / "run", client)
         result = again(plan, there, folder, public)
         assert_equal(result, alone(method, [client]))
         assert verify(folder, {name: public[name] for name in plan.names}).wrong == ()
-        assert client not in {row[end] for row in read_ledger(folder) for end in ("source", "target")}
+        assert client not in {
+            row[end] for row in read_ledger(folder) for end in ("source", "target")
+        }
         assert client not in read_config(folder)["clients"]
 
 
@@ -64,7 +73,12 @@ def test_the_terms_name_the_run_before_and_every_silo_signs_them(tmp_path: Path)
     far(METHOD, FakeNodes(files), tmp_path / "run", public)
     before = agreements.parse((tmp_path / "run" / AGREEMENT).read_text())
     folder = tmp_path / "new"
-    again(remote_plan.without(tmp_path / "run", "client-1"), FakeNodes([files[0], files[2]]), folder, public)
+    again(
+        remote_plan.without(tmp_path / "run", "client-1"),
+        FakeNodes([files[0], files[2]]),
+        folder,
+        public,
+    )
     terms = agreements.parse((folder / AGREEMENT).read_text())
     assert terms.revision == Revision(before.run, before.digest, "without", "client-1")
     signed = {(hop.client, hop.terms) for hop in verify(folder).hops}
@@ -72,17 +86,26 @@ def test_the_terms_name_the_run_before_and_every_silo_signs_them(tmp_path: Path)
     for file in (files[0], files[2]):
         (line,) = [ln for ln in _log(file.folder) if "replaces" in ln]
         old = file.folder / "runs" / before.run
-        assert f"replaces run {before.run} without client-1; {old} still holds what client-1 gave: remove it" in line
+        assert (
+            f"replaces run {before.run} without client-1; {old} still holds what client-1 gave: "
+            "remove it" in line
+        )
         assert old.exists()
     config = read_config(folder)
     plan = config["remote_plan"]
     for changed in ("", plan["revises"].replace("client-1", "client-9")):
-        (folder / "config.json").write_text(json.dumps(config | {"remote_plan": plan | {"revises": changed}}))
+        (folder / "config.json").write_text(
+            json.dumps(config | {"remote_plan": plan | {"revises": changed}})
+        )
         assert any("remote_plan.revises" in line for line in verify(folder).wrong)
 
 
 def _log(folder: Path) -> list[str]:
-    return [line for file in folder.glob(f"{participation.FILE}*") for line in file.read_text().splitlines()]
+    return [
+        line
+        for file in folder.glob(f"{participation.FILE}*")
+        for line in file.read_text().splitlines()
+    ]
 
 
 @pytest.mark.slow
@@ -107,18 +130,34 @@ def test_joining_gives_the_bits_of_a_run_in_which_it_is_last(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_order_stays_that_of_the_run(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
-    for order, words in (("reversed", "reversed"), ("client-1,client-0,client-2", "client-1,client-0")):
+    for order, words in (
+        ("reversed", "reversed"),
+        ("client-1,client-0,client-2", "client-1,client-0"),
+    ):
         far(replace(METHOD, order=order), FakeNodes(files), tmp_path / words, public)
-        assert asdict(remote_plan.without(tmp_path / words, "client-2").recipe.method)["order"] == words
-    for folder, order in (("reversed", "reversed"), ("client-1,client-0", "client-1,client-0,client-2,new")):
-        assert asdict(remote_plan.with_one_more(tmp_path / folder, "new").recipe.method)["order"] == order
+        assert (
+            asdict(remote_plan.without(tmp_path / words, "client-2").recipe.method)["order"]
+            == words
+        )
+    for folder, order in (
+        ("reversed", "reversed"),
+        ("client-1,client-0", "client-1,client-0,client-2,new"),
+    ):
+        assert (
+            asdict(remote_plan.with_one_more(tmp_path / folder, "new").recipe.method)["order"]
+            == order
+        )
 
 
-def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     files, public = with_keys(tmp_path, NAMES)
     run = tmp_path / "run"
     far(METHOD, FakeNodes(files), run, public)
-    (run / "link.json").write_text('{"link": "127.0.0.1:1", "certificate": "", "keys": "", "insecure": true}')
+    (run / "link.json").write_text(
+        '{"link": "127.0.0.1:1", "certificate": "", "keys": "", "insecure": true}'
+    )
     far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "fedseq", public)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for words, message in (
@@ -138,7 +177,12 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     strict, keys = with_keys(tmp_path / "strict", NAMES, "[limits]\nmin_clients = 3\n")
     far(METHOD, FakeNodes(strict), tmp_path / "three", keys)
     with pytest.raises(UserError, match="the run has 2 silos, client-0 allows 3 to"):
-        again(remote_plan.without(tmp_path / "three", "client-1"), FakeNodes(strict), tmp_path / "two", keys)
+        again(
+            remote_plan.without(tmp_path / "three", "client-1"),
+            FakeNodes(strict),
+            tmp_path / "two",
+            keys,
+        )
 
 
 def test_a_folder_of_others_leads_to_no_superlink(
@@ -172,11 +216,19 @@ def test_a_folder_of_others_leads_to_no_superlink(
         {"link": "link.example.org:8000"},
         {"insecure": False, "keys": str(tmp_path / "peers")},
     )
-    assert "ended" in refused("run fedseq --on flower --link 127.0.0.1:10 --insecure --clients a,b --out mine")
+    assert "ended" in refused(
+        "run fedseq --on flower --link 127.0.0.1:10 --insecure --clients a,b --out mine"
+    )
     assert submitted == ["127.0.0.1:10"]
     for other in hostile:
         (run / "link.json").write_text(json.dumps(there | other))
-        for words in ("resume", "forget --client client-1", "join --client new", "evaluate --on flower", "stop"):
+        for words in (
+            "resume",
+            "forget --client client-1",
+            "join --client new",
+            "evaluate --on flower",
+            "stop",
+        ):
             name, *more = words.split()
             (line,) = refused(f"{name} {run} {' '.join(more)}").splitlines()
             assert "nobody has run anything from here like this" in line

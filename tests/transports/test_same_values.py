@@ -1,8 +1,8 @@
-"""Who sends one silo other values than the others, so that the parts of the others are known, opens no sum.
+"""Who sends one silo other values than the others, so that the parts of the others are known, opens
+no sum.
 
-Dario Pasquini, Danilo Francati, Giuseppe Ateniese: Eluding Secure Aggregation in Federated Learning via Model
-Inconsistency. CCS 2022. https://arxiv.org/abs/2111.07380
-"""
+Dario Pasquini, Danilo Francati, Giuseppe Ateniese: Eluding Secure Aggregation in Federated Learning
+via Model Inconsistency. CCS 2022. https://arxiv.org/abs/2111.07380"""
 
 import dataclasses
 import itertools
@@ -42,13 +42,16 @@ from ekiden.transports.flower.silo import silo
 from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
 from tests.transports.test_remote import far
 
-pytestmark = pytest.mark.filterwarnings("ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning"
+)
 
 
 def test_a_coordinator_that_sends_the_others_a_dead_network_reads_no_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If no unit of a network fires, all layers but the last stay as they are: the sum shows those of client-1."""
+    """If no unit of a network fires, all layers but the last stay as they are: the sum shows those
+    of client-1."""
     submit, mean, added = Remote.submit, ModelSums.mean, Client.added
     sums, own, sent = list[ModelSums](), dict[str, ModelSums](), list[Weights]()
 
@@ -80,9 +83,14 @@ def test_a_coordinator_that_sends_the_others_a_dead_network_reads_no_model(
     assert "\n" not in str(no.value)
     assert len(own) == 3
     assert not sums
-    for name in ("client-0", "client-2"):  # the attack would have worked: the server knows these parts beforehand
+    for name in (
+        "client-0",
+        "client-2",
+    ):  # the attack would have worked: the server knows these parts beforehand
         trained = own[name].params.double() / own[name].weight
-        assert float(((trained - sent[0].params).abs() > 1e-6).double().mean()) < 0.01, "those of the last layer"
+        assert float(((trained - sent[0].params).abs() > 1e-6).double().mean()) < 0.01, (
+            "those of the last layer"
+        )
 
 
 def other(value: Any) -> Any:
@@ -91,10 +99,16 @@ def other(value: Any) -> Any:
         return value.with_params(other(value.params))
     if isinstance(value, Tensor):
         changed = value.clone()
-        changed.view(-1)[0] = changed.view(-1)[0] ^ 1 if value.dtype == torch.int64 else changed.view(-1)[0] + 1
+        changed.view(-1)[0] = (
+            changed.view(-1)[0] ^ 1 if value.dtype == torch.int64 else changed.view(-1)[0] + 1
+        )
         return changed
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name, part = next((f.name, p) for f in dataclasses.fields(value) if _has_numbers(p := getattr(value, f.name)))
+        name, part = next(
+            (f.name, p)
+            for f in dataclasses.fields(value)
+            if _has_numbers(p := getattr(value, f.name))
+        )
         return replace(value, **{name: other(part)})
     first = next(k for k, part in enumerate(value) if _has_numbers(part))
     parts = [other(part) if k == first else part for k, part in enumerate(value)]
@@ -105,7 +119,9 @@ def _has_numbers(value: Any) -> bool:
     return (isinstance(value, Tensor) and value.numel() > 0) or isinstance(value, tuple)
 
 
-SECURE = [kind(rounds=1, epochs=1, secure=True) for kind in (FedProx, SCAFFOLD, FedNova, FedDyn, FedDC)]
+SECURE = [
+    kind(rounds=1, epochs=1, secure=True) for kind in (FedProx, SCAFFOLD, FedNova, FedDyn, FedDC)
+]
 KRYLOV = FedKrylov(width=40, laps=2, sums="whole")
 SENT: list[tuple[Method, str, int]] = [
     (KRYLOV, "multiply", 1),
@@ -125,14 +141,19 @@ FAST = 1
 @pytest.mark.parametrize(
     ("method", "task", "place"),
     [
-        pytest.param(*one, id=f"{one[0].title()} {one[1]} {one[2]}", marks=[] if i < FAST else pytest.mark.slow)
+        pytest.param(
+            *one,
+            id=f"{one[0].title()} {one[1]} {one[2]}",
+            marks=[] if i < FAST else pytest.mark.slow,
+        )
         for i, one in enumerate(SENT)
     ],
 )
 def test_a_sum_opens_only_if_all_silos_were_sent_the_same(
     method: Method, task: str, place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where another silo sends it, as FedKrylov's directions, bins and splits of trees, or the body of a lap."""
+    """Also where another silo sends it, as FedKrylov's directions, bins and splits of trees, or the
+    body of a lap."""
     gather, changed = silo.gather, []
 
     def lied_to(worker: Any, name: str, asked: str, *more: Any) -> Any:
@@ -158,12 +179,19 @@ def test_the_coordinator_of_feddisco_chooses_whose_model_alone_counts(tmp_path: 
     parts = [mine(name)[1].train for name in NAMES]
     far_off = [discrepancy(part.class_counts(10), method.discrepancy) for part in parts]
     alone = set()
-    for samples, far_told in itertools.product((10.0, 100.0, 1000.0), (-0.1, -1.0, 0.01, 0.1, 0.2, 0.5, 1.0, 5.0)):
-        shares = [len(part) / samples / 3 - method.a * d / far_told / 3 for part, d in zip(parts, far_off, strict=True)]
+    for samples, far_told in itertools.product(
+        (10.0, 100.0, 1000.0), (-0.1, -1.0, 0.01, 0.1, 0.2, 0.5, 1.0, 5.0)
+    ):
+        shares = [
+            len(part) / samples / 3 - method.a * d / far_told / 3
+            for part, d in zip(parts, far_off, strict=True)
+        ]
         counting = [name for name, share in zip(NAMES, shares, strict=True) if share + method.b > 0]
         alone.update(counting if len(counting) == 1 else [])
     assert alone
     files, public = with_keys(tmp_path, NAMES, trusting=False)
-    with pytest.raises(UserError, match=r"the coordinator of feddisco chooses the weights, .* \(limits.trust_first"):
+    with pytest.raises(
+        UserError, match=r"the coordinator of feddisco chooses the weights, .* \(limits.trust_first"
+    ):
         far(method, FakeNodes(files), tmp_path / "run", public)
     assert not list(tmp_path.glob("*-silo/runs/*"))

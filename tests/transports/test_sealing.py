@@ -29,7 +29,15 @@ from ekiden.transports.flower.coordinator.verify import verify
 from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, sealing
-from ekiden.transports.flower.trust.parcel import Answer, Ask, ParcelPart, arguments_key, opened, pack, unpack
+from ekiden.transports.flower.trust.parcel import (
+    Answer,
+    Ask,
+    ParcelPart,
+    arguments_key,
+    opened,
+    pack,
+    unpack,
+)
 from ekiden.transports.flower.trust.sealing import Binding, Party, Reader
 from tests.fuzz import examples
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
@@ -56,12 +64,19 @@ def parties(tmp_path: Path) -> dict[str, Party]:
 
 def reader(party: Party, step: int) -> Reader:
     key = sealing.public_of(party.private)
-    return Reader(party.name, step, key, party.sign(sealing.key_text(party.run, party.name, key)) if party.sign else "")
+    return Reader(
+        party.name,
+        step,
+        key,
+        party.sign(sealing.key_text(party.run, party.name, key)) if party.sign else "",
+    )
 
 
 def test_each_reader_opens_what_is_for_it(parties: dict[str, Party]) -> None:
     a, b, c, server = (parties[n] for n in ("a", "b", "c", SERVER))
-    data, locks = a.seal(Encoded.of(b"weights"), "0-0-train", (reader(b, 1), reader(c, 2), reader(server, 3)))
+    data, locks = a.seal(
+        Encoded.of(b"weights"), "0-0-train", (reader(b, 1), reader(c, 2), reader(server, 3))
+    )
     assert b"weights" not in data
     for lock, party, step in zip(locks, (b, c, server), (1, 2, 3), strict=True):
         assert party.open(data, lock, "a", "0-0-train", step).data == b"weights"
@@ -75,12 +90,19 @@ def test_each_reader_opens_what_is_for_it(parties: dict[str, Party]) -> None:
 
 def test_whatever_is_changed_or_moved_does_not_open(parties: dict[str, Party]) -> None:
     a, b, c, server = (parties[n] for n in ("a", "b", "c", SERVER))
-    data, (lock, to_c) = a.seal(Encoded.of(b"new weights"), "3-0-train", (reader(b, 4), reader(c, 4)))
+    data, (lock, to_c) = a.seal(
+        Encoded.of(b"new weights"), "3-0-train", (reader(b, 4), reader(c, 4))
+    )
     older, (older_lock,) = a.seal(Encoded.of(b"old weights"), "0-0-train", (reader(b, 1),))
     forged, (forged_lock,) = c.seal(Encoded.of(b"c's weights"), "3-0-train", (reader(b, 4),))
-    from_server, (server_lock,) = server.seal(Encoded.of(b"bad weights"), "3-0-train", (reader(b, 4),))
+    from_server, (server_lock,) = server.seal(
+        Encoded.of(b"bad weights"), "3-0-train", (reader(b, 4),)
+    )
     flipped = bytes([data[0] ^ 1]) + data[1:]
-    broken, other = "seal of value '3-0-train' from a to b for step 5 is broken", "sealed for another key than b has"
+    broken, other = (
+        "seal of value '3-0-train' from a to b for step 5 is broken",
+        "sealed for another key than b has",
+    )
     cases: list[tuple[bytes, sealing.Lock | None, str]] = [
         (flipped, lock, broken),
         (data[:-1], lock, broken),
@@ -131,7 +153,11 @@ def test_pieces_of_a_value_open_only_all_and_in_their_order(
     assert len(data) == length + 16 * max(1, -(-length // 8)) == sum(map(len, pieces))
     assert len({piece[:8] for piece in pieces}) == len(pieces)
     assert b.open(data, lock, "a", "3-0-train", 4) == value
-    orders = {b"".join(pieces[i] for i in order) for n in range(len(pieces) + 2) for order in orders_of(pieces, n)}
+    orders = {
+        b"".join(pieces[i] for i in order)
+        for n in range(len(pieces) + 2)
+        for order in orders_of(pieces, n)
+    }
     for changed in (orders | {data[:-1], data + data}) - {data}:
         with pytest.raises(WireError, match="is broken"):
             b.open(changed, lock, "a", "3-0-train", 4)
@@ -145,9 +171,12 @@ def orders_of(pieces: list[bytes], n: int) -> Iterator[tuple[int, ...]]:
 def test_a_reader_cannot_put_another_value_in_the_place_of_one_that_another_reader_shall_get(
     sender: str, parties: dict[str, Party]
 ) -> None:
-    """Readers share the value's key, so c can encrypt what it likes under it; the lock of b holds a digest."""
+    """Readers share the value's key, so c can encrypt what it likes under it; the lock of b holds a
+    digest."""
     b, c = parties["b"], parties["c"]
-    true, (to_b, to_c) = parties[sender].seal(Encoded.of(b"weights"), "3-0-train", (reader(b, 4), reader(c, 4)))
+    true, (to_b, to_c) = parties[sender].seal(
+        Encoded.of(b"weights"), "3-0-train", (reader(b, 4), reader(c, 4))
+    )
     binding = Binding("run", "terms", sender, "3-0-train", "c", 4)
     statement = sealing._statement(binding, to_c.key)
     key = sealing._hpke().decrypt(bytes.fromhex(to_c.wrapped), c.private, statement)[:32]
@@ -159,7 +188,8 @@ def test_a_reader_cannot_put_another_value_in_the_place_of_one_that_another_read
 
 
 def test_a_lock_does_not_tell_which_value_it_is_for(parties: dict[str, Party]) -> None:
-    """Without a key nobody finds the value's digest in the lock, or can test a guess with the signature."""
+    """Without a key nobody finds the value's digest in the lock, or can test a guess with the
+    signature."""
     a, b = parties["a"], parties["b"]
     value = Encoded.of(b"weights")
     _, (lock,) = a.seal(value, "3-0-train", (reader(b, 4),))
@@ -167,7 +197,9 @@ def test_a_lock_does_not_tell_which_value_it_is_for(parties: dict[str, Party]) -
     statement = sealing._statement(Binding("run", "terms", "a", "3-0-train", "b", 4), lock.key)
     for guess in (b"", value.data, bytes.fromhex(value.digest), value.digest.encode()):
         assert not keys.proves(a.silos["a"], sealing._signed(statement, guess), lock.signature)
-    assert keys.proves(a.silos["a"], sealing._signed(statement, bytes.fromhex(lock.wrapped)), lock.signature)
+    assert keys.proves(
+        a.silos["a"], sealing._signed(statement, bytes.fromhex(lock.wrapped)), lock.signature
+    )
 
 
 def test_readers_without_a_key_of_their_own_are_refused(parties: dict[str, Party]) -> None:
@@ -194,7 +226,9 @@ def test_a_binding_and_a_sealing_key_are_what_they_were(tmp_path: Path) -> None:
     ]
     assert len({b.text() for b in texts}) == 3
     first = sealing.kept_private(tmp_path / "run" / "sealing.key")
-    assert sealing.public_of(sealing.kept_private(tmp_path / "run" / "sealing.key")) == sealing.public_of(first)
+    assert sealing.public_of(
+        sealing.kept_private(tmp_path / "run" / "sealing.key")
+    ) == sealing.public_of(first)
     assert (tmp_path / "run" / "sealing.key").stat().st_mode & 0o077 == 0
     (tmp_path / "run" / "sealing.key").write_bytes(b"short")
     with pytest.raises(UserError, match="is damaged"):
@@ -245,7 +279,11 @@ anything = st.recursive(plain, lambda part: st.lists(part) | st.dictionaries(st.
     )
 )
 def test_other_terms_and_records_are_user_errors(value: Any) -> None:
-    said = [{name: part, "signature": "0"} for name in ("hop", "tally") for part in (value, {"format": 2, "x": value})]
+    said = [
+        {name: part, "signature": "0"}
+        for name in ("hop", "tally")
+        for part in (value, {"format": 2, "x": value})
+    ]
     for text in (json.dumps(value), *map(json.dumps, said), str(value)):
         for reader_of in (custody.parse, custody.parse_measured, agreements.parse):
             with pytest.raises(UserError):
@@ -289,11 +327,17 @@ def patterns(model: Weights) -> list[bytes]:
         FedSeq(epochs=1),
         *(
             pytest.param(method, marks=pytest.mark.slow)
-            for method in (FedAvg(rounds=1, epochs=1), DFedAvgM(rounds=1, epochs=1), FedTasuki(epochs=1))
+            for method in (
+                FedAvg(rounds=1, epochs=1),
+                DFedAvgM(rounds=1, epochs=1),
+                FedTasuki(epochs=1),
+            )
         ),
     ],
 )
-def test_no_weight_is_on_the_wire(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_weight_is_on_the_wire(
+    method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: dict[bool, int] = {}
     monkeypatch.setattr(sealing, "_PIECE", 5000)  # as values of more than 1 GiB are
     for sealed in (True, False):
@@ -326,11 +370,17 @@ Asked = tuple[int, Ask, bytes]
 def asked_until_the_last(folder: Path) -> tuple[FakeNodes, dict[str, str], list[Asked]]:
     """A relay that broke off before its last hop, and the tasks that silos were asked for."""
     nodes, public = federation(folder)
-    nodes.lose = lambda node, data: stop() if node == 102 and unpack(data, Ask)[0].kind == "task" else None
+    nodes.lose = lambda node, data: (
+        stop() if node == 102 and unpack(data, Ask)[0].kind == "task" else None
+    )
     with pytest.raises(KeyboardInterrupt):
         far(FedSeq(epochs=1), nodes, folder / "run", public)
     asks = [(node, *unpack(data, Ask)) for node, data in nodes.log]
-    return nodes, public, [(node, ask, bytes(body)) for node, ask, body in asks if ask.kind == "task"]
+    return (
+        nodes,
+        public,
+        [(node, ask, bytes(body)) for node, ask, body in asks if ask.kind == "task"],
+    )
 
 
 def said_by(nodes: FakeNodes, node: int, ask: Ask, body: bytes = b"") -> str:
@@ -368,7 +418,9 @@ def test_silos_that_seal_refuse_what_the_method_does_not_ask_for(tmp_path: Path)
     (server,) = three.readers
     assert server.name == SERVER
     value = Ask("value", one.agreement, key="0-0-train", eager=True)
-    assert "the server reads only the result, not '0-0-train'" in said(first, replace(value, readers=(server,)))
+    assert "the server reads only the result, not '0-0-train'" in said(
+        first, replace(value, readers=(server,))
+    )
     stranger = replace(server, name="client-9")
     assert "takes no part in the run" in said(first, replace(value, readers=(stranger,)))
     swapped = replace(one.readers[0], key=server.key)
@@ -390,12 +442,20 @@ def test_silos_that_seal_refuse_what_the_method_does_not_ask_for(tmp_path: Path)
     assert "is not sealed" in said(second, replace(two, lock=None), body)
     assert "sealed for another key" in said(first, two, body)
     terms = json.loads(one.agreement)
-    assert "does not seal models, client-0 wants that" in said(first, replace(one, agreement=dump(terms, sealed=False)))
+    assert "does not seal models, client-0 wants that" in said(
+        first, replace(one, agreement=dump(terms, sealed=False))
+    )
     other_key = [public["client-0"], public["client-2"], public["client-1"]]
-    assert "client-0 knows another" in said(first, replace(one, agreement=dump(terms, keys=other_key)))
+    assert "client-0 knows another" in said(
+        first, replace(one, agreement=dump(terms, keys=other_key))
+    )
     other_key = [public["client-1"], *list(public.values())[1:]]
-    assert "knows another key of client-0" in said(first, replace(one, agreement=dump(terms, keys=other_key)))
-    assert "not client-0" in said(first, replace(one, agreement=dump(terms, clients=["x", "client-1", "client-2"])))
+    assert "knows another key of client-0" in said(
+        first, replace(one, agreement=dump(terms, keys=other_key))
+    )
+    assert "not client-0" in said(
+        first, replace(one, agreement=dump(terms, clients=["x", "client-1", "client-2"]))
+    )
 
 
 def stop() -> None:
@@ -412,7 +472,8 @@ def test_another_key_of_a_silo_than_was_given_is_refused(tmp_path: Path) -> None
     (tmp_path / "client-1.key").unlink()
     public["client-1"] = keys.read_public(keys.generate(tmp_path / "client-1.key"))
     with pytest.raises(
-        UserError, match=r"silo client-0: the run says that client-1 has the key SHA256:\S+, client-0 knows"
+        UserError,
+        match=r"silo client-0: the run says that client-1 has the key SHA256:\S+, client-0 knows",
     ):
         far(FedSeq(epochs=1), nodes, tmp_path / "other", public)
     (tmp_path / "peers" / "client-1.pub").write_text(public["client-1"])
@@ -420,17 +481,29 @@ def test_another_key_of_a_silo_than_was_given_is_refused(tmp_path: Path) -> None
     given = tmp_path / "client-0.toml"
     given.write_text(given.read_text().replace('"peers"', '"nowhere"'))
     with pytest.raises(UserError, match=r"there is no public key .*nowhere/client-1.pub"):
-        far(FedSeq(epochs=1), FakeNodes([shut(given), *list(nodes.files.values())[1:]]), tmp_path / "fourth", public)
+        far(
+            FedSeq(epochs=1),
+            FakeNodes([shut(given), *list(nodes.files.values())[1:]]),
+            tmp_path / "fourth",
+            public,
+        )
 
 
 def test_measuring_on_the_way_would_show_models(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path)
-    with pytest.raises(UserError, match="evaluate_every shows the coordinator models that only silos read in fedseq"):
+    with pytest.raises(
+        UserError,
+        match="evaluate_every shows the coordinator models that only silos read in fedseq",
+    ):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public, evaluate_every=1)
-    assert far(FedAvg(rounds=2, epochs=1), nodes, tmp_path / "other", public, evaluate_every=1).metrics[0]["accuracy"]
+    assert far(
+        FedAvg(rounds=2, epochs=1), nodes, tmp_path / "other", public, evaluate_every=1
+    ).metrics[0]["accuracy"]
 
 
-def test_a_network_that_the_method_cannot_treat_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_network_that_the_method_cannot_treat_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
     nodes, public = federation(tmp_path)
     with pytest.raises(UserError, match="as many"):
         far(MAEcho(epochs=1, ranks="3,2,2,2,2,2"), nodes, tmp_path / "run", public)
@@ -452,9 +525,18 @@ def test_a_run_is_verified(tmp_path: Path) -> None:
         run = tmp_path / method.title()
         far(method, nodes, run, public)
         verdict = verify(run, public)
-        assert (len(verdict.hops), verdict.wrong, verdict.result) == (hops, (), method.title() != "fedavg")
+        assert (len(verdict.hops), verdict.wrong, verdict.result) == (
+            hops,
+            (),
+            method.title() != "fedavg",
+        )
     hop = verify(tmp_path / "fedseq").hops[4]
-    assert (hop.step, hop.client, hop.task, hop.samples) == (4, "client-1", "train", len_train("client-1"))
+    assert (hop.step, hop.client, hop.task, hop.samples) == (
+        4,
+        "client-1",
+        "train",
+        len_train("client-1"),
+    )
     other = public | {"client-1": public["client-0"]}
     assert "the run knew another key of client-1" in verify(tmp_path / "fedseq", other).wrong[0]
 
@@ -473,7 +555,9 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     rows, tallies = read_lines(run / "custody.jsonl")[:3], read_lines(run / "custody.jsonl")[3:]
 
     def wrong(*changed: dict[str, Any]) -> str:
-        (run / "custody.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*changed, *tallies)))
+        (run / "custody.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in (*changed, *tallies))
+        )
         return "; ".join(verify(run).wrong)
 
     def forged(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -484,8 +568,12 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     assert "step 2, client-1, train: nobody signed it" in wrong(rows[0], rows[2])
     assert "nobody signed 1-0-train of client-1" in wrong(rows[0], rows[2])
     assert "is not the model that client-2 signed" in wrong(*rows[:2])
-    assert "the signature is not client-1's" in wrong(rows[0], forged(rows[1], samples=10**6), rows[2])
-    assert "did not take 1-0-train of client-1" in wrong(rows[0], forged(rows[1], given="0" * 64), rows[2])
+    assert "the signature is not client-1's" in wrong(
+        rows[0], forged(rows[1], samples=10**6), rows[2]
+    )
+    assert "did not take 1-0-train of client-1" in wrong(
+        rows[0], forged(rows[1], given="0" * 64), rows[2]
+    )
     assert "the method does not ask for it" in wrong(*rows, forged(rows[2], step=0))
     assert "is there twice" in wrong(*rows, rows[0])
     assert "of another run" in wrong(forged(rows[0], terms="0"), *rows[1:])
@@ -497,10 +585,14 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     tensors[name].view(-1)[0] += 1e-3
     write(run / "model.safetensors", with_digest(safetensors_chunks(tensors, {})))
     assert "model.safetensors is not the model that client-2 signed as 2-0-train" in wrong(*rows)
-    with pytest.raises(UserError, match=r"is not what the silos signed: model\.safetensors is not the model"):
+    with pytest.raises(
+        UserError, match=r"is not what the silos signed: model\.safetensors is not the model"
+    ):
         call(["verify", str(run), "--keys", str(public_folder(tmp_path, public))])
     config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"recipe": config["recipe"] | {"seed": 4}}))
+    (run / "config.json").write_text(
+        json.dumps(config | {"recipe": config["recipe"] | {"seed": 4}})
+    )
     assert "config.json says recipe.seed 4, the terms that silos signed 3" in wrong(*rows)
 
 
@@ -531,9 +623,13 @@ def test_custody_of_a_run_with_lost_messages_and_a_resume(tmp_path: Path) -> Non
     assert (len(verdict.hops), verdict.wrong, verdict.result) == (6, (), True)
 
 
-def test_a_silo_that_signs_something_else_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_that_signs_something_else_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes, public = federation(tmp_path)
-    monkeypatch.setattr("ekiden.transports.flower.trust.custody.model_digest", lambda value, given: 3)
+    monkeypatch.setattr(
+        "ekiden.transports.flower.trust.custody.model_digest", lambda value, given: 3
+    )
     with pytest.raises(UserError, match="a record of the chain of custody cannot be read"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
 

@@ -1,4 +1,5 @@
-"""`--secure` between machines: the server reads masked parts and the sum, with the bits of a run on one machine."""
+"""`--secure` between machines: the server reads masked parts and the sum, with the bits of a run on
+one machine."""
 
 import itertools
 from dataclasses import replace
@@ -27,7 +28,8 @@ from tests.transports.test_remote import assert_equal, far, here
 
 KINDS = (FedAvg, FedProx, SCAFFOLD, FedNova, FedDyn, FedDC, FedDisco)
 each_method = pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[] if k is SCAFFOLD else pytest.mark.slow, id=k.title()) for k in KINDS]
+    "kind",
+    [pytest.param(k, marks=[] if k is SCAFFOLD else pytest.mark.slow, id=k.title()) for k in KINDS],
 )
 
 
@@ -35,7 +37,8 @@ each_method = pytest.mark.parametrize(
 def test_masked_averages_have_the_bits_of_one_machine_and_only_the_sum_is_read(
     kind: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A curious coordinator that keeps all that it opens: masked parts, and what follows from their sums."""
+    """A curious coordinator that keeps all that it opens: masked parts, and what follows from their
+    sums."""
     read: list[Any] = []
     own: list[Any] = []
     value, added = Remote.value, Client.added
@@ -73,7 +76,10 @@ def test_without_masks_a_secure_run_is_refused_by_the_coordinator_and_by_silos(
 ) -> None:
     files, public = with_keys(tmp_path, NAMES)
     nodes = FakeNodes([replace(file, limits=replace(file.limits, unsealed=True)) for file in files])
-    method, refused = FedAvg(rounds=1, epochs=1, secure=True), "secure needs masks, which only sealed runs have"
+    method, refused = (
+        FedAvg(rounds=1, epochs=1, secure=True),
+        "secure needs masks, which only sealed runs have",
+    )
     with pytest.raises(UserError, match=refused) as no:
         far(method, nodes, tmp_path / "run", public, sealed=False)
     assert "\n" not in str(no.value)
@@ -97,9 +103,16 @@ def test_without_masks_a_secure_run_is_refused_by_the_coordinator_and_by_silos(
 def test_a_silo_can_insist_on_masks(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     strict = [replace(file, allow={"fedavg": {"secure": (True,)}}) for file in files]
-    with pytest.raises(UserError, match=r"fedavg has secure = False, client-0 allows only True \(allow.fedavg"):
+    with pytest.raises(
+        UserError, match=r"fedavg has secure = False, client-0 allows only True \(allow.fedavg"
+    ):
         far(FedAvg(rounds=1, epochs=1), FakeNodes(strict), tmp_path / "run", public)
-    assert far(FedAvg(rounds=1, epochs=1, secure=True), FakeNodes(strict), tmp_path / "yes", public).weights is not None
+    assert (
+        far(
+            FedAvg(rounds=1, epochs=1, secure=True), FakeNodes(strict), tmp_path / "yes", public
+        ).weights
+        is not None
+    )
 
 
 def test_a_silo_whose_model_has_no_room_stops_the_run_in_one_line(
@@ -113,7 +126,9 @@ def test_a_silo_whose_model_has_no_room_stops_the_run_in_one_line(
 
     monkeypatch.setattr(Client, "fit", huge)
     files, public = with_keys(tmp_path, NAMES)
-    with pytest.raises(UserError, match=r"client-1.*values of the model, times the client's weight, reach") as no:
+    with pytest.raises(
+        UserError, match=r"client-1.*values of the model, times the client's weight, reach"
+    ) as no:
         far(FedAvg(rounds=1, epochs=1, secure=True), FakeNodes(files), tmp_path / "run", public)
     assert "\n" not in str(no.value)
 
@@ -125,17 +140,27 @@ def test_a_silo_whose_model_has_no_room_stops_the_run_in_one_line(
     ("kind", "how"),
     [
         (SCAFFOLD, "the answer was lost"),
-        *(pytest.param(kind, "unsent", marks=pytest.mark.slow) for kind in (FedAvg, SCAFFOLD, FedDC)),
+        *(
+            pytest.param(kind, "unsent", marks=pytest.mark.slow)
+            for kind in (FedAvg, SCAFFOLD, FedDC)
+        ),
     ],
 )
-def test_a_sum_is_formed_again_without_a_silo_that_drops_out(kind: type[Any], how: str, tmp_path: Path) -> None:
-    """Its bits, private states, ledger and custody are those of a run in which the silo is missing in that step."""
+def test_a_sum_is_formed_again_without_a_silo_that_drops_out(
+    kind: type[Any], how: str, tmp_path: Path
+) -> None:
+    """Its bits, private states, ledger and custody are those of a run in which the silo is missing
+    in that step."""
     files, public = with_keys(tmp_path, NAMES)
     nodes, method = FakeNodes(files), kind(rounds=3, epochs=1, secure=True)
 
     def lose(node: int, data: bytes) -> Lost | None:
         ask = unpack(data, Ask)[0]
-        return Lost(how) if node == 101 and (ask.kind, ask.task, ask.step) == ("task", "add", 1) else None
+        return (
+            Lost(how)
+            if node == 101 and (ask.kind, ask.task, ask.step) == ("task", "add", 1)
+            else None
+        )
 
     nodes.lose = lose
     result = far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.05)
@@ -144,16 +169,29 @@ def test_a_sum_is_formed_again_without_a_silo_that_drops_out(kind: type[Any], ho
     asks = [unpack(data, Ask)[0] for node, data in nodes.log if node == 100]
     lists = [len(ask.members) for ask in asks if (ask.kind, ask.task) == ("task", "add")]
     assert lists == [3, 3, 2, 3], "the second sum was formed twice"
-    assert not any(ask.eager for ask in asks if ask.task == "add"), "no part leaves before all silos have one"
+    assert not any(ask.eager for ask in asks if ask.task == "add"), (
+        "no part leaves before all silos have one"
+    )
     assert verify(tmp_path / "run", public).wrong == ()
 
 
 def test_a_sum_of_too_few_silos_is_not_formed(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     nodes = FakeNodes(files)
-    nodes.lose = lambda node, data: Lost("unsent") if node != 100 and unpack(data, Ask)[0].task == "add" else None
-    with pytest.raises(UserError, match=r"a sum of 1 silos, client-0 allows 2 or more \(limits.min_clients"):
-        far(FedAvg(rounds=1, epochs=1, secure=True), nodes, tmp_path / "run", public, absent="skip", patience=0.05)
+    nodes.lose = lambda node, data: (
+        Lost("unsent") if node != 100 and unpack(data, Ask)[0].task == "add" else None
+    )
+    with pytest.raises(
+        UserError, match=r"a sum of 1 silos, client-0 allows 2 or more \(limits.min_clients"
+    ):
+        far(
+            FedAvg(rounds=1, epochs=1, secure=True),
+            nodes,
+            tmp_path / "run",
+            public,
+            absent="skip",
+            patience=0.05,
+        )
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -161,10 +199,11 @@ def test_a_sum_of_too_few_silos_is_not_formed(tmp_path: Path) -> None:
 def test_a_coordinator_that_repeats_a_sum_without_one_silo_gets_nothing(
     absent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It opened the sum of all three, claims that client-2 was missing, and asks for the sum of the other two.
+    """It opened the sum of all three, claims that client-2 was missing, and asks for the sum of the
+    other two.
 
-    With both it would have the model of client-2. It also asks for the same task under another number.
-    """
+    With both it would have the model of client-2. It also asks for the same task under another
+    number."""
     files, public = with_keys(tmp_path, NAMES)
     nodes, commit, said = FakeNodes(files), Remote.commit, []
 
@@ -173,8 +212,12 @@ def test_a_coordinator_that_repeats_a_sum_without_one_silo_gets_nothing(
             ask, body = unpack(data, Ask)
             if (ask.kind, ask.task, ask.step) == ("task", "add", step - 1) and node != 102:
                 for changes in ({}, {"eager": True}, {"call": ask.call + 1}):
-                    again = replace(ask, members=ask.members[:2], readers=(self._server(),), **changes)
-                    answer, value = unpack(nodes.silo(node).answer(pack(again, (bytes(body),))), Answer)
+                    again = replace(
+                        ask, members=ask.members[:2], readers=(self._server(),), **changes
+                    )
+                    answer, value = unpack(
+                        nodes.silo(node).answer(pack(again, (bytes(body),))), Answer
+                    )
                     said.append(answer.error)
                     assert not value
         return commit(self, step, live)
@@ -184,7 +227,11 @@ def test_a_coordinator_that_repeats_a_sum_without_one_silo_gets_nothing(
     assert far(method, nodes, tmp_path / "run", public, absent=absent).weights is not None
     assert len(said) == 6
     for error in said:
-        assert "seal" in error or "gives none of it to client-0,client-1" in error or "the part of client-2" in error
+        assert (
+            "seal" in error
+            or "gives none of it to client-0,client-1" in error
+            or "the part of client-2" in error
+        )
     assert any("client-0,client-1" in error for error in said)
 
 
@@ -217,10 +264,16 @@ def test_a_silo_opens_one_list_of_a_sum(tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("more", [{"absent": "skip"}, {"participation": 0.7}])
-def test_sums_with_other_members_are_refused_unless_a_silo_allows_differences(more: Any, tmp_path: Path) -> None:
+def test_sums_with_other_members_are_refused_unless_a_silo_allows_differences(
+    more: Any, tmp_path: Path
+) -> None:
     files, public = with_keys(tmp_path, NAMES, trusting=False)
-    method = replace(FedAvg(rounds=1, epochs=1, secure=True), participation=more.get("participation", 1.0))
-    with pytest.raises(UserError, match=r"can show the model of client-0 \(limits.differences in its silo.toml\)"):
+    method = replace(
+        FedAvg(rounds=1, epochs=1, secure=True), participation=more.get("participation", 1.0)
+    )
+    with pytest.raises(
+        UserError, match=r"can show the model of client-0 \(limits.differences in its silo.toml\)"
+    ):
         far(method, FakeNodes(files), tmp_path / "run", public, absent=more.get("absent", "stop"))
     assert not list(tmp_path.rglob("outcome-*"))
 
@@ -243,9 +296,13 @@ def test_a_coordinator_reads_a_model_from_two_sums_where_silos_allow_differences
         return added(self, before, part, *more)
 
     monkeypatch.setattr(ModelSums, "mean", noted)
-    monkeypatch.setattr(FedAvg, "update", lambda self, s, model, target: update(self, s, model, model))
+    monkeypatch.setattr(
+        FedAvg, "update", lambda self, s, model, target: update(self, s, model, model)
+    )
     monkeypatch.setattr(Client, "added", given)
-    nodes.lose = lambda node, data: Lost("unsent") if node == 102 and unpack(data, Ask)[0].step == 1 else None
+    nodes.lose = lambda node, data: (
+        Lost("unsent") if node == 102 and unpack(data, Ask)[0].step == 1 else None
+    )
     far(
         FedAvg(rounds=2, epochs=1, secure=True),
         nodes,
@@ -277,7 +334,9 @@ def test_noise_and_masks_work_together(tmp_path: Path, monkeypatch: pytest.Monke
     simulated = here(method, dp=dp)
     assert result.weights is not None
     assert simulated.weights is not None
-    assert not torch.equal(result.weights.params, simulated.weights.params)  # there noise follows from the seed
+    assert not torch.equal(
+        result.weights.params, simulated.weights.params
+    )  # there noise follows from the seed
     assert sum(isinstance(v, Masked) for v in read) == 3
     assert not any(isinstance(v, (ModelSums, Reply)) for v in read)
     for file in files:

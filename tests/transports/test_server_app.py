@@ -12,7 +12,9 @@ from ekiden.transports.flower.coordinator import remote_plan, session
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower loads
-@pytest.mark.parametrize(("text", "by"), [("", []), ("sex", ["sex"]), ("sex,age:40:65", ["sex", "age:40:65"])])
+@pytest.mark.parametrize(
+    ("text", "by"), [("", []), ("sex", ["sex"]), ("sex,age:40:65", ["sex", "age:40:65"])]
+)
 def test_a_model_is_measured_by_the_subgroups_that_were_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, by: list[str]
 ) -> None:
@@ -20,9 +22,20 @@ def test_a_model_is_measured_by_the_subgroups_that_were_named(
 
     asked: dict[str, Any] = {}
     monkeypatch.setattr(session, "evaluate", lambda *about, **more: asked.update(more))
-    monkeypatch.setattr(remote_plan, "from_json", lambda values: SimpleNamespace(names=("a", "b"), data=""))
-    config = {"plan": "{}", "keys": "{}", "link": "{}", "measures": "run", "folder": str(tmp_path), "validation": False}
-    context = SimpleNamespace(run_config={**config, "by": text, "at": "[[365.0, 0.5]]", "weights": ""}, run_id=1)
+    monkeypatch.setattr(
+        remote_plan, "from_json", lambda values: SimpleNamespace(names=("a", "b"), data="")
+    )
+    config = {
+        "plan": "{}",
+        "keys": "{}",
+        "link": "{}",
+        "measures": "run",
+        "folder": str(tmp_path),
+        "validation": False,
+    }
+    context = SimpleNamespace(
+        run_config={**config, "by": text, "at": "[[365.0, 0.5]]", "weights": ""}, run_id=1
+    )
     server_app.main(SimpleNamespace(), context)
     assert asked == {"validation": False, "by": by, "at": {365.0: 0.5}, "weights": None, "data": ""}
 
@@ -32,7 +45,11 @@ def test_the_app_declares_what_a_run_sets(monkeypatch: pytest.MonkeyPatch, tmp_p
     found: list[dict[str, Any]] = []
 
     def read(arguments: list[str], *about: object) -> None:
-        found.append(tomllib.loads(Path(arguments[1], "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+        found.append(
+            tomllib.loads(Path(arguments[1], "pyproject.toml").read_text())["tool"]["flwr"]["app"][
+                "config"
+            ]
+        )
         found.append(tomllib.loads(Path(arguments[4]).read_text()))
         raise LookupError
 
@@ -61,4 +78,8 @@ def test_an_answer_counts_for_what_was_asked_alone() -> None:
             return [came[ticket] for ticket in tickets if ticket in came]
 
     found = GridNodes(Grid()).receive(["bad", "odd", "none", "good"])
-    assert found == {"odd": b"no", "good": b"yes", "bad": Lost("its answer is not a message (AttributeError)")}
+    assert found == {
+        "odd": b"no",
+        "good": b"yes",
+        "bad": Lost("its answer is not a message (AttributeError)"),
+    }

@@ -1,4 +1,5 @@
-"""One silo, several data sets: a run names the one that it wants, and nobody edits a file or restarts a silo."""
+"""One silo, several data sets: a run names the one that it wants, and nobody edits a file or
+restarts a silo."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ class Nodes(FakeNodes):
             (folder / f"{name}.toml").write_text(SILO.format(name=name))
         super().__init__([read(folder / f"{name}.toml") for name in "ab"])
         self.public = {
-            file.name: keys.read_public(keys.generate(file.beside(file.link.key))) for file in self.files.values()
+            file.name: keys.read_public(keys.generate(file.beside(file.link.key)))
+            for file in self.files.values()
         }
         (folder / "peers").mkdir()
         for name, key in self.public.items():
@@ -71,9 +73,16 @@ class Nodes(FakeNodes):
 
 
 def far(nodes: Nodes, folder: Path, data: str) -> Any:
-    recipe = Recipe(FedSeq(epochs=1), model="mlp", training=Training(batch_size=32), evaluate_every=0)
+    recipe = Recipe(
+        FedSeq(epochs=1), model="mlp", training=Training(batch_size=32), evaluate_every=0
+    )
     return session.run(
-        RemotePlan(recipe, "a,b", data=data, patience=0.1), nodes, folder, nodes.public, lambda line: None, poll=0
+        RemotePlan(recipe, "a,b", data=data, patience=0.1),
+        nodes,
+        folder,
+        nodes.public,
+        lambda line: None,
+        poll=0,
     )
 
 
@@ -86,7 +95,13 @@ def test_a_run_names_the_data_set_that_it_wants(tmp_path: Path) -> None:
         assert (terms.data, terms.shape) == (name, (width,))
         assert verify(folder, nodes.public).wrong == ()
     row = evaluate(
-        tmp_path / "xray-1-run", ("a", "b"), nodes, tmp_path / "again", nodes.public, lambda line: None, poll=0
+        tmp_path / "xray-1-run",
+        ("a", "b"),
+        nodes,
+        tmp_path / "again",
+        nodes.public,
+        lambda line: None,
+        poll=0,
     )
     assert row["figures"]["samples"] > 0
     assert "a holds samples of shape (6,)" in refused(Attacker(nodes, terms), data="xray")

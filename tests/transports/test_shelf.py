@@ -37,8 +37,11 @@ def sealed_in(folder: Path) -> tuple[FakeNodes, dict[str, str]]:
 
 
 @contextmanager
-def killed(nodes: FakeNodes, step: int, node: int, kind: str = "task", *, done: bool = False) -> Iterator[None]:
-    """The coordinator dies while it asks a silo for something in a step, which the silo does or not."""
+def killed(
+    nodes: FakeNodes, step: int, node: int, kind: str = "task", *, done: bool = False
+) -> Iterator[None]:
+    """The coordinator dies while it asks a silo for something in a step, which the silo does or
+    not."""
 
     def lose(to: int, data: bytes) -> Lost | None:
         ask = unpack(data, Ask)[0]
@@ -76,7 +79,9 @@ def notes(nodes: FakeNodes, node: int) -> str:
     return (nodes.files[node].folder / "requests.log").read_text()
 
 
-@pytest.mark.parametrize("how", ["gone", "flipped", pytest.param("flipped in front", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", ["gone", "flipped", pytest.param("flipped in front", marks=pytest.mark.slow)]
+)
 def test_a_hand_off_that_a_silo_lost_is_made_again(how: str, tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 102):
@@ -86,9 +91,13 @@ def test_a_hand_off_that_a_silo_lost_is_made_again(how: str, tmp_path: Path) -> 
     harm(file, how)
     assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public), here(FEDSEQ))
     assert "step 2: train done again" in notes(nodes, 101)
-    one, two = (custody.parse(unpack(data[72:], Done)[0].record).hop for data in (before, file.read_bytes()))
+    one, two = (
+        custody.parse(unpack(data[72:], Done)[0].record).hop for data in (before, file.read_bytes())
+    )
     assert one == two
-    lines = [json.loads(line) for line in (tmp_path / "run" / "custody.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "custody.jsonl").read_text().splitlines()
+    ]
     rows = [line["hop"] for line in lines if "hop" in line]
     assert rows[2]["taken"][0]["digest"] == one.given == rows[1]["given"]
 
@@ -106,7 +115,8 @@ def test_a_result_that_a_silo_lost_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_made_again_starts_from_the_private_state_before(tmp_path: Path) -> None:
-    """The earlier state is kept for this: in DisPFL the task that gives a model changes the silo's masks."""
+    """The earlier state is kept for this: in DisPFL the task that gives a model changes the silo's
+    masks."""
     method = small(DisPFL)
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 1, 102, done=True):
@@ -126,16 +136,24 @@ SCAFFOLD_3 = SCAFFOLD(rounds=3, epochs=1)
     ("how", "listed"),
     [
         ("flipped", False),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gone", True), ("gone", False), ("flipped", True))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("gone", True), ("gone", False), ("flipped", True))
+        ),
     ],
 )
-def test_a_private_state_that_a_silo_lost_is_made_again(how: str, listed: bool, tmp_path: Path) -> None:
+def test_a_private_state_that_a_silo_lost_is_made_again(
+    how: str, listed: bool, tmp_path: Path
+) -> None:
     """Without the silo's own list of them the coordinator knows which there must be."""
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 100):
         far(SCAFFOLD_3, nodes, tmp_path / "run", public)
     shelf = shelf_of(nodes, 101)
-    assert {file.name for file in shelf.glob("private-*")} == {"private-0-0.parcel", "private-1-0.parcel"}
+    assert {file.name for file in shelf.glob("private-*")} == {
+        "private-0-0.parcel",
+        "private-1-0.parcel",
+    }
     before = (shelf / "private-1-0.parcel").read_bytes()
     harm(shelf / "private-1-0.parcel", how)
     if not listed:
@@ -146,7 +164,9 @@ def test_a_private_state_that_a_silo_lost_is_made_again(how: str, listed: bool, 
     with killed(nodes, 2, 100):
         far(SCAFFOLD_3, nodes, tmp_path / "again", public)
     (folder,) = [f for f in (nodes.files[101].folder / "runs").iterdir() if f != shelf]
-    assert (folder / "private-1-0.parcel").read_bytes() == before  # what was made again was the same
+    assert (
+        folder / "private-1-0.parcel"
+    ).read_bytes() == before  # what was made again was the same
 
 
 ALL = [
@@ -158,7 +178,10 @@ ALL = [
 
 @pytest.mark.parametrize(
     ("how", "sealed"),
-    [pytest.param(*case, marks=[] if number in (3, 4) else pytest.mark.slow) for number, case in enumerate(ALL)],
+    [
+        pytest.param(*case, marks=[] if number in (3, 4) else pytest.mark.slow)
+        for number, case in enumerate(ALL)
+    ],
 )
 def test_a_silo_that_lost_its_private_state_for_good_is_named_with_the_file(
     how: str, sealed: bool, tmp_path: Path
@@ -179,15 +202,21 @@ def test_a_silo_that_lost_its_private_state_for_good_is_named_with_the_file(
     said = str(told.value)
     assert "\n" not in said
     assert "client-1" in said
-    if how == "gone with the folder" and sealed:  # and with the key that it opened the run's messages by
+    if (
+        how == "gone with the folder" and sealed
+    ):  # and with the key that it opened the run's messages by
         return
-    assert said.startswith("silo client-1: client-1 does not have its private state after step 2 of run ")
+    assert said.startswith(
+        "silo client-1: client-1 does not have its private state after step 2 of run "
+    )
     what = "is damaged" if how == "flipped" else "is gone"
     assert f"{shelf}/private-1-0.parcel {what}" in said
     assert "restore the file from a backup, or start a new run" in said
 
 
-def test_a_coordinator_cannot_make_a_silo_start_from_an_earlier_private_state(tmp_path: Path) -> None:
+def test_a_coordinator_cannot_make_a_silo_start_from_an_earlier_private_state(
+    tmp_path: Path,
+) -> None:
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 101):
         far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=False)
@@ -196,11 +225,15 @@ def test_a_coordinator_cannot_make_a_silo_start_from_an_earlier_private_state(tm
         data = file.read_bytes()
         said = files.read_tensors(file)[1]
         state = wire.decode(data, GenericAlias(tuple, (type(SCAFFOLD_3.start()), Marks)))
-        more = {"config": said["config"], "written": json.dumps(json.loads(said["written"]) | written)}
+        more = {
+            "config": said["config"],
+            "written": json.dumps(json.loads(said["written"]) | written),
+        }
         more["written"] = more["written"] if written else "{}"
         file.write_bytes(b"".join(files.with_digest(wire.chunks(state), **more)))
         with pytest.raises(
-            UserError, match=r"client-\d: the coordinator names another private state \((none|0-0|2-0)\) than"
+            UserError,
+            match=r"client-\d: the coordinator names another private state \((none|0-0|2-0)\) than",
         ):
             far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=False)
         file.write_bytes(data)
@@ -208,7 +241,9 @@ def test_a_coordinator_cannot_make_a_silo_start_from_an_earlier_private_state(tm
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-def test_a_silo_that_cannot_make_its_value_again_is_named_with_the_file(sealed: bool, tmp_path: Path) -> None:
+def test_a_silo_that_cannot_make_its_value_again_is_named_with_the_file(
+    sealed: bool, tmp_path: Path
+) -> None:
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 102):
         far(FEDSEQ, nodes, tmp_path / "run", public, sealed=sealed)
@@ -227,7 +262,11 @@ def test_a_silo_that_cannot_make_its_value_again_is_named_with_the_file(sealed: 
 @pytest.mark.parametrize(
     ("method", "kinds"),
     [
-        pytest.param(FEDSEQ, {"outcome", "request", "requests", "settled", "terms", "sealing"}, marks=pytest.mark.slow),
+        pytest.param(
+            FEDSEQ,
+            {"outcome", "request", "requests", "settled", "terms", "sealing"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(SCAFFOLD(rounds=2, epochs=1), {"private", "states"}, marks=pytest.mark.slow),
     ],
     ids=["fedseq", "scaffold"],
@@ -242,7 +281,9 @@ def test_a_flipped_byte_in_any_file_of_a_shelf_never_gives_another_model(
     with killed(first, step, 102):
         far(method, first, tmp_path / "first" / "run", public)
     node = 101
-    found = {re.split("[-.]", file.name)[0]: file for file in sorted(shelf_of(first, node).iterdir())}
+    found = {
+        re.split("[-.]", file.name)[0]: file for file in sorted(shelf_of(first, node).iterdir())
+    }
     assert found.keys() >= kinds
     ends: list[Any] = []
     for file in (found[kind] for kind in sorted(kinds)):
@@ -256,7 +297,11 @@ def test_a_flipped_byte_in_any_file_of_a_shelf_never_gives_another_model(
             try:
                 result = far(method, nodes, copy / "run", public)
             except UserError as error:
-                ends.append("refused" if "\n" not in str(error) and "client-1" in str(error) else (file, at, error))
+                ends.append(
+                    "refused"
+                    if "\n" not in str(error) and "client-1" in str(error)
+                    else (file, at, error)
+                )
                 continue
             assert_equal(result, expected)
             ends.append("same")
@@ -275,7 +320,10 @@ def test_what_a_value_is_made_from_may_be_damaged_too(tmp_path: Path) -> None:
     for at in (len(whole) - 1, 20, draw.randrange(len(whole))):
         request.write_bytes(whole)
         flip(request, at)
-        with pytest.raises(UserError, match=r"client-1 .*outcome-1-0-train\.parcel is gone, and what it was made from"):
+        with pytest.raises(
+            UserError,
+            match=r"client-1 .*outcome-1-0-train\.parcel is gone, and what it was made from",
+        ):
             far(FEDSEQ, nodes, tmp_path / "run", public, sealed=False)
     request.write_bytes(whole)
     assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public, sealed=False), here(FEDSEQ))

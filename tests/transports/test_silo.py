@@ -33,7 +33,15 @@ from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import Agreement, no_samples, own_network
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, ParcelPart, pack, signed_text, unpack
+from ekiden.transports.flower.trust.parcel import (
+    Answer,
+    Ask,
+    Hello,
+    ParcelPart,
+    pack,
+    signed_text,
+    unpack,
+)
 from ekiden.transports.flower.trust.sealing import Reader
 from tests.fuzz import examples
 from tests.transports.fakes import silo_file
@@ -55,7 +63,11 @@ TERMS = Agreement(
 def test_the_coordinator_feeds_samples_of_its_own_as_silos_do() -> None:
     agreed = replace(TERMS, mean=(0.5,), std=(0.25,), augment=Augment(crop=1, flip=True))
     dataset = no_samples(agreed)
-    assert (dataset.mean, dataset.std, dataset.augment) == ((0.5,), (0.25,), Augment(crop=1, flip=True))
+    assert (dataset.mean, dataset.std, dataset.augment) == (
+        (0.5,),
+        (0.25,),
+        Augment(crop=1, flip=True),
+    )
     assert len(dataset.train) == len(dataset.test) == 0
 
 
@@ -87,7 +99,9 @@ def said(file: SiloFile, data: bytes) -> str:
     return answer.error
 
 
-def task(agreed: Agreement = TERMS, model: Any = INITIAL, extra: bytes = b"", **changes: Any) -> bytes:
+def task(
+    agreed: Agreement = TERMS, model: Any = INITIAL, extra: bytes = b"", **changes: Any
+) -> bytes:
     arguments = wire.encode((model, None))  # FedSeq without GLAM
     ask = Ask("task", agreed.text(), task="train", length=len(arguments))
     return pack(replace(ask, **changes), (arguments, extra))
@@ -102,10 +116,14 @@ def model(agreed: Agreement = TERMS) -> Weights:
     from ekiden.data import Dataset, Samples
 
     none = Samples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
-    return initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))
+    return initial_weights(
+        agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1))
+    )
 
 
-def test_what_an_error_says_of_a_sample_stays_at_the_silo(file: SiloFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_error_says_of_a_sample_stays_at_the_silo(
+    file: SiloFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise ValueError("cannot convert 'Mary Smith' in scans/mary.png")
 
@@ -124,26 +142,47 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
     ("data", "reason"),
     [
         (task(terms(Local())), "does not allow 'local', only fedseq"),
-        (task(agreement=said_of_recipe(method="nonsense")), "cannot be read: 'nonsense' is not a method"),
-        (task(agreement=said_of_recipe(method="FedSeq")), "cannot be read: 'FedSeq' is not a method"),
-        (task(agreement=said_of_recipe(method="attack.py:Method")), "is not a method that silos know"),
+        (
+            task(agreement=said_of_recipe(method="nonsense")),
+            "cannot be read: 'nonsense' is not a method",
+        ),
+        (
+            task(agreement=said_of_recipe(method="FedSeq")),
+            "cannot be read: 'FedSeq' is not a method",
+        ),
+        (
+            task(agreement=said_of_recipe(method="attack.py:Method")),
+            "is not a method that silos know",
+        ),
         (task(agreement=said_of_recipe(method=["fedseq"])), "is not a method that silos know"),
         (task(agreement=said_of_recipe(more=1)), "unknown entry 'more'"),
         (task(replace(TERMS, version="0.0.1")), "the run is of Ekiden 0.0.1, this silo has"),
-        (task(with_recipe(TERMS, model="resnet18")), "the model has 4.* bytes, client-0 allows 1000000"),
+        (
+            task(with_recipe(TERMS, model="resnet18")),
+            "the model has 4.* bytes, client-0 allows 1000000",
+        ),
         (task(with_recipe(TERMS, model="nonsense")), "unknown model 'nonsense'"),
         (task(replace(TERMS, shape=(3, 8, 8))), "holds samples of shape"),
         (task(replace(TERMS, classes=("a", "b"))), "holds the classes"),
         (task(terms(FedSeq(epochs=3))), "more epochs than client-0 allows"),
-        (task(agreement=said_of_recipe(hyperparameters={"epochs": "1"})), "epochs '1' is of the wrong type"),
+        (
+            task(agreement=said_of_recipe(hyperparameters={"epochs": "1"})),
+            "epochs '1' is of the wrong type",
+        ),
         (task(agreement=said_of_recipe(hyperparameters={"epochs": 0})), "epochs 0 is out of range"),
         (task(agreement=said_of_recipe(hyperparameters=None)), "hyperparameters must be a table"),
         (
             task(agreement=said_of_recipe(hyperparameters={"__class__": 0})),
             "unknown entry in .hyperparameters. '__class__'",
         ),
-        (task(agreement=said_of_recipe(training={"lr": 0.1, "more": 1})), "unknown entry in .training. 'more'"),
-        (task(agreement=said_of_recipe(training={"mean": ["a"]})), r"mean \['a'\] is of the wrong type"),
+        (
+            task(agreement=said_of_recipe(training={"lr": 0.1, "more": 1})),
+            "unknown entry in .training. 'more'",
+        ),
+        (
+            task(agreement=said_of_recipe(training={"mean": ["a"]})),
+            r"mean \['a'\] is of the wrong type",
+        ),
         (task(replace(TERMS, run="../../etc")), "terms of the run cannot be read"),
         (task(agreement=said_of_recipe(seed="0")), "seed '0' is of the wrong type"),
         (
@@ -173,7 +212,11 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
     ],
 )
 def test_what_a_silo_refuses(tmp_path: Path, data: bytes, reason: str) -> None:
-    file = silo_file(tmp_path, "client-0", '[limits]\nmethods = ["fedseq"]\nmodel_bytes = 1_000_000\nepochs = 2\n')
+    file = silo_file(
+        tmp_path,
+        "client-0",
+        '[limits]\nmethods = ["fedseq"]\nmodel_bytes = 1_000_000\nepochs = 2\n',
+    )
     assert re.search(reason, said(file, data))
     assert nothing_done(file)
 
@@ -224,7 +267,8 @@ def test_epochs_are_counted_over_a_whole_task(tmp_path: Path) -> None:
 
 
 def test_another_request_at_the_same_place_is_done_anew(file: SiloFile) -> None:
-    """A step that was interrupted and is repeated differently; what followed it there is discarded."""
+    """A step that was interrupted and is repeated differently; what followed it there is
+    discarded."""
     assert said(file, task()) == ""
     assert said(file, task(call=1)) == ""
     ask = pack(Ask("value", TERMS.text(), key="0-0-train", eager=True))
@@ -267,15 +311,26 @@ def test_a_refused_message_makes_the_silo_forget_nothing(file: SiloFile) -> None
     assert said(file, task(step=1, model=Ref("client-0", "0-0-train"))) == ""
 
 
-def test_a_request_with_long_lists_costs_no_time(file: SiloFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each absence, reader and member is looked at, and each reader gets a copy. A run has few of them."""
+def test_a_request_with_long_lists_costs_no_time(
+    file: SiloFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each absence, reader and member is looked at, and each reader gets a copy. A run has few of
+    them."""
     agreed = terms(FedSeq(epochs=1), clients=("client-0", "client-1"), skips=True)
     assert said(file, task(agreed, absent=((0, "client-1"),))) == ""
-    monkeypatch.setattr(SiloTasks, "do", lambda *args: pytest.fail("looked at before they were counted"))
+    monkeypatch.setattr(
+        SiloTasks, "do", lambda *args: pytest.fail("looked at before they were counted")
+    )
     reader = Reader("client-1", 1, "00")
-    many: dict[str, Any] = {"absent": ((1, "client-1"),), "readers": (reader,), "members": (reader,)}
+    many: dict[str, Any] = {
+        "absent": ((1, "client-1"),),
+        "readers": (reader,),
+        "members": (reader,),
+    }
     for what, one in many.items():
-        assert "in a run of 2 silos, client-0 takes 9 at most" in said(file, task(agreed, **{what: one * 10}))
+        assert "in a run of 2 silos, client-0 takes 9 at most" in said(
+            file, task(agreed, **{what: one * 10})
+        )
 
 
 def test_only_in_runs_that_skip_silos_a_step_is_void(file: SiloFile) -> None:
@@ -314,17 +369,29 @@ def test_a_result_is_of_as_many_clients_as_the_terms_say(tmp_path: Path) -> None
 
 def test_a_run_of_another_commit_is_refused() -> None:
     terms = replace(TERMS, version=f"{TERMS.version[:-16]}{'0' * 16}")
-    with pytest.raises(UserError, match=r"the run is of Ekiden \S+, this silo has \S+: install the same commit"):
+    with pytest.raises(
+        UserError, match=r"the run is of Ekiden \S+, this silo has \S+: install the same commit"
+    ):
         agreements.parse(terms.text())
 
 
 @pytest.mark.parametrize("days", [31, 3650])
-def test_a_clock_that_jumps_removes_no_run(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_removes_no_run(
+    days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = tmp_path / "runs"
     (runs / "run").mkdir(parents=True)
     (runs / "run" / "lock").touch()
     now = time.time()
-    for hours in (0, 1, 24 * days, 24 * days + 1, 24 * days + 24, 0, 24 * days + 25):  # there, back, and there again
+    for hours in (
+        0,
+        1,
+        24 * days,
+        24 * days + 1,
+        24 * days + 24,
+        0,
+        24 * days + 25,
+    ):  # there, back, and there again
         monkeypatch.setattr(time, "time", lambda hours=hours: now + hours * 3600)
         drop_old_runs(runs)
         assert (runs / "run").exists()
@@ -358,13 +425,16 @@ def test_a_run_that_is_in_use_is_not_old(tmp_path: Path, monkeypatch: pytest.Mon
 @settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 10**6), st.integers(0, 255))
 def test_crafted_messages_are_refused(noise: bytes, at: int, byte: int) -> None:
-    """Noise, cut tails and flipped bytes in the header: each is refused, or gives a header of valid types."""
+    """Noise, cut tails and flipped bytes in the header: each is refused, or gives a header of valid
+    types."""
     good = bytearray(task())
     good[at % len(good)] = byte
     for data in (noise, bytes(good), bytes(good[: at % len(good)]), bytes(good) + noise):
         with contextlib.suppress(wire.WireError):
             ask, _ = unpack(data, Ask)
-            assert all(type(getattr(ask, f.name)) is type(getattr(Ask(""), f.name)) for f in fields(Ask))
+            assert all(
+                type(getattr(ask, f.name)) is type(getattr(Ask(""), f.name)) for f in fields(Ask)
+            )
     assert unpack(task(), Ask)[0].task == "train"
 
 
@@ -396,7 +466,8 @@ def test_the_silo_whose_value_is_bad_is_named(file: SiloFile) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["hf:/etc/secret", "hf:../secret", "hf:..", "hf:", "hf:/", "hf:.", "timm:resnet18", "hf:a\0b"]
+    "name",
+    ["hf:/etc/secret", "hf:../secret", "hf:..", "hf:", "hf:/", "hf:.", "timm:resnet18", "hf:a\0b"],
 )
 def test_a_run_cannot_name_another_folder_of_a_silo(name: str, tmp_path: Path) -> None:
     """Only what is in the folder that the silo names, by the last part of the name."""

@@ -36,8 +36,15 @@ def write(folder: Path, text: str) -> Path:
 
 def test_a_full_file(tmp_path: Path) -> None:
     text = GOOD + 'val_fraction = 0\n[limits]\nmodel_bytes = 5\nmethods = ["fedseq"]\nepochs = 2\n'
-    file = read(write(tmp_path, text + '[link]\naddress = "h:1"\nkey = "a.key"\n[hardware]\nthreads = 1\n'))
-    assert (file.name, file.limits.model_bytes, file.limits.methods, file.limits.epochs) == ("a", 5, ("fedseq",), 2)
+    file = read(
+        write(tmp_path, text + '[link]\naddress = "h:1"\nkey = "a.key"\n[hardware]\nthreads = 1\n')
+    )
+    assert (file.name, file.limits.model_bytes, file.limits.methods, file.limits.epochs) == (
+        "a",
+        5,
+        ("fedseq",),
+        2,
+    )
     assert file.folder == tmp_path / "a-silo"
     assert file.beside(file.link.key) == tmp_path / "a.key"
     dataset, client = file.load()
@@ -54,7 +61,9 @@ def test_the_defaults_allow_no_method_that_pools_data(tmp_path: Path) -> None:
 
 def test_a_path_that_is_not_there_is_named_with_the_file(tmp_path: Path) -> None:
     file = read(write(tmp_path, GOOD.replace("digits", "data")))
-    with pytest.raises(UserError, match=r"silo\.toml: data\.path: unknown data set 'data': .* no file or folder"):
+    with pytest.raises(
+        UserError, match=r"silo\.toml: data\.path: unknown data set 'data': .* no file or folder"
+    ):
         file.load()
 
 
@@ -71,9 +80,18 @@ def test_a_path_that_is_not_there_is_named_with_the_file(tmp_path: Path) -> None
         ('name = "a"\n[data]\npath = "x"\npython = "y.py:z"\n', "either path or python"),
         ('nam = "a"\n', "did you mean 'name'"),
         (GOOD + "siz = 3\n", "did you mean 'size'"),
-        (GOOD + 'size = "3"\n', "data.size '3' is of the wrong type: it must be a whole number, 0 or more"),
-        (GOOD + "size = true\n", "data.size True is of the wrong type: it must be a whole number, 0 or more"),
-        (GOOD + "val_fraction = 1\n", "data.val_fraction 1 is out of range: it must be at least 0 and below 1"),
+        (
+            GOOD + 'size = "3"\n',
+            "data.size '3' is of the wrong type: it must be a whole number, 0 or more",
+        ),
+        (
+            GOOD + "size = true\n",
+            "data.size True is of the wrong type: it must be a whole number, 0 or more",
+        ),
+        (
+            GOOD + "val_fraction = 1\n",
+            "data.val_fraction 1 is out of range: it must be at least 0 and below 1",
+        ),
         (
             GOOD + '[limits]\nmethods = "fedseq"\n',
             "limits.methods 'fedseq' is of the wrong type: it must be a list",
@@ -84,7 +102,10 @@ def test_a_path_that_is_not_there_is_named_with_the_file(tmp_path: Path) -> None
             GOOD + "[limits]\nmodel_bytes = 1.5\n",
             "limits.model_bytes 1.5 is of the wrong type: it must be a whole number",
         ),
-        (GOOD + "[hardware]\nthreads = -1\n", "hardware.threads -1 is out of range: it must be 0 or more"),
+        (
+            GOOD + "[hardware]\nthreads = -1\n",
+            "hardware.threads -1 is out of range: it must be 0 or more",
+        ),
         ("limits = 3\n" + GOOD, "limits must be a table"),
     ],
 )
@@ -103,11 +124,21 @@ def test_mistakes(tmp_path: Path, text: str, reason: str) -> None:
         ("", "own.py", "FILE.py:FUNCTION"),
         ("", "own.py:f", "has no function 'f'"),
         ("def f(): return 3", "own.py:f", "returned a int"),
-        ("def f(): raise ValueError('x')", "own.py:f", "silo.toml: own.py:f failed with ValueError: x: fix it"),
-        ("import nowhere", "own.py:f", "own.py:f failed with ModuleNotFoundError: No module named 'nowhere': fix it"),
+        (
+            "def f(): raise ValueError('x')",
+            "own.py:f",
+            "silo.toml: own.py:f failed with ValueError: x: fix it",
+        ),
+        (
+            "import nowhere",
+            "own.py:f",
+            "own.py:f failed with ModuleNotFoundError: No module named 'nowhere': fix it",
+        ),
     ],
 )
-def test_mistakes_in_the_data_function(tmp_path: Path, source: str, spelling: str, reason: str) -> None:
+def test_mistakes_in_the_data_function(
+    tmp_path: Path, source: str, spelling: str, reason: str
+) -> None:
     (tmp_path / "own.py").write_text(source)
     file = read(write(tmp_path, f'name = "a"\n[data]\npython = "{spelling}"\n'))
     with pytest.raises(UserError, match=reason):
@@ -117,7 +148,10 @@ def test_mistakes_in_the_data_function(tmp_path: Path, source: str, spelling: st
 def test_messages_about_its_data_name_keys_and_not_flags(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("age,dead\n40,no\n50,yes\n")
     file = read(write(tmp_path, 'name = "a"\n[data]\npath = "a.csv"\n'))
-    with command_line(), pytest.raises(UserError, match=r"which one holds the labels \(label_column\)"):
+    with (
+        command_line(),
+        pytest.raises(UserError, match=r"which one holds the labels \(label_column\)"),
+    ):
         file.load()
 
 
@@ -154,7 +188,9 @@ val_fraction = 0.2
 def test_a_file_may_name_several_data_sets(tmp_path: Path) -> None:
     file = read(write(tmp_path, SEVERAL))
     assert [*file.named] == ["labs", "xray"]
-    assert [(file.holding(name).data.path, file.holding(name).data.val_fraction) for name in file.named] == [
+    assert [
+        (file.holding(name).data.path, file.holding(name).data.val_fraction) for name in file.named
+    ] == [
         ("digits", 0.1),
         ("mnist", 0.2),
     ]
@@ -196,10 +232,13 @@ def tables(folder: Path) -> list[Path]:
     return [folder / "a.toml", folder / "b.toml"]
 
 
-def test_silos_agree_on_the_scaling_of_tables(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_silos_agree_on_the_scaling_of_tables(
+    tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
     files = tables(tmp_path)
     with pytest.raises(
-        UserError, match=r"silos agree on the scaling of a table, .* before they start: run `ekiden silo sums"
+        UserError,
+        match=r"silos agree on the scaling of a table, .* before they start: run `ekiden silo sums",
     ):
         read(files[0]).load()
     for file in files:
@@ -218,9 +257,16 @@ def test_silos_agree_on_the_scaling_of_tables(tmp_path: Path, command: Callable[
         "followed",
         "secret",
     }
-    assert (told["silo"], told["rows"], told["followed"], told["secret"]) == ("a", [], None, "")  # and no row
+    assert (told["silo"], told["rows"], told["followed"], told["secret"]) == (
+        "a",
+        [],
+        None,
+        "",
+    )  # and no row
     out = tmp_path / "agreed.json"
-    code, said = command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
+    code, said = command(
+        "federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out)
+    )
     assert code == 0, said
     for file, name in zip(files, "ab", strict=True):
         file.write_text(TABLE.format(name=name, more='agreed = "agreed.json"'))
@@ -246,7 +292,9 @@ def test_mistakes_in_agreeing(tmp_path: Path, command: Callable[..., tuple[int, 
         ((a, tmp_path / "a.csv"), "holds no sums of a table"),
         ((), "SUMS is missing"),
     ):
-        code, said = command("federation", "agree", *map(str, given), "--out", str(tmp_path / "x.json"))
+        code, said = command(
+            "federation", "agree", *map(str, given), "--out", str(tmp_path / "x.json")
+        )
         assert (code, len(said.splitlines()), line in said) == (2, 1, True), said
     assert not (tmp_path / "x.json").exists()
     files[0].write_text(TABLE.format(name="a", more='agreed = "a.csv"'))
@@ -279,7 +327,9 @@ def test_agreeing_names_silos_that_are_missing_or_in_another_unit(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     a, b = sums_of(tmp_path, command)
-    made = command("federation", "init", "fed", "--silos", "a,b,c", "--host", "localhost", "--data", "x.csv")
+    made = command(
+        "federation", "init", "fed", "--silos", "a,b,c", "--host", "localhost", "--data", "x.csv"
+    )
     assert made[0] == 0, made[1]
     code, said = command("federation", "agree", a, b, "--federation", "fed")
     assert (code, said.count("\n")) == (2, 1)
@@ -289,7 +339,11 @@ def test_agreeing_names_silos_that_are_missing_or_in_another_unit(
 
     def metres(told: dict[str, Any]) -> None:
         age = told["moments"]["age"]
-        told["moments"]["age"] = {"count": age["count"], "mean": age["mean"] / 100, "squares": age["squares"] / 1e4}
+        told["moments"]["age"] = {
+            "count": age["count"],
+            "mean": age["mean"] / 100,
+            "squares": age["squares"] / 1e4,
+        }
 
     code, said = command("federation", "agree", a, b)
     assert (code, "differs" in said) == (0, False), said
@@ -306,7 +360,9 @@ def test_agreeing_refuses_or_merges_spellings(
     a, b = sums_of(tmp_path, command)
 
     def capitals(told: dict[str, Any]) -> None:
-        told["categories"]["sex"] = {name.upper(): n for name, n in told["categories"]["sex"].items()}
+        told["categories"]["sex"] = {
+            name.upper(): n for name, n in told["categories"]["sex"].items()
+        }
 
     one = json.loads(Path(a).read_text())["categories"]["sex"]
     changed(b, capitals)
@@ -324,7 +380,8 @@ def test_agreeing_refuses_or_merges_spellings(
 def test_rows_of_several_silos_are_found_by_salted_fingerprints(
     tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who knows the salt can test a guess of a row; who does not learns only how many rows there are."""
+    """Who knows the salt can test a guess of a row; who does not learns only how many rows there
+    are."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     twice = [f"{rng.normal():.6f},{'fm'[k % 2]},w,{('no', 'yes')[k % 2]}" for k in range(5)]
@@ -347,19 +404,31 @@ def test_rows_of_several_silos_are_found_by_salted_fingerprints(
     assert code == 0
     assert "silos hold equal rows: a and b 5 rows" in said
     said = command("federation", "agree", "a-sums.json", "c-sums.json")[1]
-    assert "rows of a, c are not compared: write the same secret into [data] fingerprints at all silos" in said
+    assert (
+        "rows of a, c are not compared: write the same secret into [data] fingerprints at all silos"
+        in said
+    )
     (tmp_path / "b.toml").write_text(TABLE.format(name="b", more=""))
     command("silo", "sums", "b.toml")
-    assert "rows of b are not compared" in command("federation", "agree", "a-sums.json", "b-sums.json")[1]
+    assert (
+        "rows of b are not compared"
+        in command("federation", "agree", "a-sums.json", "b-sums.json")[1]
+    )
     (tmp_path / "b.toml").write_text(TABLE.format(name="b", more='fingerprints = "short"'))
     assert "data.fingerprints is a secret of 16 to 64 bytes" in command("silo", "sums", "b.toml")[1]
 
 
 def test_texts_of_all_silos_have_one_length(tmp_path: Path) -> None:
-    for name, words in (("a", "short text"), ("b", "a text that is much longer than the other one")):
-        (tmp_path / f"{name}.csv").write_text("text,label\n" + "\n".join(f"{words},{'xy'[k % 2]}" for k in range(20)))
+    for name, words in (
+        ("a", "short text"),
+        ("b", "a text that is much longer than the other one"),
+    ):
+        (tmp_path / f"{name}.csv").write_text(
+            "text,label\n" + "\n".join(f"{words},{'xy'[k % 2]}" for k in range(20))
+        )
         (tmp_path / f"{name}.toml").write_text(
-            f'name = "{name}"\n[data]\npath = "{name}.csv"\ntext_column = "text"\ntext_length = 12\n'
+            f'name = "{name}"\n[data]\npath = "{name}.csv"\ntext_column = "text"\ntext_length = '
+            "12\n"
         )
     (one, _), (two, _) = (read(tmp_path / f"{name}.toml").load() for name in "ab")
     assert one.shape == two.shape == (12,)
@@ -389,7 +458,14 @@ def test_a_silo_that_holds_one_of_the_agreed_classes_takes_part(
     plan: RemotePlan[Any] = RemotePlan(
         Recipe(FedSeq(epochs=1), training=Training(lr=0.01, batch_size=16), evaluate_every=0), "a,b"
     )
-    result = run(plan, FakeNodes([read(file) for file in files]), tmp_path / "run", {}, lambda line: None, poll=0)
+    result = run(
+        plan,
+        FakeNodes([read(file) for file in files]),
+        tmp_path / "run",
+        {},
+        lambda line: None,
+        poll=0,
+    )
     assert 0 <= result.accuracy <= 1
     one = ekiden.load({"v": [1.0, 2.0] * 10, "label": ["no"] * 20}, classes=["no", "yes"])
     assert one.classes == ("no", "yes")
@@ -397,7 +473,9 @@ def test_a_silo_that_holds_one_of_the_agreed_classes_takes_part(
     for k in range(6):
         (images / "cat").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), 20 * k, dtype=np.uint8)).save(images / "cat" / f"{k}.png")
-    (tmp_path / "c.toml").write_text('name = "c"\n[data]\npath = "images"\nclasses = ["ant", "cat"]\n')
+    (tmp_path / "c.toml").write_text(
+        'name = "c"\n[data]\npath = "images"\nclasses = ["ant", "cat"]\n'
+    )
     held, client = read(tmp_path / "c.toml").load()
     assert (held.classes, set(client.train.y.tolist())) == (("ant", "cat"), {1})
 
@@ -411,7 +489,9 @@ def test_silos_whose_classes_differ_in_case_only_are_told_which(tmp_path: Path) 
         (tmp_path / f"{name}.toml").write_text(text + more)
     plan: RemotePlan[Any] = RemotePlan(Recipe(FedSeq(epochs=1), evaluate_every=0), "a,b")
     nodes = FakeNodes([read(tmp_path / f"{name}.toml") for name in "ab"])
-    with pytest.raises(UserError, match=r"different classes: .*; 'Yes' and 'yes' are names that differ in case"):
+    with pytest.raises(
+        UserError, match=r"different classes: .*; 'Yes' and 'yes' are names that differ in case"
+    ):
         run(plan, nodes, tmp_path / "run", {}, lambda line: None, poll=0)
 
 
@@ -419,7 +499,9 @@ def test_a_silo_keeps_its_subjects_and_times_apart(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [f"p{k // 3},{k},{rng.normal():.4f},{'xy'[k // 3 % 2]}" for k in range(120)]
     (tmp_path / "a.csv").write_text("patient,day,v,label\n" + "\n".join(rows) + "\n")
-    text = 'name = "a"\n[data]\npath = "a.csv"\ndrop_columns = ["day"]\nsubject_column = "patient"\n'
+    text = (
+        'name = "a"\n[data]\npath = "a.csv"\ndrop_columns = ["day"]\nsubject_column = "patient"\n'
+    )
     found = read(write(tmp_path, text)).read()
     assert found.train.subject is not None
     assert found.test.subject is not None
@@ -443,7 +525,9 @@ def test_spellings_at_a_silo_follow_the_agreed_names(
     (tmp_path / "b.csv").write_text(rows.replace(",f,", ",F,").replace("yes", "Yes "))
     more = 'classes = ["no", "yes"]\nagreed = "agreed.json"\n'
     files[1].write_text(TABLE.format(name="b", more=more))
-    with pytest.raises(UserError, match=r"the label 'died' has 'Yes ' .* and 'yes' \(agreed\); column 'sex' has"):
+    with pytest.raises(
+        UserError, match=r"the label 'died' has 'Yes ' .* and 'yes' \(agreed\); column 'sex' has"
+    ):
         read(files[1]).load()
     files[1].write_text(TABLE.format(name="b", more=more + 'spelling = "merge"\n'))
     merged, client = read(files[1]).load()
@@ -456,12 +540,16 @@ def test_spellings_at_a_silo_follow_the_agreed_names(
 
 
 @pytest.mark.slow
-def test_a_run_over_tables_of_silos(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_a_run_over_tables_of_silos(
+    tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
     files = tables(tmp_path)
     for file in files:
         command("silo", "sums", str(file))
     out = tmp_path / "agreed.json"
-    command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
+    command(
+        "federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out)
+    )
     threads = 'agreed = "agreed.json"\n[hardware]\nthreads = 1'
     (tmp_path / "peers").mkdir()
     public = {}
@@ -473,7 +561,8 @@ def test_a_run_over_tables_of_silos(tmp_path: Path, command: Callable[..., tuple
 
     def go(folder: str, public: Mapping[str, str]) -> Result:
         plan: RemotePlan[Any] = RemotePlan(
-            Recipe(FedSeq(epochs=10), training=Training(lr=0.01, batch_size=16), evaluate_every=0), "a,b"
+            Recipe(FedSeq(epochs=10), training=Training(lr=0.01, batch_size=16), evaluate_every=0),
+            "a,b",
         )
         nodes = FakeNodes([read(file) for file in files])
         return run(plan, nodes, tmp_path / folder, public, lambda line: None, poll=0)

@@ -22,7 +22,8 @@ pytest.importorskip("cryptography", reason="needs the extra flower: pip install 
 
 
 def silos(folder: Path, more: str = "") -> list[SiloFile]:
-    """A silo of grey images without extension (DICOM), and one of colour photos that are stored turned."""
+    """A silo of grey images without extension (DICOM), and one of colour photos that are stored
+    turned."""
     draw = np.random.default_rng(0)
     for name in ("scans", "photos"):
         for label in ("left", "right"):
@@ -34,7 +35,9 @@ def silos(folder: Path, more: str = "") -> list[SiloFile]:
                     dicom(folder / name / label / f"IM{k}", shown, "MONOCHROME2")
                 else:
                     colour = Image.fromarray(np.stack([shown, shown, shown // 2], axis=2))
-                    (folder / name / label / f"{k}.png").write_bytes(encoded(colour, "PNG", k % 8 + 1))
+                    (folder / name / label / f"{k}.png").write_bytes(
+                        encoded(colour, "PNG", k % 8 + 1)
+                    )
         text = f'name = "{name}"\n[data]\npath = "{name}"\n{more}[hardware]\nthreads = 1\n'
         (folder / f"{name}.toml").write_text(text)
     return [read(folder / f"{name}.toml") for name in ("scans", "photos")]
@@ -47,8 +50,13 @@ def test_grey_and_colour_silos_agree_on_their_channels(tmp_path: Path) -> None:
     plan: RemotePlan[Any] = RemotePlan(
         Recipe(FedAvg(rounds=3, epochs=3), training=training, evaluate_every=0), "scans,photos"
     )
-    with pytest.raises(UserError, match=r'different shape: .*; set colour = "rgb" or "grey" in \[data\] of all silos'):
-        session.run(plan, FakeNodes(silos(tmp_path)), tmp_path / "run", {}, lambda line: None, poll=0)
+    with pytest.raises(
+        UserError,
+        match=r'different shape: .*; set colour = "rgb" or "grey" in \[data\] of all silos',
+    ):
+        session.run(
+            plan, FakeNodes(silos(tmp_path)), tmp_path / "run", {}, lambda line: None, poll=0
+        )
     for colour, channels in (("rgb", 3), ("grey", 1)):
         files = silos(tmp_path, f'colour = "{colour}"\n')
         assert files[0].load()[0].shape == (channels, 8, 8)

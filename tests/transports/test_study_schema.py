@@ -1,4 +1,5 @@
-"""A study's schema between silos: agreed on, part of the signed terms, and checked by each silo on its own data."""
+"""A study's schema between silos: agreed on, part of the signed terms, and checked by each silo on
+its own data."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +55,9 @@ def hospitals(folder: Path, more: str = 'schema = "study.toml"\n') -> None:
             {
                 "patient": [f"{name}-{i // 2}" for i in range(80)],
                 "sex": draw.choice(["f", "m"], 80),
-                "age": np.where(died == "yes", draw.integers(60, 90, 80), draw.integers(20, 50, 80)),
+                "age": np.where(
+                    died == "yes", draw.integers(60, 90, 80), draw.integers(20, 50, 80)
+                ),
                 "died": died,
             }
         )
@@ -73,7 +76,9 @@ def spoil(folder: Path, column: str, value: Any) -> None:
 def run(folder: Path, said: list[str], patience: float = 3600) -> Any:
     training = Training(lr=1e-2, batch_size=16)
     plan: RemotePlan[Any] = RemotePlan(
-        Recipe(FedAvg(rounds=2, epochs=2), training=training, evaluate_every=0), "north,south", patience=patience
+        Recipe(FedAvg(rounds=2, epochs=2), training=training, evaluate_every=0),
+        "north,south",
+        patience=patience,
     )
     nodes = FakeNodes([read(folder / f"{name}.toml") for name in NAMES])
     return session.run(plan, nodes, folder / "run", {}, said.append, poll=0)
@@ -88,7 +93,9 @@ def agree(folder: Path, command: Command, *more: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_the_schema_is_part_of_the_terms_and_each_silo_checks_its_data(tmp_path: Path, command: Command) -> None:
+def test_the_schema_is_part_of_the_terms_and_each_silo_checks_its_data(
+    tmp_path: Path, command: Command
+) -> None:
     hospitals(tmp_path)
     code, said = agree(tmp_path, command)
     assert code == 0, said
@@ -99,19 +106,29 @@ def test_the_schema_is_part_of_the_terms_and_each_silo_checks_its_data(tmp_path:
     terms = parse((tmp_path / "run" / "agreement.json").read_text())
     assert schemas.parse(terms.schema) == schemas.read(tmp_path / "study.toml")
     with pytest.raises(UserError, match=r"least and most of a number must be numbers"):
-        parse((tmp_path / "run" / "agreement.json").read_text().replace('\\"least\\":18.0', '\\"least\\":\\"18\\"'))
+        parse(
+            (tmp_path / "run" / "agreement.json")
+            .read_text()
+            .replace('\\"least\\":18.0', '\\"least\\":\\"18\\"')
+        )
 
 
 @pytest.mark.slow
-def test_an_agreed_schema_reaches_the_silos_in_the_agreed_file(tmp_path: Path, command: Command) -> None:
+def test_an_agreed_schema_reaches_the_silos_in_the_agreed_file(
+    tmp_path: Path, command: Command
+) -> None:
     hospitals(tmp_path, 'label_column = "died"\nsubject_column = "patient"\nmissing = ["age=-1"]\n')
     code, said = agree(tmp_path, command, "--schema", str(tmp_path / "study.toml"))
     assert code == 0, said
-    assert read_agreed(tmp_path / "agreed.json").schema == schemas.read(tmp_path / "study.toml").text()
+    assert (
+        read_agreed(tmp_path / "agreed.json").schema == schemas.read(tmp_path / "study.toml").text()
+    )
     hospitals(tmp_path, 'agreed = "agreed.json"\n')
     result = run(tmp_path, [])
     assert result.metrics[-1]["accuracy"] > 0.8
-    assert schemas.parse(parse((tmp_path / "run" / "agreement.json").read_text()).schema).classes == ("no", "yes")
+    assert schemas.parse(
+        parse((tmp_path / "run" / "agreement.json").read_text()).schema
+    ).classes == ("no", "yes")
     (tmp_path / "other.toml").write_text(STUDY.replace("110", "120"))
     hospitals(tmp_path, 'schema = "other.toml"\nagreed = "agreed.json"\n')
     with pytest.raises(UserError, match=r"the schema of data.schema is not that of data.agreed"):
@@ -158,7 +175,9 @@ def test_no_error_of_reading_tells_the_coordinator_a_value(tmp_path: Path) -> No
     lines: list[str] = []
     with pytest.raises(UserError) as error:
         run(tmp_path, lines, patience=0.05)
-    assert "a node that says it is 'south' cannot take part: it cannot read its data" in " ".join(lines)
+    assert "a node that says it is 'south' cannot take part: it cannot read its data" in " ".join(
+        lines
+    )
     assert "secret" not in " ".join([str(error.value), *lines])
 
 
@@ -172,7 +191,9 @@ def test_silos_with_other_schemas_are_named(tmp_path: Path, command: Command) ->
     with pytest.raises(UserError, match="north and south have different study schemas: name one"):
         run(tmp_path, [])
     file.write_text(
-        file.read_text().replace('schema = "other.toml"', 'label_column = "died"\nsubject_column = "patient"')
+        file.read_text().replace(
+            'schema = "other.toml"', 'label_column = "died"\nsubject_column = "patient"'
+        )
     )
     with pytest.raises(UserError, match="south has no study schema, other silos have one"):
         run(tmp_path, [])
@@ -202,7 +223,10 @@ def test_sums_that_do_not_meet_the_schema_name_the_silo(tmp_path: Path, command:
             lambda sums: sums["moments"]["age"].update(mean=3.5),
             "south: the mean of column 'age' is 3.5, not in numbers 18",
         ),
-        (lambda sums: sums["categories"]["sex"].update(w=12), "south: column 'sex' holds the category 'w'"),
+        (
+            lambda sums: sums["categories"]["sex"].update(w=12),
+            "south: column 'sex' holds the category 'w'",
+        ),
         (lambda sums: sums["classes"].update(maybe=12), "south: the label holds the class 'maybe'"),
     ):
         assert agree(tmp_path, command, *schema)[0] == 0
@@ -210,7 +234,9 @@ def test_sums_that_do_not_meet_the_schema_name_the_silo(tmp_path: Path, command:
         change(values)  # type: ignore[no-untyped-call]
         south.write_text(json.dumps(values))
         sums = [str(tmp_path / f"{name}-sums.json") for name in NAMES]
-        code, said = command("federation", "agree", *sums, "--out", str(tmp_path / "x.json"), *schema)
+        code, said = command(
+            "federation", "agree", *sums, "--out", str(tmp_path / "x.json"), *schema
+        )
         assert code == 2
         assert line in said
         assert not (tmp_path / "x.json").exists()

@@ -1,4 +1,5 @@
-"""Tables of subgroups from silos: sums under masks, what a silo's file allows, and what verify finds."""
+"""Tables of subgroups from silos: sums under masks, what a silo's file allows, and what verify
+finds."""
 
 import json
 from pathlib import Path
@@ -51,14 +52,24 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Nodes, dict[str, st
         died = np.where(draw.random(400) < 0.2 + 0.3 * (age > 60), "yes", "no")
         rows = [f"{a},{s},{d}" for a, s, d in zip(age, sex, died, strict=True)]
         (folder / f"{name}.csv").write_text("\n".join(["age,sex,died", *rows]) + "\n")
-        (folder / f"{name}.toml").write_text(FILE.format(name=name, own=str(name == "north").lower()))
+        (folder / f"{name}.toml").write_text(
+            FILE.format(name=name, own=str(name == "north").lower())
+        )
     public = {name: keys.read_public(keys.generate(folder / f"{name}.key")) for name in NAMES}
     (folder / "peers").mkdir()
     for name, key in public.items():
         (folder / "peers" / f"{name}.pub").write_text(key)
     for name in NAMES:
         call(["silo", "sums", str(folder / f"{name}.toml")])
-    call(["federation", "agree", *(f"{folder}/{name}-sums.json" for name in NAMES), "--out", f"{folder}/agreed.json"])
+    call(
+        [
+            "federation",
+            "agree",
+            *(f"{folder}/{name}-sums.json" for name in NAMES),
+            "--out",
+            f"{folder}/agreed.json",
+        ]
+    )
     for name in NAMES:
         file = folder / f"{name}.toml"
         file.write_text(file.read_text().replace("[limits]", 'agreed = "agreed.json"\n[limits]'))
@@ -78,21 +89,33 @@ def test_silos_tell_of_subgroups_under_masks(study: tuple[Nodes, dict[str, str],
     groups = row["subgroups"]["groups"]
     assert groups["sex"].keys() == {"f", "m"}
     assert groups["age"].keys() == {"below 50", "50 or more"}
-    assert sum(one["samples"] for one in groups["sex"].values()) + row["subgroups"]["untold"]["sex"] == 160
-    assert groups["sex"]["f"]["gaps"]["auroc"][0] == pytest.approx(-groups["sex"]["m"]["gaps"]["auroc"][0])
+    assert (
+        sum(one["samples"] for one in groups["sex"].values()) + row["subgroups"]["untold"]["sex"]
+        == 160
+    )
+    assert groups["sex"]["f"]["gaps"]["auroc"][0] == pytest.approx(
+        -groups["sex"]["m"]["gaps"]["auroc"][0]
+    )
     assert groups["client"].keys() == {"north"}, "only the silo whose file says so"
     run = study[2]
     assert verify(run, study[1]).wrong == ()
     file = run / EVALUATIONS / "both" / "metrics.jsonl"
     groups["sex"]["f"]["values"]["auroc"] = 0.99
     file.write_text(json.dumps(row) + "\n")
-    assert "evaluations/both: metrics.jsonl does not follow from what silos signed" in verify(run).wrong
+    assert (
+        "evaluations/both: metrics.jsonl does not follow from what silos signed"
+        in verify(run).wrong
+    )
 
 
 @pytest.mark.parametrize(
     ("by", "said"),
     [
-        ("age:51", r"asks for subgroups by age:51, north reports sex, age:50 \(limits.subgroups in its silo.toml\)"),
+        (
+            "age:51",
+            r"asks for subgroups by age:51, north reports sex, age:50 \(limits.subgroups in its "
+            r"silo.toml\)",
+        ),
         ("age:49:50", "asks for subgroups by age:49:50"),
         ("seks", "unknown column 'seks': did you mean 'sex'"),
     ],

@@ -1,4 +1,5 @@
-"""Predicted survival compared at silos with what was observed: what their files allow, and what verify finds."""
+"""Predicted survival compared at silos with what was observed: what their files allow, and what
+verify finds."""
 
 import json
 from dataclasses import replace
@@ -22,7 +23,9 @@ from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import far
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
-pytestmark = pytest.mark.filterwarnings("ignore:.* equal a training row", "ignore:.* with one value")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.* equal a training row", "ignore:.* with one value"
+)
 TWO = NAMES[:2]
 TABLE = cohort()
 ROWS = {"client-0": slice(CUT), "client-1": slice(CUT, None)}
@@ -32,8 +35,17 @@ LIMITS = "[limits]\ntimes = [200, 220, 500]\n"
 
 class Nodes(FakeNodes):
     def silo(self, node: int) -> Silo:
-        silos: list[Any] = [{name: list(values[rows]) for name, values in TABLE.items()} for rows in ROWS.values()]
-        both = federate(silos, tests=silos, names=[*ROWS], val_fraction=0.0, label_column=LABELS, task="survival")
+        silos: list[Any] = [
+            {name: list(values[rows]) for name, values in TABLE.items()} for rows in ROWS.values()
+        ]
+        both = federate(
+            silos,
+            tests=silos,
+            names=[*ROWS],
+            val_fraction=0.0,
+            label_column=LABELS,
+            task="survival",
+        )
         client = next(one for one in both.clients if one.name == self.files[node].name)
         return Silo(self.files[node], (both.dataset, client))
 
@@ -47,42 +59,71 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Nodes, dict[str, st
     return nodes, public, folder / "run"
 
 
-def measured(study: tuple[Nodes, dict[str, str], Path], to: str, *times: float, **more: Any) -> dict[str, Any]:
+def measured(
+    study: tuple[Nodes, dict[str, str], Path], to: str, *times: float, **more: Any
+) -> dict[str, Any]:
     nodes, public, run = study
     at = {time: time * log(2) / 500 for time in times}
     return evaluate(
-        run, TWO, nodes, run / EVALUATIONS / to, public, lambda line: None, at=at, seconds=1.0, poll=0.0, **more
+        run,
+        TWO,
+        nodes,
+        run / EVALUATIONS / to,
+        public,
+        lambda line: None,
+        at=at,
+        seconds=1.0,
+        poll=0.0,
+        **more,
     )
 
 
-def test_silos_compare_predicted_survival_with_what_they_observed(study: tuple[Nodes, dict[str, str], Path]) -> None:
+def test_silos_compare_predicted_survival_with_what_they_observed(
+    study: tuple[Nodes, dict[str, str], Path],
+) -> None:
     row = measured(study, "all", 200, 220, 500)
     found = row["figures"]["survival"]
-    assert [one["time"] for one in found] == [200, 500], "fewer than min_positives end between 200 and 220 at one silo"
+    assert [one["time"] for one in found] == [200, 500], (
+        "fewer than min_positives end between 200 and 220 at one silo"
+    )
     y = np.stack([TABLE["days"], TABLE["died"]], 1)
     for one in found:
         shares = [Curve.of(Followed.of(y[rows], [one["time"]], 1)) for rows in ROWS.values()]
         mean = sum(curve.at_risk[0] * curve.survival[0] for curve in shares) / len(y)
         assert one["whole"]["samples"] == len(y)
-        assert one["whole"]["observed"] == pytest.approx(mean, abs=sum(curve.error[0] for curve in shares) / 2 + 0.01)
+        assert one["whole"]["observed"] == pytest.approx(
+            mean, abs=sum(curve.error[0] for curve in shares) / 2 + 0.01
+        )
         assert all(group["samples"] >= 10 for group in one["groups"])
     run = study[2]
     assert verify(run, study[1]).wrong == ()
     found[0]["brier"] = 0.01
     (run / EVALUATIONS / "all" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    assert "evaluations/all: metrics.jsonl does not follow from what silos signed" in verify(run).wrong
+    assert (
+        "evaluations/all: metrics.jsonl does not follow from what silos signed" in verify(run).wrong
+    )
 
 
 @pytest.mark.parametrize(
     ("times", "more", "said"),
     [
-        ((365.0,), {}, r"survival at 365, client-0 reports it at 200, 220, 500 \(limits.times in its silo.toml\)"),
-        pytest.param((200.0,), {"validation": True}, "times are for finished models", marks=pytest.mark.slow),
+        (
+            (365.0,),
+            {},
+            r"survival at 365, client-0 reports it at 200, 220, 500 \(limits.times in its "
+            r"silo.toml\)",
+        ),
+        pytest.param(
+            (200.0,), {"validation": True}, "times are for finished models", marks=pytest.mark.slow
+        ),
         pytest.param((200.0,), {"by": ["sex"]}, "and not for subgroups", marks=pytest.mark.slow),
     ],
 )
 def test_silos_tell_survival_only_at_the_times_in_their_files(
-    times: tuple[float, ...], more: dict[str, Any], said: str, study: tuple[Nodes, dict[str, str], Path]
+    times: tuple[float, ...],
+    more: dict[str, Any],
+    said: str,
+    study: tuple[Nodes, dict[str, str], Path],
 ) -> None:
     with pytest.raises(UserError, match=said):
         measured(study, "other", *times, **more)

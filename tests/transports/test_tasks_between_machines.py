@@ -1,4 +1,5 @@
-"""Tasks other than classification between machines: the same bits, and no more reported about test samples."""
+"""Tasks other than classification between machines: the same bits, and no more reported about test
+samples."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -70,7 +71,10 @@ def data(kind: str) -> FederatedData:
             x, target = torch.tensor(found.data * 20).float(), torch.tensor(found.target).float()
             y = torch.stack([400 - target, (target > 80).float()], 1)
         case "multi-label":
-            x, y = images, torch.stack([number % 2 == 0, number > 4, number % 3 == 0], dim=1).float()
+            x, y = (
+                images,
+                torch.stack([number % 2 == 0, number > 4, number % 3 == 0], dim=1).float(),
+            )
         case "segmentation":  # background, ink, the edge between
             y = (images[:, 0] > 0.1).long() + (images[:, 0] > 0.7).long()
             x = images + 0.2 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
@@ -99,7 +103,9 @@ def networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks of another package, installed at all parties."""
 
     def tokens(texts: Tokens, outputs: int) -> SplitNetwork:
-        return SplitNetwork(nn.Sequential(nn.Embedding(texts.vocabulary, 16)), nn.Linear(16, outputs))
+        return SplitNetwork(
+            nn.Sequential(nn.Embedding(texts.vocabulary, 16)), nn.Linear(16, outputs)
+        )
 
     monkeypatch.setitem(_NETWORKS, "tiny_pixels", (lambda shape, classes: Pixels(), 1))
     monkeypatch.setitem(_SPECIAL, "tiny_tokens", (Tokens, tokens))
@@ -118,16 +124,32 @@ class Nodes(FakeNodes):
         return Silo(file, self.data[file.name])
 
 
-def far(method: Method, nodes: Nodes, folder: Path, kind: str, said: list[str] | None = None, **more: Any) -> Any:
+def far(
+    method: Method,
+    nodes: Nodes,
+    folder: Path,
+    kind: str,
+    said: list[str] | None = None,
+    **more: Any,
+) -> Any:
     plan: RemotePlan[Method] = RemotePlan(
-        Recipe(method, model=MODELS[kind], training=TRAINING, seed=3, evaluate_every=0), ",".join(NAMES), **more
+        Recipe(method, model=MODELS[kind], training=TRAINING, seed=3, evaluate_every=0),
+        ",".join(NAMES),
+        **more,
     )
     tell: Callable[[str], None] = said.append if said is not None else lambda line: None
     return session.run(plan, nodes, folder, nodes.public, tell, poll=0)
 
 
 def here(method: Method, kind: str) -> Any:
-    return run_here(method, data(kind), model=MODELS[kind], training=TRAINING, hardware=Hardware(threads=1), seed=3)
+    return run_here(
+        method,
+        data(kind),
+        model=MODELS[kind],
+        training=TRAINING,
+        hardware=Hardware(threads=1),
+        seed=3,
+    )
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -143,12 +165,17 @@ def cases() -> Iterator[Any]:
     for i, kind in enumerate(MODELS):
         for k, method in enumerate(METHODS):
             fast = kind != "survival" and i % len(METHODS) == k
-            yield pytest.param(kind, method, marks=[] if fast else pytest.mark.slow, id=f"{kind}-{method.title()}")
+            yield pytest.param(
+                kind, method, marks=[] if fast else pytest.mark.slow, id=f"{kind}-{method.title()}"
+            )
 
 
 @pytest.mark.parametrize(("kind", "method"), [*cases()])
-def test_tasks_are_equal_to_one_process_and_verified(kind: str, method: Method, tmp_path: Path) -> None:
-    """The same bits and ledger; metrics as close as the coarse counts allow; nothing else is reported."""
+def test_tasks_are_equal_to_one_process_and_verified(
+    kind: str, method: Method, tmp_path: Path
+) -> None:
+    """The same bits and ledger; metrics as close as the coarse counts allow; nothing else is
+    reported."""
     nodes, said = Nodes(tmp_path, kind), list[str]()
     result, expected = far(method, nodes, tmp_path / "run", kind, said), here(method, kind)
     assert_same(result, expected)
@@ -158,27 +185,47 @@ def test_tasks_are_equal_to_one_process_and_verified(kind: str, method: Method, 
     if "figures" in wanted and kind == "survival":  # silos compare their own samples only
         inside = {"c_index": wanted["figures"]["values"]["c_index"]}
         wanted = wanted | inside | {"metrics": inside}
-    once = isinstance(method, FedSeq)  # what silos report about a model that nobody can have made up is exact
-    assert row["loss"] == pytest.approx(wanted["loss"], rel=1e-4 if once else 0.1, abs=1e-4 if once else 0.1)
+    once = isinstance(
+        method, FedSeq
+    )  # what silos report about a model that nobody can have made up is exact
+    assert row["loss"] == pytest.approx(
+        wanted["loss"], rel=1e-4 if once else 0.1, abs=1e-4 if once else 0.1
+    )
     assert ("accuracy" in row) == (kind not in ("regression", "survival"))
     metric = wanted["metric"]
     assert row["metric"] == metric
-    bins = 0.0 if once else 0.15  # bins of few samples are joined, which draws scores of a few rows towards guessing
-    assert row[metric] == result.score == pytest.approx(wanted[metric], rel=2e-3 if once else 0.1, abs=bins)
-    assert row["client_mean"] == pytest.approx(wanted["client_mean"], rel=5e-3 if once else 0.1, abs=bins)
+    bins = (
+        0.0 if once else 0.15
+    )  # bins of few samples are joined, which draws scores of a few rows towards guessing
+    assert (
+        row[metric]
+        == result.score
+        == pytest.approx(wanted[metric], rel=2e-3 if once else 0.1, abs=bins)
+    )
+    assert row["client_mean"] == pytest.approx(
+        wanted["client_mean"], rel=5e-3 if once else 0.1, abs=bins
+    )
     assert f"step {row['step']} of {row['step']}, {metric} " in repr(result)
-    assert any(line.startswith(f"step {row['step']} of ") and f", {metric} " in line for line in said)
+    assert any(
+        line.startswith(f"step {row['step']} of ") and f", {metric} " in line for line in said
+    )
     if not result.personal:
         assert row["metrics"].keys() == wanted["metrics"].keys() == row["silo_means"].keys()
         for name, value in wanted["metrics"].items():
-            assert row["metrics"][name] == pytest.approx(value, rel=2e-3 if once else 0.15, abs=1e-4), name
+            assert row["metrics"][name] == pytest.approx(
+                value, rel=2e-3 if once else 0.15, abs=1e-4
+            ), name
     given = [wire.decode(unpack(answer, Answer)[1], Reported) for answer in nodes.said[-3:]]
-    assert all(one.shown is None and one.masked is not None for one in given)  # nothing about a single silo
+    assert all(
+        one.shown is None and one.masked is not None for one in given
+    )  # nothing about a single silo
     assert not {"clients", "client_worst", "client_std"} & set(row)
     assert "client" not in row.get("groups", {})
 
 
-@pytest.mark.parametrize("method", [FedGram(), with_lap(FedSeq(epochs=1))], ids=lambda method: method.title())
+@pytest.mark.parametrize(
+    "method", [FedGram(), with_lap(FedSeq(epochs=1))], ids=lambda method: method.title()
+)
 def test_sums_of_numbers_to_predict(method: Method, tmp_path: Path) -> None:
     """The classifier of fixed features, which is a regression here."""
     nodes = Nodes(tmp_path, "regression")
@@ -201,7 +248,10 @@ def two_targets(nodes: Nodes) -> Regression:
     for name, (dataset, client) in nodes.data.items():
 
         def two(part: Any) -> Any:
-            return replace(part, samples=replace(part.samples, y=torch.stack([part.samples.y, -part.samples.y], 1)))
+            return replace(
+                part,
+                samples=replace(part.samples, y=torch.stack([part.samples.y, -part.samples.y], 1)),
+            )
 
         nodes.data[name] = (
             replace(dataset, task=task, classes=("a", "b")),
@@ -243,9 +293,12 @@ CLAIMS = {
 
 
 def test_a_run_has_the_silos_own_task(tmp_path: Path) -> None:
-    """Others, a scale of targets that shows single errors, a metric that is code: refused before anything is built."""
+    """Others, a scale of targets that shows single errors, a metric that is code: refused before
+    anything is built."""
     marker, code = tmp_path / "executed", tmp_path / "metric.py"
-    code.write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\ndef f(a, y): return 0\n")
+    code.write_text(
+        f"import pathlib\npathlib.Path({str(marker)!r}).touch()\ndef f(a, y): return 0\n"
+    )
     nodes = Nodes(tmp_path, "regression")
     far(FedSeq(epochs=1), nodes, tmp_path / "run", "regression")
     attacker = Attacker(nodes, terms_in(nodes))
@@ -255,53 +308,77 @@ def test_a_run_has_the_silos_own_task(tmp_path: Path) -> None:
     for metric in (f"{code}:f", "auroc"):
         assert "has no metric" in refused(attacker, task=json.dumps(own | {"metric": metric}))
     assert not marker.exists()
-    assert "has other terms at client-0" in attacker.under(task="").ask(100, "value", key="0-0-train")[0].error
+    assert (
+        "has other terms at client-0"
+        in attacker.under(task="").ask(100, "value", key="0-0-train")[0].error
+    )
 
 
 def test_silos_of_other_tasks_do_not_work_together(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "regression")
     dataset, client = nodes.data["client-1"]
     nodes.data["client-1"] = replace(dataset, task=Regression((0.0,), (5.0,))), client
-    with pytest.raises(UserError, match="client-0 and client-1 hold labels of different tasks, or scale their targets"):
+    with pytest.raises(
+        UserError,
+        match="client-0 and client-1 hold labels of different tasks, or scale their targets",
+    ):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", "regression")
     assert not (tmp_path / "run").exists()
 
 
 def test_what_cannot_be_between_machines_is_one_line(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "regression")
-    with pytest.raises(UserError, match="fedov needs one class for each sample, the task is regression: use one of"):
+    with pytest.raises(
+        UserError, match="fedov needs one class for each sample, the task is regression: use one of"
+    ):
         far(FedOV(epochs=1), nodes, tmp_path / "run", "regression")
     pixels = Nodes(tmp_path / "pixels", "segmentation")
     plan: RemotePlan[Method] = RemotePlan(
         Recipe(FedSeq(epochs=1), model="mlp", training=TRAINING, evaluate_every=0), ",".join(NAMES)
     )
-    with pytest.raises(UserError, match=r"silo client-0: the model gives \(3,\) per sample, but segmentation"):
+    with pytest.raises(
+        UserError, match=r"silo client-0: the model gives \(3,\) per sample, but segmentation"
+    ):
         session.run(plan, pixels, tmp_path / "run", pixels.public, lambda line: None, poll=0)
     assert not (tmp_path / "run").exists()
     assert not list((tmp_path / "pixels").glob("client-*-silo/runs/*"))
 
 
-def test_silos_agree_on_the_scale_of_what_is_predicted(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_silos_agree_on_the_scale_of_what_is_predicted(
+    tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
     """From files: sums of the targets, too; then a run."""
     files = tables(tmp_path)
-    text = {file: file.read_text().replace('"died"', '"age"').replace('["ward"]', '["ward", "died"]') for file in files}
+    text = {
+        file: file.read_text().replace('"died"', '"age"').replace('["ward"]', '["ward", "died"]')
+        for file in files
+    }
     for file in files:
         lines = (tmp_path / f"{file.stem}.csv").read_text().splitlines()
         (tmp_path / f"{file.stem}.csv").write_text(
             "\n".join(
-                ["more," + lines[0], *(f"{k % 7}.5,{line}" for k, line in enumerate(lines[1:]) if line[0] != ",")]
+                [
+                    "more," + lines[0],
+                    *(f"{k % 7}.5,{line}" for k, line in enumerate(lines[1:]) if line[0] != ","),
+                ]
             )
         )
         file.write_text(text[file] + 'task = "regression"\n')
-        with pytest.raises(UserError, match="agree on the scaling of a table, and of numbers to predict"):
+        with pytest.raises(
+            UserError, match="agree on the scaling of a table, and of numbers to predict"
+        ):
             read(file).load()
         assert command("silo", "sums", str(file))[0] == 0
     out = tmp_path / "agreed.json"
-    code, said = command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
+    code, said = command(
+        "federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out)
+    )
     assert code == 0, said
     assert "1 to predict" in said
     for file in files:
-        file.write_text(text[file] + 'task = "regression"\nagreed = "agreed.json"\n[hardware]\nthreads = 1\n')
+        file.write_text(
+            text[file] + 'task = "regression"\nagreed = "agreed.json"\n[hardware]\nthreads = 1\n'
+        )
     (one, a), (two, b) = (read(file).load() for file in files)
     assert one.task == two.task
     y = torch.cat([a.train.y, b.train.y]).double()
@@ -309,12 +386,21 @@ def test_silos_agree_on_the_scale_of_what_is_predicted(tmp_path: Path, command: 
     assert one.task.mean == pytest.approx([float(y.mean())])
     assert one.task.std == pytest.approx([float(y.std(correction=0))])
     plan: RemotePlan[Any] = RemotePlan(
-        Recipe(FedSeq(epochs=10), training=replace(TRAINING, batch_size=16), evaluate_every=0), "a,b"
+        Recipe(FedSeq(epochs=10), training=replace(TRAINING, batch_size=16), evaluate_every=0),
+        "a,b",
     )
-    result = session.run(plan, FakeNodes([read(f) for f in files]), tmp_path / "run", {}, lambda line: None, poll=0)
+    result = session.run(
+        plan, FakeNodes([read(f) for f in files]), tmp_path / "run", {}, lambda line: None, poll=0
+    )
     assert 0 < result.metrics[-1]["rmse"] < 30
     made = json.loads(out.read_text())
-    for targets in ({}, {"other": [0.0, 1.0]}, {"age": [0.0, 0.0]}, {"age": [0.0, float("nan")]}, {"age": "x"}):
+    for targets in (
+        {},
+        {"other": [0.0, 1.0]},
+        {"age": [0.0, 0.0]},
+        {"age": [0.0, float("nan")]},
+        {"age": "x"},
+    ):
         out.write_text(json.dumps(made | {"targets": targets}))
         with pytest.raises(UserError, match="agreed"):
             read(files[0]).load()
@@ -328,20 +414,28 @@ def test_trees_from_masked_sums_are_those_of_one_machine(tmp_path: Path) -> None
     assert there
     assert one
     assert there.params.any()
-    assert all(torch.equal(a, b) for a, b in zip(vars(there).values(), vars(one).values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(vars(there).values(), vars(one).values(), strict=True)
+    )
     assert verify(tmp_path / "run", nodes.public).wrong == ()
 
 
 @pytest.mark.parametrize(
-    "family", ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cox", "poisson"))]
+    "family",
+    ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cox", "poisson"))],
 )
 def test_a_regression_from_masked_sums_is_that_of_one_machine(family: Any, tmp_path: Path) -> None:
     kind = "survival" if family == "cox" else "regression"
-    nodes, method = Nodes(tmp_path, kind), GLM(family=family, times="100,200,300" if family == "cox" else "")
+    nodes, method = (
+        Nodes(tmp_path, kind),
+        GLM(family=family, times="100,200,300" if family == "cox" else ""),
+    )
     plan: RemotePlan[Method] = RemotePlan(Recipe(method, seed=3, evaluate_every=0), ",".join(NAMES))
     result = session.run(plan, nodes, tmp_path / "run", nodes.public, lambda line: None, poll=0)
     there, one = result.coefficients, run_here(method, data(kind), seed=3).coefficients
     assert there == one
-    assert same(result.weights, run_here(method, data(kind), seed=3).weights)  # the baseline hazard, too
+    assert same(
+        result.weights, run_here(method, data(kind), seed=3).weights
+    )  # the baseline hazard, too
     assert len(there) == (10 if family == "cox" else 11)
     assert verify(tmp_path / "run", nodes.public).wrong == ()

@@ -14,13 +14,20 @@ from tests.transports.test_silo import TERMS
 
 
 def varied(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield copies of a dataclass in which one field, also of dataclasses within, has another value."""
+    """Yield copies of a dataclass in which one field, also of dataclasses within, has another
+    value."""
     for field in fields(value):
         own = getattr(value, field.name)
-        inner = varied(own) if is_dataclass(own) and not isinstance(own, type) else [("", other_than(own))]
+        inner = (
+            varied(own)
+            if is_dataclass(own) and not isinstance(own, type)
+            else [("", other_than(own))]
+        )
         for name, other in inner:
             changed = object.__new__(type(value))  # past all checks: it need not be allowed
-            vars(changed).update({f.name: getattr(value, f.name) for f in fields(value)} | {field.name: other})
+            vars(changed).update(
+                {f.name: getattr(value, f.name) for f in fields(value)} | {field.name: other}
+            )
             yield f"{field.name}.{name}", changed
 
 
@@ -34,7 +41,13 @@ def other_than(value: Any) -> Any:
 
 def test_every_field_changes_the_digest() -> None:
     found = dict(varied(TERMS))
-    assert {"recipe.training.lr.", "recipe.method.epochs.", "recipe.metric.", "augment.flip.", "run."} <= found.keys()
+    assert {
+        "recipe.training.lr.",
+        "recipe.method.epochs.",
+        "recipe.metric.",
+        "augment.flip.",
+        "run.",
+    } <= found.keys()
     digests = {name: terms.digest for name, terms in found.items()}
     assert len({TERMS.digest, *digests.values()}) == 1 + len(digests), digests
 
@@ -47,7 +60,9 @@ def test_every_hyperparameter_changes_the_digest(kind: type[Method]) -> None:
         other = object.__new__(Recipe)  # past all checks, as in `varied`
         vars(other).update(vars(recipe) | {"method": method})
         digests[name] = replace(TERMS, recipe=other).digest
-    assert len({replace(TERMS, recipe=recipe).digest, *digests.values()}) == 1 + len(digests), digests
+    assert len({replace(TERMS, recipe=recipe).digest, *digests.values()}) == 1 + len(digests), (
+        digests
+    )
 
 
 def test_a_closing_lap_changes_the_digest() -> None:

@@ -101,7 +101,14 @@ def make(method: Method, folder: Path, away: str = "") -> Made:
     nodes.lose = lose
     absent = {"absent": "skip", "patience": 0.01} if away else {}
     weights = far(method, nodes, folder / "run", public, **absent).weights
-    return Made(method, folder, folder / "run", public, weights, [*nodes.said, *(data for _, data in nodes.log)])
+    return Made(
+        method,
+        folder,
+        folder / "run",
+        public,
+        weights,
+        [*nodes.said, *(data for _, data in nodes.log)],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +126,9 @@ def test_the_state_must_be_the_one_in_which_the_method_ends(relay: Made, tmp_pat
         made.forge(model)
         assert "state.safetensors is not the state in which the method ends" in made.wrong()
         made.change_model()
-        assert "model.safetensors is not the model that client-2 signed as 2-0-train" in made.wrong()
+        assert (
+            "model.safetensors is not the model that client-2 signed as 2-0-train" in made.wrong()
+        )
 
 
 def test_files_that_are_no_result_are_named(relay: Made, tmp_path: Path) -> None:
@@ -133,7 +142,9 @@ def test_personal_models_are_those_that_silos_signed(tmp_path: Path) -> None:
     made = make(Local(epochs=1), tmp_path)
     assert made.wrong() == ""
     made.change_model("personal/client-1.safetensors")
-    assert made.wrong().startswith("personal/client-1.safetensors is not the model that client-1 signed")
+    assert made.wrong().startswith(
+        "personal/client-1.safetensors is not the model that client-1 signed"
+    )
 
 
 def test_a_result_of_the_server_is_verified_as_far_as_it_goes(
@@ -144,13 +155,16 @@ def test_a_result_of_the_server_is_verified_as_far_as_it_goes(
     assert (verdict.wrong, verdict.result) == ((), False)
     assert any("what the server made of the values" in str(line) for line in verdict.unproven)
     call(["verify", str(made.run)])
-    assert "each signed by its silo, and the result" not in " ".join(capsys.readouterr().out.split())
+    assert "each signed by its silo, and the result" not in " ".join(
+        capsys.readouterr().out.split()
+    )
     made.change_model()
     assert made.wrong() == "model.safetensors is not the model in state.safetensors"
 
 
 def test_own_keys_do_not_pass_for_those_that_are_given(relay: Made, tmp_path: Path) -> None:
-    """A folder forged with the forger's own keys, which says in config.json that no silo took part."""
+    """A folder forged with the forger's own keys, which says in config.json that no silo took
+    part."""
     forged = relay.copied(tmp_path)
     config = json.loads((forged.run / "config.json").read_text())
     (forged.run / "config.json").write_text(json.dumps(config | {"clients": {}}))
@@ -166,10 +180,17 @@ def test_own_keys_do_not_pass_for_those_that_are_given(relay: Made, tmp_path: Pa
 
 
 def test_nobody_is_absent_where_the_terms_skip_nobody(relay: Made, tmp_path: Path) -> None:
-    """The last hop cut off: its record gone, an unsigned row that says why, the model of the hop before."""
+    """The last hop cut off: its record gone, an unsigned row that says why, the model of the hop
+    before."""
     made = relay.copied(tmp_path)
     rows = read_lines(made.run / "ledger.jsonl")
-    cut = rows[-1] | {"step": 2, "source": "client-2", "target": "server", "bytes": 0, "missing": True}
+    cut = rows[-1] | {
+        "step": 2,
+        "source": "client-2",
+        "target": "server",
+        "bytes": 0,
+        "missing": True,
+    }
     (made.run / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, cut]))
     records = (made.run / "custody.jsonl").read_text().splitlines(keepends=True)
     (made.run / "custody.jsonl").write_text("".join(records[:2] + records[3:]))
@@ -183,15 +204,29 @@ def test_who_was_absent_nobody_signs(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (verdict.wrong, verdict.result) == ((), True)
     call(["verify", str(made.run)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "not proven: ledger.jsonl (missing): absent, as the ledger says and nobody signs: client-1 in step 2" in said
+    assert (
+        "not proven: ledger.jsonl (missing): absent, as the ledger says and nobody signs: client-1 "
+        "in step 2" in said
+    )
     assert "not proven: network.jsonl, passes.jsonl, times.jsonl" in said
     assert "verified: 2 tasks, each signed by its silo, and the result is what they gave" in said
 
 
-def test_a_key_of_a_name_that_means_another_party_is_not_registered(relay: Made, tmp_path: Path) -> None:
+def test_a_key_of_a_name_that_means_another_party_is_not_registered(
+    relay: Made, tmp_path: Path
+) -> None:
     (tmp_path / "server.pub").write_text(relay.public["client-0"])
     with pytest.raises(UserError, match="no silo can be called 'server'"):
-        call(["silo", "register", str(tmp_path / "server.pub"), "--link", "127.0.0.1:9", "--insecure"])
+        call(
+            [
+                "silo",
+                "register",
+                str(tmp_path / "server.pub"),
+                "--link",
+                "127.0.0.1:9",
+                "--insecure",
+            ]
+        )
 
 
 # What the folder reports.
@@ -223,7 +258,8 @@ EACH = ("metrics.jsonl", "ledger.jsonl", "custody.jsonl")
 
 
 def forgeries(run: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Change one thing after the other in files of a run folder and in its models; yield the file and the field."""
+    """Change one thing after the other in files of a run folder and in its models; yield the file
+    and the field."""
     for name in names:
         file = run / name
         if not file.exists():
@@ -238,8 +274,15 @@ def forgeries(run: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
                 yield name, ".".join(place.parts)
                 put(value)
             if name != "config.json":
-                for label, changed in (("(a line gone)", []), ("(a line twice)", [rows[i], rows[i]])):
-                    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows[:i], *changed, *rows[i + 1 :]]))
+                for label, changed in (
+                    ("(a line gone)", []),
+                    ("(a line twice)", [rows[i], rows[i]]),
+                ):
+                    file.write_text(
+                        "".join(
+                            json.dumps(row) + "\n" for row in [*rows[:i], *changed, *rows[i + 1 :]]
+                        )
+                    )
                     yield name, label
         if name != "config.json":
             file.write_text("")
@@ -250,7 +293,9 @@ def forgeries(run: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
         tensors = safetensors.torch.load_file(file)
         name = file.relative_to(run).as_posix()
         for tensor in tensors:
-            write(file, with_digest(safetensors_chunks({**tensors, tensor: tensors[tensor] + 1}, {})))
+            write(
+                file, with_digest(safetensors_chunks({**tensors, tensor: tensors[tensor] + 1}, {}))
+            )
             yield name, tensor
         write(file, with_digest(safetensors_chunks(tensors, {"format": "else"})))
         yield name, "metadata"
@@ -261,7 +306,9 @@ def forgeries(run: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     ("method", "names", "each"),
     [
         (FedSeq(epochs=1), ("config.json", *EACH, "network.jsonl"), 16),
-        pytest.param(FedSeq(epochs=1), ("config.json", *EACH, "network.jsonl"), 1, marks=pytest.mark.slow),
+        pytest.param(
+            FedSeq(epochs=1), ("config.json", *EACH, "network.jsonl"), 1, marks=pytest.mark.slow
+        ),
         pytest.param(FedAvg(rounds=2, epochs=1), EACH, 1, marks=pytest.mark.slow),
         pytest.param(Local(epochs=1), EACH, 1, marks=pytest.mark.slow),
     ],
@@ -283,7 +330,10 @@ def test_every_field_of_a_run_folder_is_checked_or_said_to_be_unproven(
             claim
             for claim in verdict.unproven
             if any(fnmatch(file, pattern) for pattern in claim.files)
-            and (not claim.names or any(field == name or field.startswith(f"{name}.") for name in claim.names))
+            and (
+                not claim.names
+                or any(field == name or field.startswith(f"{name}.") for name in claim.names)
+            )
         ]
         if not listed:
             unlisted.append((file, field))
@@ -291,15 +341,22 @@ def test_every_field_of_a_run_folder_is_checked_or_said_to_be_unproven(
     assert tried > 60
     allowed = {("config.json", "hardware"), ("config.json", "remote_plan")}
     if method.title() == "fedavg":  # what the server did, and how much of that it reported
-        allowed |= {("ledger.jsonl", f) for f in ("step", "source", "target", "task", "missing", "value")}
-        allowed |= {("metrics.jsonl", "forward"), ("metrics.jsonl", "backward"), ("custody.jsonl", "(a line gone)")}
+        allowed |= {
+            ("ledger.jsonl", f) for f in ("step", "source", "target", "task", "missing", "value")
+        }
+        allowed |= {
+            ("metrics.jsonl", "forward"),
+            ("metrics.jsonl", "backward"),
+            ("custody.jsonl", "(a line gone)"),
+        }
     free = {one for one in passed if one[0] != "network.jsonl" and one[1] != "metadata"}
     assert ("network.jsonl" in names) == (("network.jsonl", "sent") in passed)
     assert free <= allowed  # all the rest was noticed
 
 
 def noticed(made: Made) -> Verdict | None:
-    """What `ekiden verify` says about a folder in which nothing is wrong; None if it ends with code 2."""
+    """What `ekiden verify` says about a folder in which nothing is wrong; None if it ends with code
+    2."""
     try:
         verdict = verify(made.run, made.public)
     except UserError as error:
@@ -330,7 +387,9 @@ COUNTING = counting_of(Classification(), 10, full=True)
 EMPTY = SiloReport(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64))
 
 
-def test_what_silos_sign_follows_from_the_method_and_from_each_other(relay: Made, tmp_path: Path) -> None:
+def test_what_silos_sign_follows_from_the_method_and_from_each_other(
+    relay: Made, tmp_path: Path
+) -> None:
     made = relay.copied(tmp_path)
     rows = read_lines(made.run / "custody.jsonl")
 
@@ -340,16 +399,26 @@ def test_what_silos_sign_follows_from_the_method_and_from_each_other(relay: Made
         return made.wrong()
 
     assert wrong(1) == ""
-    assert wrong(1, taken=()) == "step 2, client-1, train: did not take the values that the method says"
+    assert (
+        wrong(1, taken=())
+        == "step 2, client-1, train: did not take the values that the method says"
+    )
     taken = custody.parse(json.dumps(rows[1])).hop.taken[0]
-    assert "did not take the values" in wrong(1, taken=(taken, replace(taken, owner="client-2", key="2-0-train")))
+    assert "did not take the values" in wrong(
+        1, taken=(taken, replace(taken, owner="client-2", key="2-0-train"))
+    )
     assert "1-0-train has" not in wrong(1)
     assert "0-0-train has 1 bytes, client-0 signed" in wrong(1, taken=(replace(taken, size=1),))
     assert "config.json says that client-1 has" in wrong(1, samples=10**9)
     assert "config.json says that client-1 has" in wrong(1, validation=10**9)
-    assert "client-1 had other samples or labels in the measurement after step 3 than in step 2" in wrong(1, data="0")
+    assert (
+        "client-1 had other samples or labels in the measurement after step 3 than in step 2"
+        in wrong(1, data="0")
+    )
     size = custody.parse(json.dumps(rows[1])).hop.size
-    assert f"ledger.jsonl lacks step 3, client-1 to client-2 for train, {size + 1} bytes" in wrong(1, size=size + 1)
+    assert f"ledger.jsonl lacks step 3, client-1 to client-2 for train, {size + 1} bytes" in wrong(
+        1, size=size + 1
+    )
     assert "metrics.jsonl, step 2, says forward" in wrong(1, forward=0)
     assert "metrics.jsonl, step 3, says backward" in wrong(1, backward=0)
     told = custody.parse_measured(json.dumps(rows[4])).tally
@@ -363,13 +432,17 @@ def test_what_silos_sign_follows_from_the_method_and_from_each_other(relay: Made
     assert "does not open" in wrong(4, **report(masked=replace(found.masked, numbers=numbers)))
     assert "give no sum" in wrong(4, **report(masked=None, shown=EMPTY))
     for name, value in (("samples", 10**9), ("right", -1)):
-        shown = SiloReport(torch.zeros(1, COUNTING.size, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.int64))
+        shown = SiloReport(
+            torch.zeros(1, COUNTING.size, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.int64)
+        )
         COUNTING.split(shown.counts[0])[name].fill_(value)
         assert "test samples, it has" in wrong(4, **report(shown=shown))
     assert "what client-1 signed of its tests after step 3 cannot be read" in wrong(4, report="!")
     assert "client-1 did not measure the models that client-0 measured" in wrong(4, models=())
     assert "client-1 did not measure the models that client-0 measured" in wrong(4, last=False)
-    assert "the models in the folder are not those that client-0 measured" in wrong(3, models=("0" * 64,))
+    assert "the models in the folder are not those that client-0 measured" in wrong(
+        3, models=("0" * 64,)
+    )
     assert "client-1 measured models after step 9, 3 are done" in wrong(4, step=9)
     assert "what client-1 measured after step 3: is of another run" in wrong(4, terms="0")
     rows = [*rows[:3], *(signed(relay, row, step=2, models=()) for row in rows[3:])]
@@ -394,8 +467,12 @@ def test_reports_that_silos_did_not_sign_are_named(relay: Made, tmp_path: Path) 
     def first(**changes: Any) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
         return lambda rows: [rows[0] | changes, *rows[1:]]
 
-    assert "ledger.jsonl lacks step 2, client-0 to client-1 for train" in wrong("ledger.jsonl", lambda rows: [])
-    assert "ledger.jsonl has step 3, client-1 to client-2 for train, 1 bytes" in wrong("ledger.jsonl", last(bytes=1))
+    assert "ledger.jsonl lacks step 2, client-0 to client-1 for train" in wrong(
+        "ledger.jsonl", lambda rows: []
+    )
+    assert "ledger.jsonl has step 3, client-1 to client-2 for train, 1 bytes" in wrong(
+        "ledger.jsonl", last(bytes=1)
+    )
     assert "ledger.jsonl has" in wrong("ledger.jsonl", lambda rows: [*rows, rows[0]])
     assert (
         wrong("ledger.jsonl", lambda rows: rows[::-1])
@@ -404,27 +481,41 @@ def test_reports_that_silos_did_not_sign_are_named(relay: Made, tmp_path: Path) 
     assert "metrics.jsonl, step 3, says accuracy 1.0, what silos signed gives" in wrong(
         "metrics.jsonl", last(accuracy=1.0)
     )
-    assert "metrics.jsonl, step 3, says client_worst" in wrong("metrics.jsonl", last(client_worst=1.0))
+    assert "metrics.jsonl, step 3, says client_worst" in wrong(
+        "metrics.jsonl", last(client_worst=1.0)
+    )
     assert "metrics.jsonl, step 1, says bytes 9" in wrong("metrics.jsonl", first(bytes=9))
     assert "metrics.jsonl, step 1, says accuracy 0.5" in wrong("metrics.jsonl", first(accuracy=0.5))
-    assert "metrics.jsonl has 2 lines, 3 steps are done" in wrong("metrics.jsonl", lambda rows: rows[:-1])
+    assert "metrics.jsonl has 2 lines, 3 steps are done" in wrong(
+        "metrics.jsonl", lambda rows: rows[:-1]
+    )
     assert "config.json says model_bytes 1, " in wrong("config.json", first(model_bytes=1))
     assert "that client-0 has [1, 2, 3] samples, it signed" in wrong(
-        "config.json", lambda rows: [rows[0] | {"clients": rows[0]["clients"] | {"client-0": [1, 2, 3]}}]
+        "config.json",
+        lambda rows: [rows[0] | {"clients": rows[0]["clients"] | {"client-0": [1, 2, 3]}}],
     )
     tallies = [lambda rows: rows[:3], lambda rows: rows[:4] + rows[5:]]
-    assert all("nobody signed what client-1 measured after step 3" in wrong("custody.jsonl", cut) for cut in tallies)
+    assert all(
+        "nobody signed what client-1 measured after step 3" in wrong("custody.jsonl", cut)
+        for cut in tallies
+    )
 
 
 def test_a_model_of_the_server_is_the_one_that_silos_measured(tmp_path: Path) -> None:
-    """State and model forged alike: nobody signed the mean, but those who measured it signed what it was."""
+    """State and model forged alike: nobody signed the mean, but those who measured it signed what
+    it was."""
     made = make(FedAvg(rounds=1, epochs=1), tmp_path)
     assert made.model is not None
     other = made.model.with_params(made.model.params * 2)
     module = as_module(made.setup().build, other)
-    write(made.run / "model.safetensors", with_digest(safetensors_chunks(dict(module.state_dict()), {})))
+    write(
+        made.run / "model.safetensors",
+        with_digest(safetensors_chunks(dict(module.state_dict()), {})),
+    )
     made.forge(other)
-    assert "the models in the folder are not those that client-0 measured after step 1" in made.wrong()
+    assert (
+        "the models in the folder are not those that client-0 measured after step 1" in made.wrong()
+    )
 
 
 def test_changed_labels_between_hops_are_noticed(tmp_path: Path) -> None:
@@ -446,16 +537,28 @@ def test_a_silo_whose_data_changed_refuses_to_go_on(sealed: bool, tmp_path: Path
     with pytest.raises(UserError) as told:
         far(method, Changing(files), tmp_path / "run", public)
     said = str(told.value)
-    assert re.match("silo client-1: client-1 holds other samples or labels than when run [0-9a-f]{16} began ", said)
+    assert re.match(
+        "silo client-1: client-1 holds other samples or labels than when run [0-9a-f]{16} began ",
+        said,
+    )
     assert said.endswith("put them back, or start a new run")
     assert "\n" not in said
-    rows = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    assert {row["step"] for row in rows} <= {0, 1, 2, 3, 4}  # client-1 had its second turn in the fifth step
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
+    ]
+    assert {row["step"] for row in rows} <= {
+        0,
+        1,
+        2,
+        3,
+        4,
+    }  # client-1 had its second turn in the fifth step
     assert_equal(far(method, FakeNodes(files), tmp_path / "run", public), here(method))
 
 
 class Changing(FakeNodes):
-    """Silos of which client-1 gets other labels after its first task, and may remove what it noted of them."""
+    """Silos of which client-1 gets other labels after its first task, and may remove what it noted
+    of them."""
 
     def __init__(self, files: Sequence[SiloFile], *, hide: bool = False) -> None:
         super().__init__(files)
@@ -486,11 +589,15 @@ def test_a_fingerprint_tells_nothing_without_the_salt(relay: Made, tmp_path: Pat
         if len(held):
             fewer = replace(client, **{part: replace(held, rows=held.rows[1:])})
             assert custody.fingerprint(fewer, salt) != said
-    brighter = replace(client, train=replace(client.train, samples=replace(samples, x=samples.x + 1)))
+    brighter = replace(
+        client, train=replace(client.train, samples=replace(samples, x=samples.x + 1))
+    )
     assert custody.fingerprint(brighter, salt) != said
     # The salt leaves the silo in no message: it is in its run's folder alone.
     (kept,) = relay.run.parent.glob(f"client-0-silo/runs/*/{custody.SALT}")
-    assert custody.fingerprint(client, kept.read_bytes()) in (relay.run / "custody.jsonl").read_text()
+    assert (
+        custody.fingerprint(client, kept.read_bytes()) in (relay.run / "custody.jsonl").read_text()
+    )
     assert kept.read_bytes() not in b"".join(relay.said)
     (tmp_path / custody.SALT).write_bytes(b"short")
     with pytest.raises(UserError, match=r"custody\.salt is damaged"):
@@ -521,7 +628,9 @@ def test_a_silo_must_sign_what_it_answers(tmp_path: Path) -> None:
 
     for lie in ("size", "forward", "backward", "evaluate"):
         files, public = with_keys(tmp_path / lie, NAMES, LIMITS)
-        with pytest.raises(UserError, match=r"silo client-0 gives no account of .* that its key signed: refused"):
+        with pytest.raises(
+            UserError, match=r"silo client-0 gives no account of .* that its key signed: refused"
+        ):
             far(FedSeq(epochs=1), Lying(files), tmp_path / lie / "run", public)
 
 
@@ -532,6 +641,7 @@ def test_records_of_another_version_are_one_line(relay: Made, tmp_path: Path) ->
         del row["hop"]["format"], row["hop"]["size"]
     (made.run / "custody.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
     with pytest.raises(
-        UserError, match=r"custody.jsonl has format 1, this version reads 3: use the version of Ekiden that wrote it"
+        UserError,
+        match=r"custody.jsonl has format 1, this version reads 3: use the version of Ekiden that wrote it",
     ):
         verify(made.run)

@@ -1,4 +1,5 @@
-"""A method that uses all that a transport must carry: private state, gossip, own payload types, server rounds."""
+"""A method that uses all that a transport must carry: private state, gossip, own payload types,
+server rounds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,10 +54,19 @@ class Toy(Method):
         while s.step < self.rounds:
             before = s.reports
             reports = tuple(
-                fed.call(self.train, name, s.model, [before[i - 1]] if before else [], torch.tensor([float(i)]))
+                fed.call(
+                    self.train,
+                    name,
+                    s.model,
+                    [before[i - 1]] if before else [],
+                    torch.tensor([float(i)]),
+                )
                 for i, name in enumerate(fed.clients)
             )
-            again = [fed.call(self.look, name, report) for name, report in zip(fed.clients, reports, strict=True)]
+            again = [
+                fed.call(self.look, name, report)
+                for name, report in zip(fed.clients, reports, strict=True)
+            ]
             models = fed.get(again)
             s = s.next(model=mean(models), reports=reports)
             yield s
@@ -68,7 +78,11 @@ class Toy(Method):
         trained = client.fit(start, epochs=self.epochs)
         client.state = Memory(memory.visits + 1, trained)
         moved = trained.with_params(trained.params + shift * 1e-3)
-        return Report(moved, client.data.train.class_counts(client.classes), {client.name: [float(memory.visits)]})
+        return Report(
+            moved,
+            client.data.train.class_counts(client.classes),
+            {client.name: [float(memory.visits)]},
+        )
 
     @on_client
     def look(self, client: Client, report: Report) -> Weights:

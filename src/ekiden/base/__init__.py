@@ -1,1 +1,3 @@
-"""Errors, checks of values, files, seeds: what every room needs. Imports nothing of Ekiden's other rooms."""
+"""Errors, checks of values, files, seeds: what every room needs. Imports nothing of Ekiden's other
+rooms.
+"""

@@ -6,8 +6,8 @@
         epochs: Annotated[int, Range(least=1)] = 200
         share: Fraction = 0.5  # a name for a common range
 
-The command line reads the same annotations, so it refuses the same values. Plain values, as in JSON and TOML, become
-such dataclasses (`made`), and dataclasses become plain values (`plain`).
+The command line reads the same annotations, so it refuses the same values. Plain values, as in JSON
+and TOML, become such dataclasses (`made`), and dataclasses become plain values (`plain`).
 """
 
 import math
@@ -21,7 +21,18 @@ from functools import cache, wraps
 from inspect import signature
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from ekiden.base.errors import UserError, unknown
 
@@ -31,7 +42,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers, with or without its bounds; `Annotated[float, Range(above=0)]` allows all above 0."""
+    """A range of numbers, with or without its bounds; `Annotated[float, Range(above=0)]` allows all
+    above 0.
+    """
 
     least: float | None = None
     above: float | None = None
@@ -49,8 +62,12 @@ class Range:
     def __str__(self) -> str:
         if self.most is None and self.below is None:
             return f"{self.least} or more" if self.above is None else f"greater than {self.above}"
-        low = [f"at least {self.least}"] * (self.least is not None) + [f"above {self.above}"] * (self.above is not None)
-        high = [f"at most {self.most}"] * (self.most is not None) + [f"below {self.below}"] * (self.below is not None)
+        low = [f"at least {self.least}"] * (self.least is not None) + [f"above {self.above}"] * (
+            self.above is not None
+        )
+        high = [f"at most {self.most}"] * (self.most is not None) + [f"below {self.below}"] * (
+            self.below is not None
+        )
         return " and ".join(low + high)
 
 
@@ -80,10 +97,12 @@ class Alias:
 
 
 class Checked:
-    """Base class of dataclasses whose fields are checked when an instance is made, before their own `__post_init__`.
+    """Base class of dataclasses whose fields are checked when an instance is made, before their own
+    `__post_init__`.
 
-    Values are converted to the declared type: an int becomes a float if the field is a float, a NumPy integer becomes
-    an int, and a list becomes a tuple if the field is a tuple. So equal settings are also equal as JSON.
+    Values are converted to the declared type: an int becomes a float if the field is a float, a
+    NumPy integer becomes an int, and a list becomes a tuple if the field is a tuple. So equal
+    settings are also equal as JSON.
     """
 
     _flag: ClassVar[str] = "--{}"
@@ -117,7 +136,9 @@ class Checked:
 
 
 def checked(*but: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check the arguments of a function like fields of a `Checked` dataclass, except the names in `but`."""
+    """Check the arguments of a function like fields of a `Checked` dataclass, except the names in
+    `but`.
+    """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
@@ -247,7 +268,9 @@ def _sequence(value: Any, kind: Any) -> tuple[Any, ...]:
 def _instance(value: Any, kind: Any) -> Any:
     """Return `value`, which must be an instance of `kind` if that is a class."""
     plain = get_origin(kind) or kind
-    known = isinstance(plain, type) and plain is not Any and not getattr(plain, "_is_protocol", False)
+    known = (
+        isinstance(plain, type) and plain is not Any and not getattr(plain, "_is_protocol", False)
+    )
     if known and not isinstance(value, plain):
         raise _Refused(_WRONG_TYPE, _names(kind))
     return value
@@ -258,7 +281,9 @@ def _within(value: Any, kind: Any) -> Any:
     try:
         new = _as(value, kind.__origin__)
     except _Refused as refused:
-        raise _Refused(refused.why, _names(kind) if refused.why == _WRONG_TYPE else refused.wanted) from None
+        raise _Refused(
+            refused.why, _names(kind) if refused.why == _WRONG_TYPE else refused.wanted
+        ) from None
     for allowed in kind.__metadata__:
         if isinstance(allowed, Range) and new not in allowed:
             raise _Refused(_OUT_OF_RANGE, str(allowed))
@@ -285,20 +310,29 @@ def _names(kind: Any) -> str:
     """Return in words what an annotation allows."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return ", ".join([_names(args[0]), *(str(mark) for mark in args[1:] if isinstance(mark, Range))])
+        return ", ".join(
+            [_names(args[0]), *(str(mark) for mark in args[1:] if isinstance(mark, Range))]
+        )
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin is tuple and args[1:] == (...,):
         return f"a list, each element {_names(args[0])}"
     if origin is tuple:
         return f"a list of {len(args)} elements"
-    known = {float: "a number", int: "a whole number", bool: "True or False", str: "a text", NoneType: "None"}
+    known = {
+        float: "a number",
+        int: "a whole number",
+        bool: "True or False",
+        str: "a text",
+        NoneType: "None",
+    }
     plain = origin or kind
     return known.get(plain) or f"of type {getattr(plain, '__name__', plain)}"
 
 
 def made(kind: type[T], values: object, table: str = "", what: str = "entry") -> T:
-    """Return the dataclass of `kind` with these values, each checked by the annotation of its field.
+    """Return the dataclass of `kind` with these values, each checked by the annotation of its
+    field.
 
     Args:
         kind: a dataclass; a table of values becomes the dataclass that its field is annotated with.
@@ -316,7 +350,9 @@ def made(kind: type[T], values: object, table: str = "", what: str = "entry") ->
     for name, field in known.items():
         if name not in values and field.default is field.default_factory is MISSING:
             raise UserError(f"there is no {_path(table, name)}")
-    return kind(**{name: _value(hints[name], value, _path(table, name)) for name, value in values.items()})
+    return kind(
+        **{name: _value(hints[name], value, _path(table, name)) for name, value in values.items()}
+    )
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
-_COMMAND = "EKIDEN_COMMAND_LINE"  # in the environment, because processes that a command starts inherit it
+_COMMAND = (
+    "EKIDEN_COMMAND_LINE"  # in the environment, because processes that a command starts inherit it
+)
 _FLAG = re.compile(
     r"""`[^`]*` | (?<![\w/.-]) --(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)
     (?:=(?P<value>\[[^]]*\] | '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" | (?:[^\s,;:.()]|[:.](?=[^\s,;]))+))?""",
@@ -21,7 +23,9 @@ _FLAG = re.compile(
 
 @contextmanager
 def command_line(within: bool = True) -> Iterator[None]:
-    """Within it, messages name flags and not arguments; with False arguments, as the keys of a file are called."""
+    """Within it, messages name flags and not arguments; with False arguments, as the keys of a file
+    are called.
+    """
     before = os.environ.pop(_COMMAND, None)
     if within:
         os.environ[_COMMAND] = "1"
@@ -34,7 +38,9 @@ def command_line(within: bool = True) -> Iterator[None]:
 
 
 def _for_reader(text: str) -> str:
-    """Return a message in which `--val-fraction=0.2` is val_fraction=0.2, unless the reader is at the command line."""
+    """Return a message in which `--val-fraction=0.2` is val_fraction=0.2, unless the reader is at
+    the command line.
+    """
 
     def shown(found: re.Match[str]) -> str:
         no, name, given = found.groups()
@@ -58,9 +64,11 @@ def _read(given: str) -> Any:
 
 
 class _Message(Exception):
-    """Its text names arguments as flags: --val-fraction, --task=regression, --drop-columns=['a', 'b'], --no-half.
+    """Its text names arguments as flags: --val-fraction, --task=regression, --drop-columns=['a',
+    'b'], --no-half.
 
-    At the command line these are shown as flags, elsewhere as arguments. Commands in backticks stay as they are.
+    At the command line these are shown as flags, elsewhere as arguments. Commands in backticks stay
+    as they are.
     """
 
     def __str__(self) -> str:
@@ -96,7 +104,9 @@ def tell(line: str) -> None:
 
 
 def warn(line: str, kind: type[Warning]) -> None:
-    """Warn of something that the user's own code called, so the warning shows that line and none of Ekiden's."""
+    """Warn of something that the user's own code called, so the warning shows that line and none of
+    Ekiden's.
+    """
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "ekiden":
         frame, level = frame.f_back, level + 1
@@ -104,7 +114,9 @@ def warn(line: str, kind: type[Warning]) -> None:
 
 
 def warnings_as_lines() -> None:
-    """Print each `DataWarning` once, as a line on the standard error stream, and no other warnings."""
+    """Print each `DataWarning` once, as a line on the standard error stream, and no other
+    warnings.
+    """
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"ekiden: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
@@ -116,20 +128,34 @@ def warnings_as_lines() -> None:
 
 _MANY = 12  # names that a message lists in addition to the nearest one
 _MEANT = {
-    **dict.fromkeys(("label", "labels", "class", "classes", "target", "targets", "y", "outcome"), "label_column"),
+    **dict.fromkeys(
+        ("label", "labels", "class", "classes", "target", "targets", "y", "outcome"), "label_column"
+    ),
     **dict.fromkeys(("group", "site", "hospital", "silo_column", "client_column"), "group_column"),
     **dict.fromkeys(("subject", "patient"), "subject_column"),
     **dict.fromkeys(("learning_rate", "eta"), "lr"),
     **dict.fromkeys(("n_clients", "num_clients", "parties"), "clients"),
     **dict.fromkeys(("arch", "network"), "model"),
     **dict.fromkeys(("random_state", "random_seed"), "seed"),
-    **{"dataset": "data", "batch": "batch_size", "gpu": "device", "output": "out", "o": "out", "num_rounds": "rounds"},
+    **{
+        "dataset": "data",
+        "batch": "batch_size",
+        "gpu": "device",
+        "output": "out",
+        "o": "out",
+        "num_rounds": "rounds",
+    },
     **dict.fromkeys(("local_epochs", "num_epochs"), "epochs"),
     **{"source": "path", "drop": "drop_columns", "validation": "val_fraction"},
     **dict.fromkeys(("auc", "roc_auc", "roc_auc_score"), "auroc"),
     **dict.fromkeys(("f1", "f1_score", "f1_macro"), "macro_f1"),
     **dict.fromkeys(("auprc", "pr_auc", "aupr", "map"), "average_precision"),
-    **{"acc": "accuracy", "ece": "calibration_error", "brier_score": "brier", "concordance": "c_index"},
+    **{
+        "acc": "accuracy",
+        "ece": "calibration_error",
+        "brier_score": "brier",
+        "concordance": "c_index",
+    },
 }
 """What users of other libraries write, and our name for it."""
 
@@ -141,12 +167,18 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
         return UserError(f"unknown {what} {name!r}: leave it out")
     near = nearest(str(name), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    listed = "" if near and len(known) > _MANY else f"{'Known:' if near else 'choose one of'} {', '.join(known)}."
+    listed = (
+        ""
+        if near and len(known) > _MANY
+        else f"{'Known:' if near else 'choose one of'} {', '.join(known)}."
+    )
     return UserError(f"unknown {what} {name!r}: {hint}{listed}".rstrip())
 
 
 def nearest(name: str, known: Iterable[str], n: int, cutoff: float = 0.6) -> list[str]:
-    """Return the known names that are meant by one that is not known: what others call it, or similar spellings."""
+    """Return the known names that are meant by one that is not known: what others call it, or
+    similar spellings.
+    """
     known = list(known)
     plain = re.sub(r"[- ]", "_", name.strip("-")).lower()
     meant = _MEANT.get(plain, _MEANT.get(plain.removesuffix("_column"), ""))

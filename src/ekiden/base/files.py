@@ -1,6 +1,8 @@
-"""Files: a crash leaves the old or the new file, a changed byte is noticed, and tensors are not copied.
+"""Files: a crash leaves the old or the new file, a changed byte is noticed, and tensors are not
+copied.
 
-Locks exclude other processes of one machine. A lock is released when its process ends, even by a kill.
+Locks exclude other processes of one machine. A lock is released when its process ends, even by a
+kill.
 """
 
 import contextlib
@@ -27,7 +29,8 @@ _DIGEST = "blake2b"
 _BLANK = "0" * 32  # placeholder for the digest while it is computed
 _AT_ONCE = 1 << 20  # bytes that are read and hashed while they are in the processor's cache
 _MARK = b"ekiden\0\2"
-"""first bytes of a file with a digest that is not a safetensors file (those begin with the length of their header)"""
+"""first bytes of a file with a digest that is not a safetensors file (those begin with the length
+of their header)"""
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -51,21 +54,30 @@ def path_of(given: object) -> Path:
     """Return the path that the caller of a public function means."""
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         hint = ": its path is result.folder" if hasattr(given, "folder") else ""
-        raise UserError(f"give a path, not {'an empty text' if isinstance(given, str) else type(given).__name__}{hint}")
+        raise UserError(
+            "give a path, not "
+            f"{'an empty text' if isinstance(given, str) else type(given).__name__}{hint}"
+        )
     return Path(given)
 
 
-def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+def safetensors_chunks(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file, piece by piece.
 
-    The writer of the library safetensors holds a second copy of everything and refuses tensors that share memory. That
-    library reads the files of this one.
+    The writer of the library safetensors holds a second copy of everything and refuses tensors that
+    share memory. That library reads the files of this one.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     yield _framed(header)
     for tensor in tensors.values():
@@ -73,14 +85,17 @@ def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 
 
 def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[bytes | memoryview]:
-    """Return the pieces of a safetensors file with a digest of all its bytes in the metadata, for `read_tensors`.
+    """Return the pieces of a safetensors file with a digest of all its bytes in the metadata, for
+    `read_tensors`.
 
     It stays a safetensors file that every tool reads. `more` are further entries of the metadata.
     """
     first, *tensors = chunks
     header = json.loads(bytes(first[8:]))
     metadata = {_DIGEST: _BLANK, **more, **header["__metadata__"]}
-    found = hashlib.blake2b(_framed({**header, "__metadata__": metadata}), digest_size=len(_BLANK) // 2)
+    found = hashlib.blake2b(
+        _framed({**header, "__metadata__": metadata}), digest_size=len(_BLANK) // 2
+    )
     for tensor in tensors:
         found.update(tensor)
     yield _framed({**header, "__metadata__": metadata | {_DIGEST: found.hexdigest()}})
@@ -90,8 +105,9 @@ def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[b
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and the metadata of a file that `with_digest` and `write` made.
 
-    Bytes go from the file into the tensors, so they are in memory once, and those that are used are those that were
-    checked. (A mapped file needs as much. Whoever changes it later changes the tensors, or kills the process.)
+    Bytes go from the file into the tensors, so they are in memory once, and those that are used are
+    those that were checked. (A mapped file needs as much. Whoever changes it later changes the
+    tensors, or kills the process.)
 
     Raises:
         Damaged: a byte was changed, it is truncated, or it has no digest.
@@ -111,7 +127,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             said = metadata[_DIGEST]
             blank = f'"{_DIGEST}":"{_BLANK}"'.encode()
             found = hashlib.blake2b(
-                first + text.replace(f'"{_DIGEST}":"{said}"'.encode(), blank, 1), digest_size=len(_BLANK) // 2
+                first + text.replace(f'"{_DIGEST}":"{said}"'.encode(), blank, 1),
+                digest_size=len(_BLANK) // 2,
             )
             for name, about in header.items():
                 tensor = torch.empty(0, dtype=_KINDS[about["dtype"]])
@@ -174,7 +191,9 @@ def read_regular(path: Path, most: int = 1 << 31) -> bytes:
         UserError: it is not a regular file, or too large.
     """
     with _regular(path, most) as file:
-        return file.read(os.fstat(file.fileno()).st_size)  # `read` makes room for what it is asked for
+        return file.read(
+            os.fstat(file.fileno()).st_size
+        )  # `read` makes room for what it is asked for
 
 
 @contextmanager
@@ -182,14 +201,18 @@ def _regular(path: Path, most: int = 1 << 62) -> Iterator[BufferedReader]:
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
-            raise UserError(f"{path} is not a file of at most {most} bytes: it does not belong into a run folder")
+            raise UserError(
+                f"{path} is not a file of at most {most} bytes: it does not belong into a run "
+                "folder"
+            )
         yield file
 
 
 def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True) -> int:
     """Write `chunks` to `path` atomically and return the number of bytes.
 
-    The folder must exist. `sync` waits until the file is on the disk, so that it also survives a power cut.
+    The folder must exist. `sync` waits until the file is on the disk, so that it also survives a
+    power cut.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -214,12 +237,16 @@ def write_once(path: Path, content: bytes) -> bytes:
     if not path.exists():
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with open(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
+            ) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)  # unlike a rename, this keeps what another process wrote meanwhile
+                os.link(
+                    temporary, path
+                )  # unlike a rename, this keeps what another process wrote meanwhile
         except OSError as error:
             raise disk_error(error, path) from error
         finally:
@@ -228,7 +255,9 @@ def write_once(path: Path, content: bytes) -> bytes:
 
 
 def leave_no_core() -> None:
-    """Let no crash of this process and its children write their memory, with keys and samples, to a file."""
+    """Let no crash of this process and its children write their memory, with keys and samples, to a
+    file.
+    """
     with contextlib.suppress(ImportError):
         import resource  # noqa: PLC0415  (Windows does not have it)
 
@@ -239,7 +268,8 @@ def disk_error(error: OSError, path: Path) -> UserError:
     """Return the error for a `path` that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
-            f"disk full while writing {path}: free some space, then run `ekiden resume` or the same command again"
+            f"disk full while writing {path}: free some space, then run `ekiden resume` or the "
+            "same command again"
         )
     return UserError(f"cannot write {path}: {error.strerror or error}: choose another place")
 
@@ -264,7 +294,9 @@ def hold_lock(path: Path, *, wait: bool) -> FileLock:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds the lock of a file. To find out, this one holds it for a moment."""
+    """Return whether a process holds the lock of a file. To find out, this one holds it for a
+    moment.
+    """
     if not path.exists():
         return False
     try:
@@ -287,7 +319,9 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def lock_file(path: Path) -> Path:
-    """Return the lock file for `path`, a hidden file next to it: the same for all names of the path."""
+    """Return the lock file for `path`, a hidden file next to it: the same for all names of the
+    path.
+    """
     found = path.resolve()
     return found.with_name(f".{found.name}.lock")
 
@@ -327,7 +361,9 @@ def cache_folder() -> Path:
 
 
 def room(shape: tuple[int, ...]) -> Tensor:
-    """Make a uint8 tensor for images: in memory or, if it is large, in a file that vanishes after its last use."""
+    """Make a uint8 tensor for images: in memory or, if it is large, in a file that vanishes after
+    its last use.
+    """
     size = prod(shape)
     if size < LARGE:
         return torch.empty(shape, dtype=torch.uint8)
@@ -338,6 +374,7 @@ def room(shape: tuple[int, ...]) -> Tensor:
             return Place(Path(file.name), 0, shape).open()
     except OSError as error:
         raise UserError(
-            f"images of {size / 1e9:.1f} GB cannot be decoded into {cache_folder()} ({error.strerror}): free space "
+            f"images of {size / 1e9:.1f} GB cannot be decoded into {cache_folder()} "
+            f"({error.strerror}): free space "
             "there, or set EKIDEN_CACHE to another folder"
         ) from None

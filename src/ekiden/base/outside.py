@@ -1,8 +1,10 @@
-"""Code from outside the package: the user's own files, as `mine.py:MyMethod`, other packages, and their entry points.
+"""Code from outside the package: the user's own files, as `mine.py:MyMethod`, other packages, and
+their entry points.
 
-A file is code, so it runs only if the user typed its name on the command line, now or when it had the same content, or
-allowed it by `ekiden trust`. Whatever else names files (run folders, records, files of settings, texts in Python) may
-come from anybody, so it grants nothing. `trust` is called by `ekiden.cli` alone; a test looks at the source for that.
+A file is code, so it runs only if the user typed its name on the command line, now or when it had
+the same content, or allowed it by `ekiden trust`. Whatever else names files (run folders, records,
+files of settings, texts in Python) may come from anybody, so it grants nothing. `trust` is called
+by `ekiden.cli` alone; a test looks at the source for that.
 """
 
 import hashlib
@@ -73,12 +75,17 @@ def load(name: str) -> Any:
     path, attribute = _path(name), name.rpartition(":")[2]
     if _digest(path) not in _trusted():
         raise UserError(
-            f"{path} is code that was not run from here before, or that has changed since: read it, then "
+            f"{path} is code that was not run from here before, or that has changed since: read "
+            "it, then "
             f"`ekiden trust {path}` if it may run"
         )
     module = _module(path)
     if not hasattr(module, attribute):
-        own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        own = [
+            n
+            for n, value in vars(module).items()
+            if getattr(value, "__module__", None) == module.__name__
+        ]
         raise unknown(f"name in {path}", attribute, own)
     return getattr(module, attribute)
 
@@ -89,13 +96,16 @@ def by_content(name: str) -> str:
 
 
 def own_copy(name: str) -> str:
-    """Return PATH.py:NAME of the user's own file that FILE.py:NAME@DIGEST names; only a file that the user trusts."""
+    """Return PATH.py:NAME of the user's own file that FILE.py:NAME@DIGEST names; only a file that
+    the user trusts.
+    """
     file, digest = name.rsplit("@", 1) if "@" in name else (name, "")
     for known, path in _noted():
         if known == digest and Path(path).is_file() and _digest(Path(path)) == digest:
             return f"{path}:{file.rpartition(':')[2]}"
     raise UserError(
-        f"{short(file)[:80]} is code that is not here, or that was never allowed to run here: put the same file here, "
+        f"{short(file)[:80]} is code that is not here, or that was never allowed to run here: put "
+        "the same file here, "
         f"read it, then `ekiden trust {Path(file.rpartition(':')[0]).name[:80]}`"
     )
 
@@ -118,7 +128,9 @@ def call(name: str, group: Group, *args: Any) -> Any:
 
 
 def reference(thing: Any) -> str | None:
-    """Return the PATH.py:NAME from which `load` gives `thing`, also if it was imported; None if no single file does."""
+    """Return the PATH.py:NAME from which `load` gives `thing`, also if it was imported; None if no
+    single file does.
+    """
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__name__", "")
     if module.startswith(_PREFIX):
         return f"{_origin(module)}:{name}"
@@ -128,9 +140,13 @@ def reference(thing: Any) -> str | None:
 
 
 def known_as(kind: type, group: Group) -> str | None:
-    """Return the name that gives a class: an entry point of `group`, or PATH.py:NAME; None if there is none."""
+    """Return the name that gives a class: an entry point of `group`, or PATH.py:NAME; None if there
+    is none.
+    """
     own = f"{kind.__module__}:{kind.__qualname__}"
-    return next((point.name for point in _points(group) if point.value == own), None) or reference(kind)
+    return next((point.name for point in _points(group) if point.value == own), None) or reference(
+        kind
+    )
 
 
 def digests(names: Sequence[str]) -> dict[str, str]:
@@ -142,7 +158,9 @@ def refuse_changed(code: Mapping[str, str]) -> None:
     """Refuse files that have changed since a run noted these digests."""
     for path, digest in code.items():
         if _digest(_path(f"{path}:")) != digest:
-            raise UserError(f"{path} has changed since the run began: restore it, or start a new run")
+            raise UserError(
+                f"{path} has changed since the run began: restore it, or start a new run"
+            )
 
 
 def failure(path: Path, error: Exception) -> UserError:
@@ -151,6 +169,11 @@ def failure(path: Path, error: Exception) -> UserError:
     line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
     where = f"{path}, line {line}" if line else str(path)
     return UserError(f"{where}, fails: {type(error).__name__}: {error}")
+
+
+def summary_of(thing: object) -> str:
+    """Return the first paragraph of the docstring in one line."""
+    return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
 
 
 def source(thing: Any) -> Path | None:
@@ -228,7 +251,9 @@ def _origin(module: str) -> Path:
 
 
 class _Source(SourceFileLoader):
-    """Executes the file itself. A compiled copy in `__pycache__` may hold other code, and no digest covers it."""
+    """Executes the file itself. A compiled copy in `__pycache__` may hold other code, and no digest
+    covers it.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile what the file holds."""
@@ -236,7 +261,9 @@ class _Source(SourceFileLoader):
 
 
 class _Files(MetaPathFinder):
-    """Finds the modules of the user's files by name, so that worker processes find the classes in them too."""
+    """Finds the modules of the user's files by name, so that worker processes find the classes in
+    them too.
+    """
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the file of module `name`."""
@@ -265,7 +292,9 @@ def require_extra(extra: str, what: str, *modules: str) -> None:
 
 
 class Lazy:
-    """A package that is imported at its first use, since importing it takes long and few commands need it."""
+    """A package that is imported at its first use, since importing it takes long and few commands
+    need it.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

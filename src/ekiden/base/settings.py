@@ -11,7 +11,15 @@ from typing import Any, Literal
 
 import torch
 
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, NonNegative, Positive
+from ekiden.base.checks import (
+    BelowOne,
+    Checked,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+)
 from ekiden.base.errors import UserError
 
 
@@ -19,18 +27,20 @@ from ekiden.base.errors import UserError
 class Training(Checked):
     """How a client trains.
 
-    The defaults are those with which the code of FedELMY's authors trains its small CNNs. Adam and the weight decay are
-    also in the paper. The learning rate and the batch size are not: the paper's appendix has 5e-5 for CIFAR-10, PACS
-    and Tiny-ImageNet and 1e-3 only for Office-Caltech-10, without an exception for the CNN.
+    The defaults are those with which the code of FedELMY's authors trains its small CNNs. Adam and
+    the weight decay are also in the paper. The learning rate and the batch size are not: the
+    paper's appendix has 5e-5 for CIFAR-10, PACS and Tiny-ImageNet and 1e-3 only for
+    Office-Caltech-10, without an exception for the CNN.
     """
 
     optimizer: Literal["adam", "adamw", "sgd", "sam"] = "adam"
-    """Adam and SGD with L2 weight decay in the gradient, AdamW with decoupled weight decay; SAM is SGD on the
-    sharpness-aware gradient."""
+    """Adam and SGD with L2 weight decay in the gradient, AdamW with decoupled weight decay; SAM is
+    SGD on the sharpness-aware gradient."""
     lr: Positive = 1e-3
     """η, learning rate"""
     weight_decay: NonNegative = 1e-4
-    """factor of the weights that is added to the gradient; with adamw, subtracted from the weights, times η"""
+    """factor of the weights that is added to the gradient; with adamw, subtracted from the weights,
+    times η"""
     momentum: BelowOne = 0.0
     """momentum of sgd and sam"""
     rho: NonNegative = 0.05
@@ -40,16 +50,18 @@ class Training(Checked):
     batch_size: Count = 128
     """B, samples per mini-batch"""
     max_steps: CountOrZero = 0
-    """largest number of mini-batches in one training of a client, so that an epoch may end early; 0 for no limit"""
+    """largest number of mini-batches in one training of a client, so that an epoch may end early; 0
+    for no limit"""
     select: Literal["best", "last", "tail"] = "best"
-    """what training returns: the epoch with the best validation accuracy (the last one where a client has no
-    validation data), the last epoch, or the mean of the iterates over the last part of the steps"""
+    """what training returns: the epoch with the best validation accuracy (the last one where a
+    client has no validation data), the last epoch, or the mean of the iterates over the last part
+    of the steps"""
     tail: Fraction = 0.5
     """share of the steps, at the end, that select = tail averages"""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: the loss of a sample is multiplied by n / (K·n_k), with n training samples of all clients in K classes
-    and n_k in its own, so that rare classes count as much as common ones. Between machines n_k is what the silos agreed
-    on (`ekiden silo sums`)"""
+    """balanced: the loss of a sample is multiplied by n / (K·n_k), with n training samples of all
+    clients in K classes and n_k in its own, so that rare classes count as much as common ones.
+    Between machines n_k is what the silos agreed on (`ekiden silo sums`)"""
     augment: bool = True
     """augment training batches as the data set defines (crop, flip, rotation)"""
     mean: tuple[float, ...] = ()
@@ -59,7 +71,9 @@ class Training(Checked):
 
     @property
     def adaptive(self) -> bool:
-        """Return whether each coordinate has its own step size; η and momentum then do not give a step's length."""
+        """Return whether each coordinate has its own step size; η and momentum then do not give a
+        step's length.
+        """
         return self.optimizer in ("adam", "adamw")
 
     @property
@@ -68,7 +82,9 @@ class Training(Checked):
         return 0.0 if self.optimizer == "adamw" else self.weight_decay
 
     def steps(self, samples: int, epochs: int) -> int:
-        """Return the optimiser steps of a client with this number of samples in this number of epochs."""
+        """Return the optimiser steps of a client with this number of samples in this number of
+        epochs.
+        """
         steps = epochs * batches(samples, self.batch_size)
         return min(steps, self.max_steps or steps)
 
@@ -80,19 +96,22 @@ class Hardware(Checked):
     device: str = "cpu"
     """cpu, cuda, cuda:1, ..."""
     threads: CountOrZero = 0
-    """CPU threads of one task; 0: one for networks of less than a million parameters, because more slow
-    these down; otherwise all cores, divided among the workers"""
+    """CPU threads of one task; 0: one for networks of less than a million parameters, because more
+    slow these down; otherwise all cores, divided among the workers"""
     precision: Literal["float32", "bf16"] = "float32"
-    """bf16: autocast of the forward pass; faster on GPUs, and on CPUs with AMX (see docs/benchmarks.md)"""
+    """bf16: autocast of the forward pass; faster on GPUs, and on CPUs with AMX (see
+    docs/benchmarks.md)"""
     channels_last: bool = True
-    """feed images in channels-last layout: on a CPU the small CNNs and ResNet-18 then train faster, VGG-11
-    slower (see docs/benchmarks.md)"""
+    """feed images in channels-last layout: on a CPU the small CNNs and ResNet-18 then train faster,
+    VGG-11 slower (see docs/benchmarks.md)"""
 
     def __post_init__(self) -> None:
         try:
             torch.device(self.device)
         except RuntimeError as error:
-            raise UserError(f"there is no device {self.device!r}: choose cpu or cuda, which is a GPU") from error
+            raise UserError(
+                f"there is no device {self.device!r}: choose cpu or cuda, which is a GPU"
+            ) from error
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context that sets the precision of forward passes."""
@@ -103,7 +122,9 @@ class Hardware(Checked):
 
 
 def batches(n: int, size: int) -> int:
-    """Return the number of mini-batches of `size` in a pass over n samples; one sample alone joins the batch before."""
+    """Return the number of mini-batches of `size` in a pass over n samples; one sample alone joins
+    the batch before.
+    """
     return max(1, n // size if n % size == 1 else -(-n // size))
 
 
@@ -115,10 +136,14 @@ def derive(*parts: str | int) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let what draws from PyTorch's global generators draw from `seed`; the CPU's draws outside stay what they were."""
+    """Let what draws from PyTorch's global generators draw from `seed`; the CPU's draws outside
+    stay what they were.
+    """
     with torch.random.fork_rng(devices=[]):
         if torch.cuda.is_available() or torch.accelerator.is_available():
             torch.manual_seed(seed)
-        else:  # the same, but torch.manual_seed takes a traceback for each kind of device that may come later
+        else:
+            # the same, but torch.manual_seed takes a traceback for each kind of device that may
+            # come later
             torch.default_generator.manual_seed(seed)
         yield

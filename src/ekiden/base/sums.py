@@ -1,7 +1,8 @@
-"""Exact sums: whole numbers modulo powers of two, which masks can hide, and products of features over samples.
+"""Exact sums: whole numbers modulo powers of two, which masks can hide, and products of features
+over samples.
 
-A Gram matrix and products with labels are exact, because features are small whole numbers. Products may travel in few
-bits: each client rounds its own, and the rounded sums add up exactly.
+A Gram matrix and products with labels are exact, because features are small whole numbers. Products
+may travel in few bits: each client rounds its own, and the rounded sums add up exactly.
 """
 
 import re
@@ -18,7 +19,9 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 
 _WORD = 32  # bits of a packed number once it is unpacked
-_BLOCK = 2**20  # packed numbers that are handled at a time; a multiple of 8, so that blocks end with a byte
+_BLOCK = (
+    2**20
+)  # packed numbers that are handled at a time; a multiple of 8, so that blocks end with a byte
 _KINDS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
 _NAME = re.compile(r"[\w.-]{1,200}")
 _MOST_TEXT = 1 << 16
@@ -26,12 +29,16 @@ FRACTION = 28  # bits after the point of numbers in fixed point
 
 
 class Shared:
-    """Mark, with `Annotated`, a whole number in an addable payload that all parts share. It is not added up."""
+    """Mark, with `Annotated`, a whole number in an addable payload that all parts share. It is not
+    added up.
+    """
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Mark, with `Annotated`, a tensor of bytes that holds numbers of fewer than 32 bits, one after the other."""
+    """Mark, with `Annotated`, a tensor of bytes that holds numbers of fewer than 32 bits, one after
+    the other.
+    """
 
     bits: str  # name of the field that says how many bits each has
 
@@ -42,18 +49,23 @@ class Unopened(UserError, AttributeError):
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """A sum of parts under masks. Each number is uniform until the parts of all members are in; then the masks cancel.
+    """A sum of parts under masks. Each number is uniform until the parts of all members are in;
+    then the masks cancel.
 
-    It stands in place of the payload whose numbers it hides, and has the same number of bytes. All but `numbers`
-    and `shared` is header.
+    It stands in place of the payload whose numbers it hides, and has the same number of bytes. All
+    but `numbers` and `shared` is header.
     """
 
     form: str  # JSON tree of the payload; see `ekiden.engine.transport.summands`
-    numbers: list[Tensor]  # whole numbers modulo 2^bits, as int16, int32 or int64; those of other bits packed in uint8
+    numbers: list[
+        Tensor
+    ]  # whole numbers modulo 2^bits, as int16, int32 or int64; those of other bits packed in uint8
     bits: list[int]  # of the numbers in each tensor
     shared: list[int]  # whole numbers that all parts share, not masked
-    # digest of the numbers, modulo 2^64, under a mask of its own. It is linear, so the digest of a sum is the sum of
-    # the digests. A sum that does not fit into its bits, or whose masks do not cancel, has another one.
+    # digest of the numbers, modulo 2^64, under a mask of its own. It is linear, so the digest of a
+    # sum is the sum of
+    # the digests. A sum that does not fit into its bits, or whose masks do not cancel, has another
+    # one.
     check: int
     sum: str  # name of the sum
     members: str  # digest of the list of those who give a part
@@ -62,17 +74,28 @@ class Masked:
     def __post_init__(self) -> None:
         """Check what may come from another party."""
         kinds = [
-            _KINDS.get(t.dtype, bits if t.dtype == torch.uint8 and 8 <= bits < _WORD else 0) for t, bits in self._all()
+            _KINDS.get(t.dtype, bits if t.dtype == torch.uint8 and 8 <= bits < _WORD else 0)
+            for t, bits in self._all()
         ]
-        fits = kinds == self.bits and all(t.ndim == 1 for t in self.numbers) and len(set(self.given)) == len(self.given)
-        named = all(_NAME.fullmatch(name) for name in (self.sum, self.members, *self.given)) and self.given
+        fits = (
+            kinds == self.bits
+            and all(t.ndim == 1 for t in self.numbers)
+            and len(set(self.given)) == len(self.given)
+        )
+        named = (
+            all(_NAME.fullmatch(name) for name in (self.sum, self.members, *self.given))
+            and self.given
+        )
         if not fits or not named or not 0 <= self.check < 2**64 or len(self.form) > _MOST_TEXT:
-            raise UserError("a masked sum is not as it must be: use the same version of Ekiden everywhere")
+            raise UserError(
+                "a masked sum is not as it must be: use the same version of Ekiden everywhere"
+            )
 
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse to be used like the payload that it hides."""
         raise Unopened(
-            f"sum {self.sum} has only the parts of {', '.join(self.given)}: it opens when all silos of the run gave "
+            f"sum {self.sum} has only the parts of {', '.join(self.given)}: it opens when all "
+            "silos of the run gave "
             "theirs; start the others, then `ekiden resume`"
         )
 
@@ -80,21 +103,32 @@ class Masked:
         """Return the sum with the parts of `other`."""
         if not isinstance(other, Masked):
             raise UserError(f"a part of sum {self.sum} is not masked: refused")
-        about = [(s.form, s.bits, s.shared, s.sum, s.members, [len(t) for t in s.numbers]) for s in (self, other)]
+        about = [
+            (s.form, s.bits, s.shared, s.sum, s.members, [len(t) for t in s.numbers])
+            for s in (self, other)
+        ]
         if about[0] != about[1]:
             raise UserError(
-                f"the parts of sum {self.sum} do not fit together: the silos got other lists of members, or sums of "
+                f"the parts of sum {self.sum} do not fit together: the silos got other lists of "
+                "members, or sums of "
                 "other features"
             )
         if twice := set(self.given) & set(other.given):
-            raise UserError(f"{', '.join(sorted(twice))} would give a part to sum {self.sum} twice: refused")
-        numbers = [narrowed(wide(a, n) + wide(b, n), n) for (a, n), b in zip(self._all(), other.numbers, strict=True)]
+            raise UserError(
+                f"{', '.join(sorted(twice))} would give a part to sum {self.sum} twice: refused"
+            )
+        numbers = [
+            narrowed(wide(a, n) + wide(b, n), n)
+            for (a, n), b in zip(self._all(), other.numbers, strict=True)
+        ]
         check = (self.check + other.check) % 2**64
         return replace(self, numbers=numbers, check=check, given=[*self.given, *other.given])
 
     def _all(self) -> list[tuple[Tensor, int]]:
         if len(self.numbers) != len(self.bits):
-            raise UserError("a masked sum is not as it must be: use the same version of Ekiden everywhere")
+            raise UserError(
+                "a masked sum is not as it must be: use the same version of Ekiden everywhere"
+            )
         return list(zip(self.numbers, self.bits, strict=True))
 
 
@@ -104,7 +138,8 @@ def bits_of(tensor: Tensor) -> int:
 
 
 def wide(numbers: Tensor, bits: int) -> "np.ndarray[Any, Any]":
-    """Return numbers modulo 2^bits, as `Masked` holds them, as unsigned words, which wrap around where they are added.
+    """Return numbers modulo 2^bits, as `Masked` holds them, as unsigned words, which wrap around
+    where they are added.
 
     They are in memory of their own.
     """
@@ -118,20 +153,24 @@ def narrowed(words: "np.ndarray[Any, Any]", bits: int) -> Tensor:
     """Return words as `Masked` holds them: the opposite of `wide`."""
     if words.itemsize * 8 == bits:
         signed = torch.from_numpy(words.view(f"<i{bits // 8}"))
-        return signed if len(words) else signed.new_zeros(0)  # numpy's strides of nothing are not those of torch
+        return (
+            signed if len(words) else signed.new_zeros(0)
+        )  # numpy's strides of nothing are not those of torch
     counts = torch.from_numpy(words.astype(np.int64))
     return torch.cat([pack(block, bits) for block in torch.split(counts, _BLOCK)])
 
 
 def fixed(values: Tensor, parts: int, what: str) -> Tensor:
-    """Return numbers in fixed point: int64 in units of 2^-28, rounded, so that each is wrong by 2^-29 at most.
+    """Return numbers in fixed point: int64 in units of 2^-28, rounded, so that each is wrong by
+    2^-29 at most.
 
     So many such tensors (`parts`) can be added up. The message calls the numbers `what`.
     """
     scaled, most = values.double() * 2.0**FRACTION, 2.0**62 / parts
     if not bool((scaled.abs() < most).all()):  # also where one is NaN
         raise UserError(
-            f"{what} reach {float(values.abs().max()):.3g}, and a sum of {parts} in fixed point has room for "
+            f"{what} reach {float(values.abs().max()):.3g}, and a sum of {parts} in fixed point "
+            "has room for "
             f"{most / 2.0**FRACTION:.3g}: scale the data, lower --lr, or leave out clients"
         )
     return scaled.round().long()
@@ -145,20 +184,25 @@ def real(numbers: Tensor) -> Tensor:
 def digest(numbers: "list[np.ndarray[Any, Any]]") -> int:
     """Return Σ w x modulo 2^64 over signed numbers x, with fixed random weights w.
 
-    Numbers that lost a multiple of 2^16 or 2^32 have another digest, except for one case in 2^32 or more.
+    Numbers that lost a multiple of 2^16 or 2^32 have another digest, except for one case in 2^32 or
+    more.
     """
     total, start = 0, 1
     for part in numbers:
         for block in np.array_split(part, max(1, len(part) // _BLOCK)):
             with np.errstate(over="ignore"):
                 weights = _scrambled(np.arange(start, start + len(block), dtype=np.uint64))
-                total += int((block.astype(np.int64).view(np.uint64) * weights).sum(dtype=np.uint64))
+                total += int(
+                    (block.astype(np.int64).view(np.uint64) * weights).sum(dtype=np.uint64)
+                )
             start += len(block)
     return total % 2**64
 
 
 def pack(counts: Tensor, bits: int) -> Tensor:
-    """Pack whole numbers modulo 2^bits, the highest bit first; the last byte is filled up with zeros."""
+    """Pack whole numbers modulo 2^bits, the highest bit first; the last byte is filled up with
+    zeros.
+    """
     big = (counts & ((1 << bits) - 1)).numpy().astype(">u4").view(np.uint8).reshape(-1, 4)
     return torch.from_numpy(np.packbits(np.unpackbits(big, axis=1)[:, _WORD - bits :]))
 
@@ -185,9 +229,13 @@ FULL = 32  # bits of a product that is not rounded
 LARGEST = 127  # the largest absolute value of a feature
 WIDE = 2**15 - 1  # the largest absolute value of a feature whose sums travel as int64
 FARTHEST = 2**20  # the largest absolute value of a target
-_ROWS = 1024  # 1024 · 127² < 2^24: float32 adds up this number of products in any order without rounding
+# 1024 · 127² < 2^24: float32 adds up this number of products in any order without rounding
+_ROWS = 1024
 _STRIPE = 256  # columns of the Gram matrix that are computed together
-_MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}  # float64 adds them up; it is exact up to 2^53
+_MOST = {
+    torch.int32: 2**31 - 1,
+    torch.int64: 2**53 - 1,
+}  # float64 adds them up; it is exact up to 2^53
 
 
 class Rounding(NamedTuple):
@@ -198,7 +246,8 @@ class Rounding(NamedTuple):
 
     @classmethod
     def within(cls, bits: int, samples: int, variance: int) -> "Rounding":
-        """The finest rounding to `bits` with which `samples` samples of features with such variances have room.
+        """The finest rounding to `bits` with which `samples` samples of features with such
+        variances have room.
 
         Covariances times n go up to n·`variance`, and room is for q·2^(b - 1).
         """
@@ -207,10 +256,11 @@ class Rounding(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """Σ φφᵀ over samples with features φ (D,): exact squares, and products that each client rounds to multiples of q.
+    """Σ φφᵀ over samples with features φ (D,): exact squares, and products that each client rounds
+    to multiples of q.
 
-    Products are counted in q modulo 2^b. Their sums have the same bits in any order, and a part can be subtracted
-    again. `matrix` finds the multiples of q·2^b that are missing.
+    Products are counted in q modulo 2^b. Their sums have the same bits in any order, and a part can
+    be subtracted again. `matrix` finds the multiples of q·2^b that are missing.
     """
 
     squares: Tensor  # (D,) int32, Σ φ²
@@ -223,13 +273,25 @@ class Rounded:
     def __post_init__(self) -> None:
         """Check what may come from another party."""
         if not LEAST <= self.bits < FULL or not 0 < self.unit << self.bits < 2**53:
-            raise UserError(f"sums of {self.bits} bits in units of {self.unit} are refused: use one version everywhere")
+            raise UserError(
+                f"sums of {self.bits} bits in units of {self.unit} are refused: use one version "
+                "everywhere"
+            )
         if (self.squares.dtype, self.products.dtype) != (torch.int32, torch.uint8):
-            raise UserError("squares must be of int32, rounded products of uint8: use one version of Ekiden everywhere")
-        if self.squares.ndim != 1 or tuple(self.products.shape) != (_packed_bytes(self.width, self.bits),):
-            raise UserError("rounded sums do not fit together: use the same method and model everywhere")
+            raise UserError(
+                "squares must be of int32, rounded products of uint8: use one version of Ekiden "
+                "everywhere"
+            )
+        if self.squares.ndim != 1 or tuple(self.products.shape) != (
+            _packed_bytes(self.width, self.bits),
+        ):
+            raise UserError(
+                "rounded sums do not fit together: use the same method and model everywhere"
+            )
         if self.parts < 0 or bool((self.squares < 0).any()):
-            raise UserError("sums of squares or counts are negative: these are not the sums of any samples")
+            raise UserError(
+                "sums of squares or counts are negative: these are not the sums of any samples"
+            )
 
     @property
     def width(self) -> int:
@@ -239,22 +301,29 @@ class Rounded:
     def plus(self, other: "Rounded") -> "Rounded":
         """Return the sums over the samples of both."""
         if (self.width, self.bits, self.unit) != (other.width, other.bits, other.unit):
-            raise UserError("sums that are rounded differently cannot be combined: use one --bits and one --samples")
+            raise UserError(
+                "sums that are rounded differently cannot be combined: use one --bits and one "
+                "--samples"
+            )
         squares = self.squares.long() + other.squares
         if bool((squares > 2**31 - 1).any()):
             raise UserError(
-                "a sum of squares does not fit into 32 bits: there are too many samples for one run; leave out "
+                "a sum of squares does not fit into 32 bits: there are too many samples for one "
+                "run; leave out "
                 "clients, or some samples of the largest"
             )
         blocks = zip(self._counts(), other._counts(), strict=True)
         products = [pack(own + others, self.bits) for own, others in blocks]
-        return Rounded(squares.int(), torch.cat(products), self.bits, self.unit, self.parts + other.parts)
+        return Rounded(
+            squares.int(), torch.cat(products), self.bits, self.unit, self.parts + other.parts
+        )
 
     def matrix(self, total: Tensor, samples: int) -> Tensor:
         """(D, D) float64 Σ φφᵀ on the CPU, up to the rounding of the parts.
 
-        n·covariance is Σ φ_i φ_j - Σφ_i Σφ_j/n, and at most the root of the product of two n·variances. All of these
-        but Σ φ_i φ_j are known exactly. So only one multiple of q·2^b can be missing, unless variances are too large.
+        n·covariance is Σ φ_i φ_j - Σφ_i Σφ_j/n, and at most the root of the product of two
+        n·variances. All of these but Σ φ_i φ_j are known exactly. So only one multiple of q·2^b can
+        be missing, unless variances are too large.
 
         Args:
             total: (D,) Σ φ.
@@ -265,7 +334,8 @@ class Rounded:
         largest = float((squares - sums.square() / samples).clamp(min=0).max())
         if 2 * largest + self.parts * self.unit >= period:
             raise UserError(
-                f"the sums do not fit into {self.bits} bits: start a new run with --samples {samples} or more, or with "
+                f"the sums do not fit into {self.bits} bits: start a new run with --samples "
+                f"{samples} or more, or with "
                 "more --bits"
             )
         rest = torch.cat(list(self._counts())).double() * self.unit
@@ -292,7 +362,10 @@ def rounded(gram: Tensor, rounding: Rounding) -> Rounded:
     """Round the upper triangle of Σ φφᵀ (D, D), float64 of whole numbers; halves are rounded up."""
     squares = gram.diagonal().cpu()
     if squares.numel() and float(squares.max()) > 2**31 - 1:
-        raise UserError("a sum of squares does not fit into 32 bits: this client has too many samples; leave out some")
+        raise UserError(
+            "a sum of squares does not fit into 32 bits: this client has too many samples; leave "
+            "out some"
+        )
     bits, unit = rounding
     above = torch.ones_like(gram, dtype=torch.bool).triu(1)
     counts = (gram[above].cpu().long() + unit // 2).div(unit, rounding_mode="floor")
@@ -323,7 +396,9 @@ class _Addable(ABC):
 
     @property
     def error(self) -> float:
-        """Standard deviation of the error of a product in `matrix`: 0 unless products were rounded."""
+        """Standard deviation of the error of a product in `matrix`: 0 unless products were
+        rounded.
+        """
         return self.gram.error if isinstance(self.gram, Rounded) else 0.0
 
     def matrix(self) -> Tensor:
@@ -343,14 +418,16 @@ class _Addable(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Sums(_Addable):
-    """What ridge regression and linear discriminant analysis need from n samples with features φ (D,).
+    """What ridge regression and linear discriminant analysis need from n samples with features φ
+    (D,).
 
-    All entries are whole numbers, so sums of sums are the same bits in any order. They travel as int32, which is enough
-    for 133,144 samples whatever their features are, and usually for more. Sums of wide features travel as int64, which
-    is enough for 8,388,608 samples.
+    All entries are whole numbers, so sums of sums are the same bits in any order. They travel as
+    int32, which is enough for 133,144 samples whatever their features are, and usually for more.
+    Sums of wide features travel as int64, which is enough for 8,388,608 samples.
     """
 
-    # (D(D + 1)/2,) int32 or int64, Σ φφᵀ, the upper triangle row by row; or rounded, which goes with int32
+    # (D(D + 1)/2,) int32 or int64, Σ φφᵀ, the upper triangle row by row; or rounded, which goes
+    # with int32
     gram: Tensor | Rounded
     classes: Tensor  # (K, D) of the same type, Σ φ over the samples of each class
     counts: Tensor  # (K,) int64, number of samples of each class
@@ -359,11 +436,21 @@ class Sums(_Addable):
         """Check what may come from another party."""
         shapes = (_shape(self.gram), tuple(self.classes.shape), tuple(self.counts.shape))
         width = self.classes.shape[1] if self.classes.ndim == 2 else 0
-        if not width or shapes != ((width * (width + 1) // 2,), (len(self.counts), width), (len(self.classes),)):
-            raise UserError(f"sums of shapes {shapes} do not fit together: use the same method and model everywhere")
+        if not width or shapes != (
+            (width * (width + 1) // 2,),
+            (len(self.counts), width),
+            (len(self.classes),),
+        ):
+            raise UserError(
+                f"sums of shapes {shapes} do not fit together: use the same method and model "
+                "everywhere"
+            )
         kind = _dtype(self.gram)
         if kind not in _MOST or (self.classes.dtype, self.counts.dtype) != (kind, torch.int64):
-            raise UserError("sums must be of int32 or int64, counts of int64: use one version of Ekiden everywhere")
+            raise UserError(
+                "sums must be of int32 or int64, counts of int64: use one version of Ekiden "
+                "everywhere"
+            )
         self._refuse_impossible()
 
     def _refuse_impossible(self) -> None:
@@ -379,7 +466,11 @@ class Sums(_Addable):
         return self.classes.double().sum(0), self.samples
 
     def plus(self, other: "AnySums") -> Self:
-        if not isinstance(other, Sums) or type(other) is not type(self) or _kind(other) != _kind(self):
+        if (
+            not isinstance(other, Sums)
+            or type(other) is not type(self)
+            or _kind(other) != _kind(self)
+        ):
             raise _unlike(self, other)
         (classes,) = _added((self.classes,), (other.classes,))
         gram = _gram_added(self.gram, other.gram)
@@ -388,16 +479,22 @@ class Sums(_Addable):
 
 @dataclass(frozen=True, eq=False)
 class NoisySums(Sums):
-    """Sums to which each part has added whole-number noise, so that they keep differential privacy."""
+    """Sums to which each part has added whole-number noise, so that they keep differential
+    privacy.
+    """
 
     parts: int  # how many parts are in the sums
-    gram_noise: Annotated[int, Shared]  # standard deviation of the noise that a part added to each entry of `gram`
+    gram_noise: Annotated[
+        int, Shared
+    ]  # standard deviation of the noise that a part added to each entry of `gram`
     class_noise: Annotated[int, Shared]  # the same for `classes`
     count_noise: Annotated[int, Shared]  # the same for `counts`
 
     def _refuse_impossible(self) -> None:
         """Accept negative squares and counts, which noise makes; refuse noise that is none."""
-        if min(self.parts, self.gram_noise, self.class_noise, self.count_noise) < 1 or isinstance(self.gram, Rounded):
+        if min(self.parts, self.gram_noise, self.class_noise, self.count_noise) < 1 or isinstance(
+            self.gram, Rounded
+        ):
             raise UserError("noisy sums name no noise: use the same version of Ekiden everywhere")
 
     @property
@@ -407,13 +504,17 @@ class NoisySums(Sums):
 
     def plus(self, other: "AnySums") -> Self:
         if not isinstance(other, NoisySums) or other.noise != self.noise:
-            raise UserError("sums with different noise cannot be combined: use the same --dp everywhere")
+            raise UserError(
+                "sums with different noise cannot be combined: use the same --dp everywhere"
+            )
         return replace(super().plus(other), parts=self.parts + other.parts)
 
 
 @dataclass(frozen=True, eq=False)
 class TargetSums(_Addable):
-    """What ridge regression needs from n samples with features φ (D,) and targets y (K,), all whole numbers."""
+    """What ridge regression needs from n samples with features φ (D,) and targets y (K,), all whole
+    numbers.
+    """
 
     gram: Tensor | Rounded  # (D(D + 1)/2,) int32 or int64, Σ φφᵀ, or rounded, as in `Sums`
     features: Tensor  # (D,) int64, Σ φ
@@ -427,8 +528,17 @@ class TargetSums(_Addable):
         parts = (self.features, self.products, self.targets, self.powers)
         shapes = (_shape(self.gram), *(tuple(part.shape) for part in parts))
         width, outputs = self.features.numel(), len(self.targets)
-        if not width or shapes != ((width * (width + 1) // 2,), (width,), (outputs, width), (outputs,), (outputs,)):
-            raise UserError(f"sums of shapes {shapes} do not fit together: use the same method and model everywhere")
+        if not width or shapes != (
+            (width * (width + 1) // 2,),
+            (width,),
+            (outputs, width),
+            (outputs,),
+            (outputs,),
+        ):
+            raise UserError(
+                f"sums of shapes {shapes} do not fit together: use the same method and model "
+                "everywhere"
+            )
         if _dtype(self.gram) not in _MOST or {part.dtype for part in parts} != {torch.int64}:
             raise UserError("sums must be of int32 or int64: use one version of Ekiden everywhere")
         _refuse_negative(self.powers, diagonal(self.gram, width), torch.tensor(self.samples))
@@ -449,7 +559,9 @@ class TargetSums(_Addable):
 AnySums = Sums | TargetSums | NoisySums
 
 
-def noisy(sums: Sums, noise: tuple[int, int, int], drawn: Callable[[int, int], Tensor]) -> NoisySums:
+def noisy(
+    sums: Sums, noise: tuple[int, int, int], drawn: Callable[[int, int], Tensor]
+) -> NoisySums:
     """Return sums with noise.
 
     Args:
@@ -459,7 +571,10 @@ def noisy(sums: Sums, noise: tuple[int, int, int], drawn: Callable[[int, int], T
     """
     assert isinstance(sums.gram, Tensor), "rounded sums have no noise"
     parts = (sums.gram, sums.classes, sums.counts)
-    found = [part.long().cpu() + drawn(s, part.numel()).view(part.shape) for part, s in zip(parts, noise, strict=True)]
+    found = [
+        part.long().cpu() + drawn(s, part.numel()).view(part.shape)
+        for part, s in zip(parts, noise, strict=True)
+    ]
     gram, classes = (_narrow(part, sums.gram.dtype).to(sums.gram.device) for part in found[:2])
     return NoisySums(gram, classes, found[2].to(sums.counts.device), 1, *noise)
 
@@ -482,7 +597,9 @@ def _gram_added(mine: Tensor | Rounded, other: Tensor | Rounded) -> Tensor | Rou
     if isinstance(mine, Rounded) and isinstance(other, Rounded):
         return mine.plus(other)
     if isinstance(mine, Rounded) or isinstance(other, Rounded):
-        raise UserError("rounded sums cannot be combined with exact ones: use the same --bits everywhere")
+        raise UserError(
+            "rounded sums cannot be combined with exact ones: use the same --bits everywhere"
+        )
     return _added((mine,), (other,))[0]
 
 
@@ -494,7 +611,8 @@ def _unlike(*both: AnySums) -> UserError:
         for s in both
     )
     return UserError(
-        f"sums of {mine} cannot be combined with sums of {other}: use the same method and model everywhere"
+        f"sums of {mine} cannot be combined with sums of {other}: use the same method and model "
+        "everywhere"
     )
 
 
@@ -506,7 +624,8 @@ def measure(
     largest: int = LARGEST,
     rounding: Rounding | None = None,
 ) -> Sums:
-    """Return the sums over samples that come in blocks of features and labels; at most 1024 rows are held at a time.
+    """Return the sums over samples that come in blocks of features and labels; at most 1024 rows
+    are held at a time.
 
     Args:
         blocks: features (b, D), whole numbers in any floating-point type, and labels (b,).
@@ -553,15 +672,22 @@ def measure_targets(
     for features, rows in _regrouped(blocks):
         phi, y = gram.add(features).double(), rows.double()
         if y.shape[1:] != (outputs,) or not torch.equal(y.round(), y):  # also where one is NaN
-            raise UserError(f"exact sums need {outputs} targets for each sample that are whole numbers")
+            raise UserError(
+                f"exact sums need {outputs} targets for each sample that are whole numbers"
+            )
         if float(y.abs().max()) > FARTHEST:
-            raise UserError(f"a target is more than {FARTHEST} steps away from 0: remove samples so far from the rest")
+            raise UserError(
+                f"a target is more than {FARTHEST} steps away from 0: remove samples so far from "
+                "the rest"
+            )
         sums += phi.sum(0).long()  # the sums of one block are whole numbers below 2^53
         products += (y.T @ phi).long()
         targets += y.sum(0).long()
         powers += y.square().sum(0).long()
         count += len(y)
-    sums, products, targets, powers = (_narrow(t, torch.int64) for t in (sums, products, targets, powers))
+    sums, products, targets, powers = (
+        _narrow(t, torch.int64) for t in (sums, products, targets, powers)
+    )
     return TargetSums(gram.packed(rounding), sums, products, targets, powers, count)
 
 
@@ -580,15 +706,26 @@ class _Gram:
         self._total = torch.zeros(width, width, dtype=torch.float64, device=device)
 
     def add(self, features: Tensor) -> Tensor:
-        """Add a block (b, D), and return it in a type in which products of its numbers add up exactly."""
+        """Add a block (b, D), and return it in a type in which products of its numbers add up
+        exactly.
+        """
         width, largest = len(self._total), self._largest
         if features.shape[1:] != (width,):
-            raise UserError(f"features of shape {tuple(features.shape[1:])} where {width} numbers were announced")
-        if not torch.equal(features.round().clamp(-largest, largest), features):  # also where one is NaN
-            raise UserError(f"exact sums need features that are whole numbers from -{largest} to {largest}")
+            raise UserError(
+                f"features of shape {tuple(features.shape[1:])} where {width} numbers were "
+                "announced"
+            )
+        if not torch.equal(
+            features.round().clamp(-largest, largest), features
+        ):  # also where one is NaN
+            raise UserError(
+                f"exact sums need features that are whole numbers from -{largest} to {largest}"
+            )
         phi = features.to(self._precision)
         for start in range(0, width, _STRIPE):
-            self._total[start : start + _STRIPE, start:] += phi[:, start : start + _STRIPE].T @ phi[:, start:]
+            self._total[start : start + _STRIPE, start:] += (
+                phi[:, start : start + _STRIPE].T @ phi[:, start:]
+            )
         return phi
 
     def packed(self, rounding: Rounding | None) -> Tensor | Rounded:
@@ -607,7 +744,8 @@ def size(classes: int, width: int, *, wide: bool = False, bits: int = FULL) -> i
 
 
 def size_of_targets(outputs: int, width: int, *, wide: bool = False, bits: int = FULL) -> int:
-    """Return the bytes of sums with targets: 2D(D + 1) + 8(K + 1)D + 16K + 8; for wide features 2D(D + 1) more.
+    """Return the bytes of sums with targets: 2D(D + 1) + 8(K + 1)D + 16K + 8; for wide features
+    2D(D + 1) more.
 
     Of products that are rounded, as in `size`.
     """
@@ -635,7 +773,9 @@ def _symmetric(gram: Tensor, width: int) -> Tensor:
 
 def _refuse_negative(*squares: Tensor) -> None:
     if any(bool((part < 0).any()) for part in squares):
-        raise UserError("sums of squares or counts are negative: these are not the sums of any samples")
+        raise UserError(
+            "sums of squares or counts are negative: these are not the sums of any samples"
+        )
 
 
 def _added(mine: Iterable[Tensor], others: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -647,7 +787,9 @@ def _regrouped(blocks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor
     held: list[tuple[Tensor, Tensor]] = []
     rows = 0
     for features, labels in blocks:
-        for part in zip(torch.split(features.float(), _ROWS), torch.split(labels, _ROWS), strict=True):
+        for part in zip(
+            torch.split(features.float(), _ROWS), torch.split(labels, _ROWS), strict=True
+        ):
             if rows + len(part[1]) > _ROWS:
                 yield _joined(held)
                 held, rows = [], 0
@@ -658,7 +800,11 @@ def _regrouped(blocks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return parts[0] if len(parts) == 1 else (torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts]))
+    return (
+        parts[0]
+        if len(parts) == 1
+        else (torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts]))
+    )
 
 
 def _upper(width: int, device: torch.device) -> Tensor:
@@ -670,7 +816,8 @@ def _narrow(values: Tensor, kind: torch.dtype) -> Tensor:
     """Return whole numbers as int32 or int64."""
     if values.numel() and float(values.abs().max()) > _MOST[kind]:
         raise UserError(
-            f"a sum of products does not fit into {32 if kind == torch.int32 else 53} bits: there are too many samples "
+            f"a sum of products does not fit into {32 if kind == torch.int32 else 53} bits: there "
+            "are too many samples "
             "for one run; leave out clients, or some samples of the largest"
         )
     return values.to(kind)

@@ -51,8 +51,8 @@ COMMANDS = {
     "stop": "cli.silos:stop",
     "verify": "cli.silos:verify",
 }
-"""Where each command is: its module is loaded when it is called. Its argument is a dataclass, whose fields are its
-flags; `run`, whose flags depend on the method, takes the command line."""
+"""Where each command is: its module is loaded when it is called. Its argument is a dataclass, whose
+fields are its flags; `run`, whose flags depend on the method, takes the command line."""
 
 _HELP = """usage: ekiden COMMAND [arguments]        ekiden COMMAND --help
 
@@ -116,12 +116,17 @@ def _main() -> None:
         print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except RecursionError:  # of JSON or TOML that somebody else made
-        print("ekiden: a file is nested too deeply to be read: it is damaged, or made to do harm", file=sys.stderr)
+        print(
+            "ekiden: a file is nested too deeply to be read: it is damaged, or made to do harm",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except OSError as error:
         if error.filename is None and error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        if error.filename is None:  # drop the rest of the output, or Python complains about it at exit
+        if (
+            error.filename is None
+        ):  # drop the rest of the output, or Python complains about it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader is gone, as in `ekiden results ... | head`
             sys.exit(141)
@@ -130,7 +135,11 @@ def _main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         resume = "; `ekiden resume RUN_FOLDER` goes on from the last saved step"
-        hints = {"run": resume, "resume": resume, "sweep": "; the same command goes on from the last saved step"}
+        hints = {
+            "run": resume,
+            "resume": resume,
+            "sweep": "; the same command goes on from the last saved step",
+        }
         print(f"\nekiden: stopped{hints.get(''.join(args[:1]), '')}", file=sys.stderr)
         sys.exit(130)
 
@@ -159,7 +168,8 @@ def call(args: Sequence[str]) -> None:
 def _trust_typed_files(args: Sequence[str]) -> None:
     """Note that the user named the code in FILE.py:NAME, as a value of its own or behind `--flag=`.
 
-    Nothing else in Ekiden trusts a file: run folders, records, and files of settings may come from anybody.
+    Nothing else in Ekiden trusts a file: run folders, records, and files of settings may come from
+    anybody.
     """
     from ekiden.base import outside  # noqa: PLC0415  (`--version` and `--help` do without it)
 

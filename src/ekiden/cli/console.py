@@ -17,16 +17,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ekiden.base.errors import UserError
-from ekiden.engine.method import Method
 
 _WORD = 10  # least width of a text column, if it has words of that length
 
 
 class TableConsole(Console):
-    """A console whose tables fold texts but never numbers; if not even that fits, each row becomes a block of lines."""
+    """A console whose tables fold texts but never numbers; if not even that fits, each row becomes
+    a block of lines.
+    """
 
     def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
-        """Render without control characters, which could move a terminal's cursor: texts may be of other parties."""
+        """Render without control characters, which could move a terminal's cursor: texts may be of
+        other parties.
+        """
         for segment in super().render(renderable, options):
             text = segment.text
             if not segment.control and not text.isprintable():
@@ -34,7 +37,9 @@ class TableConsole(Console):
             yield segment if text == segment.text else Segment(text, segment.style)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print; a table gets narrow gaps and, if the output is piped, neither lines nor spaces at the end."""
+        """Print; a table gets narrow gaps and, if the output is piped, neither lines nor spaces at
+        the end.
+        """
         if len(objects) == 1 and isinstance(objects[0], Table):
             self._table(objects[0], options)
         else:
@@ -53,7 +58,9 @@ class TableConsole(Console):
             self.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
     def _fitted(self, table: Table) -> bool:
-        """Give the columns widths with which the table fits; return whether there are such widths."""
+        """Give the columns widths with which the table fits; return whether there are such
+        widths.
+        """
         columns = table.columns
         room = self.width - (2 * len(columns) if self.is_terminal else len(columns) - 1)
         least, most = [], []
@@ -75,21 +82,35 @@ class TableConsole(Console):
 
     def _blocks(self, table: Table, options: dict[str, Any]) -> None:
         """Print a table row by row: each line has the name of a column and its cell."""
-        for text in (table.title, *zip(*(column.cells for column in table.columns), strict=True), table.caption):
+        for text in (
+            table.title,
+            *zip(*(column.cells for column in table.columns), strict=True),
+            table.caption,
+        ):
             if isinstance(text, tuple):
                 for column, cell in zip(table.columns, text, strict=True):
-                    name = column.header if isinstance(column.header, Text) else Text(str(column.header))
-                    super().print(Text.assemble(name, ": ", cell) if name.plain else cell, **options)
+                    name = (
+                        column.header
+                        if isinstance(column.header, Text)
+                        else Text(str(column.header))
+                    )
+                    super().print(
+                        Text.assemble(name, ": ", cell) if name.plain else cell, **options
+                    )
                 super().print()
             elif text is not None:
                 super().print(text, **options | {"justify": "left"})
 
 
 def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Share `room` among columns: each gets between its least and its most, and the narrowest grow first."""
+    """Share `room` among columns: each gets between its least and its most, and the narrowest grow
+    first.
+    """
     widths = list(least)
     for _ in range(room - sum(least)):
-        growing = min((i for i in range(len(widths)) if widths[i] < most[i]), key=lambda i: widths[i])
+        growing = min(
+            (i for i in range(len(widths)) if widths[i] < most[i]), key=lambda i: widths[i]
+        )
         widths[growing] += 1
     return widths
 
@@ -100,7 +121,9 @@ console = TableConsole(width=None if sys.stdout.isatty() else 160, markup=False,
 
 def no_run(paths: Sequence[Path]) -> UserError:
     """Return the error that no run was found."""
-    return UserError(f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records")
+    return UserError(
+        f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records"
+    )
 
 
 def print_json(values: Any) -> None:
@@ -110,7 +133,9 @@ def print_json(values: Any) -> None:
 
 @contextmanager
 def only_json(wanted: bool) -> Iterator[Callable[[Any], None]]:
-    """Give a function that prints values as JSON if that is wanted; all other output then goes to standard error."""
+    """Give a function that prints values as JSON if that is wanted; all other output then goes to
+    standard error.
+    """
     out = sys.stdout
 
     def tell(values: Any) -> None:
@@ -123,7 +148,9 @@ def only_json(wanted: bool) -> Iterator[Callable[[Any], None]]:
 
 
 def telling(command: Callable[[Any, Callable[[Any], None]], None]) -> Callable[[Any], None]:
-    """Make a command of a function that is also given what prints values as JSON where `--json` is among the flags."""
+    """Make a command of a function that is also given what prints values as JSON where `--json` is
+    among the flags.
+    """
 
     @wraps(command)
     def function(options: Any) -> None:
@@ -135,7 +162,9 @@ def telling(command: Callable[[Any, Callable[[Any], None]], None]) -> Callable[[
 
 def table_of(*columns: str, right: Sequence[str] = ()) -> Table:
     """Return a table with these columns, of which some have numbers."""
-    return Table(*(Column(column, justify="right" if column in right else "left") for column in columns))
+    return Table(
+        *(Column(column, justify="right" if column in right else "left") for column in columns)
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -150,11 +179,6 @@ def _plain(value: Any) -> Any:
             return str(value)
         case _:
             return value
-
-
-def first_line(method: type[Method]) -> str:
-    """Return the first sentence of the method's docstring."""
-    return (method.__doc__ or "").strip().split("\n")[0]
 
 
 def say(text: str) -> None:

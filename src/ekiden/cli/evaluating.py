@@ -38,43 +38,52 @@ _MOST_NAMED = 20  # classes whose shares are printed
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Measure the model of a run on its own or other test data: in all, per client, per domain, per class."""
+    """Measure the model of a run on its own or other test data: in all, per client, per domain, per
+    class.
+    """
 
     run: Positional[Path]
     """run folder; its config.json and model.safetensors are enough"""
     data: str = ""
-    """another data set, folder or file with the same classes; by default the run's own. With --on flower: which data
-    set of the silos, if their files name several"""
+    """another data set, folder or file with the same classes; by default the run's own. With --on
+    flower: which data set of the silos, if their files name several"""
     label_column: tuple[str, ...] = ()
-    """column of labels in the tables of --data, or several columns; by default as in the run, if it knows them"""
+    """column of labels in the tables of --data, or several columns; by default as in the run, if it
+    knows them"""
     column: str = ""
-    """column of the tables of --data that holds the images, texts or arrays; by default as in the run"""
+    """column of the tables of --data that holds the images, texts or arrays; by default as in the
+    run"""
     weights: Path | None = None
     """safetensors file whose values are measured in the run's network instead of its model"""
     client: str = ""
     """the personal model of this client instead of the global one"""
     metric: str = ""
-    """another headline metric than the run's, by its name, or FILE.py:NAME; naming one measures all"""
+    """another headline metric than the run's, by its name, or FILE.py:NAME; naming one measures
+    all"""
     threshold: float | None = None
     """of two classes: also show this threshold of the second class's probability"""
     sensitivity: float = 0.95
     """of two classes: also show the highest threshold with this sensitivity"""
     by: tuple[str, ...] = ()
-    """columns that divide the test samples into subgroups, with the bounds of numbers: --by sex age:40:65; `domain` is
-    the data's domains, `client` the silos. With --on flower: those that the silos' files allow. `ekiden report` shows
-    the table, too"""
+    """columns that divide the test samples into subgroups, with the bounds of numbers: --by sex
+    age:40:65; `domain` is the data's domains, `client` the silos. With --on flower: those that the
+    silos' files allow. `ekiden report` shows the table, too"""
     at: tuple[Positive, ...] = ()
-    """of times and events: times at which predicted survival is compared with what was observed, by groups of the
-    prediction, with its Brier score; Cox regression tells its --times only"""
+    """of times and events: times at which predicted survival is compared with what was observed, by
+    groups of the prediction, with its Brier score; Cox regression tells its --times only"""
     calibrate: Literal["", "platt", "temperature"] = ""
-    """of two classes: fit a recalibration to validation data, by counts, and keep it in the run folder with the
-    threshold (--threshold, by default Youden's); `predict`, `export` and `card` then use both"""
+    """of two classes: fit a recalibration to validation data, by counts, and keep it in the run
+    folder with the threshold (--threshold, by default Youden's); `predict`, `export` and `card`
+    then use both"""
     on: Place = "here"
-    """where the test data are: `flower` measures the model at silos, also at others than those that trained it"""
+    """where the test data are: `flower` measures the model at silos, also at others than those that
+    trained it"""
     federation: Path | None = None
-    """with --on flower: folder that `ekiden federation init` made; by default the run's SuperLink"""
+    """with --on flower: folder that `ekiden federation init` made; by default the run's
+    SuperLink"""
     clients: str = ""
-    """with --on flower: names of the silos, separated by commas; by default those of the federation, or of the run"""
+    """with --on flower: names of the silos, separated by commas; by default those of the
+    federation, or of the run"""
     json: bool = False
     """print JSON instead of tables"""
 
@@ -87,9 +96,14 @@ def evaluate(options: EvaluateOptions) -> None:
     if options.federation or options.clients:
         raise UserError("--federation and --clients are for silos: add --on flower")
     if options.calibrate and (options.data or options.client):
-        raise UserError("--calibrate is for the run's global model and own validation data: leave out --data, --client")
+        raise UserError(
+            "--calibrate is for the run's global model and own validation data: leave out --data, "
+            "--client"
+        )
     if options.by and (options.calibrate or options.client):
-        raise UserError("--by is for test samples and the global model: leave out --calibrate and --client")
+        raise UserError(
+            "--by is for test samples and the global model: leave out --calibrate and --client"
+        )
     config = read_config(options.run)
     if options.client and options.client not in config["clients"]:
         raise unknown("client", options.client, config["clients"])
@@ -98,9 +112,15 @@ def evaluate(options: EvaluateOptions) -> None:
     if options.client and options.at:
         raise UserError("--at is for a run's global model: leave out --client")
     if in_memory(config) and options.by:
-        raise UserError(f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, by=...)")
+        raise UserError(
+            f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, "
+            "by=...)"
+        )
     if in_memory(config) and options.weights:
-        raise UserError(f"{options.run} has no data here: with --weights give --on flower, or a run on files here")
+        raise UserError(
+            f"{options.run} has no data here: with --weights give --on flower, or a run on files "
+            "here"
+        )
     if not options.data and not config.get("on") and (why := in_memory(config)):
         return _as_measured(options, why)
     _evaluate_here(options, config)
@@ -115,7 +135,10 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     build = test.own if options.client else test.build
     if options.at:
         test = test.at_times(options.at, _hazard(options, test.task))
-    model, full = read_model(options.run, name, build, own=not options.weights), test.task.measures_all or None
+    model, full = (
+        read_model(options.run, name, build, own=not options.weights),
+        test.task.measures_all or None,
+    )
     scores = test.scores(model, personal=bool(options.client), full=full)
     headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
     wanted = Wanted(options.threshold, options.sensitivity)
@@ -123,7 +146,9 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     told = test.figures(scores, wanted, parts) if test.task.measures_all else None
     if options.calibrate and told:
         _calibrate(options, told)
-    table = test.subgroups(scores if full else test.scores(model, full=True), by, wanted) if by else {}
+    table = (
+        test.subgroups(scores if full else test.scores(model, full=True), by, wanted) if by else {}
+    )
     if by and not options.data and not options.weights:
         keep_subgroups(options.run, table["subgroups"])
     groups = {"client": {} if options.data else test.by_client(scores)}
@@ -134,7 +159,11 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         print(line, file=sys.stderr if options.json else sys.stdout)
     if options.json:
         value = scores.score()
-        found = {headline.name: None if isnan(value) else value, "loss": scores.mean_loss(), "samples": len(scores)}
+        found = {
+            headline.name: None if isnan(value) else value,
+            "loss": scores.mean_loss(),
+            "samples": len(scores),
+        }
         more = {"metrics": everything, "figures": told.to_json()} if told else {}
         print(json.dumps({**found, **more, **table, **groups}))
         return
@@ -142,7 +171,10 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     of = f"validation samples{tuned}" if tuned or options.calibrate else "test samples"
     known = not told and not options.data and headline.name == "accuracy"
     guess = f" ({_GUESS}: {100 * test.majority:.2f} %)" if known else ""
-    console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}{guess}")
+    console.print(
+        f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} "
+        f"{of}{guess}"
+    )
     if told:
         _show_figures(told, test.task, data.dataset.classes, everything)
     if by:
@@ -152,7 +184,9 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
             console.print(_values(group, rows, headline))
     if each := [value for _, value in groups["client"].values() if not isnan(value)]:
         mean = headline.shown(sum(each) / len(each))
-        console.print(f"mean over {counted(len(each), 'client')}: {headline.name} {mean}{headline.unit}")
+        console.print(
+            f"mean over {counted(len(each), 'client')}: {headline.name} {mean}{headline.unit}"
+        )
 
 
 def _judged(
@@ -160,10 +194,16 @@ def _judged(
 ) -> tuple[TestSet, FederatedData]:
     """Return what measures a run's models, and on which data."""
     run, task = open_models(options.run), task_in(config)
-    if metric := options.metric or ("" if config["recipe"]["metric"] or not options.calibrate else "auroc"):
+    if metric := options.metric or (
+        "" if config["recipe"]["metric"] or not options.calibrate else "auroc"
+    ):
         task = replace(task, metric=outside.located(metric))
         run = replace(run, config={**run.config, "task": recorded(task)})
-    data = silos_in(options.data, config, _columns(options, inputs_of(config))) if options.data else run.data()
+    data = (
+        silos_in(options.data, config, _columns(options, inputs_of(config)))
+        if options.data
+        else run.data()
+    )
     if options.calibrate:
         _check_calibrate(task, data.dataset.classes)
         data = data.for_tuning()
@@ -171,7 +211,9 @@ def _judged(
         check_divisions(by, data.dataset)
     test = run.judge(data)
     if options.threshold is not None and not test.task.measures_all:
-        raise UserError("--threshold is shown with all metrics: add a metric that measures them, --metric auroc")
+        raise UserError(
+            "--threshold is shown with all metrics: add a metric that measures them, --metric auroc"
+        )
     return test, data
 
 
@@ -180,14 +222,24 @@ def _check_weights(options: EvaluateOptions) -> None:
     if options.weights is None:
         return
     if options.client or options.at or options.calibrate:
-        raise UserError("--weights has neither personal models nor a hazard: leave out --client, --at, --calibrate")
+        raise UserError(
+            "--weights has neither personal models nor a hazard: leave out --client, --at, "
+            "--calibrate"
+        )
     if not options.weights.is_file():
-        raise UserError(f"{options.weights} is not a file: give a safetensors file with values of the run's network")
+        raise UserError(
+            f"{options.weights} is not a file: give a safetensors file with values of the run's "
+            "network"
+        )
 
 
 def _hazard(options: EvaluateOptions, task: Task) -> tuple[float, ...]:
     """Return the cumulative hazard of a run's model at the times of --at."""
-    return baseline_of(load_model(options.run).baseline, task).hazard_at(options.at) if options.at else ()
+    return (
+        baseline_of(load_model(options.run).baseline, task).hazard_at(options.at)
+        if options.at
+        else ()
+    )
 
 
 def _check_calibrate(task: Task, classes: Sequence[object]) -> None:
@@ -202,15 +254,23 @@ def _calibrate(options: EvaluateOptions, found: Figures) -> None:
     how = Recalibration.fitted(options.calibrate, found, options.threshold, model_in(options.run))
     how.write(options.run)
     line = (
-        f"recalibrated on {how.samples} validation samples ({how.form}): logit {how.slope:.4g}·z {how.intercept:+.4g}; "
-        f"threshold {how.threshold:.4g} ({how.rule}); kept in {options.run}, the figures are of the model before it"
+        f"recalibrated on {how.samples} validation samples ({how.form}): logit {how.slope:.4g}·z "
+        f"{how.intercept:+.4g}; "
+        f"threshold {how.threshold:.4g} ({how.rule}); kept in {options.run}, the figures are of "
+        "the model before it"
     )
     print(line, file=sys.stderr if options.json else sys.stdout)
 
 
-def _show_figures(found: Figures, task: Task, classes: Sequence[object], exact: Mapping[str, float] = {}) -> None:
-    """Print figures with their intervals, and thresholds; `exact` values are of the scores themselves."""
-    table = Table("figure", "value", "95 % interval", "error by bins", *(["exact"] if exact else []))
+def _show_figures(
+    found: Figures, task: Task, classes: Sequence[object], exact: Mapping[str, float] = {}
+) -> None:
+    """Print figures with their intervals, and thresholds; `exact` values are of the scores
+    themselves.
+    """
+    table = Table(
+        "figure", "value", "95 % interval", "error by bins", *(["exact"] if exact else [])
+    )
     known = {metric.name: (metric.shown, metric.unit, metric.scale) for metric in measured(task)}
     for name in [*known, *(name for name in found.values if name not in {*known, "loss"})]:
         if name not in found.values and name not in exact:
@@ -223,9 +283,15 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object], exact: 
         table.add_row(name + unit, values[0], ends, off, *values[1 : 1 + bool(exact)])
     console.print(table)
     if found.majority is not None:
-        console.print(f"{_GUESS} of the training samples: {100 * found.majority:.2f} % accuracy", soft_wrap=True)
+        console.print(
+            f"{_GUESS} of the training samples: {100 * found.majority:.2f} % accuracy",
+            soft_wrap=True,
+        )
     if found.prevalence and len(classes) == len(found.prevalence) <= _MOST_NAMED:
-        shares = (f"{name} {100 * share:.2f} %" for name, share in zip(classes, found.prevalence, strict=True))
+        shares = (
+            f"{name} {100 * share:.2f} %"
+            for name, share in zip(classes, found.prevalence, strict=True)
+        )
         console.print(f"share of test samples: {', '.join(shares)}", soft_wrap=True)
     for at in found.survival:
         brier = f"{at.brier:.4f} ({at.interval[0]:.4f} to {at.interval[1]:.4f}), of guessing {at.guess:.4f}"
@@ -234,41 +300,86 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object], exact: 
         for row in (*at.groups, at.whole):
             shown = (f"{100 * value:.1f}" for value in (row.predicted, row.observed, *row.interval))
             predicted, observed, low, high = shown
-            table.add_row(str(row.samples), predicted, observed, f"{low} to {high}", end_section=row is at.groups[-1])
+            table.add_row(
+                str(row.samples),
+                predicted,
+                observed,
+                f"{low} to {high}",
+                end_section=row is at.groups[-1],
+            )
         console.print(table)
     if found.thresholds:
-        table = Table("threshold", "at", "sensitivity %", "interval", "specificity %", "interval", "PPV %", "NPV %")
+        table = Table(
+            "threshold",
+            "at",
+            "sensitivity %",
+            "interval",
+            "specificity %",
+            "interval",
+            "PPV %",
+            "NPV %",
+        )
         for one in found.thresholds:
-            within = {name: f"{100 * a:.1f} to {100 * b:.1f}" for name, (a, b) in one.intervals.items()}
-            values = [f"{100 * v:.1f}" if v is not None else "-" for v in (one.predictive, one.negative_predictive)]
+            within = {
+                name: f"{100 * a:.1f} to {100 * b:.1f}" for name, (a, b) in one.intervals.items()
+            }
+            values = [
+                f"{100 * v:.1f}" if v is not None else "-"
+                for v in (one.predictive, one.negative_predictive)
+            ]
             table.add_row(
-                *(one.rule, f"{one.threshold:.4g}", f"{100 * one.sensitivity:.1f}", within["sensitivity"]),
+                *(
+                    one.rule,
+                    f"{one.threshold:.4g}",
+                    f"{100 * one.sensitivity:.1f}",
+                    within["sensitivity"],
+                ),
                 *(f"{100 * one.specificity:.1f}", within["specificity"], *values),
             )
         console.print(table)
 
 
-_GAPS = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "c_index", "dice")  # whose gaps are printed
+_GAPS = (
+    "auroc",
+    "sensitivity",
+    "specificity",
+    "accuracy",
+    "r2",
+    "c_index",
+    "dice",
+)  # whose gaps are printed
 
 
 def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> None:
-    """Print a table of subgroups for each column, with exact metrics by column and subgroup if they are known."""
+    """Print a table of subgroups for each column, with exact metrics by column and subgroup if they
+    are known.
+    """
     if "threshold" in found:
-        console.print(f"sensitivity and specificity at {found['threshold']:.4g}; gaps are from the column's others")
+        console.print(
+            f"sensitivity and specificity at {found['threshold']:.4g}; gaps are from the column's "
+            "others"
+        )
     for column, rows in found["groups"].items():
         names = [name for name in _GAPS if any(name in row["values"] for row in rows.values())]
-        counts = ["samples", *(["positives"] if any("positives" in row for row in rows.values()) else [])]
+        counts = [
+            "samples",
+            *(["positives"] if any("positives" in row for row in rows.values()) else []),
+        ]
         table = Table(column, *counts, *(f"{name} %" for name in names))
         for subgroup, row in rows.items():
             cells = [_cell(row, name, exact.get(column, {}).get(subgroup, {})) for name in names]
             table.add_row(subgroup, *(str(row.get(name, "")) for name in counts), *cells)
         console.print(table)
     for column, left in found.get("untold", {}).items():
-        console.print(f"{column}: {left} samples are in small subgroups, which are left out", soft_wrap=True)
+        console.print(
+            f"{column}: {left} samples are in small subgroups, which are left out", soft_wrap=True
+        )
 
 
 def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float]) -> str:
-    """Return a figure of a subgroup with its interval, its gap, and the exact value if that differs."""
+    """Return a figure of a subgroup with its interval, its gap, and the exact value if that
+    differs.
+    """
     if name not in row["values"]:
         return "-"
     lines = [f"{100 * row['values'][name]:.1f}"]
@@ -288,21 +399,37 @@ def _on_silos(options: EvaluateOptions) -> None:
 
     for name in ("label_column", "column", "client", "metric"):
         if getattr(options, name):
-            raise UserError(f"--{name.replace('_', '-')} is for data here, silos have their own: leave it out")
+            raise UserError(
+                f"--{name.replace('_', '-')} is for data here, silos have their own: leave it out"
+            )
     if (options.threshold, options.sensitivity) != (None, 0.95) and not options.calibrate:
-        raise UserError("silos report the usual thresholds: leave out --threshold and --sensitivity")
+        raise UserError(
+            "silos report the usual thresholds: leave out --threshold and --sensitivity"
+        )
     config = read_config(options.run)
     task = task_in(config)
     if options.calibrate:
         _check_calibrate(task, config["classes"])
     if options.by and options.calibrate:
-        raise UserError("--by is for test samples, --calibrate for validation samples: leave out one")
+        raise UserError(
+            "--by is for test samples, --calibrate for validation samples: leave out one"
+        )
     if options.at and (options.by or options.calibrate):
-        raise UserError("--at is for test samples, without subgroups: leave out --by and --calibrate")
-    by, at = [one.text() for one in divisions(options.by)], dict(zip(options.at, _hazard(options, task), strict=True))
+        raise UserError(
+            "--at is for test samples, without subgroups: leave out --by and --calibrate"
+        )
+    by, at = (
+        [one.text() for one in divisions(options.by)],
+        dict(zip(options.at, _hazard(options, task), strict=True)),
+    )
     about = (options.run, options.federation, options.clients)
     row = silos.evaluate(
-        *about, validation=bool(options.calibrate), by=by, at=at, weights=options.weights, data=options.data
+        *about,
+        validation=bool(options.calibrate),
+        by=by,
+        at=at,
+        weights=options.weights,
+        data=options.data,
     )
     if by and not options.weights and "subgroups" in row:
         keep_subgroups(options.run, row["subgroups"])
@@ -323,7 +450,13 @@ def _on_silos(options: EvaluateOptions) -> None:
 
 def _as_measured(options: EvaluateOptions, why: str) -> None:
     """Print what a run measured at its end, if its own data or network were made in Python."""
-    given = options.calibrate or options.client or options.metric or options.column or options.label_column
+    given = (
+        options.calibrate
+        or options.client
+        or options.metric
+        or options.column
+        or options.label_column
+    )
     again = f"to measure again, ekiden.evaluate({str(options.run)!r}, silos) in Python, or other data by --data"
     run = summary.summarise(options.run)
     if given or not run.finished or "loss" not in run.last:
@@ -334,9 +467,13 @@ def _as_measured(options: EvaluateOptions, why: str) -> None:
         groups[kind] = {name: one.get(metric.name) for name, one in values.items()}
     if options.json:
         counts = {name: sizes[2] for name, sizes in run.config["clients"].items()}
-        print(json.dumps({metric.name: row[metric.name], "samples": sum(counts.values()), **groups}))
+        print(
+            json.dumps({metric.name: row[metric.name], "samples": sum(counts.values()), **groups})
+        )
         return
-    console.print(f"{metric.name} {metric.shown(row[metric.name])}{metric.unit} at the end of the run")
+    console.print(
+        f"{metric.name} {metric.shown(row[metric.name])}{metric.unit} at the end of the run"
+    )
     for kind, found in groups.items():
         table = table_of(kind, name := f"{metric.name}{metric.unit}", right=(name,))
         for one, value in found.items():
@@ -350,14 +487,21 @@ def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
     found: dict[str, Any] = {"label_column": options.label_column} if options.label_column else {}
     if not options.column:
         return found
-    named = {"images": "image_column", "tokens": "text_column", "arrays": "array_column"}.get(inputs.kind)
+    named = {"images": "image_column", "tokens": "text_column", "arrays": "array_column"}.get(
+        inputs.kind
+    )
     if named is None:
-        raise UserError("--column names one column of images, texts or arrays, the model takes rows: leave it out")
+        raise UserError(
+            "--column names one column of images, texts or arrays, the model takes rows: leave it "
+            "out"
+        )
     return found | {named: options.column}
 
 
 def _values(group: str, rows: dict[str, tuple[int, float]], metric: Metric) -> Table:
-    table = table_of(group, "samples", value := f"{metric.name}{metric.unit}", right=("samples", value))
+    table = table_of(
+        group, "samples", value := f"{metric.name}{metric.unit}", right=("samples", value)
+    )
     for name, (n, score) in rows.items():
         table.add_row(name, str(n), "-" if isnan(score) else metric.shown(score))
     return table

@@ -1,4 +1,6 @@
-"""The commands of a coordinator: `ekiden federation init | add | rotate | revoke | status | start | agree`."""
+"""The commands of a coordinator: `ekiden federation init | add | rotate | revoke | status | start |
+agree`.
+"""
 
 import json
 from collections.abc import Sequence
@@ -28,15 +30,19 @@ from ekiden.transports.flower.trust.agreement import ROSTER, read_roster
 
 @dataclass(frozen=True)
 class InitOptions:
-    """Make what a coordinator needs: certificates, and a roster of the silos' public keys to give to all silos."""
+    """Make what a coordinator needs: certificates, and a roster of the silos' public keys to give
+    to all silos.
+    """
 
     folder: Positional[Path]
     """new folder; it stays with the coordinator, FOLDER/roster.json goes to each silo"""
     public_keys: Positional[tuple[Path, ...]] = ()
-    """files NAME.key.pub that `ekiden silo init` made at the silos, in the order that methods see"""
+    """files NAME.key.pub that `ekiden silo init` made at the silos, in the order that methods
+    see"""
     silos: str = ""
-    """instead of files: names of silos, separated by commas. All keys are made here, and FOLDER/silos/NAME goes to each
-    silo. Whoever has this machine can then read what these silos seal"""
+    """instead of files: names of silos, separated by commas. All keys are made here, and
+    FOLDER/silos/NAME goes to each silo. Whoever has this machine can then read what these silos
+    seal"""
     host: str = "localhost"
     """name or IP address under which silos reach this machine"""
     port: int = 8000
@@ -44,7 +50,8 @@ class InitOptions:
     control_port: int = 8001
     """port for the coordinator, on loopback only"""
     data: str = "data"
-    """with --silos, each silo's data: a path relative to its silo.toml, a name of a data set, or FILE.py:FUNCTION"""
+    """with --silos, each silo's data: a path relative to its silo.toml, a name of a data set, or
+    FILE.py:FUNCTION"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,8 @@ class RotateOptions:
     folder: Positional[Path]
     """folder that `ekiden federation init` made"""
     public_keys: Positional[tuple[Path, ...]] = ()
-    """new keys NAME.key.pub of silos that are in the federation; by default the certificate is renewed"""
+    """new keys NAME.key.pub of silos that are in the federation; by default the certificate is
+    renewed"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,9 @@ class RevokeOptions:
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """List the silos of a federation, which of them are connected, and until when the certificate is valid."""
+    """List the silos of a federation, which of them are connected, and until when the certificate
+    is valid.
+    """
 
     folder: Positional[Path]
     """folder that `ekiden federation init` made"""
@@ -104,18 +114,19 @@ class AgreeOptions:
     """Make the scaling of a table that all silos use, from the sums that each gave."""
 
     sums: Positional[tuple[Path, ...]]
-    """files that `ekiden silo sums` wrote, of all silos; or one run folder: silos that measure the run's model need the
-    scaling with which it was trained"""
+    """files that `ekiden silo sums` wrote, of all silos; or one run folder: silos that measure the
+    run's model need the scaling with which it was trained"""
     out: Path = Path("agreed.json")
     """file to write; every silo names it by agreed in [data] of its silo.toml"""
     federation: Path | None = None
     """folder that `ekiden federation init` made: says whose sums are needed"""
     schema: Path | None = None
-    """TOML file with the study's schema, see docs/own-data.md: it becomes part of what silos agree on, and each checks
-    its own data against it"""
+    """TOML file with the study's schema, see docs/own-data.md: it becomes part of what silos agree
+    on, and each checks its own data against it"""
     spelling: Literal["", "merge", "keep"] = ""
-    """names of classes and categories that are written in several ways: merge takes them as one, the commonest spelling
-    (silos then need spelling = "merge" in [data]); keep: as different. By default they are refused"""
+    """names of classes and categories that are written in several ways: merge takes them as one,
+    the commonest spelling (silos then need spelling = "merge" in [data]); keep: as different. By
+    default they are refused"""
     table_one: bool = False
     """also show means and shares of all columns at each silo, of training rows"""
 
@@ -126,13 +137,18 @@ def init(options: InitOptions) -> None:
     if names and options.public_keys:
         raise UserError("give files of public keys, or --silos to make all keys here, not both")
     public = federations.named_keys(options.public_keys)
-    made = Federation(options.folder, options.host, options.port, options.control_port, names or tuple(public))
+    made = Federation(
+        options.folder, options.host, options.port, options.control_port, names or tuple(public)
+    )
     federations.init(made, public, options.data)
     say(f"here: ekiden federation start {made.folder}")
     if public:
         _tell_roster(made)
     for name in names:
-        say(f"{name} gets the folder {made.silo(name)}, with its private key, and runs: ekiden silo start silo.toml")
+        say(
+            f"{name} gets the folder {made.silo(name)}, with its private key, and runs: ekiden "
+            "silo start silo.toml"
+        )
     say(f"then here: ekiden run METHOD --on flower --federation {made.folder}")
 
 
@@ -157,7 +173,10 @@ def rotate(options: RotateOptions) -> None:
         return _changed(federations.rotate(found, public), tuple(public))
     keys.renew(found.folder, found.host)
     until = keys.valid_until(found.folder / "link.crt")
-    say(f"the SuperLink's certificate is valid until {until:%Y-%m-%d}: restart `ekiden federation start`")
+    say(
+        f"the SuperLink's certificate is valid until {until:%Y-%m-%d}: restart `ekiden federation "
+        "start`"
+    )
 
 
 def revoke(options: RevokeOptions) -> None:
@@ -178,13 +197,24 @@ def status(options: StatusOptions) -> None:
     until = keys.valid_until(found.folder / "link.crt")
     silos, running = federations.status(found), commands.is_running(found)
     if options.json:
-        return print_json({"running": running, "certificate": f"{until:%Y-%m-%d}", "silos": list(map(asdict, silos))})
+        return print_json(
+            {
+                "running": running,
+                "certificate": f"{until:%Y-%m-%d}",
+                "silos": list(map(asdict, silos)),
+            }
+        )
     table = table_of("silo", "state", "last seen (s)", "key")
     for silo in silos:
         state = silo.state if running else "unknown"
-        table.add_row(silo.name, state, "" if silo.seen is None else f"{silo.seen:.0f}", silo.fingerprint)
+        table.add_row(
+            silo.name, state, "" if silo.seen is None else f"{silo.seen:.0f}", silo.fingerprint
+        )
     console.print(table)
-    say(f"the SuperLink {'runs' if running else 'does not run'}; its certificate is valid until {until:%Y-%m-%d}")
+    say(
+        f"the SuperLink {'runs' if running else 'does not run'}; its certificate is valid until "
+        f"{until:%Y-%m-%d}"
+    )
 
 
 def start_federation(options: FederationStartOptions) -> None:
@@ -201,9 +231,17 @@ def agree(options: AgreeOptions) -> None:
     if options.sums[0].is_dir():
         return _agree_with(options)
     expected = federations.read(options.federation).silos if options.federation else ()
-    made = agree_on(options.sums, options.spelling, expected, read_schema(options.schema) if options.schema else None)
+    made = agree_on(
+        options.sums,
+        options.spelling,
+        expected,
+        read_schema(options.schema) if options.schema else None,
+    )
     if options.table_one:
-        told = [ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)) for file in options.sums]
+        told = [
+            ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file))
+            for file in options.sums
+        ]
         console.print(study.cohort_drawn(study.table_one(told)))
         if survival := study.survival(told):
             console.print(survival.drawn())
@@ -213,16 +251,25 @@ def agree(options: AgreeOptions) -> None:
 def _agree_with(options: AgreeOptions) -> None:
     """Write the scaling of a run's model."""
     if replace(options, sums=(), out=AgreeOptions.out) != AgreeOptions(()) or len(options.sums) > 1:
-        raise UserError("give one run folder alone: its scaling is written, and nothing is agreed on")
+        raise UserError(
+            "give one run folder alone: its scaling is written, and nothing is agreed on"
+        )
     config = read_config(options.sums[0])
     inputs, task = inputs_of(config), task_in(config)
     scaled = zip(task.mean, task.std, strict=True) if isinstance(task, ScaledTask) else ()
-    made = Scaling(inputs if inputs.agreed else None, dict(zip(config["classes"], scaled, strict=False)))
+    made = Scaling(
+        inputs if inputs.agreed else None, dict(zip(config["classes"], scaled, strict=False))
+    )
     if not made.scales:
-        raise UserError(f"the model of {options.sums[0]} needs no scaling: silos measure it without data.agreed")
+        raise UserError(
+            f"the model of {options.sums[0]} needs no scaling: silos measure it without data.agreed"
+        )
     _write_agreed(options.out, made)
 
 
 def _write_agreed(file: Path, made: Scaling) -> None:
     write(file, [json.dumps(made.to_json(), indent=1).encode()])
-    say(f'wrote {file}: {made}; give it to all silos, and name it in their silo.toml: [data] agreed = "{file.name}"')
+    say(
+        f"wrote {file}: {made}; give it to all silos, and name it in their silo.toml: [data] "
+        f'agreed = "{file.name}"'
+    )

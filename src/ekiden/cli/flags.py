@@ -1,4 +1,6 @@
-"""Read flags into a dataclass, turn a mistake in them into one line, and write the text of `--help`."""
+"""Read flags into a dataclass, turn a mistake in them into one line, and write the text of
+`--help`.
+"""
 
 import ast
 import inspect
@@ -24,7 +26,8 @@ _MOST = 100
 _WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 _NO_DEFAULTS = (MISSING, None, "", ())
 Boxes: TypeAlias = Sequence[tuple[str, str, Sequence[str]]]
-"""A title, the line below it, and names of fields; the name of a dataclass stands for all its fields."""
+"""A title, the line below it, and names of fields; the name of a dataclass stands for all its
+fields."""
 T = TypeVar("T")
 _HELP = {"-h", "--help"}
 
@@ -77,7 +80,9 @@ class Flag:
     def told(self) -> str:
         """The text about it, with its default."""
         words = self.default if isinstance(self.default, tuple) else (self.default,)
-        default = f" (default: {' '.join(map(str, words))})" if self.default not in _NO_DEFAULTS else ""
+        default = (
+            f" (default: {' '.join(map(str, words))})" if self.default not in _NO_DEFAULTS else ""
+        )
         return f"{_texts(self.kind).get(self.field, '')}{default}".strip()
 
     @property
@@ -96,10 +101,11 @@ class _Box:
 
 
 def page(prog: str, shown: object, about: str = "", boxes: Boxes = ()) -> str:
-    """Return the help of a command: its first lines, by default the docstring of `shown`, and all flags.
+    """Return the help of a command: its first lines, by default the docstring of `shown`, and all
+    flags.
 
-    Values of an instance are the defaults. Boxes are the order of fields; by default a dataclass's own come first, then
-    each dataclass in it.
+    Values of an instance are the defaults. Boxes are the order of fields; by default a dataclass's
+    own come first, then each dataclass in it.
     """
     width = min(shutil.get_terminal_size().columns, _MOST)
     found = list(_boxes(shown))
@@ -125,7 +131,9 @@ def flags(shown: object) -> list[Flag]:
 
 def _arranged(found: Sequence[_Box], own: Sequence[Flag], boxes: Boxes) -> Iterator[_Box]:
     """Yield the boxes of the help as `boxes` says."""
-    flat = {flag.field: flag for box in found for flag in box.flags} | {flag.field: flag for flag in own}
+    flat = {flag.field: flag for box in found for flag in box.flags} | {
+        flag.field: flag for flag in own
+    }
     nested = {box.field: box for box in found}
     yield nested["method"]
     for title, about, names in boxes:
@@ -138,7 +146,9 @@ def _arranged(found: Sequence[_Box], own: Sequence[Flag], boxes: Boxes) -> Itera
 def _boxes(shown: object, field: str = "") -> Iterator[_Box]:
     """Yield the fields of a dataclass as a box, then those of the dataclasses in it."""
     kind: Any = shown if isinstance(shown, type) else type(shown)
-    box = _Box(kind.title() if issubclass(kind, Method) else field, inspect.getdoc(kind) or "", [], field)
+    box = _Box(
+        kind.title() if issubclass(kind, Method) else field, inspect.getdoc(kind) or "", [], field
+    )
     inner: list[_Box] = []
     for one in fields(kind):
         default, hint = _default(shown, one), hints_of(kind)[one.name]
@@ -182,8 +192,16 @@ def _texts(kind: type) -> dict[str, str]:
             continue
         assert isinstance(node, ast.ClassDef)
         for one, after in pairwise(node.body):
-            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
-            if isinstance(text, str) and isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            text = (
+                after.value.value
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                else None
+            )
+            if (
+                isinstance(text, str)
+                and isinstance(one, ast.AnnAssign)
+                and isinstance(one.target, ast.Name)
+            ):
                 found[one.target.id] = " ".join(text.split())
     return found
 
@@ -201,7 +219,13 @@ def _folded(text: str, width: int) -> list[str]:
 
 
 def _wrap(text: str, width: int, **options: str) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False, **options) or [""]  # type: ignore[arg-type]
+    return textwrap.wrap(
+        text,
+        width,
+        break_on_hyphens=False,
+        break_long_words=False,
+        **options,  # type: ignore[arg-type]
+    ) or [""]
 
 
 def _row(flag: str, told: str, width: int) -> list[str]:
@@ -216,12 +240,18 @@ def _row(flag: str, told: str, width: int) -> list[str]:
 
 
 def parse(
-    kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str = "", boxes: Boxes = ()
+    kind: type[T],
+    args: Sequence[str],
+    prog: str,
+    default: T | None = None,
+    about: str = "",
+    boxes: Boxes = (),
 ) -> T:
-    """Read the arguments behind `prog` into a dataclass, of which the fields of dataclasses in it are flags, too.
+    """Read the arguments behind `prog` into a dataclass, of which the fields of dataclasses in it
+    are flags, too.
 
-    Flags that are not given have the values of `default`. The help has `about`, or the docstring of `kind`, and
-    `boxes`; if it was asked for, it is printed, and SystemExit raised.
+    Flags that are not given have the values of `default`. The help has `about`, or the docstring of
+    `kind`, and `boxes`; if it was asked for, it is printed, and SystemExit raised.
     """
     shown: Any = kind if default is None else default
     if _HELP & set(args):
@@ -231,8 +261,13 @@ def parse(
     given, left = _read(found, args, prog)
     if left := [arg for arg in args if re.match(r"-[A-Za-z]{2}", arg)] or left:  # -out is not -o ut
         raise _unread(next((arg for arg in left if arg.startswith("-")), left[0]), found, prog)
-    if lacking := [flag.called for flag in found if flag.default is MISSING and flag.field not in given]:
-        raise UserError(f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing: see {prog} --help")
+    if lacking := [
+        flag.called for flag in found if flag.default is MISSING and flag.field not in given
+    ]:
+        raise UserError(
+            f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing: see {prog} "
+            "--help"
+        )
     made: T = _built(shown, given)
     return made
 
@@ -243,8 +278,12 @@ def parse_some(kind: type[T], args: Sequence[str], prog: str) -> T:
     return made
 
 
-def _read(found: Sequence[Flag], args: Sequence[str], prog: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of the flags that are given, by their fields, and the arguments that belong to none."""
+def _read(
+    found: Sequence[Flag], args: Sequence[str], prog: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the flags that are given, by their fields, and the arguments that belong
+    to none.
+    """
     parser = ArgumentParser(usage="", add_help=False, allow_abbrev=False, exit_on_error=False)
     actions: dict[str, Flag] = {}
     for flag in found:
@@ -252,7 +291,9 @@ def _read(found: Sequence[Flag], args: Sequence[str], prog: str) -> tuple[dict[s
         if flag.positional:
             action: Action = parser.add_argument(flag.field, nargs=several or "?", default=SUPPRESS)
         elif isinstance(flag.default, bool):
-            action = parser.add_argument(*flag.names[:-1], action=BooleanOptionalAction, default=SUPPRESS)
+            action = parser.add_argument(
+                *flag.names[:-1], action=BooleanOptionalAction, default=SUPPRESS
+            )
         else:
             action = parser.add_argument(*flag.names, nargs=several, default=SUPPRESS)
         actions["/".join(action.option_strings) or action.dest] = flag
@@ -263,11 +304,15 @@ def _read(found: Sequence[Flag], args: Sequence[str], prog: str) -> tuple[dict[s
         what = "takes no value" if isinstance(flag.default, bool) else "needs a value"
         raise UserError(f"{flag.called} {what}: see {prog} --help") from None
     texts = vars(values)
-    return {flag.field: _value(flag, texts[flag.field]) for flag in found if flag.field in texts}, left
+    return {
+        flag.field: _value(flag, texts[flag.field]) for flag in found if flag.field in texts
+    }, left
 
 
 def _spelled(arg: str) -> str:
-    """Return an argument as argparse needs it: --batch_size with hyphens, and -1e-3 with a blank, or it is a flag."""
+    """Return an argument as argparse needs it: --batch_size with hyphens, and -1e-3 with a blank,
+    or it is a flag.
+    """
     name, equals, value = arg.partition("=")
     if name.startswith("--"):
         return f"{name.replace('_', '-')}{equals}{value}"
@@ -280,7 +325,9 @@ def _built(shown: Any, given: Mapping[str, Any]) -> Any:
     values = {}
     for one in fields(kind):
         default = _default(shown, one)
-        values[one.name] = _built(default, given) if is_dataclass(default) else given.get(one.name, default)
+        values[one.name] = (
+            _built(default, given) if is_dataclass(default) else given.get(one.name, default)
+        )
     return kind(**values)
 
 
@@ -290,7 +337,9 @@ def _value(flag: Flag, text: Any) -> Any:
         return text
     if not flag.several:
         return _one(flag, flag.hint, text)
-    if not text and not flag.positional:  # of a positional one the default may be that there is none
+    if (
+        not text and not flag.positional
+    ):  # of a positional one the default may be that there is none
         raise UserError(f"{flag.called} needs a value")
     try:
         return tuple(_one(flag, get_args(_bare(flag.hint))[0], one) for one in text)
@@ -314,7 +363,9 @@ def _one(flag: Flag, hint: Any, text: str) -> Any:
         return bare(text)
     except ValueError:
         wanted = "a whole number" if bare is int else "a number"
-        raise UserError(f"{flag.called} {text!r} is of the wrong type: it must be {wanted}") from None
+        raise UserError(
+            f"{flag.called} {text!r} is of the wrong type: it must be {wanted}"
+        ) from None
 
 
 def _unread(arg: str, found: Sequence[Flag], prog: str) -> UserError:
@@ -326,7 +377,9 @@ def _unread(arg: str, found: Sequence[Flag], prog: str) -> UserError:
         if flag.positional and given.removeprefix("--").rstrip("s") == flag.field.rstrip("s"):
             return UserError(f"{flag.value} comes without a flag: leave out {given}")
     if prog.startswith("ekiden run ") and (having := _methods_with(given)):
-        return UserError(f"unknown flag {given}: it is of {listed(having)}. All flags: {prog} --help")
+        return UserError(
+            f"unknown flag {given}: it is of {listed(having)}. All flags: {prog} --help"
+        )
     near = nearest(given, [name for flag in found for name in flag.names], n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}? All flags: {prog} --help" if near else more
     return UserError(f"unknown flag {given}: {hint}")

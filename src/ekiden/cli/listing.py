@@ -1,4 +1,6 @@
-"""What there is: `ekiden list` (methods, networks and data sets) and `ekiden topology` (graphs of clients)."""
+"""What there is: `ekiden list` (methods, networks and data sets) and `ekiden topology` (graphs of
+clients).
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +13,8 @@ from ekiden import data as datasets
 from ekiden import models
 from ekiden.base.checks import Checked, Positional, Range
 from ekiden.base.errors import counted
-from ekiden.cli.console import console, first_line, print_json
+from ekiden.base.outside import summary_of
+from ekiden.cli.console import console, print_json
 from ekiden.commands import available, topology
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
@@ -19,7 +22,11 @@ from ekiden.engine.setup import of_method
 from ekiden.methods import METHODS
 from ekiden.training.network import Network
 
-_CLIENTS, _SHAPE, _CLASSES = 10, (1, 8, 8), 10  # the digits over ten clients, which `ekiden run` takes by default
+_CLIENTS, _SHAPE, _CLASSES = (
+    10,
+    (1, 8, 8),
+    10,
+)  # the digits over ten clients, which `ekiden run` takes by default
 _INTRO = f"""# Methods, networks and data sets
 
 `ekiden list --markdown` prints this page from the code. [Which method when](which-method.md) helps to choose.
@@ -46,7 +53,8 @@ class ListOptions:
     """Methods, networks and data sets."""
 
     markdown: bool = False
-    """print the tables of docs/catalogue.md: what each is, what a method moves and ends with, where data come from"""
+    """print the tables of docs/catalogue.md: what each is, what a method moves and ends with, where
+    data come from"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -60,18 +68,24 @@ def list_all(options: ListOptions) -> None:
         return print_json(available())
     table = Table("name", "what it is", title="methods", title_justify="left")
     for method in METHODS:
-        table.add_row(method.title(), first_line(method))
+        table.add_row(method.title(), summary_of(method))
     console.print(table)
     found = available()
-    console.print(f"networks: {', '.join(found['networks'])}; with values: {', '.join(found['pretrained'])}")
+    console.print(
+        f"networks: {', '.join(found['networks'])}; with values: {', '.join(found['pretrained'])}"
+    )
     console.print(f"data sets: {', '.join(found['data'])}")
-    console.print(f"of these in EKIDEN_DATA: {', '.join(found['local']) or 'none (it is not set, or empty)'}")
+    console.print(
+        f"of these in EKIDEN_DATA: {', '.join(found['local']) or 'none (it is not set, or empty)'}"
+    )
 
 
 def catalogue() -> str:
-    """Return what the library has as a page in Markdown, without other packages and without this machine's data."""
+    """Return what the library has as a page in Markdown, without other packages and without this
+    machine's data.
+    """
     pages = {m: f"[{m.title()}](methods/{m.__module__.rsplit('.', 1)[1]}.md)" for m in METHODS}
-    methods = ([link, first_line(m), moves(m), ends_with(m)] for m, link in pages.items())
+    methods = ([link, summary_of(m), moves(m), ends_with(m)] for m, link in pages.items())
     networks = ([f"`{name}`", *about] for name, about in models.described().items())
     sets = ([f"`{name}`", *_source(name)] for name in sorted(datasets.NAMED))
     parts = (
@@ -110,14 +124,25 @@ def ends_with(method: type[Method]) -> str:
 
 
 def _source(name: str) -> list[str]:
-    """Return where a named data set is, its test part, what is done to its images, and its network."""
+    """Return where a named data set is, its test part, what is done to its images, and its
+    network.
+    """
     named = datasets.NAMED[name]
-    hub = f"[{named.hub}](https://huggingface.co/datasets/{named.hub})" if named.hub else "not there: give local files"
+    hub = (
+        f"[{named.hub}](https://huggingface.co/datasets/{named.hub})"
+        if named.hub
+        else "not there: give local files"
+    )
     if name == "digits":  # it has one part and is in scikit-learn
         hub, named = "not needed: scikit-learn has them", replace(named, test=None)
     done = [f"{named.size}x{named.size} pixels" if named.size else "", *named.augment.words()]
     network = models.usual(name)
-    return [hub, "given" if named.test else "20 % held out", ", ".join(filter(None, done)) or "-", f"`{network}`"]
+    return [
+        hub,
+        "given" if named.test else "20 % held out",
+        ", ".join(filter(None, done)) or "-",
+        f"`{network}`",
+    ]
 
 
 @dataclass(frozen=True)
@@ -125,7 +150,8 @@ class TopologyOptions(Checked):
     """Check a graph of clients and its mixing matrix, and say how fast gossip agrees on it."""
 
     topology: Positional[str] = "ring"
-    """complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
+    """complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or
+    one_peer"""
     clients: Annotated[int, Range(least=2, most=1000)] = 10
     """N, number of clients"""
     matrix: bool = False
@@ -141,14 +167,27 @@ def show_topology(options: TopologyOptions) -> None:
         return print_json(found)
     drawn, least, most = found["drawn"], min(found["neighbours"]), max(found["neighbours"])
     others = str(least) if least == most else f"{least} to {most}"
-    console.print(f"{options.topology}, {counted(options.clients, 'client')}{', redrawn each round' if drawn else ''}")
-    console.print(f"each hears {others} {'other' if most == 1 else 'others'}; {found['sent']} models sent a round")
     console.print(
-        f"mixing matrix{' of one round' if drawn else ''}: {_yes(found['symmetric'], 'symmetric')}, rows sum to 1, "
-        f"{_yes(found['columns_sum_to_1'], 'columns sum to 1')}, {_yes(found['connected'], 'connected')}"
+        f"{options.topology}, "
+        f"{counted(options.clients, 'client')}{', redrawn each round' if drawn else ''}"
     )
-    console.print(f"spectral gap{' in the mean over 100 rounds' if drawn else ''}: {found['spectral_gap']:.4f}")
-    console.print(f"a round of gossip leaves at most {found['left']:.4f} of the distance between clients")
+    console.print(
+        f"each hears {others} {'other' if most == 1 else 'others'}; {found['sent']} models sent a "
+        "round"
+    )
+    console.print(
+        f"mixing matrix{' of one round' if drawn else ''}: "
+        f"{_yes(found['symmetric'], 'symmetric')}, rows sum to 1, "
+        f"{_yes(found['columns_sum_to_1'], 'columns sum to 1')}, "
+        f"{_yes(found['connected'], 'connected')}"
+    )
+    console.print(
+        f"spectral gap{' in the mean over 100 rounds' if drawn else ''}: "
+        f"{found['spectral_gap']:.4f}"
+    )
+    console.print(
+        f"a round of gossip leaves at most {found['left']:.4f} of the distance between clients"
+    )
     if options.matrix:
         for row in found["matrix"]:
             console.print(" ".join(f"{weight:6.4f}" for weight in row), soft_wrap=True)

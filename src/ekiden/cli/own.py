@@ -23,10 +23,13 @@ class NewOptions:
 
 @dataclass(frozen=True)
 class TrustOptions:
-    """Allow runs that were made elsewhere to execute a Python file of yours, or to reach a SuperLink."""
+    """Allow runs that were made elsewhere to execute a Python file of yours, or to reach a
+    SuperLink.
+    """
 
     files: Positional[tuple[Path, ...]]
-    """Python files, each of which is executed only as long as it stays as it is; or RUN/link.json"""
+    """Python files, each of which is executed only as long as it stays as it is; or
+    RUN/link.json"""
 
 
 def new(options: NewOptions) -> None:
@@ -34,7 +37,10 @@ def new(options: NewOptions) -> None:
     files, kind = write(Path(), options.name)
     for file in files:
         say(f"wrote {file}")
-    say(f"next: ekiden check {files[0]}:{kind}; ekiden run {files[0]}:{kind} --data digits; pytest {files[1]}")
+    say(
+        f"next: ekiden check {files[0]}:{kind}; ekiden run {files[0]}:{kind} --data digits; pytest "
+        f"{files[1]}"
+    )
 
 
 def trust(options: TrustOptions) -> None:
@@ -46,23 +52,38 @@ def trust(options: TrustOptions) -> None:
             say(f"runs may reach {silos.trust(file)}")
             continue
         if file.suffix != ".py":
-            raise UserError(f"{file} is neither a Python file nor the link.json of a run: nothing else needs trust")
+            raise UserError(
+                f"{file} is neither a Python file nor the link.json of a run: nothing else needs "
+                "trust"
+            )
         outside.trust(f"{file}:")
         say(f"runs that name {file} may execute it, as it is now")
 
 
 def write(folder: Path, name: str) -> tuple[tuple[Path, Path, Path], str]:
-    """Write NAME.py, test_NAME.py and NAME.md into `folder`; return the files, and the name of the class.
+    """Write NAME.py, test_NAME.py and NAME.md into `folder`; return the files, and the name of the
+    class.
 
     The name is as in half_seq, half-seq or HalfSeq.
     """
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
-    kind = name if "_" not in name and name[:1].isupper() else "".join(p[:1].upper() + p[1:] for p in module.split("_"))
-    if not (module.isascii() and module.isidentifier() and kind.isidentifier()) or keyword.iskeyword(module):
-        raise UserError(f"{name!r} cannot name a Python file and a class: choose a name of letters, digits and _")
+    kind = (
+        name
+        if "_" not in name and name[:1].isupper()
+        else "".join(p[:1].upper() + p[1:] for p in module.split("_"))
+    )
+    if not (
+        module.isascii() and module.isidentifier() and kind.isidentifier()
+    ) or keyword.iskeyword(module):
+        raise UserError(
+            f"{name!r} cannot name a Python file and a class: choose a name of letters, digits and "
+            "_"
+        )
     files = folder / f"{module}.py", folder / f"test_{module}.py", folder / f"{module}.md"
     if there := [str(file) for file in files if file.exists()]:
-        raise UserError(f"{', '.join(there)} exists already: choose another name; nothing was written")
+        raise UserError(
+            f"{', '.join(there)} exists already: choose another name; nothing was written"
+        )
     if importlib.util.find_spec(module) is not None:
         raise UserError(f"Python has a module called {module} already: choose another name")
     for file, text in zip(files, (_METHOD, _TEST, _PAGE), strict=True):

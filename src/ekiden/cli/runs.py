@@ -1,4 +1,6 @@
-"""The command line of runs: `ekiden run`, `resume`, `show`, `compare`, `data`, `forget` and `join`."""
+"""The command line of runs: `ekiden run`, `resume`, `show`, `compare`, `data`, `forget` and
+`join`.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -32,7 +34,9 @@ from ekiden.tables.sweep import refuse_records, summaries
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Train one model over many data silos; ends with accuracy, bytes moved, time, and the run folders."""
+    """Train one model over many data silos; ends with accuracy, bytes moved, time, and the run
+    folders.
+    """
 
     plan: Plan[Any]
     seeds: tuple[int, ...] = ()
@@ -40,11 +44,11 @@ class RunOptions:
     out: Path = Path("runs")
     """folder in which the run folders METHOD-DATA-seedSEED are made"""
     track: tuple[str, ...] = ()
-    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
-    MLFLOW_TRACKING_URI says), wandb, trackio"""
+    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder),
+    mlflow (where MLFLOW_TRACKING_URI says), wandb, trackio"""
     on: str = "here"
-    """where the clients are: here, simulated; ray, or ray:ADDRESS: simulated on a Ray cluster, see docs/clusters.md; or
-    flower: real silos, see --on flower --help"""
+    """where the clients are: here, simulated; ray, or ray:ADDRESS: simulated on a Ray cluster, see
+    docs/clusters.md; or flower: real silos, see --on flower --help"""
     json: bool = False
     """print the results as JSON, and all else to standard error; see docs/json.md"""
     config: Path | None = None
@@ -66,7 +70,18 @@ _BOXES: Boxes = (
     (
         "data",
         "Samples, and who holds them.",
-        ("data", "silos", "partition", "clients", "data_seed", "without", "val_fraction", "size", "task", "metric"),
+        (
+            "data",
+            "silos",
+            "partition",
+            "clients",
+            "data_seed",
+            "without",
+            "val_fraction",
+            "size",
+            "task",
+            "metric",
+        ),
     ),
     ("columns", "", ("reading",)),
     ("network", "What is trained.", ("model", "pretrained", "train")),
@@ -77,7 +92,18 @@ _BOXES: Boxes = (
         "run",
         "The run as a whole: seeds, folder, what is measured.",
         (
-            *("config", "print_config", "seeds", "out", "track", "on", "json", "seed", "workers", "evaluate_every"),
+            *(
+                "config",
+                "print_config",
+                "seeds",
+                "out",
+                "track",
+                "on",
+                "json",
+                "seed",
+                "workers",
+                "evaluate_every",
+            ),
             *("tune", "evaluate_on"),
         ),
     ),
@@ -85,7 +111,9 @@ _BOXES: Boxes = (
 
 
 def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions:
-    """Read the flags of `ekiden run METHOD`; flags that are not given have the values of `default`."""
+    """Read the flags of `ekiden run METHOD`; flags that are not given have the values of
+    `default`.
+    """
     kind = type(default.recipe.method)
     about = f"Train by {kind.title()}. Its own flags come first."
     return parse(RunOptions, args, f"ekiden run {kind.title()}", RunOptions(default), about, _BOXES)
@@ -112,8 +140,8 @@ class ShowOptions:
     run: Positional[Path]
     """run folder"""
     devices: str = ""
-    """also show how long it would have taken on these devices: equal, hospitals, phones, or a TOML file; see
-    docs/time.md"""
+    """also show how long it would have taken on these devices: equal, hospitals, phones, or a TOML
+    file; see docs/time.md"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -135,10 +163,11 @@ class CompareOptions:
     """Show runs side by side; those that differ only in the seed as mean ± standard deviation."""
 
     runs: Positional[tuple[Path, ...]]
-    """run folders, sweep folders, folders that hold them, and files that `ekiden sweep --records` made"""
+    """run folders, sweep folders, folders that hold them, and files that `ekiden sweep --records`
+    made"""
     devices: str = ""
-    """also show how long they would have taken on these devices: equal, hospitals, phones, or a TOML file; see
-    docs/time.md"""
+    """also show how long they would have taken on these devices: equal, hospitals, phones, or a
+    TOML file; see docs/time.md"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -156,7 +185,8 @@ class DataOptions(Checked):
     size: Count | None = None
     """side of the images in pixels"""
     silos: tuple[str, ...] = ()
-    """instead of DATA, the files or folders of the silos, or one folder or TOML file with all of them"""
+    """instead of DATA, the files or folders of the silos, or one folder or TOML file with all of
+    them"""
     reading: Reading = field(default_factory=Reading)
     seed: CountOrZero = 0
     """of the partition"""
@@ -171,7 +201,8 @@ class DataOptions(Checked):
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
     draft_schema: Path | None = None
-    """new TOML file for a draft of the study's schema, from these data; `--schema` with it then checks data"""
+    """new TOML file for a draft of the study's schema, from these data; `--schema` with it then
+    checks data"""
 
 
 _LINES = 100  # violations of a schema that are shown
@@ -187,7 +218,9 @@ what methods are:  ekiden list
 
 def overview() -> str:
     """`ekiden run --help`: the methods by kind, on one screen of 80 columns."""
-    lists = {sort: ", ".join(method.title() for method in methods) for sort, methods in SORTS.items()}
+    lists = {
+        sort: ", ".join(method.title() for method in methods) for sort, methods in SORTS.items()
+    }
     indented = partial(fill, width=80, initial_indent="  ", subsequent_indent="  ")
     return _HELP + "".join(f"{sort}\n{indented(names)}\n" for sort, names in lists.items())
 
@@ -228,10 +261,14 @@ def run(args: Sequence[str]) -> None:
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     tracking.check(options.track, options.out)
-    folders = [launch.free_folder(options.out, f"{kind.title()}-{Path(one).stem}-seed{s}") for s in seeds]
+    folders = [
+        launch.free_folder(options.out, f"{kind.title()}-{Path(one).stem}-seed{s}") for s in seeds
+    ]
     plans = [replace(plan, recipe=replace(plan.recipe, seed=seed)) for seed in seeds]
     more: dict[str, Any] = {"track": options.track, "on": options.on}
-    _launch([launch.LaunchedRun(*job, **more) for job in zip(plans, folders, strict=True)], options.json)
+    _launch(
+        [launch.LaunchedRun(*job, **more) for job in zip(plans, folders, strict=True)], options.json
+    )
 
 
 def resume(options: ResumeOptions) -> None:
@@ -242,7 +279,10 @@ def resume(options: ResumeOptions) -> None:
     here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
     if here:
         tracking.check(options.track, here[0])
-        jobs = [launch.LaunchedRun(stored(folder), folder, track=options.track, on=options.on) for folder in here]
+        jobs = [
+            launch.LaunchedRun(stored(folder), folder, track=options.track, on=options.on)
+            for folder in here
+        ]
         _launch(jobs, options.json)
 
 
@@ -267,11 +307,19 @@ def log(options: LogOptions) -> None:
         metric = summary.metric_named(run.config, str(row.get("metric", "accuracy")))
         value = tracking.measured(metric, row)
         loss = f"loss {row['loss']:.4g}" if "loss" in row else ""
-        parts = [f"step {row['step']} of {run.config['steps']}", value, loss, f"{summary.size(row['bytes'])} moved"]
+        parts = [
+            f"step {row['step']} of {run.config['steps']}",
+            value,
+            loss,
+            f"{summary.size(row['bytes'])} moved",
+        ]
         say(", ".join(filter(None, parts)))
     run = summary.summarise(options.run)
     if not run.finished and not options.json:
-        say("not finished: " + ("a process works on it" if is_held(options.run / "lock") else summary.going_on(run)))
+        say(
+            "not finished: "
+            + ("a process works on it" if is_held(options.run / "lock") else summary.going_on(run))
+        )
 
 
 def compare(options: CompareOptions) -> None:
@@ -320,7 +368,9 @@ def data(options: DataOptions) -> None:
     console.print(str(described), soft_wrap=True, highlight=False)
     console.print(datasets.table(federation))
     if options.draw is None and find_spec("matplotlib") is None:
-        console.print('not drawn, which needs matplotlib: pip install "ekiden[report]"', soft_wrap=True)
+        console.print(
+            'not drawn, which needs matplotlib: pip install "ekiden[report]"', soft_wrap=True
+        )
         return
     datasets.draw(federation, file)
     console.print(f"drawn to {file}")
@@ -329,31 +379,40 @@ def data(options: DataOptions) -> None:
 def _draft(options: DataOptions, file: Path) -> None:
     """Write a draft of the study's schema."""
     if file.exists():
-        raise UserError(f"{file} is there already: check data against it with --schema {file}, or name another file")
+        raise UserError(
+            f"{file} is there already: check data against it with --schema {file}, or name another "
+            "file"
+        )
     text = study.draft(options.data, options.silos, options.reading)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise disk_error(error, file) from None
     console.print(
-        f"wrote {file}, a draft of the study's schema. It stays here; it has ranges and names of categories of these "
+        f"wrote {file}, a draft of the study's schema. It stays here; it has ranges and names of "
+        "categories of these "
         f"data. Edit it; `ekiden data` with --schema {file} then checks data against it",
         soft_wrap=True,
     )
 
 
 def _check(options: DataOptions) -> None:
-    """Compare the data with the study's schema, and print a line for each value that it does not allow."""
+    """Compare the data with the study's schema, and print a line for each value that it does not
+    allow.
+    """
     found = study.check(options.data, options.silos, options.reading)
     for violation in found[:_LINES]:
         print(violation)
     if found:
         more = f", of which {_LINES} are shown" if len(found) > _LINES else ""
         raise UserError(
-            f"{counted(len(found), 'violation')} of the schema {options.reading.schema}{more}: correct the data, or "
+            f"{counted(len(found), 'violation')} of the schema {options.reading.schema}{more}: "
+            "correct the data, or "
             "the schema"
         )
-    console.print(f"the data meet the schema {options.reading.schema}", soft_wrap=True, highlight=False)
+    console.print(
+        f"the data meet the schema {options.reading.schema}", soft_wrap=True, highlight=False
+    )
 
 
 def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
@@ -365,15 +424,22 @@ def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
             console.print(summary.comparison(runs))
             for line in filter(None, map(summary.divergence, runs)):
                 console.print(line, soft_wrap=True, highlight=False)
-            console.print("\n".join(f"run folder: {o.folder}" for o in outcomes if not o.error), soft_wrap=True)
+            console.print(
+                "\n".join(f"run folder: {o.folder}" for o in outcomes if not o.error),
+                soft_wrap=True,
+            )
     failed = [o for o in outcomes if o.error]
     if failed:
-        raise UserError("; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed))
+        raise UserError(
+            "; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed)
+        )
 
 
 @dataclass(frozen=True)
 class ForgetOptions:
-    """Make a run again without one of its clients; the new run has the bits of one that never had it."""
+    """Make a run again without one of its clients; the new run has the bits of one that never had
+    it.
+    """
 
     run: Positional[Path]
     """run folder; it stays as it is: delete it to forget the client there, too"""
@@ -382,8 +448,8 @@ class ForgetOptions:
     out: Path | None = None
     """new run folder; by default RUN-without-CLIENT"""
     release: Path | None = None
-    """between machines, for methods with secure sums: file in which the silo agrees to that; `ekiden silo release`
-    makes it there"""
+    """between machines, for methods with secure sums: file in which the silo agrees to that;
+    `ekiden silo release` makes it there"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -417,7 +483,10 @@ def forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
         if options.release:
             raise UserError("--release is for runs between machines: leave it out")
         _print(tell, options.run, reruns.forget(options.run, options.client, out=options.out))
-    console.print(f"{options.run} still holds {options.client}: delete it to forget it there, too", soft_wrap=True)
+    console.print(
+        f"{options.run} still holds {options.client}: delete it to forget it there, too",
+        soft_wrap=True,
+    )
 
 
 @telling

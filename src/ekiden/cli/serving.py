@@ -30,27 +30,33 @@ _Out = Annotated[str, Alias("-o")]
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Predict for files with the model of a run: a class and its probability for each, as a table."""
+    """Predict for files with the model of a run: a class and its probability for each, as a
+    table.
+    """
 
     run: Positional[Path]
     """run folder"""
     files: Positional[tuple[Path, ...]] = ()
-    """what the model takes: images of any size and folders of them, DICOM and NIfTI files, Parquet or CSV files, texts,
-    arrays (.npy, .npz, .safetensors)"""
+    """what the model takes: images of any size and folders of them, DICOM and NIfTI files, Parquet
+    or CSV files, texts, arrays (.npy, .npz, .safetensors)"""
     out: _Out = predictions.STDOUT
-    """file to write, .parquet or .csv; -: CSV to the standard output; for segmentation a folder of masks"""
+    """file to write, .parquet or .csv; -: CSV to the standard output; for segmentation a folder of
+    masks"""
     client: str = ""
     """the personal model of this client instead of the global one"""
     column: str = ""
-    """column of tables that holds the images, texts or arrays, or the array in a .npz file; by default that of the
-    run's own data"""
+    """column of tables that holds the images, texts or arrays, or the array in a .npz file; by
+    default that of the run's own data"""
     threshold: str = ""
-    """of two classes: the probability from which on a sample is of the second one; a number, or a rule by which the run
-    measured one at its end: youden, sensitivity. By default the one chosen by `ekiden evaluate --calibrate`, or 0.5"""
+    """of two classes: the probability from which on a sample is of the second one; a number, or a
+    rule by which the run measured one at its end: youden, sensitivity. By default the one chosen by
+    `ekiden evaluate --calibrate`, or 0.5"""
     at: tuple[Positive, ...] = ()
-    """of times and events: also predict the share that has not had the event at each of these times"""
+    """of times and events: also predict the share that has not had the event at each of these
+    times"""
     baseline: Path | None = None
-    """table with the times and events of a hospital whose hazard --at uses, instead of that of all silos"""
+    """table with the times and events of a hospital whose hazard --at uses, instead of that of all
+    silos"""
     label_column: tuple[str, ...] = ()
     """columns of that table with the time and the event; by default those of the run's own data"""
     network: str = ""
@@ -66,9 +72,9 @@ class ExportOptions:
     paths: Positional[tuple[Path, ...]]
     """the run folder; for metrics run folders and sweep folders"""
     to: str = ""
-    """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export; PyTorch has deprecated
-    TorchScript), hf (a folder: config.json, model.safetensors, model.pt2, README.md); the metrics: parquet, csv; by
-    default what the name of the output says"""
+    """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export; PyTorch has
+    deprecated TorchScript), hf (a folder: config.json, model.safetensors, model.pt2, README.md);
+    the metrics: parquet, csv; by default what the name of the output says"""
     out: Annotated[Path | None, Alias("-o")] = None
     """file or folder to write"""
     client: str = ""
@@ -81,7 +87,9 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class CardOptions:
-    """Write a model card in Markdown: what was trained, on how many samples, how, how good it is, what is not known."""
+    """Write a model card in Markdown: what was trained, on how many samples, how, how good it is,
+    what is not known.
+    """
 
     run: Positional[Path]
     """run folder"""
@@ -93,27 +101,41 @@ class CardOptions:
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Attack the models of a run on this machine: does their loss tell training samples from others?"""
+    """Attack the models of a run on this machine: does their loss tell training samples from
+    others?
+    """
 
     run: Positional[Path]
     """run folder"""
     network: str = ""
     """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
     shadows: CountOrZero = 0
-    """also attack with so many models that the attacker trains (LiRA), at least 4; each takes as long as the run"""
+    """also attack with so many models that the attacker trains (LiRA), at least 4; each takes as
+    long as the run"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
 
 def predict(options: PredictOptions) -> None:
     """`ekiden predict RUN FILES... [-o OUT]`."""
-    model = load_model(options.run, client=options.client, network=own_network(options.network, options.run))
+    model = load_model(
+        options.run, client=options.client, network=own_network(options.network, options.run)
+    )
     warn(options.run)
     column = options.column or column_in(read_config(options.run))
     how = model.recalibration
     if how and options.threshold and not _is_number(options.threshold):
-        raise UserError("the run measured thresholds before it was recalibrated: give --threshold a number, or none")
-    threshold = _threshold(options.threshold, options.run) if options.threshold else how.threshold if how else None
+        raise UserError(
+            "the run measured thresholds before it was recalibrated: give --threshold a number, or "
+            "none"
+        )
+    threshold = (
+        _threshold(options.threshold, options.run)
+        if options.threshold
+        else how.threshold
+        if how
+        else None
+    )
     baseline = _baseline(options)
     count = predictions.predict(
         model,
@@ -126,21 +148,32 @@ def predict(options: PredictOptions) -> None:
         baseline=baseline,
     )
     if options.at and baseline is None and model.baseline and model.baseline.mean:
-        print("survival is that of a constant hazard, as the network was trained with it", file=sys.stderr)
+        print(
+            "survival is that of a constant hazard, as the network was trained with it",
+            file=sys.stderr,
+        )
     if threshold is not None:
         print(f"{model.classes[1]} from a probability of {threshold:.6g} on", file=sys.stderr)
     if options.out != predictions.STDOUT:
-        console.print(f"{counted(count, 'prediction')} written to {options.out}", soft_wrap=True, highlight=False)
+        console.print(
+            f"{counted(count, 'prediction')} written to {options.out}",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 def _baseline(options: PredictOptions) -> Baseline | None:
     """Return the hazard of the rows that the user names, if any."""
     if options.baseline is None:
         if options.label_column:
-            raise UserError("--label-column names columns of the table that --baseline names: give both")
+            raise UserError(
+                "--label-column names columns of the table that --baseline names: give both"
+            )
         return None
     if not options.at or options.client:
-        raise UserError("--baseline is for survival by the global model: give --at, and leave out --client")
+        raise UserError(
+            "--baseline is for survival by the global model: give --at, and leave out --client"
+        )
     columns = {"label_column": list(options.label_column)} if options.label_column else {}
     run = open_run(options.run, network=own_network(options.network, options.run))
     return run.baseline(options.baseline, options.at, **columns)
@@ -160,7 +193,10 @@ def _threshold(text: str, run: Path) -> float:
         return float(text)
     found = {rule.split()[0].lower(): at for rule, at in thresholds_in(summarise(run)).items()}
     if not found:
-        raise UserError("the run measured no threshold: give --threshold a number, or run it with --metric auroc")
+        raise UserError(
+            "the run measured no threshold: give --threshold a number, or run it with --metric "
+            "auroc"
+        )
     if text not in found:
         raise unknown("threshold", text, tuple(found))
     return found[text]
@@ -173,7 +209,11 @@ def export(options: ExportOptions) -> None:
     if to not in (*(known := (*exporting.FORMATS, *_METRICS)), "torchscript") and to:
         raise unknown("format", to, known)
     if out is None or not to:
-        what = ("FOLDER" if to == "hf" else f"OUT.{to}") if to else "OUT.parquet, OUT.onnx, ..., or --to"
+        what = (
+            ("FOLDER" if to == "hf" else f"OUT.{to}")
+            if to
+            else "OUT.parquet, OUT.onnx, ..., or --to"
+        )
         raise UserError(f"say what to write: -o {what}")
     if to in _METRICS:
         return _export_metrics(options, out, to)
@@ -181,12 +221,15 @@ def export(options: ExportOptions) -> None:
         raise UserError(f"name one run folder for --to {to}")
     (run,) = options.paths
     network = own_network(options.network, run)
-    done = exporting.export(run, to, out, client=options.client, network=network, overwrite=options.overwrite)
+    done = exporting.export(
+        run, to, out, client=options.client, network=network, overwrite=options.overwrite
+    )
     warn(run)
     made_up = f"{done.samples - done.real} made-up" if done.samples > done.real else ""
     samples = " and ".join(filter(None, [f"{done.real} test" if done.real else "", made_up]))
     console.print(
-        f"written to {out}: gives the run's outputs on {samples} samples (largest difference {done.difference:.1e})",
+        f"written to {out}: gives the run's outputs on {samples} samples (largest difference "
+        f"{done.difference:.1e})",
         soft_wrap=True,
         highlight=False,
     )
@@ -207,18 +250,38 @@ def _export_metrics(options: ExportOptions, out: Path, to: str) -> None:
 def audit(options: AuditOptions) -> None:
     """`ekiden audit RUN`."""
     found = audits.audit(
-        open_run(options.run, network=own_network(options.network, options.run)), None, options.shadows
+        open_run(options.run, network=own_network(options.network, options.run)),
+        None,
+        options.shadows,
     )
     if options.json:
         return print_json(found.to_json())
-    numbers = ("training", "others", "AUC", "TPR at 1 %", "TPR at 0.1 %", "advantage", "epsilon at least")
+    numbers = (
+        "training",
+        "others",
+        "AUC",
+        "TPR at 1 %",
+        "TPR at 0.1 %",
+        "advantage",
+        "epsilon at least",
+    )
     table = table_of("model", *numbers, right=numbers)
     for one in found.attacks:
         rare = "-" if one.tpr_01 is None else f"{one.tpr_01:.2%}"
-        rates = (f"{one.auc:.3f}", f"{one.tpr_1:.2%}", rare, f"{one.advantage:.3f}", f"{one.epsilon:.2f}")
+        rates = (
+            f"{one.auc:.3f}",
+            f"{one.tpr_1:.2%}",
+            rare,
+            f"{one.advantage:.3f}",
+            f"{one.epsilon:.2f}",
+        )
         table.add_row(one.model, str(one.members), str(one.others), *rates)
     console.print(table)
-    promised = "no epsilon was promised" if found.promised is None else f"epsilon {found.promised:.3g} was promised"
+    promised = (
+        "no epsilon was promised"
+        if found.promised is None
+        else f"epsilon {found.promised:.3g} was promised"
+    )
     for line in (f"{promised}; a loss below a threshold is a weak attack", *found.shown):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
@@ -236,7 +299,9 @@ def card(options: CardOptions) -> None:
 
 
 def own_network(name: str, run: Path) -> ModelSource | None:
-    """Return what `--network` names: a module, or a function that makes one from shape and classes."""
+    """Return what `--network` names: a module, or a function that makes one from shape and
+    classes.
+    """
     if not name:
         return None
     if not outside.is_file(name):
@@ -247,7 +312,9 @@ def own_network(name: str, run: Path) -> ModelSource | None:
     config = open_run(run).config
 
     def make() -> nn.Module:
-        made = outside.call(name, "ekiden.models", tuple(config["input"]["shape"]), len(config["classes"]))
+        made = outside.call(
+            name, "ekiden.models", tuple(config["input"]["shape"]), len(config["classes"])
+        )
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} gives {type(made).__name__}, not a torch.nn.Module")
         return made

@@ -1,7 +1,7 @@
 """The command line between machines.
 
-At a silo: `ekiden silo ...`. At the coordinator: `ekiden federation ...`, `ekiden run METHOD --on flower`, `ps`, `stop`
-and `verify`.
+At a silo: `ekiden silo ...`. At the coordinator: `ekiden federation ...`, `ekiden run METHOD --on
+flower`, `ps`, `stop` and `verify`.
 """
 
 import json
@@ -16,7 +16,8 @@ from ekiden.base import outside
 from ekiden.base.checks import Positional, Positive
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import read_regular, write
-from ekiden.cli.console import console, first_line, print_json, say, table_of
+from ekiden.base.outside import summary_of
+from ekiden.cli.console import console, print_json, say, table_of
 from ekiden.cli.flags import Boxes, parse
 from ekiden.engine.method import Method
 from ekiden.engine.wire import EVERYONE
@@ -50,11 +51,13 @@ class RemoteOptions:
 
     plan: RemotePlan[Any]
     federation: Path | None = None
-    """folder that `ekiden federation init` made: says --link, --certificate, --keys, and --clients if you do not"""
+    """folder that `ekiden federation init` made: says --link, --certificate, --keys, and --clients
+    if you do not"""
     link: str = ""
     """HOST:PORT of the SuperLink for the coordinator, such as 127.0.0.1:8001"""
     certificate: Path | None = None
-    """PEM file of the authority that signed the SuperLink's certificate; by default the system's authorities"""
+    """PEM file of the authority that signed the SuperLink's certificate; by default the system's
+    authorities"""
     keys: Path | None = None
     """folder with the public key NAME.pub of every silo: a silo must prove its name"""
     insecure: bool = False
@@ -64,8 +67,9 @@ class RemoteOptions:
     out: Path = Path("runs")
     """folder, on the SuperLink's machine, in which the run folder METHOD-flower-seedSEED is made"""
     track: tuple[str, ...] = ()
-    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
-    MLFLOW_TRACKING_URI says), wandb, trackio; on this machine, so the run folder must be here"""
+    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder),
+    mlflow (where MLFLOW_TRACKING_URI says), wandb, trackio; on this machine, so the run folder must
+    be here"""
     on: Place = "flower"
     """where the clients are: `here` simulates them"""
 
@@ -84,7 +88,17 @@ _BOXES: Boxes = (
         "run",
         "The run as a whole.",
         (
-            *("seed", "evaluate_every", "patience", "absent", "sealed", "spelling", "out", "track", "on"),
+            *(
+                "seed",
+                "evaluate_every",
+                "patience",
+                "absent",
+                "sealed",
+                "spelling",
+                "out",
+                "track",
+                "on",
+            ),
             *("insecure", "insecure_anywhere"),
         ),
     ),
@@ -93,7 +107,9 @@ _BOXES: Boxes = (
 
 @dataclass(frozen=True)
 class SiloInitOptions:
-    """Make a silo's folder with its key pair and silo.toml; the public key goes to the coordinator."""
+    """Make a silo's folder with its key pair and silo.toml; the public key goes to the
+    coordinator.
+    """
 
     folder: Positional[Path]
     """new folder"""
@@ -139,7 +155,9 @@ class KeysOptions:
 
 @dataclass(frozen=True)
 class SumsOptions:
-    """Write what the silo tells, so that all silos agree on the scaling of a table: counts and sums, never a row."""
+    """Write what the silo tells, so that all silos agree on the scaling of a table: counts and
+    sums, never a row.
+    """
 
     file: Positional[Path]
     """silo.toml"""
@@ -148,17 +166,19 @@ class SumsOptions:
     out: Path | None = None
     """JSON file to write; by default NAME-sums.json next to it. Read it before you give it away"""
     times: tuple[Positive, ...] = ()
-    """for survival: also tell how many rows had the event up to each of these times, which all silos agree on"""
+    """for survival: also tell how many rows had the event up to each of these times, which all
+    silos agree on"""
     dp: str = ""
-    """tell noisy sums, as in --dp epsilon=1,delta=1e-6; needs data.schema with bounds, and counts in limits.epsilon"""
+    """tell noisy sums, as in --dp epsilon=1,delta=1e-6; needs data.schema with bounds, and counts
+    in limits.epsilon"""
 
 
 @dataclass(frozen=True)
 class ReleaseOptions:
     """Agree that a run is made again without this silo, or with it if it took no part.
 
-    The difference of the two runs' sums is what this silo gave. So the other silos take part only with this agreement.
-    It holds for one run.
+    The difference of the two runs' sums is what this silo gave. So the other silos take part only
+    with this agreement. It holds for one run.
     """
 
     file: Positional[Path]
@@ -166,13 +186,15 @@ class ReleaseOptions:
     run: Positional[Path]
     """agreement.json of the run, from its folder at the coordinator"""
     out: Path | None = None
-    """file to write, for `ekiden forget --release` or `ekiden join --release`; by default NAME-release.txt next to
-    silo.toml"""
+    """file to write, for `ekiden forget --release` or `ekiden join --release`; by default
+    NAME-release.txt next to silo.toml"""
 
 
 @dataclass(frozen=True)
 class ApproveOptions:
-    """Read the plans that wait at a silo whose file says `approve = true`, or agree to one run of one of them."""
+    """Read the plans that wait at a silo whose file says `approve = true`, or agree to one run of
+    one of them.
+    """
 
     file: Positional[Path]
     """silo.toml"""
@@ -187,7 +209,8 @@ class VerifyOptions:
     run: Positional[Path]
     """run folder"""
     keys: Path | None = None
-    """folder with the public key NAME.pub of every silo, as you know it; by default the keys that the run had"""
+    """folder with the public key NAME.pub of every silo, as you know it; by default the keys that
+    the run had"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -197,13 +220,21 @@ def init_silo(options: SiloInitOptions) -> None:
     name = options.name or options.folder.absolute().name
     public = silo_file.make(options.folder, name, options.link, options.data)
     say(f"private key: stays in {options.folder}\npublic key:  {public} goes to the coordinator")
-    say(f"fingerprint: {keys.fingerprint(keys.read_public(public))} (tell the other silos by telephone)")
-    say(f"with the coordinator's roster.json: ekiden silo join {options.folder / 'silo.toml'} roster.json")
+    say(
+        f"fingerprint: {keys.fingerprint(keys.read_public(public))} (tell the other silos by "
+        "telephone)"
+    )
+    say(
+        f"with the coordinator's roster.json: ekiden silo join {options.folder / 'silo.toml'} "
+        "roster.json"
+    )
 
 
 def join_roster(options: RosterOptions) -> None:
     """`ekiden silo join silo.toml roster.json`."""
-    told = silo_file.join(silo_file.read(options.file), read_roster(options.roster), options.replace)
+    told = silo_file.join(
+        silo_file.read(options.file), read_roster(options.roster), options.replace
+    )
     say("\n".join(told or ["nothing changed"]))
     if told:
         say("compare each fingerprint with its owner, by another way than the coordinator")
@@ -220,9 +251,15 @@ def start(options: SiloStartOptions) -> None:
         raise UserError(f'{file.path}: say where the SuperLink is: [link] address = "HOST:PORT"')
     commands.checked(file.link.address, security, say, anywhere=options.insecure_anywhere)
     if not security.insecure and not file.link.key:
-        raise UserError(f'{file.path}: give the silo a key: [link] key = "{file.name}.key", then `ekiden silo keys`')
+        raise UserError(
+            f'{file.path}: give the silo a key: [link] key = "{file.name}.key", then `ekiden silo '
+            "keys`"
+        )
     if file.link.key and not file.beside(file.link.key).is_file():
-        raise UserError(f"there is no key {file.beside(file.link.key)}: make it with `ekiden silo keys {file.path}`")
+        raise UserError(
+            f"there is no key {file.beside(file.link.key)}: make it with `ekiden silo keys "
+            f"{file.path}`"
+        )
     with supernode.alone(file):
         _serve(file, security)
 
@@ -236,16 +273,29 @@ def _serve(file: SiloFile, security: Security) -> None:
                 supernode.tell(file, security, say, str(error))
             raise
         say(
-            f"{f'{file.name}, {name}' if name else file.name}: {len(client.train)} training, {len(client.val)} "
-            f"validation, {len(client.test)} test samples of shape {dataset.shape} for {dataset.task.kind} with "
+            f"{f'{file.name}, {name}' if name else file.name}: {len(client.train)} training, "
+            f"{len(client.val)} "
+            f"validation, {len(client.test)} test samples of shape {dataset.shape} for "
+            f"{dataset.task.kind} with "
             f"{dataset.outputs} outputs; they stay here"
         )
-    methods = "all methods" if file.limits.methods == Limits().methods else ", ".join(file.limits.methods)
-    say(f"allows {methods}; models up to {summary.size(file.limits.model_bytes)}; {file.limits.epochs} epochs a task")
+    methods = (
+        "all methods" if file.limits.methods == Limits().methods else ", ".join(file.limits.methods)
+    )
+    say(
+        f"allows {methods}; models up to {summary.size(file.limits.model_bytes)}; "
+        f"{file.limits.epochs} epochs a task"
+    )
     if line := participation.log_changed(file.folder):
-        say(f"{file.folder / participation.FILE} was changed at line {line}: somebody edited or damaged it")
+        say(
+            f"{file.folder / participation.FILE} was changed at line {line}: somebody edited or "
+            "damaged it"
+        )
     if file.link.key and not file.link.peers:
-        say("knows no key of another silo ([link] peers in its silo.toml): it refuses runs that seal models")
+        say(
+            "knows no key of another silo ([link] peers in its silo.toml): it refuses runs that "
+            "seal models"
+        )
     try:
         supernode.start(file, security, say)
     except KeyboardInterrupt:
@@ -255,7 +305,10 @@ def _serve(file: SiloFile, security: Security) -> None:
 def sums(options: SumsOptions) -> None:
     """`ekiden silo sums silo.toml`."""
     file = silo_file.read(options.file).holding(options.data)
-    out = options.out or file.path.parent / f"{'-'.join(filter(None, (file.name, options.data)))}-sums.json"
+    out = (
+        options.out
+        or file.path.parent / f"{'-'.join(filter(None, (file.name, options.data)))}-sums.json"
+    )
     if (dp := DP.parse(options.dp)) and options.times:
         raise UserError("--times has no noise: leave out --times or --dp")
     found = noisy_columns.sums(file, dp) if dp else file.sums(options.times)
@@ -287,18 +340,31 @@ def release(options: ReleaseOptions) -> None:
     if not file.link.key:
         raise UserError(f"{file.path}: only a silo with a key can agree: name it under [link]")
     before = agreements.read(options.run)
-    participation.Admission(file, before).check()  # its own copy of the terms, if it took part, must be the same
+    participation.Admission(
+        file, before
+    ).check()  # its own copy of the terms, if it took part, must be the same
     inside = file.name in before.clients
-    names = [name for name in before.clients if name != file.name] if inside else [*before.clients, file.name]
+    names = (
+        [name for name in before.clients if name != file.name]
+        if inside
+        else [*before.clients, file.name]
+    )
     if not names:
-        raise UserError(f"{file.name} is the only silo of run {before.run}: nothing is left without it")
-    recipe, mark = replace(before.recipe, method=among(before.recipe.method, names)), token_hex(MARK // 2)
+        raise UserError(
+            f"{file.name} is the only silo of run {before.run}: nothing is left without it"
+        )
+    recipe, mark = (
+        replace(before.recipe, method=among(before.recipe.method, names)),
+        token_hex(MARK // 2),
+    )
     text = release_text(file.name, mark, before.run, recipe, before.data, names)
     out = options.out or file.beside(f"{file.name}-release.txt")
     write(out, [f"{mark}{keys.sign(file.beside(file.link.key), text)}\n".encode()])
     say(
-        f"wrote {out}: with it, run {before.run} ({before.method}, seed {recipe.seed}) is made again once, among "
-        f"{', '.join(names)}. The difference of the two shows the part of {file.name}; give the file to the coordinator"
+        f"wrote {out}: with it, run {before.run} ({before.method}, seed {recipe.seed}) is made "
+        "again once, among "
+        f"{', '.join(names)}. The difference of the two shows the part of {file.name}; give the "
+        "file to the coordinator"
     )
 
 
@@ -315,26 +381,47 @@ def approve(options: ApproveOptions) -> None:
     for digest in approval.approved(file):
         say(f"approved, not begun: {digest}")
     say(
-        f"agree to one run of a plan by `ekiden silo approve {file.path.name} DIGEST`; {file.folder / 'plans'} has them"
+        f"agree to one run of a plan by `ekiden silo approve {file.path.name} DIGEST`; "
+        f"{file.folder / 'plans'} has them"
     )
 
 
 def verify(options: VerifyOptions) -> None:
     """`ekiden verify RUN`."""
     agreed = verifying.terms(options.run)
-    trusted = commands.read_keys(options.keys, verifying.signers(options.run)) if options.keys else None
-    found, measured = verifying.verify(options.run, trusted), len(verifying.evaluations(options.run))
-    wrong = UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}") if found.wrong else None
+    trusted = (
+        commands.read_keys(options.keys, verifying.signers(options.run)) if options.keys else None
+    )
+    found, measured = (
+        verifying.verify(options.run, trusted),
+        len(verifying.evaluations(options.run)),
+    )
+    wrong = (
+        UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
+        if found.wrong
+        else None
+    )
     if options.json:
         hops = [asdict(hop) for hop in found.hops]
-        print_json({"hops": hops, "wrong": found.wrong, "unproven": found.unproven, "result": bool(found.result)})
+        print_json(
+            {
+                "hops": hops,
+                "wrong": found.wrong,
+                "unproven": found.unproven,
+                "result": bool(found.result),
+            }
+        )
         if wrong:
             raise wrong
         return
     table = table_of("step", "silo", "did", "samples", "took", "gave", right=("step", "samples"))
     for hop in found.hops:
-        took = ", ".join(f"{t.digest[:12]} of {'all' if t.owner == EVERYONE else t.owner}" for t in hop.taken)
-        table.add_row(str(hop.step + 1), hop.client, hop.task, str(hop.samples), took, hop.given[:12])
+        took = ", ".join(
+            f"{t.digest[:12]} of {'all' if t.owner == EVERYONE else t.owner}" for t in hop.taken
+        )
+        table.add_row(
+            str(hop.step + 1), hop.client, hop.task, str(hop.samples), took, hop.given[:12]
+        )
     console.print(table)
     for line in found.wrong:
         say(line)
@@ -359,15 +446,19 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         args,
         f"ekiden run {kind.title()} --on flower",
         RemoteOptions(default),
-        first_line(kind),
+        summary_of(kind),
         _BOXES,
     )
     plan: RemotePlan[Any] = options.plan
     if options.federation is not None:
         if options.link or options.certificate or options.keys:
-            raise UserError("--federation says --link, --certificate and --keys: give one or the others")
+            raise UserError(
+                "--federation says --link, --certificate and --keys: give one or the others"
+            )
         federation = federations.read(options.federation)
-        options = replace(options, link=federation.link, certificate=federation.certificate, keys=federation.keys)
+        options = replace(
+            options, link=federation.link, certificate=federation.certificate, keys=federation.keys
+        )
         plan = plan if plan.clients else replace(plan, clients=",".join(federation.silos))
     if not plan.clients:
         raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
@@ -423,10 +514,13 @@ def _link(folder: Path) -> dict[str, Any]:
         link: dict[str, Any] = json.loads(read_regular(folder / LINK))
         named = _named(link)
     except (OSError, ValueError, LookupError, TypeError):
-        raise UserError(f"{folder / LINK} cannot be read: the run folder is damaged, start a new run") from None
+        raise UserError(
+            f"{folder / LINK} cannot be read: the run folder is damaged, start a new run"
+        ) from None
     if not outside.trusts_text(named):
         raise UserError(
-            f"{folder / LINK} leads to {_words(link)}, where nobody has run anything from here like this: read the "
+            f"{folder / LINK} leads to {_words(link)}, where nobody has run anything from here "
+            "like this: read the "
             f"file, then `ekiden trust {folder / LINK}` if that is right"
         )
     return link
@@ -467,21 +561,33 @@ def evaluate(
     at: Mapping[float, float],
     weights: Path | None,
 ) -> dict[str, Any]:
-    """Measure the model of a run at silos, on validation or on test samples, and return the row of metrics."""
+    """Measure the model of a run at silos, on validation or on test samples, and return the row of
+    metrics.
+    """
     plan = stored(run)
     if federation is not None:
         one = federations.read(federation)
-        link = {"link": one.link, "certificate": str(one.certificate), "keys": str(one.keys), "insecure": False}
+        link = {
+            "link": one.link,
+            "certificate": str(one.certificate),
+            "keys": str(one.keys),
+            "insecure": False,
+        }
         names = clients or ",".join(one.silos)
     elif plan is not None:
         link = {name: value for name, value in _link(run).items() if name != "run"}
         names = clients or plan.clients
     else:
-        raise UserError(f"{run} is of a run on one machine: say which silos measure its model, --federation FOLDER")
+        raise UserError(
+            f"{run} is of a run on one machine: say which silos measure its model, --federation "
+            "FOLDER"
+        )
     recipe = plan.recipe if plan else session.made_by(run).recipe
     recipe = replace(recipe, method=among(recipe.method, names.split(",")))
     plan = (
-        replace(plan, clients=names, recipe=recipe, data=data or plan.data) if plan else RemotePlan(recipe, names, data)
+        replace(plan, clients=names, recipe=recipe, data=data or plan.data)
+        if plan
+        else RemotePlan(recipe, names, data)
     )
     out = run / EVALUATIONS / token_hex(8)
     security, public_keys = _superlink_of(plan, link, anywhere=True)
@@ -491,24 +597,37 @@ def evaluate(
     try:
         row: dict[str, Any] = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise UserError(f"no {out / 'metrics.jsonl'} on this machine: it is on the SuperLink's") from None
+        raise UserError(
+            f"no {out / 'metrics.jsonl'} on this machine: it is on the SuperLink's"
+        ) from None
     say(f"kept in {out}")
     return row
 
 
-def _superlink_of(plan: RemotePlan[Any], link: Mapping[str, Any], *, anywhere: bool) -> tuple[Security, dict[str, str]]:
+def _superlink_of(
+    plan: RemotePlan[Any], link: Mapping[str, Any], *, anywhere: bool
+) -> tuple[Security, dict[str, str]]:
     """Return how the SuperLink is reached, and the silos' public keys."""
-    security = Security(Path(link["certificate"]) if link["certificate"] else None, link["insecure"])
+    security = Security(
+        Path(link["certificate"]) if link["certificate"] else None, link["insecure"]
+    )
     commands.checked(link["link"], security, say, anywhere=anywhere)
     if link["keys"]:
         return security, commands.read_keys(Path(link["keys"]), plan.names)
     if security.insecure:
         return security, {}
-    raise UserError("say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients")
+    raise UserError(
+        "say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients"
+    )
 
 
 def _submit(
-    plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool, track: Sequence[str]
+    plan: RemotePlan[Any],
+    folder: Path,
+    link: Mapping[str, Any],
+    *,
+    anywhere: bool,
+    track: Sequence[str],
 ) -> None:
     check(plan)
     security, public_keys = _superlink_of(plan, link, anywhere=anywhere)
@@ -521,7 +640,9 @@ def _submit(
         ended = commands.run(plan, link, security, folder, public_keys, follow)
     begun = (folder / "config.json").exists()
     if ended:
-        more = f"; `ekiden resume {folder}` goes on" if begun and "ekiden resume" not in ended else ""
+        more = (
+            f"; `ekiden resume {folder}` goes on" if begun and "ekiden resume" not in ended else ""
+        )
         raise UserError(f"{ended}{more}")
     if not begun:
         raise UserError(f"no run folder {folder} on this machine: it is on the SuperLink's")
@@ -567,7 +688,8 @@ class StopOptions(LinkOptions):
     """End a run at the SuperLink; `ekiden resume` goes on with it."""
 
     run: Positional[str] = ""
-    """run folder, or the number that `ekiden run` and `ekiden ps` show (then also --federation, or --link)"""
+    """run folder, or the number that `ekiden run` and `ekiden ps` show (then also --federation, or
+    --link)"""
 
 
 def register(options: RegisterOptions) -> None:
@@ -589,9 +711,19 @@ def ps(options: PsOptions) -> None:
         return print_json(rows)
     table = table_of("run", "what", "state", "since (UTC)", "seconds", "remarks")
     for row in rows:
-        since = next((row[key] for key in ("finished-at", "running-at", "starting-at") if row[key] != "N/A"), "")
+        since = next(
+            (row[key] for key in ("finished-at", "running-at", "starting-at") if row[key] != "N/A"),
+            "",
+        )
         state = row["status"].replace("finished:", "")
-        table.add_row(row["run-id"], row["fab-name"], state, since, f"{row['elapsed']:.0f}", row["status-details"])
+        table.add_row(
+            row["run-id"],
+            row["fab-name"],
+            state,
+            since,
+            f"{row['elapsed']:.0f}",
+            row["status-details"],
+        )
     console.print(table)
 
 
@@ -605,10 +737,13 @@ def stop(options: StopOptions) -> None:
         try:
             values = _link(Path(options.run)) if (Path(options.run) / LINK).exists() else {}
             number, link = str(values["run"]), str(values["link"])
-            security = Security(Path(values["certificate"]) if values["certificate"] else None, values["insecure"])
+            security = Security(
+                Path(values["certificate"]) if values["certificate"] else None, values["insecure"]
+            )
         except KeyError:
             raise UserError(
-                f"{options.run} is neither a number nor the folder of a run between machines: `ekiden ps` lists them"
+                f"{options.run} is neither a number nor the folder of a run between machines: "
+                "`ekiden ps` lists them"
             ) from None
     commands.stop(number, link, security, lambda line: None)
     say(f"stopped {options.run}; a silo that works on a task finishes it")
@@ -620,7 +755,9 @@ def _reached(options: LinkOptions) -> tuple[str, Security]:
         found = federations.read(options.federation)
         return found.link, Security(found.certificate)
     if not options.link:
-        raise UserError("say which SuperLink: --federation FOLDER, or --link HOST:PORT --certificate FILE")
+        raise UserError(
+            "say which SuperLink: --federation FOLDER, or --link HOST:PORT --certificate FILE"
+        )
     security = Security(options.certificate, options.insecure)
     commands.checked(options.link, security, say, anywhere=False)
     return options.link, security

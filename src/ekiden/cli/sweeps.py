@@ -26,7 +26,9 @@ from ekiden.tables.verdicts import contrasts
 
 @dataclass(frozen=True)
 class SweepOptions(Checked):
-    """Run the table of an experiment file on all cores; the same command goes on after a kill or a failure."""
+    """Run the table of an experiment file on all cores; the same command goes on after a kill or a
+    failure.
+    """
 
     file: Positional[Path]
     """experiment file, such as experiments/fedelmy-table7.toml"""
@@ -43,16 +45,20 @@ class SweepOptions(Checked):
     out: Path | None = None
     """sweep folder; by default runs/FILE, or runs/FILE-BUDGET"""
     records: Path | None = None
-    """file that keeps the results of finished runs, OUT.jsonl; runs that are in it are not run again"""
+    """file that keeps the results of finished runs, OUT.jsonl; runs that are in it are not run
+    again"""
     reuse: tuple[Path, ...] = ()
-    """records or sweep folders of other experiments; their runs with the same settings count and are not run again"""
+    """records or sweep folders of other experiments; their runs with the same settings count and
+    are not run again"""
     track: tuple[str, ...] = ()
-    """programs that draw the metrics of each run as it goes on: tensorboard (files in the run folders), mlflow (where
-    MLFLOW_TRACKING_URI says), wandb, trackio"""
+    """programs that draw the metrics of each run as it goes on: tensorboard (files in the run
+    folders), mlflow (where MLFLOW_TRACKING_URI says), wandb, trackio"""
     on: Literal["here", "slurm", "local-cluster"] = "here"
-    """where the runs are executed: here, as jobs of Slurm, or (to try that) as jobs on this machine; see docs"""
+    """where the runs are executed: here, as jobs of Slurm, or (to try that) as jobs on this
+    machine; see docs"""
     queue: tuple[str, ...] = ()
-    """with --on: what submitit should ask for, such as slurm_partition=gpu timeout_min=600 gpus_per_node=1"""
+    """with --on: what submitit should ask for, such as slurm_partition=gpu timeout_min=600
+    gpus_per_node=1"""
     job: str = ""
     """execute only the run with this folder name and print no table; jobs of --on do this"""
     dry_run: bool = False
@@ -65,12 +71,16 @@ class SweepOptions(Checked):
 def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     """`ekiden sweep FILE`."""
     if options.reuse and not options.records:
-        raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
+        raise UserError(
+            "--reuse needs --records, the file that keeps them for this experiment: add it"
+        )
     if options.queue and options.on == "here":
         raise UserError("--queue is for --on slurm: add that, or leave it out")
     asked = launch.queue_settings(options.queue)
     tracking.check(options.track, Path())
-    swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records, options.reuse)
+    swept = sweep.plan_sweep(
+        options.file, options.budget, options.out, options.records, options.reuse
+    )
     cells = sweep.select(swept.experiment.cells, options.only, options.without)
     runs = swept.runs(cells)
     jobs = [replace(job, track=options.track) for job in sweep.jobs(swept, runs, options.device)]
@@ -80,7 +90,8 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
         console.print(_listed(swept, cells))
         finished = len(runs) - len(jobs) - len(damaged)
         console.print(
-            f"{counted(len(runs), 'run')}, {finished} of them finished; folder {swept.folder}", soft_wrap=True
+            f"{counted(len(runs), 'run')}, {finished} of them finished; folder {swept.folder}",
+            soft_wrap=True,
         )
         for run, why in damaged:
             console.print(f"damaged: {run.folder.name}: {why}", soft_wrap=True)
@@ -94,11 +105,16 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     tell(verdicts.as_rows(verdicts.collect(swept, cells)))
     outcomes.end()
     if wrong:
-        raise UserError(f"{wrong} of {len(runs)} runs failed (listed above): fix the cause and rerun the same command")
+        raise UserError(
+            f"{wrong} of {len(runs)} runs failed (listed above): fix the cause and rerun the same "
+            "command"
+        )
 
 
 def _show(swept: Sweep, cells: Sequence[Cell], outcomes: sweep.SweepOutcomes) -> int:
-    """Print the results so far and everything that is missing; return how many finished runs do not count."""
+    """Print the results so far and everything that is missing; return how many finished runs do not
+    count.
+    """
     came = verdicts.collect(swept, cells)
     console.print(verdicts.listing(swept.experiment, came))
     for contrast in contrasts(swept.experiment, came):
@@ -162,22 +178,32 @@ def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
     table = Table(*columns, title=Text(swept.experiment.title), title_justify="left")
     for cell in cells:
         runs = swept.runs([cell])
-        done = f"{sum(run.finished for run in runs)}/{len(runs)}" if runs else f"not run: {cell.skip}"
+        done = (
+            f"{sum(run.finished for run in runs)}/{len(runs)}" if runs else f"not run: {cell.skip}"
+        )
         method = cell.plan.recipe.method.title() if cell.plan else ""
         table.add_row(
-            Text(cell.row), Text(cell.column), method, verdicts.theirs(cell), ", ".join(map(str, cell.scaled)), done
+            Text(cell.row),
+            Text(cell.column),
+            method,
+            verdicts.theirs(cell),
+            ", ".join(map(str, cell.scaled)),
+            done,
         )
     return table
 
 
 @dataclass(frozen=True)
 class ResultsOptions:
-    """Show the ledger of reproduction: results of finished runs of sweeps next to the printed values."""
+    """Show the ledger of reproduction: results of finished runs of sweeps next to the printed
+    values.
+    """
 
     sweeps: Positional[tuple[Path, ...]]
     """sweep folders, and files that `ekiden sweep --records` made"""
     write: Path | None = None
-    """Markdown file to write, whose sections of other sweeps stay as they are; by default it is printed"""
+    """Markdown file to write, whose sections of other sweeps stay as they are; by default it is
+    printed"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -194,7 +220,9 @@ def list_results(options: ResultsOptions) -> None:
     try:
         old = options.write.read_text(encoding="utf-8") if options.write.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {options.write} ({error}): name another file by --write") from None
+        raise UserError(
+            f"cannot read {options.write} ({error}): name another file by --write"
+        ) from None
     write(options.write, [ledger.page(sweeps, old).encode()])
     console.print(f"written to {options.write}")
 
@@ -208,10 +236,11 @@ class ReportOptions(Checked):
     out: Annotated[Path, Alias("-o")] = Path("report")
     """folder that gets index.html, figures/ and data/"""
     details: CountOrZero = 8
-    """how many methods get figures of their own (groups, forgetting, ledger, ...); 0: none, no data are read"""
+    """how many methods get figures of their own (groups, forgetting, ledger, ...); 0: none, no data
+    are read"""
     devices: str = ""
-    """also draw results over simulated time on these devices: equal, hospitals, phones, or a TOML file; see
-    docs/time.md"""
+    """also draw results over simulated time on these devices: equal, hospitals, phones, or a TOML
+    file; see docs/time.md"""
 
 
 def report(options: ReportOptions) -> None:
@@ -224,4 +253,6 @@ def report(options: ReportOptions) -> None:
         found = write(options.runs, options.out, options.details, status.update, devices=devices)
     for folder, why in found.left_out:
         console.print(f"left out: {folder}: {why}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"report: {options.out / 'index.html'}", soft_wrap=True, markup=False, highlight=False)
+    console.print(
+        f"report: {options.out / 'index.html'}", soft_wrap=True, markup=False, highlight=False
+    )

@@ -1,7 +1,8 @@
-"""The contract that every method keeps, as functions, for the library's own tests and for `ekiden check`.
+"""The contract that every method keeps, as functions, for the library's own tests and for `ekiden
+check`.
 
-Each check takes a `Subject`. Its docstring is the line of the contract that it measures, and it raises `Broken` with
-what it found.
+Each check takes a `Subject`. Its docstring is the line of the contract that it measures, and it
+raises `Broken` with what it found.
 """
 
 import warnings
@@ -99,15 +100,22 @@ def check(
         if one is rules.cites_its_source and not published:
             continue
         broken = {finding.name for finding in findings if finding.broken}
-        blocked = (one not in TEXT and broken and not _can_be_made(subject)) or (one in CONDUCT and broken & _FIRST)
-        finding = Finding(one.__name__, line(one), tried=False) if blocked else _tried(one, subject, known)
+        blocked = (one not in TEXT and broken and not _can_be_made(subject)) or (
+            one in CONDUCT and broken & _FIRST
+        )
+        finding = (
+            Finding(one.__name__, line(one), tried=False)
+            if blocked
+            else _tried(one, subject, known)
+        )
         findings.append(finding)
         report(finding)
     return tuple(findings)
 
 
 def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
-    """Check a transport against its contract, see `ekiden.transports.Transport`. Its mistakes raise no error here.
+    """Check a transport against its contract, see `ekiden.transports.Transport`. Its mistakes raise
+    no error here.
 
     Args:
         make: makes the transport, as `ekiden.run(..., transport=...)` takes it.
@@ -151,10 +159,18 @@ def _tried(one: Check, subject: Subject, known: list[Exception]) -> Finding:
 def _found(error: Exception, kind: Any) -> str:
     """Return in one line what went wrong."""
     if isinstance(error, Broken) and error.__cause__ is not None:
-        return f"{error} ({_found(error.__cause__, kind)})" if isinstance(error.__cause__, Exception) else str(error)
+        return (
+            f"{error} ({_found(error.__cause__, kind)})"
+            if isinstance(error.__cause__, Exception)
+            else str(error)
+        )
     if isinstance(error, Broken | UserError):
         return " ".join(str(error).split())
-    return " ".join(str(outside.failure(outside.source(kind) or Path(getattr(kind, "__name__", "it")), error)).split())
+    return " ".join(
+        str(
+            outside.failure(outside.source(kind) or Path(getattr(kind, "__name__", "it")), error)
+        ).split()
+    )
 
 
 @dataclass(frozen=True)
@@ -173,10 +189,18 @@ def check_method(options: CheckOptions) -> None:
     try:
         kind = method_named(name)
     except UserError as error:
-        if "frozen" not in str(error.__cause__):  # Python's error for a dataclass that derives from a frozen one
+        if "frozen" not in str(
+            error.__cause__
+        ):  # Python's error for a dataclass that derives from a frozen one
             raise
-        _tell(Finding(rules.is_a_frozen_dataclass.__name__, line(rules.is_a_frozen_dataclass), str(error)))
-        raise UserError(f"{name} breaks the contract: write @dataclass(frozen=True) above the class") from None
+        _tell(
+            Finding(
+                rules.is_a_frozen_dataclass.__name__, line(rules.is_a_frozen_dataclass), str(error)
+            )
+        )
+        raise UserError(
+            f"{name} breaks the contract: write @dataclass(frozen=True) above the class"
+        ) from None
     findings = check(kind, (lambda finding: None) if options.json else _tell)
     if options.json:
         print_json([asdict(finding) for finding in findings])
@@ -184,7 +208,10 @@ def check_method(options: CheckOptions) -> None:
     if broken:
         untried = sum(not finding.tried for finding in findings)
         rest = f"; {untried} could not be tried" if untried else ""
-        raise UserError(f"{name} breaks {len(broken)} of {len(findings)} lines of the contract (listed above){rest}")
+        raise UserError(
+            f"{name} breaks {len(broken)} of {len(findings)} lines of the contract (listed "
+            f"above){rest}"
+        )
     if not options.json:
         say(f"{outside.short(name)} keeps the contract")
 
@@ -196,4 +223,15 @@ def _tell(finding: Finding) -> None:
         say(f"        found: {finding.broken}")
 
 
-__all__ = ["CHECKS", "CONDUCT", "TEXT", "Broken", "Check", "Finding", "Subject", "check", "check_transport", "line"]
+__all__ = [
+    "CHECKS",
+    "CONDUCT",
+    "TEXT",
+    "Broken",
+    "Check",
+    "Finding",
+    "Subject",
+    "check",
+    "check_transport",
+    "line",
+]

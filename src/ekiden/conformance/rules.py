@@ -1,4 +1,6 @@
-"""The contract: about a method's class, without a run; about its runs, and transports, by runs of different methods."""
+"""The contract: about a method's class, without a run; about its runs, and transports, by runs of
+different methods.
+"""
 
 import ast
 import inspect
@@ -17,7 +19,16 @@ from unittest.mock import patch
 from ekiden.api import run
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware, Training
-from ekiden.conformance.small_runs import CLIENTS, Broken, Subject, Tiny, blobs, files, same, settings
+from ekiden.conformance.small_runs import (
+    CLIENTS,
+    Broken,
+    Subject,
+    Tiny,
+    blobs,
+    files,
+    same,
+    settings,
+)
 from ekiden.data.tasks import Classification
 from ekiden.engine.folder import RunFolder
 from ekiden.engine.method import Method, Size, payload_types, task_names
@@ -51,14 +62,21 @@ def is_a_frozen_dataclass(subject: Subject) -> None:
 def describes_itself(subject: Subject) -> None:
     """It describes itself: the docstring begins with a line of one sentence."""
     text = inspect.cleandoc(vars(subject.kind)["__doc__"] or "")
-    if text.startswith(f"{subject.kind.__name__}("):  # `dataclass` writes this if there is no docstring
+    if text.startswith(
+        f"{subject.kind.__name__}("
+    ):  # `dataclass` writes this if there is no docstring
         raise Broken("the class has no docstring")
-    if not re.match(r"\S.*\.(\n\n|$)", text):
-        raise Broken("the docstring's first line is not one sentence with a full stop, followed by an empty line")
+    if not re.match(r"\S(?:(?!\n\n).)*\.(\n\n|$)", text, re.DOTALL):
+        raise Broken(
+            "the docstring's first paragraph is not one sentence with a full stop, followed by an empty "
+            "line"
+        )
 
 
 def cites_its_source(subject: Subject) -> None:
-    """A published method names its source: the year, an https link, and a paragraph "Departures from the paper:"."""
+    """A published method names its source: the year, an https link, and a paragraph "Departures
+    from the paper:".
+    """
     text = inspect.getdoc(subject.kind) or ""
     if not re.search(r"https://[\w-]+\.\S+", text):
         raise Broken("the docstring has no https link")
@@ -70,7 +88,9 @@ def cites_its_source(subject: Subject) -> None:
 
 def every_field_has_default_and_help(subject: Subject) -> None:
     """Every field has a default and a help text."""
-    helped = {name for kind in subject.kind.__mro__ if issubclass(kind, Method) for name in _helped(kind)}
+    helped = {
+        name for kind in subject.kind.__mro__ if issubclass(kind, Method) for name in _helped(kind)
+    }
     for f in fields(subject.kind):
         if f.default is MISSING and f.default_factory is MISSING:
             raise Broken(f"{f.name} has no default")
@@ -95,12 +115,16 @@ def refuses_wrong_values(subject: Subject) -> None:
             except UserError:
                 continue
             except Exception as error:
-                raise Broken(f"{f.name}={value!r} ends in {type(error).__name__}, not in a UserError") from error
+                raise Broken(
+                    f"{f.name}={value!r} ends in {type(error).__name__}, not in a UserError"
+                ) from error
             raise Broken(f"{f.name}={value!r} is accepted")
 
 
 def tasks_are_annotated(subject: Subject) -> None:
-    """Tasks of clients are marked `@on_client`. Their arguments, after the client, and their results are annotated."""
+    """Tasks of clients are marked `@on_client`. Their arguments, after the client, and their
+    results are annotated.
+    """
     found = task_names(subject.kind)
     if not found:
         raise Broken("no function is marked @on_client")
@@ -119,7 +143,9 @@ def tasks_are_annotated(subject: Subject) -> None:
 
 
 def _base(hint: Any, default: object) -> Any:
-    """Return the kind of value that an annotation describes; if it says nothing, that of the default."""
+    """Return the kind of value that an annotation describes; if it says nothing, that of the
+    default.
+    """
     if get_origin(hint) is Annotated:
         return _base(get_args(hint)[0], default)
     return type(default) if hint in (Any, object) else get_origin(hint) or hint
@@ -144,13 +170,19 @@ def _helped(kind: type[Method]) -> Iterator[str]:
     body = _body(kind)
     for node, after in pairwise(body):
         text = getattr(after.value, "value", None) if isinstance(after, ast.Expr) else None
-        if isinstance(text, str) and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        if (
+            isinstance(text, str)
+            and isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+        ):
             yield node.target.id
 
 
 def _called(kind: type[Method]) -> Iterator[str]:
     """Yield the functions that `run` passes to `fed.call` or `fed.sum` as `self.NAME`."""
-    for node in (n for statement in _body(kind) for n in ast.walk(statement) if isinstance(n, ast.Call)):
+    for node in (
+        n for statement in _body(kind) for n in ast.walk(statement) if isinstance(n, ast.Call)
+    ):
         asks = isinstance(node.func, ast.Attribute) and node.func.attr in ("call", "sum")
         if asks and ast.unparse(node.func.value) == "fed" and node.args:  # type: ignore[attr-defined]
             task = node.args[0]
@@ -203,7 +235,10 @@ def weighs_classes(subject: Subject) -> None:
         return  # a run with weights is refused
     training = replace(settings()["training"], class_weights="balanced")
     if not difference(plain, _run(subject.small, training=training)):
-        raise Broken("--class-weights changes nothing: train on `client.loss`, or say `traits = Traits(weighs=False)`")
+        raise Broken(
+            "--class-weights changes nothing: train on `client.loss`, or say `traits = "
+            "Traits(weighs=False)`"
+        )
 
 
 def counts_every_pass(subject: Subject) -> None:
@@ -213,7 +248,10 @@ def counts_every_pass(subject: Subject) -> None:
         for way in ("forward", "backward"):
             said, seen = getattr(passes.reported, way), getattr(passes.measured, way)
             if said != seen:
-                raise Broken(f"{passes.task} sends {seen} samples {way}, {said} are counted: add to client.work.{way}")
+                raise Broken(
+                    f"{passes.task} sends {seen} samples {way}, {said} are counted: add to "
+                    f"client.work.{way}"
+                )
 
 
 def ledger_equals_the_cost(subject: Subject) -> None:
@@ -223,7 +261,10 @@ def ledger_equals_the_cost(subject: Subject) -> None:
     cost, moved = method.cost(CLIENTS, size), method.moved(result.state, CLIENTS, size)
     if result.bytes != moved:
         says = "cost" if type(method).moved is Method.moved else "moved"
-        raise Broken(f"{result.bytes} bytes moved between {CLIENTS} clients, `{says}` says {moved} (M is {int(size)})")
+        raise Broken(
+            f"{result.bytes} bytes moved between {CLIENTS} clients, `{says}` says {moved} (M is "
+            f"{int(size)})"
+        )
     if result.bytes > cost:
         raise Broken(f"{result.bytes} bytes moved, more than `cost` says: {cost}")
 
@@ -238,10 +279,15 @@ def keeps_what_it_declares(subject: Subject) -> None:
 
 
 def repeats(subject: Subject) -> None:
-    """It gives the same bits again: all randomness is from `client.seed(...)` or `fed.generator(...)`."""
+    """It gives the same bits again: all randomness is from `client.seed(...)` or
+    `fed.generator(...)`.
+    """
     again, _ = subject.watched
     if differs := difference(subject.plain, again):
-        raise Broken(f"a second run with the same seed gives {differs}: does it draw from torch's own random numbers?")
+        raise Broken(
+            f"a second run with the same seed gives {differs}: does it draw from torch's own "
+            "random numbers?"
+        )
 
 
 def resumes(subject: Subject) -> None:
@@ -257,7 +303,9 @@ def resumes(subject: Subject) -> None:
                 except Exception as error:
                     if not done:
                         raise
-                    raise Broken(f"a run that was stopped after step {done} cannot go on{_STATE}") from error
+                    raise Broken(
+                        f"a run that was stopped after step {done} cannot go on{_STATE}"
+                    ) from error
             if different := _different(subject.files, files(stopped)):
                 raise Broken(f"a run that was stopped gives another {different}{_STATE}")
 
@@ -267,7 +315,9 @@ def same_on_processes(subject: Subject) -> None:
     here = subject.plain
     there = _run(subject.small, processes=True)
     if differs := difference(here, there):
-        raise Broken(f"a run with worker processes gives {differs}: does a task use what no argument brings?")
+        raise Broken(
+            f"a run with worker processes gives {differs}: does a task use what no argument brings?"
+        )
     if there.metrics != here.metrics:
         raise Broken("a run with worker processes gives other metrics")
 
@@ -276,7 +326,9 @@ _STATE = ": is all that it knows in State and client.state?"
 
 
 def _attempts(subject: Subject) -> Iterator[tuple[Any, float]]:
-    """Yield methods and learning rates to try: most need little, some more epochs, rounds or smaller steps."""
+    """Yield methods and learning rates to try: most need little, some more epochs, rounds or
+    smaller steps.
+    """
     method = subject.small  # two epochs are too little to learn anything in few communications
     kinds = vars(subject.default)
     counts = [name for name in subject.counts if name != "rounds" and kinds[name] > 10]
@@ -294,18 +346,28 @@ def difference(a: Result, b: Result) -> str:
     if a.ledger != b.ledger:
         return "another ledger"
     models = zip(a.personal, b.personal, strict=True)
-    return "" if same(a.weights, b.weights) and all(same(x, y) for x, y in models) else "another model"
+    return (
+        "" if same(a.weights, b.weights) and all(same(x, y) for x, y in models) else "another model"
+    )
 
 
-SHAPES: tuple[Method, ...] = (FedSeq(epochs=1), SCAFFOLD(rounds=2, epochs=1), MetaFed(epochs=1, warmup=1), FedGram())
-"""Models that are handed on; rounds with private state; clients' own models; sums that clients add up."""
+SHAPES: tuple[Method, ...] = (
+    FedSeq(epochs=1),
+    SCAFFOLD(rounds=2, epochs=1),
+    MetaFed(epochs=1, warmup=1),
+    FedGram(),
+)
+"""Models that are handed on; rounds with private state; clients' own models; sums that clients add
+up."""
 
 
 def gives_the_same_bits(make: MakesTransport) -> None:
     """Models, metrics and ledger are those of a run in one process."""
     for method in SHAPES:
         here, there = _run(method), _run(method, transport=make)
-        differs = difference(here, there) or ("other metrics" if here.metrics != there.metrics else "")
+        differs = difference(here, there) or (
+            "other metrics" if here.metrics != there.metrics else ""
+        )
         if differs:
             raise Broken(f"a run of {method.title()} gives {differs}")
 
@@ -357,11 +419,17 @@ def _compare(method: Method, attempts: Callable[[Path, int], None]) -> None:
 
 def _different(here: dict[str, bytes], there: dict[str, bytes]) -> str:
     """Return the names of the files in which two runs differ."""
-    return ", ".join(sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)))
+    return ", ".join(
+        sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    )
 
 
 def _run(method: Method, **options: Any) -> Any:
     return run(method, blobs(), Tiny, **(settings() | options))
 
 
-OF_TRANSPORTS = (gives_the_same_bits, resumes_on_it, forgets_what_died)  # The lines of the contract of transports
+OF_TRANSPORTS = (
+    gives_the_same_bits,
+    resumes_on_it,
+    forgets_what_died,
+)  # The lines of the contract of transports

@@ -1,4 +1,6 @@
-"""A method under test, and small runs that several checks use, each made once, with what it requests and computes."""
+"""A method under test, and small runs that several checks use, each made once, with what it
+requests and computes.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +37,9 @@ T = TypeVar("T")
 
 @cache
 def blobs(least: int = 40) -> FederatedData:
-    """Return four silos of 40 to 70 points each (or from `least` on) in three Gaussian classes, in different shares."""
+    """Return four silos of 40 to 70 points each (or from `least` on) in three Gaussian classes, in
+    different shares.
+    """
     generator = torch.Generator().manual_seed(7)
     centres = torch.tensor([[2.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 0, 2.0, 0]])
 
@@ -44,7 +48,9 @@ def blobs(least: int = 40) -> FederatedData:
         return centres[y] + torch.randn(n, 4, generator=generator), y
 
     mixes = [(0, 1), (1, 2), (0, 2), (0, 1, 2)]
-    return federate([draw(least + 10 * i, mix) for i, mix in enumerate(mixes)], test=draw(60, (0, 1, 2)))
+    return federate(
+        [draw(least + 10 * i, mix) for i, mix in enumerate(mixes)], test=draw(60, (0, 1, 2))
+    )
 
 
 class Tiny(nn.Module):
@@ -52,7 +58,9 @@ class Tiny(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1))
+        self.features = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1)
+        )
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,8 +72,8 @@ class Tiny(nn.Module):
 class Passes:
     """A client's task: the work that it reported, and the samples that went through the network.
 
-    A sample counts once per pass: when it enters the first layer (the only one with 4 inputs), and on the way back when
-    it leaves the first layer, or the last layer if the first is frozen.
+    A sample counts once per pass: when it enters the first layer (the only one with 4 inputs), and
+    on the way back when it leaves the first layer, or the last layer if the first is frozen.
     """
 
     task: str
@@ -80,8 +88,11 @@ class Seen:
     requests: list[Request] = field(default_factory=list)  # the method's requests
     read: set[Ref[Any]] = field(default_factory=set)  # the values that were read from the transport
     passes: list[Passes] = field(default_factory=list)  # the passes of each task
-    selected: set[str] = field(default_factory=set)  # what local training was told to return, each value that occurred
-    # tasks that kept something in `client.state` that does not fit the method's declaration, and why
+    selected: set[str] = field(
+        default_factory=set
+    )  # what local training was told to return, each value that occurred
+    # tasks that kept something in `client.state` that does not fit the method's declaration, and
+    # why
     misfits: dict[str, str] = field(default_factory=dict)
 
 
@@ -119,7 +130,10 @@ def _transport(seen: Seen) -> Iterator[None]:
         seen.read.add(ref)
         return value(self, ref)
 
-    with patch.object(Simulation, "submit", spy_submit), patch.object(Simulation, "value", spy_value):
+    with (
+        patch.object(Simulation, "submit", spy_submit),
+        patch.object(Simulation, "value", spy_value),
+    ):
         yield
 
 
@@ -147,7 +161,9 @@ def _tasks(seen: Seen) -> Iterator[None]:
         measured = Work()
         outcome = execute(worker, job, *journal)
         seen.passes.append(Passes(job.task, outcome.work, replace(measured)))
-        if job.task not in seen.misfits and (why := _misfit(outcome.private, worker.setup.method.traits.private)):
+        if job.task not in seen.misfits and (
+            why := _misfit(outcome.private, worker.setup.method.traits.private)
+        ):
             seen.misfits[job.task] = why
         return outcome
 
@@ -220,7 +236,8 @@ class Subject:
 
     @property
     def small(self) -> Method:
-        """A new instance with counts reduced to 2; 2 rounds if it has rounds, with half the clients or more in each.
+        """A new instance with counts reduced to 2; 2 rounds if it has rounds, with half the clients
+        or more in each.
 
         Whole numbers that may not be 2 stay as they are.
 
@@ -231,7 +248,10 @@ class Subject:
         if getattr(method, "participation", 1.0) < 0.5:
             method = replace(method, **{"participation": 0.5})
         counts = {name: getattr(method, name) for name in self.counts}
-        return replace(method, **{name: 2 if name == "rounds" else min(value, 2) for name, value in counts.items()})
+        return replace(
+            method,
+            **{name: 2 if name == "rounds" else min(value, 2) for name, value in counts.items()},
+        )
 
     @property
     def counts(self) -> list[str]:
@@ -246,13 +266,17 @@ class Subject:
 
     @_Once
     def plain(self) -> Result:
-        """The small run in memory. One step more than allowed is made, so that it can be noticed."""
+        """The small run in memory. One step more than allowed is made, so that it can be
+        noticed.
+        """
         with seeded(1):
             return run(self.small, blobs(), Tiny, stop_after=self.steps + 1, **settings())
 
     @_Once
     def watched(self) -> tuple[Result, dict[str, Any]]:
-        """The small run in a folder, watched, and the folder's configuration. Models are only measured at the end."""
+        """The small run in a folder, watched, and the folder's configuration. Models are only
+        measured at the end.
+        """
         _ = self.plain  # a run that fails is only made once
         with TemporaryDirectory() as folder, watched() as self.seen, seeded(2):
             path = Path(folder) / "run"
@@ -264,7 +288,11 @@ class Subject:
 
 def settings() -> dict[str, Any]:
     """Return the settings of the small runs."""
-    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 3}
+    return {
+        "training": Training(lr=0.01, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 3,
+    }
 
 
 def same(a: Weights | None, b: Weights | None) -> bool:

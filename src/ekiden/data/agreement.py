@@ -21,7 +21,14 @@ from ekiden.data.kinds.tables import encode_again
 from ekiden.data.moments import ColumnSums, counted_together, target, told_by
 from ekiden.data.samples import Dataset, FederatedData, Subset
 from ekiden.data.schema import Schema
-from ekiden.data.spelling import check_units, merging, nothing_in_common, numbered_from_two, refuse_spellings, shortened
+from ekiden.data.spelling import (
+    check_units,
+    merging,
+    nothing_in_common,
+    numbered_from_two,
+    refuse_spellings,
+    shortened,
+)
 from ekiden.data.tasks import ScaledTask, Task
 from ekiden.data.undecoded import natural
 
@@ -39,15 +46,19 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
     scales = {name: total.scale(name) for name in table.numeric}
     if constant := [name for name, (_, std) in scales.items() if not std]:
         tell(
-            "a model learns nothing from columns with one value at all silos, or fewer than --min-count others at "
+            "a model learns nothing from columns with one value at all silos, or fewer than "
+            "--min-count others at "
             f"each: lower --min-count, or leave them out with --drop-columns={constant}"
         )
-    vocabularies = tuple(tuple(sorted(total.categories[name], key=natural)) for name in table.categorical)
+    vocabularies = tuple(
+        tuple(sorted(total.categories[name], key=natural)) for name in table.categorical
+    )
     for name, known in zip(table.categorical, vocabularies, strict=True):
         if not known:
             raise UserError(
                 f"column {name!r} has no text that enough rows of a silo share: leave it out with "
-                f"--drop-columns={name!r}, read it as text with --text-column={name!r}, or lower --min-count"
+                f"--drop-columns={name!r}, read it as text with --text-column={name!r}, or lower "
+                "--min-count"
             )
     return replace(
         table,
@@ -62,18 +73,26 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
 def target_scales(told: Sequence[ColumnSums]) -> dict[str, tuple[float, float]]:
     """Return mean and standard deviation of each number to predict, by name."""
     total = ColumnSums.together(told)
-    found = {name.removeprefix(target("")): total.scale(name) for name in total.moments if name not in total.missing}
+    found = {
+        name.removeprefix(target("")): total.scale(name)
+        for name in total.moments
+        if name not in total.missing
+    }
     if constant := next((name for name, (_, std) in found.items() if not std), None):
         mean = found[constant][0]
-        raise UserError(f"the label {constant!r} is {mean:g} in all training rows: name a label that varies")
+        raise UserError(
+            f"the label {constant!r} is {mean:g} in all training rows: name a label that varies"
+        )
     return found
 
 
 def agreed(fed: FederatedData, *, mixed: bool = False) -> FederatedData:
-    """Return the federation with one scaling for all clients, from what each reports about its training rows.
+    """Return the federation with one scaling for all clients, from what each reports about its
+    training rows.
 
-    The columns of a table and the targets of a regression are scaled, and the times of survival. `mixed` says that a
-    partition dealt out the rows of one source, so no client's unit or codes can differ from the others'.
+    The columns of a table and the targets of a regression are scaled, and the times of survival.
+    `mixed` says that a partition dealt out the rows of one source, so no client's unit or codes can
+    differ from the others'.
     """
     if not fed.dataset.least:
         return fed
@@ -91,11 +110,19 @@ def agreed(fed: FederatedData, *, mixed: bool = False) -> FederatedData:
 
 
 def _say_folded(fed: FederatedData, after: Table) -> None:
-    """Count and name the categories that too few training rows of each silo have, which count as one."""
+    """Count and name the categories that too few training rows of each silo have, which count as
+    one.
+    """
     found, table = list[str](), Table.of(fed.dataset.inputs)
-    for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)):
+    for place, (name, known) in enumerate(
+        zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)
+    ):
         kept = after.vocabularies[after.categorical.index(name)]
-        rare = {code: category for code, category in enumerate(known, 1) if category and category not in kept}
+        rare = {
+            code: category
+            for code, category in enumerate(known, 1)
+            if category and category not in kept
+        }
         rows: Counter[int] = Counter()
         at = dict[str, None]()
         for client in fed.clients if rare else ():
@@ -105,11 +132,15 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
                 at |= dict.fromkeys([client.name] * bool(held))
         if rare:
             names = listed(repr(rare[code]) for code, _ in rows.most_common())
-            found.append(f"column {name!r}: {names} in {counted(rows.total(), 'row')} of {listed(at)}")
+            found.append(
+                f"column {name!r}: {names} in {counted(rows.total(), 'row')} of {listed(at)}"
+            )
     if found:
         tell(
-            f"{fed.dataset.name} has categories that fewer than {fed.dataset.least} training rows of each silo have "
-            f"({listed(found, sign='; ')}): all of them count as one unknown category; correct slips, or lower "
+            f"{fed.dataset.name} has categories that fewer than {fed.dataset.least} training rows "
+            "of each silo have "
+            f"({listed(found, sign='; ')}): all of them count as one unknown category; correct "
+            "slips, or lower "
             "--min-count"
         )
 
@@ -119,21 +150,31 @@ def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:
     dataset, before = fed.dataset, fed.dataset.inputs
     train, test = dataset.train, dataset.test
     if isinstance(before, Table):
-        train, test = (replace(s, x=encode_again(s.x, before, Table.of(after))) for s in (train, test))
+        train, test = (
+            replace(s, x=encode_again(s.x, before, Table.of(after))) for s in (train, test)
+        )
 
     def moved(part: Subset) -> Subset:
         return Subset(train if part.samples is dataset.train else test, part.rows)
 
-    clients = tuple(replace(c, train=moved(c.train), val=moved(c.val), test=moved(c.test)) for c in fed.clients)
-    return FederatedData(replace(dataset, train=train, test=test, inputs=after, task=task, least=0), clients)
+    clients = tuple(
+        replace(c, train=moved(c.train), val=moved(c.val), test=moved(c.test)) for c in fed.clients
+    )
+    return FederatedData(
+        replace(dataset, train=train, test=test, inputs=after, task=task, least=0), clients
+    )
 
 
 @dataclass(frozen=True)
 class Scaling:
     """The scaling that silos agreed on."""
 
-    table: Inputs | None  # the columns, their scaling and vocabularies; None if samples are not rows of a table
-    targets: Mapping[str, tuple[float, float]]  # mean and standard deviation of each number to predict, by name
+    table: (
+        Inputs | None
+    )  # the columns, their scaling and vocabularies; None if samples are not rows of a table
+    targets: Mapping[
+        str, tuple[float, float]
+    ]  # mean and standard deviation of each number to predict, by name
     schema: str = ""  # the study's schema, as `Schema.text` gives it; empty without one
     # training samples of all silos in each class, by its name; empty for other tasks
     classes: Mapping[str, int] = field(default_factory=dict)
@@ -141,7 +182,9 @@ class Scaling:
     def __str__(self) -> str:
         if not self.scales:
             return f"training samples of {len(self.classes)} classes"
-        numeric, categorical = map(len, (Table.of(self.table).numeric, Table.of(self.table).categorical))
+        numeric, categorical = map(
+            len, (Table.of(self.table).numeric, Table.of(self.table).categorical)
+        )
         targets = f"; {len(self.targets)} to predict" if self.targets else ""
         return f"{numeric} columns of numbers, {categorical} of categories{targets}"
 
@@ -155,17 +198,27 @@ class Scaling:
         table = {} if self.table is None else to_json(self.table)
         more = {_SCHEMA: json.loads(self.schema)} if self.schema else {}
         more |= {_CLASSES: dict(self.classes)} if self.classes else {}
-        return table | more | ({_TARGETS: {k: list(v) for k, v in self.targets.items()}} if self.targets else {})
+        return (
+            table
+            | more
+            | ({_TARGETS: {k: list(v) for k, v in self.targets.items()}} if self.targets else {})
+        )
 
     def scaled(self, dataset: Dataset) -> Dataset:
         """Return a silo's data set with the agreed scale of the numbers to predict."""
         if not isinstance(dataset.task, ScaledTask):
             return dataset
         if dataset.inputs.agreed and self.table is None:
-            raise UserError("the agreed scaling lacks the columns of the table: make it of the sums of this task")
+            raise UserError(
+                "the agreed scaling lacks the columns of the table: make it of the sums of this "
+                "task"
+            )
         for name in dataset.classes:
             if name not in self.targets:
-                raise UserError(f"the agreed scaling lacks the target {name!r}: make it of the sums of this task")
+                raise UserError(
+                    f"the agreed scaling lacks the target {name!r}: make it of the sums of this "
+                    "task"
+                )
         mean, std = zip(*(self.targets[name] for name in dataset.classes), strict=True)
         return replace(dataset, task=replace(dataset.task, mean=mean, std=std), least=0)
 
@@ -175,7 +228,11 @@ def read_agreed(path: Path) -> Scaling:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         given = values.pop(_TARGETS, {}) if isinstance(values, dict) else {}
-        schema = schemas.parsed(values.pop(_SCHEMA)).text() if isinstance(values, dict) and _SCHEMA in values else ""
+        schema = (
+            schemas.parsed(values.pop(_SCHEMA)).text()
+            if isinstance(values, dict) and _SCHEMA in values
+            else ""
+        )
         targets = {str(name): (float(mean), float(std)) for name, (mean, std) in given.items()}
         counts = values.pop(_CLASSES, {}) if isinstance(values, dict) else {}
         classes = {str(name): int(n) for name, n in counts.items()}
@@ -183,18 +240,29 @@ def read_agreed(path: Path) -> Scaling:
             raise ValueError("a class has no sample")
         if not all(isfinite(mean) and 0 < std < inf for mean, std in targets.values()):
             raise ValueError("a mean or a standard deviation is not a number, or not positive")
-        return Scaling(from_json(values) if values or not (targets or classes) else None, targets, schema, classes)
+        return Scaling(
+            from_json(values) if values or not (targets or classes) else None,
+            targets,
+            schema,
+            classes,
+        )
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`") from None
+        raise UserError(
+            f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`"
+        ) from None
 
 
 def agree_on(
-    files: Sequence[Path], spelling: str = "", expected: Sequence[str] = (), schema: Schema | None = None
+    files: Sequence[Path],
+    spelling: str = "",
+    expected: Sequence[str] = (),
+    schema: Schema | None = None,
 ) -> Scaling:
     """Return the scaling for all silos that wrote these files with `ekiden silo sums`.
 
-    `spelling` merges or keeps names that are written in several ways; "" refuses them. The schema becomes part of what
-    is agreed on. Columns in another unit, and rows that several silos hold, are named.
+    `spelling` merges or keeps names that are written in several ways; "" refuses them. The schema
+    becomes part of what is agreed on. Columns in another unit, and rows that several silos hold,
+    are named.
     """
     told = []
     for file in files:
@@ -207,44 +275,68 @@ def agree_on(
             first, own = ({*getattr(each, what)} for each in (told[0], one))
             if first != own:
                 name = min(first ^ own)
-                has, lacks, others = (files[0], file, own - first) if name in first else (file, files[0], first - own)
+                has, lacks, others = (
+                    (files[0], file, own - first)
+                    if name in first
+                    else (file, files[0], first - own)
+                )
                 near = nearest(name, others, n=1, cutoff=0.8)
                 rename = f"rename {near[0]!r} there, or " if near else ""
                 raise UserError(
-                    f"{lacks} lacks the column {name!r} of {_TOLD[what]}, which {has} has: {rename}give all silos "
+                    f"{lacks} lacks the column {name!r} of {_TOLD[what]}, which {has} has: "
+                    f"{rename}give all silos "
                     "the same columns, or leave it out at all by drop_columns in silo.toml"
                 )
         if odd := sorted({*told[0].dates} ^ {*one.dates}):
             raise UserError(
-                f"only one of {files[0]} and {file} holds dates in the column {odd[0]!r}: write it alike at all silos"
+                f"only one of {files[0]} and {file} holds dates in the column {odd[0]!r}: write it "
+                "alike at all silos"
             )
-    told = [one if one.silo else replace(one, silo=file.stem) for file, one in zip(files, told, strict=True)]
+    told = [
+        one if one.silo else replace(one, silo=file.stem)
+        for file, one in zip(files, told, strict=True)
+    ]
     _check_silos([one.silo for one in told], expected)
     told = _spelled(told, spelling)
     classes = {one.silo: one.classes for one in told}
-    strange = [*filter(None, (nothing_in_common(classes), shortened(classes)))] if spelling != "keep" else []
+    strange = (
+        [*filter(None, (nothing_in_common(classes), shortened(classes)))]
+        if spelling != "keep"
+        else []
+    )
     if strange:
         tell(f"{listed(strange, sign='; ')}: check that a class means the same everywhere")
     if schema:
         _check_schema(told, schema)
     check_units(told)
     _check_rows(told)
-    columns = [name for name in told[0].moments if name in told[0].missing]  # the others are targets
-    table = Table(tuple(sorted(columns)), tuple(sorted(told[0].categories)), dates=tuple(sorted(told[0].dates)))
+    columns = [
+        name for name in told[0].moments if name in told[0].missing
+    ]  # the others are targets
+    table = Table(
+        tuple(sorted(columns)),
+        tuple(sorted(told[0].categories)),
+        dates=tuple(sorted(told[0].dates)),
+    )
     table = agree(table, told)
     known = table if table.numeric or table.categorical else None
     if known is None and not any(one.moments or one.classes for one in told):
-        raise UserError("no silo counts enough samples of any class: lower min_count in their silo.toml")
+        raise UserError(
+            "no silo counts enough samples of any class: lower min_count in their silo.toml"
+        )
     counts = dict(sorted(counted_together([one.classes for one in told]).items()))
     return Scaling(known, target_scales(told), schema.text() if schema else "", counts)
 
 
 def _check_schema(told: Sequence[ColumnSums], schema: Schema) -> None:
-    """Name silos whose sums show that their data do not meet the schema; each silo checks its own rows later."""
+    """Name silos whose sums show that their data do not meet the schema; each silo checks its own
+    rows later.
+    """
     wrong = [f"{one.silo}: {what}" for one in told for what in _unmet(one, schema)]
     if wrong:
         raise UserError(
-            f"the sums do not meet the schema ({listed(wrong, sign='; ')}): correct the data or the schema, and "
+            f"the sums do not meet the schema ({listed(wrong, sign='; ')}): correct the data or "
+            "the schema, and "
             "make the sums again"
         )
 
@@ -260,10 +352,18 @@ def _unmet(one: ColumnSums, schema: Schema) -> Iterator[str]:
                     yield f"there is no column {column!r}"
             elif (column in wanted) != (column in found):
                 yield f"column {column!r} {'does not hold' if column in wanted else 'holds'} {kind}"
-        yield from (f"column {column!r} is not in the schema" for column in found if column not in schema.features)
+        yield from (
+            f"column {column!r} is not in the schema"
+            for column in found
+            if column not in schema.features
+        )
     for name in schema.features:
         allowed = schema.columns[name]
-        strange = [c for c in one.categories.get(name, ()) if allowed.categories and c not in allowed.categories]
+        strange = [
+            c
+            for c in one.categories.get(name, ())
+            if allowed.categories and c not in allowed.categories
+        ]
         yield from (f"column {name!r} holds the category {c!r}" for c in strange)
         if (
             name in one.missing
@@ -274,7 +374,9 @@ def _unmet(one: ColumnSums, schema: Schema) -> Iterator[str]:
         if allowed.required and one.missing.get(name):
             yield f"column {name!r} lacks values"
     if schema.classes:
-        yield from (f"the label holds the class {c!r}" for c in one.classes if c not in schema.classes)
+        yield from (
+            f"the label holds the class {c!r}" for c in one.classes if c not in schema.classes
+        )
 
 
 def _check_silos(names: Sequence[str], expected: Sequence[str]) -> None:
@@ -282,14 +384,21 @@ def _check_silos(names: Sequence[str], expected: Sequence[str]) -> None:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two files are the sums of {twice}: give those of each silo once")
     if expected and (missing := [name for name in expected if name not in names]):
-        raise UserError(f"the sums of {', '.join(missing)} are missing: give those of all silos of the federation")
+        raise UserError(
+            f"the sums of {', '.join(missing)} are missing: give those of all silos of the "
+            "federation"
+        )
     if expected and (strange := [name for name in names if name not in expected]):
-        raise UserError(f"{', '.join(strange)} is not a silo of the federation: {', '.join(expected)}")
+        raise UserError(
+            f"{', '.join(strange)} is not a silo of the federation: {', '.join(expected)}"
+        )
 
 
 def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
     """Return the sums with one spelling of each name."""
-    names: dict[str, dict[str, Mapping[str, int]]] = {"the label": {one.silo: one.classes for one in told}}
+    names: dict[str, dict[str, Mapping[str, int]]] = {
+        "the label": {one.silo: one.classes for one in told}
+    }
     for column in told[0].categories:
         names[f"column {column!r}"] = {one.silo: one.categories[column] for one in told}
     if not spelling:
@@ -302,7 +411,10 @@ def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
     return [
         replace(
             one,
-            categories={c: _renamed(counts, instead[f"column {c!r}"]) for c, counts in one.categories.items()},
+            categories={
+                c: _renamed(counts, instead[f"column {c!r}"])
+                for c, counts in one.categories.items()
+            },
             classes=_renamed(one.classes, instead["the label"]),
         )
         for one in told
@@ -323,6 +435,9 @@ def _check_rows(told: Sequence[ColumnSums]) -> None:
         for line in seen.rows_of_several(tells):
             tell(line)
     if len({one.secret for one in told if one.rows}) > 1:
-        tell(f"rows of {listed(tells)} are not compared: write the same secret into [data] fingerprints at all silos")
+        tell(
+            f"rows of {listed(tells)} are not compared: write the same secret into [data] "
+            "fingerprints at all silos"
+        )
     if tells and (silent := [one.silo for one in told if not one.rows]):
         tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")

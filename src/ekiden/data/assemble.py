@@ -1,4 +1,6 @@
-"""Make a data set of what sources hold: the last step for files, frames, and data that are already in Python."""
+"""Make a data set of what sources hold: the last step for files, frames, and data that are already
+in Python.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -43,25 +45,27 @@ def from_tensors(
     """Make a data set from tensors or map-style datasets.
 
     Args:
-        train: (x, y), or a map-style dataset of such pairs. x: uint8 images (n, C, H, W) or (n, H, W), or
-            float features or images of any shape (n, ...), which are used unchanged; y: integers, or class names
-            (an array of strings). Samples from `load`, and data sets of Hugging Face, keep their class names. Or the
-            labels of another task, see `task`. `Samples` may say whom each sample is about, and when it was taken
-            (`subject`, `time`).
-        test: the same for test data; None holds out 20 % of each class, with a fixed seed: whole subjects, or the most
-            recent samples, if they are known.
+        train: (x, y), or a map-style dataset of such pairs. x: uint8 images (n, C, H, W) or (n, H,
+            W), or float features or images of any shape (n, ...), which are used unchanged; y:
+            integers, or class names (an array of strings). Samples from `load`, and data sets of
+            Hugging Face, keep their class names. Or the labels of another task, see `task`.
+            `Samples` may say whom each sample is about, and when it was taken (`subject`, `time`).
+        test: the same for test data; None holds out 20 % of each class, with a fixed seed: whole
+            subjects, or the most recent samples, if they are known.
         name: name of the data set.
-        classes: class names in the order of the outputs; integer labels are positions in it. None means all names in
-            `train` and `test`, sorted, or 0 to the largest label, each of which must have a sample.
+        classes: class names in the order of the outputs; integer labels are positions in it. None
+            means all names in `train` and `test`, sorted, or 0 to the largest label, each of which
+            must have a sample.
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
         augment: how training batches are augmented.
         task: the task, which says what the labels mean, or its name; None infers it from the labels
-            (`ekiden.data.tasks.inferred`). Targets of a regression are standardised by the training samples' moments.
+            (`ekiden.data.tasks.inferred`). Targets of a regression are standardised by the training
+            samples' moments.
 
     Raises:
-        UserError: there are no samples, NaN, labels that are not classes, names mixed with numbers, or shapes that do
-            not fit.
+        UserError: there are no samples, NaN, labels that are not classes, names mixed with numbers,
+            or shapes that do not fit.
     """
     holding = hold(train, Reading(), what="train")
     if test is not None:
@@ -78,26 +82,38 @@ class AskedData:
     reading: Reading = field(default_factory=Reading)  # how sources are read
     size: int | None = None  # side of images in pixels
     task: Task | str | None = None  # the task or its name; None or "" infers it from the labels
-    like: Dataset | None = None  # a data set whose classes, scaling and task are used, to measure a model on other data
+    like: Dataset | None = (
+        # a data set whose classes, scaling and task are used, to measure a model on other data
+        None
+    )
     inputs: Inputs | None = None  # what samples become, if the silos have agreed on that
-    classes: Sequence[str] | None = None  # names of the outputs in their order, if the user gave some
-    domains: tuple[str, ...] = ()  # names of the domains in their order, if the sources do not name them
+    classes: Sequence[str] | None = (
+        None  # names of the outputs in their order, if the user gave some
+    )
+    domains: tuple[
+        str, ...
+    ] = ()  # names of the domains in their order, if the sources do not name them
     doubt: bool = True  # warn of what may be wrong with the data
 
     def __post_init__(self) -> None:
         """Check what is asked for, and take the rest from `like`, or from the schema."""
         if self.size is not None and (type(self.size) is not int or self.size < 1):
-            raise UserError(f"size is the side of the images in pixels, 1 or more; it is {self.size!r}.")
+            raise UserError(
+                f"size is the side of the images in pixels, 1 or more; it is {self.size!r}."
+            )
         if self.like is not None:
             object.__setattr__(self, "inputs", self.like.inputs)
         elif self.reading.schema:
             schema = schemas.read(self.reading.schema)
             named = self.task.kind if isinstance(self.task, Task) else self.task
             if named and schema.task and named != schema.task:
-                raise UserError(f"the schema's label is for {schema.task}, not for {named}: leave out the task")
+                raise UserError(
+                    f"the schema's label is for {schema.task}, not for {named}: leave out the task"
+                )
             if self.classes and schema.classes and tuple(self.classes) != schema.classes:
                 raise UserError(
-                    f"the schema has the classes {', '.join(schema.classes)}: leave out the list of classes"
+                    f"the schema has the classes {', '.join(schema.classes)}: leave out the list "
+                    "of classes"
                 )
             object.__setattr__(self, "task", self.task or schema.task)
             object.__setattr__(self, "classes", self.classes or schema.classes)
@@ -106,19 +122,26 @@ class AskedData:
 
 
 def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = None) -> Dataset:
-    """Return one data set of what all sources hold. The samples of a source with a name (a silo) are a group.
+    """Return one data set of what all sources hold. The samples of a source with a name (a silo)
+    are a group.
 
-    Without `test`, the test part of all sources, 20 % of each source that has none is held out, evenly from all
-    (domain, group, label).
+    Without `test`, the test part of all sources, 20 % of each source that has none is held out,
+    evenly from all (domain, group, label).
     """
     like, reading = asked.like, asked.reading
-    raws = [part for holding in holdings for part in holding.parts] + ([] if test is None else [test])
-    owned = [holding.name for holding in holdings for _ in holding.parts] + [""] * (test is not None)
+    raws = [part for holding in holdings for part in holding.parts] + (
+        [] if test is None else [test]
+    )
+    owned = [holding.name for holding in holdings for _ in holding.parts] + [""] * (
+        test is not None
+    )
     _alike(raws)
     raws = [_with_masks(raw, asked) for raw in raws]
     silos = tuple(holding.name for holding in holdings if holding.name)
     if silos and reading.group_column:
-        raise UserError("several silos and --group-column both say which client holds what: give one of them")
+        raise UserError(
+            "several silos and --group-column both say which client holds what: give one of them"
+        )
     if like is None or reading.spelling == "merge":
         named = like.classes if like is not None else asked.classes or ()
         raws = spelled(raws, owned, reading.spelling, named, asked.inputs)
@@ -128,7 +151,10 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     domain, domains = owners("domain", raws, asked.domains)
     group, groups = owners("group", raws) if not silos else (None, silos)
     if group is None:  # no silo has the test part of all
-        group = [torch.full((len(raw),), silos.index(k)) if k else None for raw, k in zip(raws, owned, strict=True)]
+        group = [
+            torch.full((len(raw),), silos.index(k)) if k else None
+            for raw, k in zip(raws, owned, strict=True)
+        ]
     pieces = [
         (raw, Samples(labels, labels, place, owner, subject=who, time=when))
         for raw, labels, place, owner, who, when in zip(
@@ -138,11 +164,18 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     sides = _sides(holdings, pieces, task) if test is None else (pieces[:-1], pieces[-1:])
     groups = groups if silos else _unlike(groups) if reading.group_column else ()
     train, held, inputs, task = _encoded(sides, asked, outputs, task)
-    made = Dataset(asked.name, train, held, outputs, domains, task=task, inputs=inputs, groups=groups)
+    made = Dataset(
+        asked.name, train, held, outputs, domains, task=task, inputs=inputs, groups=groups
+    )
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
     if asked.doubt:
-        _doubt(made, raws, asked, given=test is not None or any(holding.test is not None for holding in holdings))
+        _doubt(
+            made,
+            raws,
+            asked,
+            given=test is not None or any(holding.test is not None for holding in holdings),
+        )
     if isinstance(task, ScaledTask):  # until the clients agree; partitions divide by it
         refuse_constant(task.measured(train.y), outputs)
         made = replace(made, task=scaled(task, train.y))
@@ -171,7 +204,9 @@ def _encoded(
     if isinstance(task, LanguageModelling) and not first.given:
         tokens = cast(Tokens, kind)
         task = replace(task, vocabulary=tokens.vocabulary)
-        train, test = (replace(s, y=s.x.masked_fill(s.x == tokens.pad, IGNORED)) for s in (train, test))
+        train, test = (
+            replace(s, y=s.x.masked_fill(s.x == tokens.pad, IGNORED)) for s in (train, test)
+        )
     for part in (train, test):
         task.check_samples(part.x, part.y, first.source)
     return train, test, kind or of_tensor(train.x), task
@@ -182,15 +217,24 @@ def _doubt(made: Dataset, raws: Sequence[Raw], asked: AskedData, *, given: bool)
     doubts.look(SeenData(made, raws, asked.reading, unscaled=asked.inputs is None, given=given))
     if given:
         check_values({"the training part": made.train.x, "the test part": made.test.x}, made.inputs)
-    if (group := made.train.group) is not None and not made.inputs.agreed:  # what silos report of tables comes later
+    if (
+        group := made.train.group
+    ) is not None and not made.inputs.agreed:  # what silos report of tables comes later
         rows = {name: (group == k).nonzero()[:, 0] for k, name in enumerate(made.groups)}
-        check_values({name: made.train.x[some(here)] for name, here in rows.items() if len(here)}, made.inputs)
+        check_values(
+            {name: made.train.x[some(here)] for name, here in rows.items() if len(here)},
+            made.inputs,
+        )
 
 
 def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
     """Return the owners' names as names of silos, all different."""
     names = tuple(map(silo_name, groups))
-    return names if len(set(names)) == len(names) else tuple(f"{name}-{k}" for k, name in enumerate(names))
+    return (
+        names
+        if len(set(names)) == len(names)
+        else tuple(f"{name}-{k}" for k, name in enumerate(names))
+    )
 
 
 def _sides(
@@ -205,7 +249,8 @@ def _sides(
     if not test:
         raw = pieces[0][0]
         raise UserError(
-            f"{raw.source} has only {counted(len(raw), 'sample')}, too few to hold out a test part: give a test set"
+            f"{raw.source} has only {counted(len(raw), 'sample')}, too few to hold out a test "
+            "part: give a test set"
         )
     return train, test
 
@@ -216,7 +261,8 @@ def augmented(dataset: Dataset, reading: Reading) -> Dataset:
         return dataset
     if len(dataset.shape) != 3:
         raise UserError(
-            "--augment-crop, --augment-flip and --augment-rotation are for images, but these samples have shape "
+            "--augment-crop, --augment-flip and --augment-rotation are for images, but these "
+            "samples have shape "
             f"{dataset.shape}: leave them out"
         )
     return replace(dataset, augment=reading.augment)
@@ -226,18 +272,22 @@ def _alike(raws: Sequence[Raw]) -> None:
     for raw in raws[1:]:
         if raw.kind != raws[0].kind:
             raise UserError(
-                f"{raws[0].source} holds {raws[0].kind.words}, {raw.source} {raw.kind.words}: give one kind"
+                f"{raws[0].source} holds {raws[0].kind.words}, {raw.source} {raw.kind.words}: give "
+                "one kind"
             )
     for name in ("subject", "time"):
         lacking = {getattr(raw, name) is None: raw.source for raw in raws}
         if len(lacking) > 1:
             raise UserError(
-                f"samples of {lacking[False]} have a {name}, those of {lacking[True]} none: give it for all"
+                f"samples of {lacking[False]} have a {name}, those of {lacking[True]} none: give "
+                "it for all"
             )
 
 
 def _held_out(sources: Sequence[_Piece], task: Task) -> list[list[_Piece]]:
-    """Divide each source into a training part and a test part. A subject of several sources is not divided either."""
+    """Divide each source into a training part and a test part. A subject of several sources is not
+    divided either.
+    """
     each = [samples for _, samples in sources]
     strata = [scaled(task, s.y).strata(s.y) for s in each]
     rows = holdout.hold_out(each, strata, sources[0][0].source) if sources else []
@@ -249,7 +299,10 @@ def _held_out(sources: Sequence[_Piece], task: Task) -> list[list[_Piece]]:
 
 def _together(x: Tensor, side: Sequence[_Piece], classes: tuple[str, ...]) -> Samples:
     """Return the encoded samples `x` of one side, with their labels and owners."""
-    each = {name: [getattr(s, name) for _, s in side] for name in ("y", "domain", "group", "subject", "time")}
+    each = {
+        name: [getattr(s, name) for _, s in side]
+        for name in ("y", "domain", "group", "subject", "time")
+    }
     whole: dict[str, Any] = {
         k: None if any(v is None for v in parts) else torch.cat(parts) for k, parts in each.items()
     }

@@ -13,17 +13,20 @@ from ekiden.base.errors import UserError
 
 @dataclass(frozen=True)
 class Augment(Checked):
-    """Random crop, flip and rotation of whole batches, in this order, each image with its own draws.
+    """Random crop, flip and rotation of whole batches, in this order, each image with its own
+    draws.
 
-    The three are composed into one index map, so every output pixel is a copy of one input pixel, or
-    black (0) if it comes from outside the frame. Each call draws `torch.rand(4, B)` on the CPU: row
-    offset, column offset, flip and angle of each image. So all devices and thread counts see the same
-    transformations, and switching one of them on or off does not change the draws of the others.
+    The three are composed into one index map, so every output pixel is a copy of one input pixel,
+    or black (0) if it comes from outside the frame. Each call draws `torch.rand(4, B)` on the CPU:
+    row offset, column offset, flip and angle of each image. So all devices and thread counts see
+    the same transformations, and switching one of them on or off does not change the draws of the
+    others.
 
     Attributes:
         crop: black pixels added at each side before an image of the original size is cut out.
         flip: mirror left and right with probability 1/2.
-        rotation: largest angle in degrees, drawn from (-rotation, rotation); positive is counter-clockwise.
+        rotation: largest angle in degrees, drawn from (-rotation, rotation); positive is
+            counter-clockwise.
     """
 
     _flag: ClassVar[str] = "{}"
@@ -38,7 +41,10 @@ class Augment(Checked):
 
     def words(self) -> list[str]:
         """Return what is switched on, in words."""
-        crop, turn = f"random crop, {self.crop} pixels of padding", f"rotation up to {self.rotation:g}°"
+        crop, turn = (
+            f"random crop, {self.crop} pixels of padding",
+            f"rotation up to {self.rotation:g}°",
+        )
         return [crop] * bool(self.crop) + ["flip"] * self.flip + [turn] * bool(self.rotation)
 
     def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
@@ -49,7 +55,8 @@ class Augment(Checked):
             generator: a CPU generator; torch's default CPU generator if None.
 
         Returns:
-            A new tensor of the shape, dtype and device of `x`; `x` itself if nothing is switched on.
+            A new tensor of the shape, dtype and device of `x`; `x` itself if nothing is switched
+            on.
 
         Raises:
             UserError: `x` is not a batch of images.
@@ -58,7 +65,8 @@ class Augment(Checked):
             return x
         if x.ndim != 4:
             raise UserError(
-                f"crop, flip and rotation need images (channels, height, width), but these samples have shape "
+                "crop, flip and rotation need images (channels, height, width), but these samples "
+                "have shape "
                 f"{tuple(x.shape[1:])}: switch augmentation off"
             )
         draws = torch.rand(4, len(x), generator=generator).to(x.device)
@@ -77,7 +85,8 @@ class Augment(Checked):
         v = torch.arange(height, dtype=draws.dtype, device=draws.device) - cy
         u = torch.arange(width, dtype=draws.dtype, device=draws.device) - cx
 
-        # Backwards from the output: rotate around the centre, mirror there, move by the crop's offset.
+        # Backwards from the output: rotate around the centre, mirror there, move by the crop's
+        # offset.
         if self.rotation:
             angle = torch.deg2rad((2 * draws[3] - 1) * self.rotation)[:, None]
             cos, sin = angle.cos(), angle.sin()
@@ -91,36 +100,47 @@ class Augment(Checked):
         # A pixel must lie both in the cropped frame, which is what gets rotated, and in the image.
         inside = _within(y, dy, height) & _within(x, dx, width)
         black = height * width
-        index: Tensor = (y * width + x).sub_(black).mul_(inside).add_(black)  # cheaper than torch.where
+        index: Tensor = (
+            (y * width + x).sub_(black).mul_(inside).add_(black)
+        )  # cheaper than torch.where
         return index.flatten(1).long()[:, None]
 
 
 def _within(at: Tensor, shift: Tensor, size: int) -> Tensor:
-    """Return whether `at` lies in [0, size) and in [shift, size + shift), for each image's own shift (B, 1)."""
+    """Return whether `at` lies in [0, size) and in [shift, size + shift), for each image's own
+    shift (B, 1).
+    """
     low, high = shift.clamp(min=0)[:, :, None], (shift + size - 1).clamp(max=size - 1)[:, :, None]
-    inside: Tensor = (at - (low + high) / 2).abs_() <= (high - low) / 2  # one comparison instead of two
+    inside: Tensor = (at - (low + high) / 2).abs_() <= (
+        high - low
+    ) / 2  # one comparison instead of two
     return inside
 
 
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Scale bytes to [0, 1], subtract the mean and divide by the standard deviation of each channel, or of all.
+    """Scale bytes to [0, 1], subtract the mean and divide by the standard deviation of each
+    channel, or of all.
 
-    Floats (B, C, ...) are scaled already, and tokens (int64) stay unchanged. The result is float32, and `x` itself if
-    it holds tokens, or if it is float32, mean is 0 and std is 1.
+    Floats (B, C, ...) are scaled already, and tokens (int64) stay unchanged. The result is float32,
+    and `x` itself if it holds tokens, or if it is float32, mean is 0 and std is 1.
     """
     if x.dtype == torch.int64:
         return x
     if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         raise UserError(
-            f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, but the images have "
-            f"{x.shape[1]} channel{'s' * (x.shape[1] != 1)}: give one value, or one for each channel"
+            f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, but the "
+            "images have "
+            f"{x.shape[1]} channel{'s' * (x.shape[1] != 1)}: give one value, or one for each "
+            "channel"
         )
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     out = x.float()
     if not any(mean) and all(s == 1 for s in std):
         return out if unit == 1 else out.div_(unit)
     shape = (-1, *[1] * (x.ndim - 2))
-    centre, spread = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (mean, std))
+    centre, spread = (
+        torch.tensor(values, dtype=torch.float64).view(shape) for values in (mean, std)
+    )
     scale = (1 / (unit * spread)).float().to(x.device)
     offset = (-centre / spread).float().to(x.device)
     return (out * scale if out is x else out.mul_(scale)).add_(offset)

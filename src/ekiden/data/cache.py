@@ -1,6 +1,7 @@
 """Keep decoded data sets on disk, named by the contents of their sources.
 
-Large sets stay there: their images are mapped into memory, so a set larger than memory can be used for training.
+Large sets stay there: their images are mapped into memory, so a set larger than memory can be used
+for training.
 """
 
 import contextlib
@@ -27,14 +28,18 @@ VERSION = 5  # of the decoder, its lines and the format; after a new number, old
 
 
 def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:
-    """Return the hexadecimal BLAKE2b of the format version and the pieces; of a path, the file's contents count."""
+    """Return the hexadecimal BLAKE2b of the format version and the pieces; of a path, the file's
+    contents count.
+    """
     digest = hashlib.blake2b(f"ekiden {VERSION}".encode(), digest_size=16)
     for piece in pieces:
         if isinstance(piece, Path):
             with piece.open("rb") as file:
                 piece = hashlib.file_digest(file, hashlib.blake2b).digest()  # noqa: PLW2901
         data = piece.encode() if isinstance(piece, str) else piece
-        digest.update(len(data).to_bytes(8, "little"))  # so that two lists of pieces never give the same bytes
+        digest.update(
+            len(data).to_bytes(8, "little")
+        )  # so that two lists of pieces never give the same bytes
         digest.update(data)
     return digest.hexdigest()
 
@@ -42,8 +47,9 @@ def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:
 def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
     """Return the decoded data set from its cache file, or else build it and store it.
 
-    A damaged file is built again. A folder that cannot be written to is not an error. What `build` warned of is said
-    each time. Only samples and names of classes and domains are stored, under a name and the key of their sources.
+    A damaged file is built again. A folder that cannot be written to is not an error. What `build`
+    warned of is said each time. Only samples and names of classes and domains are stored, under a
+    name and the key of their sources.
     """
     path = files.cache_folder() / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}-{content}.safetensors"
     found = _load(path)
@@ -102,7 +108,9 @@ def _load(path: Path) -> tuple[Dataset, list[str]] | None:
             names = json.loads(described.pop("__metadata__")["ekiden"])
             for name, about in sorted(described.items()):
                 (begin, end), shape = about["data_offsets"], tuple(about["shape"])
-                dtype = next(dtype for dtype, text in files.DTYPES.items() if text == about["dtype"])
+                dtype = next(
+                    dtype for dtype, text in files.DTYPES.items() if text == about["dtype"]
+                )
                 large = end - begin >= files.LARGE and dtype == torch.uint8
                 data, at = bytearray(), 8 + length + begin
                 file.seek(at)

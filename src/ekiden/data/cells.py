@@ -1,6 +1,7 @@
 """Find out what the cells of a table mean: numbers, dates, truth values or names.
 
-What is stored otherwise but shown the same is read as the same: a CSV file, and the types of other files and frames.
+What is stored otherwise but shown the same is read as the same: a CSV file, and the types of other
+files and frames.
 """
 
 import re
@@ -17,12 +18,40 @@ from numpy.typing import NDArray
 
 from ekiden.base.errors import UserError, counted, listed, row_text, tell
 from ekiden.base.outside import pa, pc
-from ekiden.data.dates import DAY, ISO, LIKE, LOST, MONTHS, ZONE, Date, date_of, iso, microseconds, stamps_of
+from ekiden.data.dates import (
+    DAY,
+    ISO,
+    LIKE,
+    LOST,
+    MONTHS,
+    ZONE,
+    Date,
+    date_of,
+    iso,
+    microseconds,
+    stamps_of,
+)
 
-NULLS = ("", "NA", "N/A", "#N/A", "#NA", "<NA>", "n/a", "NaN", "nan", "NaT", "NULL", "null", "?", ".")
+NULLS = (
+    "",
+    "NA",
+    "N/A",
+    "#N/A",
+    "#NA",
+    "<NA>",
+    "n/a",
+    "NaN",
+    "nan",
+    "NaT",
+    "NULL",
+    "null",
+    "?",
+    ".",
+)
 """cells that mark a missing value in every table"""
 DATE = b"ekiden date"
-"""key in the metadata of a field: its numbers are days since 1970; the value is how the dates were written"""
+"""key in the metadata of a field: its numbers are days since 1970; the value is how the dates were
+written"""
 DELIMITER = b"ekiden delimiter"
 """key in the metadata of a schema: the table comes from a text file, whose cells have no types"""
 
@@ -64,9 +93,15 @@ _ALMOST = (
     (_DECORATED, "numbers with other signs"),
     (r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$", "times of day"),
     (r"^[+-]?\d+ days?( .*)?$", "durations"),
-    (r"^(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})[T ]+\d\d?:\d\d.*$", "times in a form that is not read"),
+    (
+        r"^(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})[T ]+\d\d?:\d\d.*$",
+        "times in a form that is not read",
+    ),
     (r"^(\[.*\]|\{.*\}|[+-]?[\d.]+(\s*[;,|\s]\s*[+-]?[\d.]+){2,})$", "lists or objects"),
-    (r"^((19|20)\d\d[-/](0?[1-9]|1[0-2])|(19|20)\d\d-?[QWqw]\d{1,2})$", "months, quarters or weeks without a day"),
+    (
+        r"^((19|20)\d\d[-/](0?[1-9]|1[0-2])|(19|20)\d\d-?[QWqw]\d{1,2})$",
+        "months, quarters or weeks without a day",
+    ),
     (r"^\d+(\.\d+)?\s*[/|:]\s*\d+(\.\d+)?$", "two numbers"),
     (_UNITED, "numbers with a unit"),
 )
@@ -74,14 +109,33 @@ _ALMOST = (
 
 _DATED = re.compile(r"(^|[\W_])(date|day|dob|datum|admitted|discharged)([\W_]|$)")
 _SERIAL = (20_000, 60_000)  # 1954 to 2064
-_CODED = re.compile(r"(^|[\W_])(zip|zip_?code|post_?code|postal_?code|plz|icd_?(9|10)?|cpt|codes?)$")
+_CODED = re.compile(
+    r"(^|[\W_])(zip|zip_?code|post_?code|postal_?code|plz|icd_?(9|10)?|cpt|codes?)$"
+)
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
 _RUN = 4  # negative whole numbers up to -1 that are values if 0 is one
-_GAP, _PART = 20, 0.02  # times between numbers in two units, and the least share of rows with either
-_CLEAR = 2, 4  # times between numbers that vary little, as degrees Celsius and Fahrenheit; and power of that they vary
-_CODES, _APART = 6, 3  # different values that may be codes, and how far from them 9 marks missing ones
+_GAP, _PART = (
+    20,
+    0.02,
+)  # times between numbers in two units, and the least share of rows with either
+_CLEAR = (
+    2,
+    4,
+    # times between numbers that vary little, as degrees Celsius and Fahrenheit; and power of that they
+    # vary
+)
+_CODES, _APART = (
+    6,
+    3,
+)  # different values that may be codes, and how far from them 9 marks missing ones
 _OUTLIER = 20  # times the range of all other values
-_FAR_DATES = [date(1, 1, 1), date(1753, 1, 1), date(1899, 12, 30), date(1900, 1, 1), date(1970, 1, 1)]
+_FAR_DATES = [
+    date(1, 1, 1),
+    date(1753, 1, 1),
+    date(1899, 12, 30),
+    date(1900, 1, 1),
+    date(1970, 1, 1),
+]
 _FAR_DATES += [date(2099, 12, 31), date(2999, 12, 31), date(9999, 12, 31)]
 
 Floats = NDArray[np.float64]
@@ -91,7 +145,9 @@ Floats = NDArray[np.float64]
 class Writing:
     """How a table is written, where its cells leave it open."""
 
-    missing: tuple[str, ...] = ()  # further cells that mark a missing value; COLUMN=CELL marks it in one column only
+    missing: tuple[
+        str, ...
+    ] = ()  # further cells that mark a missing value; COLUMN=CELL marks it in one column only
     decimal: Literal["", "point", "comma"] = ""  # the decimal sign; "" finds it out
     # whether 03/04/2024 begins with the day or with the month; "" finds it out
     dates: Literal["", "day-first", "month-first"] = ""
@@ -112,25 +168,35 @@ class _Text:
     """The different cells of a column of text, without blanks at their ends."""
 
     cells: Any  # (k,) `pyarrow.Array` of the cells that are not missing
-    places: NDArray[np.int64]  # (n,) the position of each row's cell among them; -1 if it is missing
+    places: NDArray[
+        np.int64
+    ]  # (n,) the position of each row's cell among them; -1 if it is missing
     counts: NDArray[np.int64]  # (k,) number of rows with each
 
     @staticmethod
     def of(column: Any, missing: Sequence[str]) -> "_Text":
         trimmed = pc.utf8_trim_whitespace(column)
-        trimmed = pc.if_else(pc.is_in(trimmed, pa.array([*NULLS, *missing], trimmed.type)), None, trimmed)
+        trimmed = pc.if_else(
+            pc.is_in(trimmed, pa.array([*NULLS, *missing], trimmed.type)), None, trimmed
+        )
         coded = trimmed.dictionary_encode()
-        places = np.array(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
+        places = np.array(
+            coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64
+        )
         counts = np.bincount(places[places >= 0], minlength=len(coded.dictionary))
         return _Text(coded.dictionary, places, counts)
 
     def like(self, pattern: str) -> NDArray[np.bool_]:
         """Return (k,) which cells have this form."""
-        return np.array(pc.match_substring_regex(self.cells, pattern).to_numpy(zero_copy_only=False), dtype=bool)
+        return np.array(
+            pc.match_substring_regex(self.cells, pattern).to_numpy(zero_copy_only=False), dtype=bool
+        )
 
     @cached_property
     def plain(self) -> "_Text":
-        """Return the same cells with a plain minus and without blanks and apostrophes between thousands."""
+        """Return the same cells with a plain minus and without blanks and apostrophes between
+        thousands.
+        """
         cells = pc.replace_substring(self.cells, "\u2212", "-")
         spaced = pc.match_substring_regex(cells, _SPACED)
         joined = pc.replace_substring_regex(cells, _SPACES, "")
@@ -148,7 +214,10 @@ class _Text:
     @cached_property
     def dates(self) -> list[Date | None]:
         """Return the date (k,) that each cell is; None for other cells."""
-        return [date_of(cell) if like else None for cell, like in zip(self.texts, self.like(LIKE), strict=True)]
+        return [
+            date_of(cell) if like else None
+            for cell, like in zip(self.texts, self.like(LIKE), strict=True)
+        ]
 
     @cached_property
     def dated(self) -> NDArray[np.bool_]:
@@ -171,7 +240,9 @@ class _Text:
         """Return a cell and its first row, for messages."""
         first = int(np.flatnonzero(self.places == cell)[0])
         more = int(self.counts[cell]) - 1
-        return f"{short(self.texts[cell])} in {row_text(first)}" + (f" and {more} more" if more else "")
+        return f"{short(self.texts[cell])} in {row_text(first)}" + (
+            f" and {more} more" if more else ""
+        )
 
     def first(self, which: NDArray[np.bool_]) -> str:
         """Return the first of these cells and its row, for messages."""
@@ -179,7 +250,9 @@ class _Text:
 
     def shown(self, which: NDArray[np.bool_]) -> str:
         """Return some of these cells with their rows, for messages."""
-        found = sorted(np.flatnonzero(which).tolist(), key=lambda k: int(np.argmax(self.places == k)))
+        found = sorted(
+            np.flatnonzero(which).tolist(), key=lambda k: int(np.argmax(self.places == k))
+        )
         return listed([*map(self.where, found[:_SHOWN]), *found[_SHOWN:]], _SHOWN)
 
     def spread(self, values: NDArray[Any], lost: Any) -> NDArray[Any]:
@@ -191,24 +264,31 @@ class Cells:
     """The columns of a table, read as what they are used for."""
 
     def __init__(self, table: Any, source: str, writing: Writing, measured: Sequence[str]) -> None:
-        """Look at a `pyarrow.Table`. Columns that may hold numbers (`measured`) decide on the decimal sign."""
+        """Look at a `pyarrow.Table`. Columns that may hold numbers (`measured`) decide on the
+        decimal sign.
+        """
         self._table = table
         self._source = source
         self._writing = writing
         delimiter = (table.schema.metadata or {}).get(DELIMITER)
         self._delimiter = delimiter.decode() if delimiter else ""
         self._texts = {
-            name: _Text.of(_strings(table[name]), writing.marks(name)) for name in measured if is_text(table[name].type)
+            name: _Text.of(_strings(table[name]), writing.marks(name))
+            for name in measured
+            if is_text(table[name].type)
         }
 
     def _line(self, name: str, holds: str, advice: str) -> str:
         return f"column {name!r} of {self._source} holds {holds}: {advice}"
 
-    def features(self, columns: Sequence[str], categorical: Sequence[str], numeric: Sequence[str] = ()) -> Any:
+    def features(
+        self, columns: Sequence[str], categorical: Sequence[str], numeric: Sequence[str] = ()
+    ) -> Any:
         """Return a `pyarrow.Table` with these columns as float64 (null if missing) or as text.
 
-        Dates become days since 1970, and truth values 0 and 1. Columns in `categorical` are text, whatever they look
-        like; those in `numeric` must be numbers or dates. A column that is probably not what it seems is named.
+        Dates become days since 1970, and truth values 0 and 1. Columns in `categorical` are text,
+        whatever they look like; those in `numeric` must be numbers or dates. A column that is
+        probably not what it seems is named.
         """
         arrays, fields = [], []
         for name in columns:
@@ -220,7 +300,9 @@ class Cells:
             else:
                 array, written = self._of_numbers(name)
             arrays.append(array)
-            fields.append(pa.field(name, array.type, metadata={DATE: written.encode()} if written else None))
+            fields.append(
+                pa.field(name, array.type, metadata={DATE: written.encode()} if written else None)
+            )
         return pa.table(arrays, schema=pa.schema(fields))
 
     def as_text(self, name: str) -> bool:
@@ -239,13 +321,21 @@ class Cells:
         return np.array(text.spread(~fits, False), dtype=bool)
 
     def names(self, name: str) -> Any:
-        """Return a column as text (`pyarrow.Array`), null if missing: 01 and 1 stay apart, 1 and 1.0 do not."""
+        """Return a column as text (`pyarrow.Array`), null if missing: 01 and 1 stay apart, 1 and
+        1.0 do not.
+        """
         column = self._table[name]
         kind = column.type
         if pa.types.is_dictionary(kind):
-            if pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.BaseExtensionType):
+            if pa.types.is_nested(kind.value_type) or isinstance(
+                kind.value_type, pa.BaseExtensionType
+            ):
                 raise UserError(
-                    self._line(name, f"categories of {kind.value_type}", f"write them as text, or {_out(name)}")
+                    self._line(
+                        name,
+                        f"categories of {kind.value_type}",
+                        f"write them as text, or {_out(name)}",
+                    )
                 )
             column = column.cast(kind.value_type)
             kind = kind.value_type
@@ -261,7 +351,9 @@ class Cells:
             return pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\.0*$", "")
         if found.truth is not None:
             lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
-            return pc.if_else(pc.equal(lower, "1"), "true", pc.if_else(pc.equal(lower, "0"), "false", lower))
+            return pc.if_else(
+                pc.equal(lower, "1"), "true", pc.if_else(pc.equal(lower, "0"), "false", lower)
+            )
         return texts
 
     def _doubt_names(self, name: str, text: _Text, texts: Any) -> None:
@@ -271,7 +363,9 @@ class Cells:
                 raise UserError(self._line(name, f"{what} ({text.first(odd)})", "correct it"))
         if len(text.cells) and (short := text.like(_SHORT_DATE)).any():
             advice = "spreadsheets make such dates of names and codes, as of MARCH1 and 2-1: correct them if so"
-            tell(self._line(name, f"dates without a year among names ({text.first(short)})", advice))
+            tell(
+                self._line(name, f"dates without a year among names ({text.first(short)})", advice)
+            )
         wrong = [cell for cell in text.texts if not cell.isascii() and garbled(cell)]
         if wrong:
             holds = f"{wrong[0]!r}, which is {garbled(wrong[0])!r} read in another encoding"
@@ -289,19 +383,34 @@ class Cells:
         number = text.numbers[self.decimal]
         if number.any() and not number.all() and number.sum() > _MANY and text.share(number) >= 0.5:
             raise UserError(
-                f"the label {name!r} of {self._source} holds numbers, but also text ({text.shown(~number)}): correct "
+                f"the label {name!r} of {self._source} holds numbers, but also text "
+                f"({text.shown(~number)}): correct "
                 "it, or leave such rows out"
             )
         whole, longest = text.like(_WHOLE).all(), max(map(len, text.texts))
         if len(text.cells) > _MANY:
             self._refuse_almost_numbers(name, text, "write plain numbers")
-        if not number.all() or text.like(_CODE).any() or text.truth is not None or (whole and longest >= _LONG):
+        if (
+            not number.all()
+            or text.like(_CODE).any()
+            or text.truth is not None
+            or (whole and longest >= _LONG)
+        ):
             names: NDArray[Any] = np.array(self.names(name).to_pylist(), dtype=np.str_)
             if text.dated.all():
-                raise UserError(f"the label {name!r} of {self._source} holds dates: give numbers or names of classes")
+                raise UserError(
+                    f"the label {name!r} of {self._source} holds dates: give numbers or names of "
+                    "classes"
+                )
             return names
         if (lost := text.like(_NO_NAME[-1][0])).any():
-            tell(self._line(name, f"{_NO_NAME[-1][1]} ({text.first(lost)})", "correct it, if these are codes"))
+            tell(
+                self._line(
+                    name,
+                    f"{_NO_NAME[-1][1]} ({text.first(lost)})",
+                    "correct it, if these are codes",
+                )
+            )
         if whole:
             return text.spread(np.array([int(cell) for cell in text.plain.texts]), 0)
         return text.spread(self._parsed(text), np.nan)
@@ -309,7 +418,8 @@ class Cells:
     def refuse_missing(self, name: str, row: int) -> NoReturn:
         """Say that a label is missing."""
         raise UserError(
-            f"the label in {row_text(row)} of {self._source} is missing (column {name!r}{self.cell(name, row)}): give "
+            f"the label in {row_text(row)} of {self._source} is missing (column "
+            f"{name!r}{self.cell(name, row)}): give "
             "it one, or leave the row out"
         )
 
@@ -323,33 +433,50 @@ class Cells:
         what, column = f"column {name!r} of {self._source}", self._table[name].combine_chunks()
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        text = _Text.of(_strings(column), self._writing.marks(name)) if is_text(column.type) else None
-        lost = text.places < 0 if text else np.array(column.is_null().to_numpy(zero_copy_only=False))
+        text = (
+            _Text.of(_strings(column), self._writing.marks(name)) if is_text(column.type) else None
+        )
+        lost = (
+            text.places < 0 if text else np.array(column.is_null().to_numpy(zero_copy_only=False))
+        )
         if lost.any():
-            raise UserError(f"{what} has no value in {row_text(int(np.argmax(lost)))}: give every row a time.")
+            raise UserError(
+                f"{what} has no value in {row_text(int(np.argmax(lost)))}: give every row a time."
+            )
         kind = column.type
         dated = text.dated.all() if text else pa.types.is_timestamp(kind) or pa.types.is_date(kind)
         if dated:
-            stamps = text.spread(self._microseconds(what, text)[0], 0) if text else stamps_of(column)
+            stamps = (
+                text.spread(self._microseconds(what, text)[0], 0) if text else stamps_of(column)
+            )
             warn_of_marks(stamps / DAY, what, dates=True)
             if (late := stamps > (date.today() - date(1970, 1, 1)).days * DAY + DAY).any():
                 shown = f"{iso(int(stamps.max()), whole=True)} in {row_text(int(stamps.argmax()))}"
-                tell(f"{what} holds {counted(int(late.sum()), 'time')} in the future ({shown}): correct it")
+                tell(
+                    f"{what} holds {counted(int(late.sum()), 'time')} in the future ({shown}): "
+                    "correct it"
+                )
             return stamps.view("datetime64[us]")
         if text and text.numbers[self.decimal].all():
             return text.spread(self._parsed(text), 0.0)
         if text:
             raise UserError(f"{what} holds {text.first(~text.dated)}, which is not a time: {TIMES}")
-        if not any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)):
+        if not any(
+            test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+        ):
             raise UserError(f"{what} holds {kind}: {TIMES}")
-        values = np.array(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+        values = np.array(
+            column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64
+        )
         if not np.isfinite(values).all():
             row = int(np.argmin(np.isfinite(values)))
             raise UserError(f"{what} is {values[row]} in {row_text(row)}: give every row a time.")
         return values
 
     def _microseconds(self, what: str, text: _Text) -> tuple[NDArray[np.int64], str]:
-        """Return microseconds since 1970 of cells that are all dates (k,), and how these are written."""
+        """Return microseconds since 1970 of cells that are all dates (k,), and how these are
+        written.
+        """
         dates = [one for one in text.dates if one]
         stamps, form = microseconds(dates, what, self._writing.dates, text.where)
         zoned = dates[0].form.endswith("+zone") and (stamps % DAY).any()
@@ -360,7 +487,9 @@ class Cells:
         """Return the decimal sign of the table, which all its numbers decide together."""
         if self._writing.decimal:
             return "." if self._writing.decimal == "point" else ","
-        only: dict[str, tuple[str, str]] = {}  # a number that has this sign for certain, and its column
+        only: dict[
+            str, tuple[str, str]
+        ] = {}  # a number that has this sign for certain, and its column
         open_: tuple[str, str] | None = None
         for name, text in self._texts.items():
             point, comma = text.numbers["."], text.numbers[","]
@@ -374,30 +503,40 @@ class Cells:
                 open_ = name, text.first(signed)
         if len(only) == 2:
             raise UserError(
-                f"{self._source} writes numbers with a point (column {only['.'][0]!r}: {only['.'][1]}) and with a "
+                f"{self._source} writes numbers with a point (column {only['.'][0]!r}: "
+                f"{only['.'][1]}) and with a "
                 f"comma (column {only[','][0]!r}: {only[','][1]}): write all alike"
             )
         if only:
             return "," if "," in only else "."
         if open_ is not None:
             raise UserError(
-                f"column {open_[0]!r} of {self._source} holds {open_[1]}, which may have decimals or thousands: say "
+                f"column {open_[0]!r} of {self._source} holds {open_[1]}, which may have decimals "
+                "or thousands: say "
                 "which sign stands before decimals with --decimal=point or --decimal=comma"
             )
         return "."
 
     def _of_text(self, name: str, *, strict: bool) -> tuple[Any, str]:
-        """Return a column of text as what it means (numbers or dates if `strict`), and how dates are written, or ""."""
+        """Return a column of text as what it means (numbers or dates if `strict`), and how dates
+        are written, or "".
+        """
         text = self._texts[name]
         what = f"column {name!r} of {self._source}"
         if not len(text.cells):
-            return (_floats(np.full(len(text.places), np.nan)) if strict else pa.nulls(len(text.places))), ""
+            return (
+                _floats(np.full(len(text.places), np.nan)) if strict else pa.nulls(len(text.places))
+            ), ""
         if (truth := text.truth) is not None:
             return _floats(text.spread(truth, np.nan)), ""
         number = text.numbers[self.decimal]
         if text.like(_CODE).any() and text.like(_WHOLE)[number].all() and not strict:
             holds = f"numbers with leading zeros ({text.first(text.like(_CODE))})"
-            tell(self._line(name, holds, "they are read as categories; write quantities without zeros"))
+            tell(
+                self._line(
+                    name, holds, "they are read as categories; write quantities without zeros"
+                )
+            )
             return self.names(name), ""
         for which, kind in ((number, "numbers"), (text.dated, "dates")):
             self._refuse_odd(name, text, which, kind, strict=strict)
@@ -437,7 +576,12 @@ class Cells:
             warn_of_marks(days, what, dates=True)
             zoned = pa.types.is_timestamp(kind) and kind.tz and (stamps[stamps != LOST] % DAY).any()
             return _floats(days), ISO + ZONE * bool(zoned)
-        numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
+        numeric = (
+            pa.types.is_integer,
+            pa.types.is_floating,
+            pa.types.is_decimal,
+            pa.types.is_boolean,
+        )
         if pa.types.is_temporal(kind):
             raise UserError(self._line(name, kind, _out(name)))
         if not any(test(kind) for test in numeric):
@@ -445,7 +589,9 @@ class Cells:
             raise UserError(self._line(name, f"{kind}, neither numbers nor text", advice))
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
-        values = np.array(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+        values = np.array(
+            column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64
+        )
         if pa.types.is_integer(kind):
             self._look_for_large(name, values)
         return self._finite(name, values), ""
@@ -456,7 +602,9 @@ class Cells:
         values = np.where(np.isin(values, self._writing.numbers(name)), np.nan, values)
         if np.isinf(values).any():
             row = int(np.flatnonzero(np.isinf(values))[0])
-            raise UserError(f"{what} is infinite in {row_text(row)}: give a number, or leave it empty")
+            raise UserError(
+                f"{what} is infinite in {row_text(row)}: give a number, or leave it empty"
+            )
         warn_of_marks(values, what)
         if units := _two_units(values):
             tell(self._line(name, f"numbers {units}", "write all in one unit, if they are in two"))
@@ -465,11 +613,22 @@ class Cells:
             tell(self._line(name, holds, "write dates as 2024-01-31"))
         known = values[~np.isnan(values)]
         low, high = _SERIAL
-        if _DATED.search(name.lower()) and len(known) and low <= known.min() and known.max() <= high:
+        if (
+            _DATED.search(name.lower())
+            and len(known)
+            and low <= known.min()
+            and known.max() <= high
+        ):
             holds = "numbers of days as a spreadsheet counts them (44197 is 2021-01-01), which are read as numbers"
             tell(self._line(name, holds, "write dates as 2024-01-31"))
         if _CODED.search(name.lower()) and (known >= 0).all():
-            tell(self._line(name, "codes by its name, which are read as numbers", f"if they are, {_categories(name)}"))
+            tell(
+                self._line(
+                    name,
+                    "codes by its name, which are read as numbers",
+                    f"if they are, {_categories(name)}",
+                )
+            )
         return _floats(values)
 
     def _parsed(self, text: _Text) -> Floats:
@@ -479,7 +638,9 @@ class Cells:
         cells = pc.replace_substring(cells, self.decimal, ".")
         return np.array(cells.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
 
-    def _refuse_odd(self, name: str, text: _Text, which: NDArray[np.bool_], kind: str, *, strict: bool) -> None:
+    def _refuse_odd(
+        self, name: str, text: _Text, which: NDArray[np.bool_], kind: str, *, strict: bool
+    ) -> None:
         """Refuse a column that holds numbers (or dates) with a few other texts."""
         odd, share = ~which, text.share(which)
         several = which.sum() > _MANY and 2 * odd.sum() <= which.sum()
@@ -496,8 +657,13 @@ class Cells:
         number = text.numbers[self.decimal]
         for pattern, what in _ALMOST:
             which = text.like(pattern)
-            units = {re.sub(r"[\d.,' +-]", "", text.texts[k]) for k in np.flatnonzero(which & (pattern == _UNITED))}
-            names = pattern in (_UNITED, _ALMOST[-2][0]) and (which.sum() <= _MANY or len(units) >= _UNITS)
+            units = {
+                re.sub(r"[\d.,' +-]", "", text.texts[k])
+                for k in np.flatnonzero(which & (pattern == _UNITED))
+            }
+            names = pattern in (_UNITED, _ALMOST[-2][0]) and (
+                which.sum() <= _MANY or len(units) >= _UNITS
+            )
             if not names and which.any() and text.share(which | number) >= 0.5:
                 raise UserError(self._line(name, f"{what} ({text.first(which)})", advice))
 
@@ -516,16 +682,24 @@ class Cells:
             known = [None if v is None or isnan(v) else v for v in values]
             if any(v is not None and abs(v) > _EXACT for v in known):
                 raise UserError(
-                    self._line(name, "codes above 2^53 as floats, which lost digits", "give text or integers")
+                    self._line(
+                        name,
+                        "codes above 2^53 as floats, which lost digits",
+                        "give text or integers",
+                    )
                 )
             whole = all(v is None or v.is_integer() for v in known)
             return pa.array(
-                [None if v is None else str(int(v)) if whole else repr(v) for v in known], pa.large_string()
+                [None if v is None else str(int(v)) if whole else repr(v) for v in known],
+                pa.large_string(),
             )
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             stamps = stamps_of(column.combine_chunks())
             midnight = bool((stamps[stamps != LOST] % DAY == 0).all())
-            return pa.array([None if s == LOST else iso(int(s), whole=midnight) for s in stamps], pa.large_string())
+            return pa.array(
+                [None if s == LOST else iso(int(s), whole=midnight) for s in stamps],
+                pa.large_string(),
+            )
         raise UserError(self._line(name, kind, "it must hold integers or names (strings)"))
 
 
@@ -535,14 +709,17 @@ def _look_like_dates(values: Floats) -> bool:
     years, days = np.divmod(known, 10_000)
     months, days = np.divmod(days, 100)
     parts = ((years, 1900, 2100), (months, 1, 12), (days, 1, 31))
-    return len(known) > 2 and all(((low <= part) & (part <= high)).all() for part, low, high in parts)
+    return len(known) > 2 and all(
+        ((low <= part) & (part <= high)).all() for part, low, high in parts
+    )
 
 
 def warn_of_marks(values: Floats, what: str, *, dates: bool = False, filled: bool = False) -> None:
-    """Notice numbers (n,) that probably mark missing values: -999, 9999, or -1 far from positive numbers.
+    """Notice numbers (n,) that probably mark missing values: -999, 9999, or -1 far from positive
+    numbers.
 
-    Values that are known to be missing are NaN, and dates are days since 1970. Missing values of arrays must be
-    `filled`.
+    Values that are known to be missing are NaN, and dates are days since 1970. Missing values of
+    arrays must be `filled`.
     """
     different, counts = np.unique(values[~np.isnan(values)], return_counts=True)
     few = False
@@ -557,8 +734,12 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False, filled: boo
         marks |= _apart(different, counts)
         few = len(different) <= _CODES  # codes from 0 or 1 without gaps, and 9
         marks |= few & np.isin(different, (-9, 9))
-        few &= different[~marks][:1].tolist() in ([0], [1]) and bool((np.diff(different[~marks]) == 1).all())
-        marks &= ~np.isin(different, range(-9, 0)) | ~np.isin(range(-_RUN, 1), different).all()  # months from -6 to 5
+        few &= different[~marks][:1].tolist() in ([0], [1]) and bool(
+            (np.diff(different[~marks]) == 1).all()
+        )
+        marks &= (
+            ~np.isin(different, range(-9, 0)) | ~np.isin(range(-_RUN, 1), different).all()
+        )  # months from -6 to 5
     rest, common = different[~marks], counts[~marks]
     if len(rest) < (2 if few else 5) or not marks.any():
         return
@@ -570,16 +751,21 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False, filled: boo
         often = count >= 5 and len(rest) >= 10 and count > 3 * int(common.max())
         if far or (often and (mark >= 0 or low >= 0)):
             shown = iso(int(mark * DAY), whole=True) if dates else f"{mark:.15g}"
-            between = " to ".join(iso(int(v * DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high))
+            between = " to ".join(
+                iso(int(v * DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high)
+            )
             advice = "fill them" if filled else f"say so with --missing={shown!r}"
             tell(
-                f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other values ({between}): "
+                f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other "
+                f"values ({between}): "
                 f"correct it, or if it marks missing values, {advice}"
             )
 
 
 def _apart(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return (k,) which values are alone: far outside all others, or zeros in a few rows below positive numbers."""
+    """Return (k,) which values are alone: far outside all others, or zeros in a few rows below
+    positive numbers.
+    """
     found = np.zeros(len(different), dtype=bool)
     if len(different) >= 10:
         low, high = different[1], different[-2]
@@ -591,7 +777,9 @@ def _apart(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _two_units(values: Floats) -> str:
-    """Return between which ends numbers (n,) lie that have a wide gap between them, as grams and kilograms have."""
+    """Return between which ends numbers (n,) lie that have a wide gap between them, as grams and
+    kilograms have.
+    """
     known = np.sort(values[~np.isnan(values)])
     least = max(10, int(_PART * len(known)))
     if len(known) < 2 * least or known[0] <= 0:
@@ -602,13 +790,16 @@ def _two_units(values: Floats) -> str:
     several = min(len(np.unique(known[:at])), len(np.unique(known[at:]))) >= 5
     return (
         f"from {a:.4g} to {b:.4g} and from {c:.4g} to {d:.4g}"
-        if several and c / b >= min(max(_GAP, b / a, d / c), max(_CLEAR[0], max(b / a, d / c) ** _CLEAR[1]))
+        if several
+        and c / b >= min(max(_GAP, b / a, d / c), max(_CLEAR[0], max(b / a, d / c) ** _CLEAR[1]))
         else ""
     )
 
 
 def garbled(name: str) -> str:
-    """Return what a name was before UTF-8 was read as another encoding, as KÃ¶ln for Köln; "" if it was not."""
+    """Return what a name was before UTF-8 was read as another encoding, as KÃ¶ln for Köln; "" if it
+    was not.
+    """
     for code in ("cp1252", "latin-1") if not name.isascii() else ():
         with suppress(UnicodeError):
             return name.encode(code).decode()
@@ -617,7 +808,9 @@ def garbled(name: str) -> str:
 
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is that of text."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"
+    )
 
 
 def _strings(column: Any) -> Any:

@@ -1,4 +1,6 @@
-"""What each column means, and the undecoded samples, labels and owners in the columns of an Arrow table."""
+"""What each column means, and the undecoded samples, labels and owners in the columns of an Arrow
+table.
+"""
 
 import json
 from collections.abc import Collection, Iterable, Sequence
@@ -29,12 +31,14 @@ class Reading(Checked):
     """What each column means, and how samples get one shape."""
 
     schema: str = ""
-    """TOML file with the study's schema: its columns, units, ranges and categories, which the data must meet"""
+    """TOML file with the study's schema: its columns, units, ranges and categories, which the data
+    must meet"""
     sample_kind: str = ""
-    """kind of samples from outside Ekiden: FILE.py:NAME, or an entry point ekiden.kinds of a package; images, texts,
-    arrays and tables are told apart by the data"""
+    """kind of samples from outside Ekiden: FILE.py:NAME, or an entry point ekiden.kinds of a
+    package; images, texts, arrays and tables are told apart by the data"""
     image_column: str = ""
-    """column of images: encoded bytes, or paths relative to the table; by default `image`, if there is one"""
+    """column of images: encoded bytes, or paths relative to the table; by default `image`, if there
+    is one"""
     text_column: str = ""
     """column of texts"""
     array_column: str = ""
@@ -44,10 +48,11 @@ class Reading(Checked):
     group_column: str = ""
     """column that says which silo a row belongs to: a hospital, a writer"""
     subject_column: str = ""
-    """column that says whom or what a row is about (a patient, a writer, a device): all rows of one are only in
-    training, only in validation or only in the test"""
+    """column that says whom or what a row is about (a patient, a writer, a device): all rows of one
+    are only in training, only in validation or only in the test"""
     time_column: str = ""
-    """column of dates (2024-01-31) or numbers: each silo trains on its past and is tested on its most recent rows"""
+    """column of dates (2024-01-31) or numbers: each silo trains on its past and is tested on its
+    most recent rows"""
     domain_column: str = ""
     """column of domains, such as the kind of scanner"""
     feature_columns: tuple[str, ...] = ()
@@ -57,30 +62,35 @@ class Reading(Checked):
     categorical_columns: tuple[str, ...] = ()
     """columns of numbers that are codes of categories, such as postcodes"""
     missing: tuple[str, ...] = ()
-    """further cells of a table that mark a missing value, such as n.d. or -999; age=-1: only in the column age"""
+    """further cells of a table that mark a missing value, such as n.d. or -999; age=-1: only in the
+    column age"""
     decimal: Literal["", "point", "comma"] = ""
     """the sign before decimals; by default the one that the numbers of the table show"""
     dates: Literal["", "day-first", "month-first"] = ""
-    """whether 03/04/2024 begins with the day or with the month; by default what the dates of the column show"""
+    """whether 03/04/2024 begins with the day or with the month; by default what the dates of the
+    column show"""
     min_count: Count = 10
-    """smallest number of rows that a silo reports when silos agree on the scaling of a table: a column with fewer
-    values, or a category with fewer rows, is left out"""
+    """smallest number of rows that a silo reports when silos agree on the scaling of a table: a
+    column with fewer values, or a category with fewer rows, is left out"""
     spelling: Literal["", "merge", "keep"] = ""
-    """names of classes, categories, groups, domains and subjects that are written in several ways (Yes, yes, 1): merge
-    takes them as one, the commonest spelling; keep as different. By default they are refused"""
+    """names of classes, categories, groups, domains and subjects that are written in several ways
+    (Yes, yes, 1): merge takes them as one, the commonest spelling; keep as different. By default
+    they are refused"""
     fit: Literal["stretch", "crop"] = "stretch"
-    """how images come to --size: stretch scales both sides; crop scales the shorter side and cuts out the middle"""
+    """how images come to --size: stretch scales both sides; crop scales the shorter side and cuts
+    out the middle"""
     pixel_window: tuple[float, ...] = ()
     """LOW HIGH: pixel values that become black and white, for images of more than 8 bits"""
     colour: Literal["auto", "rgb", "grey"] = "auto"
     """channels of images: rgb has three, grey has one, auto has three if any image has colour"""
     tokenizer: str = ""
-    """how texts become tokens: words (silos need not agree on them), or a folder with the tokenizer.json of a model;
-    by default the tokenizer of --model hf:FOLDER, else words"""
+    """how texts become tokens: words (silos need not agree on them), or a folder with the
+    tokenizer.json of a model; by default the tokenizer of --model hf:FOLDER, else words"""
     text_length: Annotated[int, Range(least=1, most=100_000)] = 256
     """largest number of tokens of a text; the rest is cut off"""
     augment_crop: CountOrZero = 0
-    """black pixels added around each training image before an image of its size is cut out at random"""
+    """black pixels added around each training image before an image of its size is cut out at
+    random"""
     augment_flip: bool = False
     """mirror training images left and right, at random"""
     augment_rotation: Annotated[float, Range(least=0, most=180)] = 0.0
@@ -89,20 +99,37 @@ class Reading(Checked):
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self) if f.name.endswith(("_column", "_columns"))):
             if value := getattr(self, name):
-                shown = frames.seen([value])[0] if isinstance(value, str) else tuple(frames.seen(value))
+                shown = (
+                    frames.seen([value])[0] if isinstance(value, str) else tuple(frames.seen(value))
+                )
                 object.__setattr__(self, name, shown)
-        if self.pixel_window and (len(self.pixel_window) != 2 or not self.pixel_window[0] < self.pixel_window[1]):
-            raise UserError(f"--pixel-window needs two values, low and high, not {list(self.pixel_window)}")
+        if self.pixel_window and (
+            len(self.pixel_window) != 2 or not self.pixel_window[0] < self.pixel_window[1]
+        ):
+            raise UserError(
+                f"--pixel-window needs two values, low and high, not {list(self.pixel_window)}"
+            )
         if sum(map(bool, (self.image_column, self.text_column, self.array_column))) > 1:
-            raise UserError("give one of --image-column, --text-column and --array-column: a sample is of one kind")
+            raise UserError(
+                "give one of --image-column, --text-column and --array-column: a sample is of one "
+                "kind"
+            )
         if named := [c for c in self.drop_columns if c in self.feature_columns]:
-            raise UserError(f"column {named[0]!r} is in --feature-columns and in --drop-columns: leave it out of one")
+            raise UserError(
+                f"column {named[0]!r} is in --feature-columns and in --drop-columns: leave it out "
+                "of one"
+            )
         if named := [c for c in self.drop_columns if c in self.label_column]:
-            raise UserError(f"column {named[0]!r} is in --label-column and in --drop-columns: leave it out of one")
+            raise UserError(
+                f"column {named[0]!r} is in --label-column and in --drop-columns: leave it out of "
+                "one"
+            )
         own = (self.image_column, self.text_column, self.array_column, *self.label_column)
         own = (*own, self.group_column, self.subject_column, self.time_column)
         if twice := next((c for c in own if c and own.count(c) > 1), None):
-            raise UserError(f"column {twice!r} cannot be two things: give the name of each column once")
+            raise UserError(
+                f"column {twice!r} cannot be two things: give the name of each column once"
+            )
 
     def chosen(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, as plain values."""
@@ -115,7 +142,9 @@ class Reading(Checked):
         return Writing(self.missing, self.decimal, self.dates)
 
     def like(self, inputs: object) -> "Reading":
-        """Return these options with the categories and the marks of missing values that a trained model knows."""
+        """Return these options with the categories and the marks of missing values that a trained
+        model knows.
+        """
         if not isinstance(inputs, Table):
             return self
         missing = dict.fromkeys((*self.missing, *inputs.missing))
@@ -131,16 +160,28 @@ class Reading(Checked):
         if not self.schema:
             return self
         told = schemas.read(self.schema).options()
-        features = [name for name in self.feature_columns or told["feature_columns"] if name not in self.drop_columns]
+        features = [
+            name
+            for name in self.feature_columns or told["feature_columns"]
+            if name not in self.drop_columns
+        ]
         for name, value in told.items():
             own = getattr(self, name)
             several = name in ("feature_columns", "categorical_columns")
-            if own and name != "missing" and (not set(own) <= set(value) if several else own != value):
+            if (
+                own
+                and name != "missing"
+                and (not set(own) <= set(value) if several else own != value)
+            ):
                 flag = name.replace("_", "-")
                 given = list(own) if isinstance(own, tuple) else own
-                raise UserError(f"--{flag}={given!r} and the schema {self.schema} differ: leave out --{flag}")
+                raise UserError(
+                    f"--{flag}={given!r} and the schema {self.schema} differ: leave out --{flag}"
+                )
         told["feature_columns"] = tuple(features)
-        told["categorical_columns"] = tuple(name for name in told["categorical_columns"] if name in features)
+        told["categorical_columns"] = tuple(
+            name for name in told["categorical_columns"] if name in features
+        )
         told["missing"] = tuple(dict.fromkeys((*self.missing, *told["missing"])))
         return replace(self, **told)
 
@@ -156,12 +197,21 @@ class Reading(Checked):
     @property
     def names_columns(self) -> bool:
         """Return whether any column is named."""
-        return any(getattr(self, f.name) for f in fields(self) if f.name.endswith(("_column", "_columns")))
+        return any(
+            getattr(self, f.name) for f in fields(self) if f.name.endswith(("_column", "_columns"))
+        )
 
     def for_model(self, model: str) -> "Reading":
-        """Return these options with the tokenizer of the trained model, unless another was named."""
+        """Return these options with the tokenizer of the trained model, unless another was
+        named.
+        """
         folder = model.removeprefix("hf:")
-        if not self.text_column or self.tokenizer or folder in (model, "") or not Path(folder).expanduser().is_dir():
+        if (
+            not self.text_column
+            or self.tokenizer
+            or folder in (model, "")
+            or not Path(folder).expanduser().is_dir()
+        ):
             return self
         return replace(self, tokenizer=str(Path(folder).expanduser().absolute()))
 
@@ -173,7 +223,9 @@ class Reading(Checked):
 
 
 def reading(columns: dict[str, Any]) -> Reading:
-    """Return the `Reading` with these fields, and those that its schema names; `label_column` may be one name."""
+    """Return the `Reading` with these fields, and those that its schema names; `label_column` may
+    be one name.
+    """
     return made(Reading, listed(columns), what="option").with_schema()
 
 
@@ -181,9 +233,15 @@ def listed(values: Any) -> Any:
     """Return `values` of a `Reading`, in which one column or mark may replace a list of them."""
     if not isinstance(values, dict):
         return values
-    several = {f.name for f in fields(Reading) if f.name in ("label_column", "missing") or f.name.endswith("_columns")}
+    several = {
+        f.name
+        for f in fields(Reading)
+        if f.name in ("label_column", "missing") or f.name.endswith("_columns")
+    }
     found = {k: (v,) if k in several and isinstance(v, str) else v for k, v in values.items()}
-    return {k: fspath(v) if k == "schema" and isinstance(v, PathLike) else v for k, v in found.items()}
+    return {
+        k: fspath(v) if k == "schema" and isinstance(v, PathLike) else v for k, v in found.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -201,8 +259,13 @@ _YES = ("true", "yes")
 
 
 def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
-    """Take samples, labels, domains and groups out of a `pyarrow.Table`, as `reading` or else `usual` says."""
-    labels = {*(reading.label_column or _label(table, usual)), reading.domain_column or usual.domain}
+    """Take samples, labels, domains and groups out of a `pyarrow.Table`, as `reading` or else
+    `usual` says.
+    """
+    labels = {
+        *(reading.label_column or _label(table, usual)),
+        reading.domain_column or usual.domain,
+    }
     table = _with_names(table, labels)
     _meet_schema(table, source, reading)
     named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
@@ -215,16 +278,23 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     for name in dict.fromkeys((*reading.drop_columns, *marked)):
         if name not in table.column_names:  # another silo may have it
             near = nearest(name, others, n=1, cutoff=0.8)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(table.column_names)}"
-            tell(f"{source} has no column {name!r}, which is named to leave it out or its marks: {hint}")
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"it has {', '.join(table.column_names)}"
+            )
+            tell(
+                f"{source} has no column {name!r}, which is named to leave it out or its marks: "
+                f"{hint}"
+            )
     targets = reading.label_column or _label(table, usual)
     if not targets and not reading.text_column:
         raise UserError(
-            f"{source} has no column 'label': say which one holds the labels (--label-column); it has: "
+            f"{source} has no column 'label': say which one holds the labels (--label-column); it "
+            "has: "
             f"{', '.join(table.column_names)}."
         )
     domain, group = (
-        named or _pick(table, [name] if name != default else [default] * (not reading.names_columns))
+        named
+        or _pick(table, [name] if name != default else [default] * (not reading.names_columns))
         for named, name, default in (
             (reading.domain_column, usual.domain, "domain"),
             (reading.group_column, usual.group, "group"),
@@ -232,14 +302,19 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     )
     subject, time = reading.subject_column or None, reading.time_column or None
     if twice := next((name for name in (subject, time) if name in targets), None):
-        raise UserError(f"column {twice!r} holds the labels: name others by --subject-column and --time-column")
+        raise UserError(
+            f"column {twice!r} holds the labels: name others by --subject-column and --time-column"
+        )
     meant = {*targets, domain, group, subject, time}
     kind, chosen = _kind(table, source, reading, usual, meant)
     measured = [*chosen] * (kind is Table)
-    left = [name for name in table.column_names if name not in meant.union(chosen, reading.drop_columns)]
+    left = [
+        name for name in table.column_names if name not in meant.union(chosen, reading.drop_columns)
+    ]
     if left and not measured and usual == USUAL and not reading.schema:
         tell(
-            f"{source} has columns that no model of {kind.words} gets ({', '.join(left)}): leave them out by "
+            f"{source} has columns that no model of {kind.words} gets ({', '.join(left)}): leave "
+            "them out by "
             "--drop-columns, or say what they mean, as by --subject-column"
         )
     masked = kind is Images and len(targets) == 1 and holds_files(table[targets[0]])
@@ -270,7 +345,9 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
 
 
 def _meet_schema(table: Any, source: str, reading: Reading) -> None:
-    """Refuse a table that does not meet the study's schema, and name the columns that the schema does not have."""
+    """Refuse a table that does not meet the study's schema, and name the columns that the schema
+    does not have.
+    """
     if not reading.schema:
         return
     schema = schemas.read(reading.schema)
@@ -279,7 +356,10 @@ def _meet_schema(table: Any, source: str, reading: Reading) -> None:
     own = {*schema.columns, *reading.drop_columns, reading.group_column, reading.domain_column}
     if more := [name for name in table.column_names if name not in own]:
         names = ", ".join(more)
-        tell(f"{source} has {counted(len(more), 'column')} that the schema does not name and no model gets: {names}")
+        tell(
+            f"{source} has {counted(len(more), 'column')} that the schema does not name and no "
+            f"model gets: {names}"
+        )
 
 
 def kind_of(reading: Reading) -> type[Inputs]:
@@ -288,12 +368,17 @@ def kind_of(reading: Reading) -> type[Inputs]:
         return Images
     found = named(reading.sample_kind)
     if found in (Images, Table, Tokens, Arrays):
-        raise UserError(f"{found.words} are told by the data: leave out --sample-kind, or name a kind from outside")
+        raise UserError(
+            f"{found.words} are told by the data: leave out --sample-kind, or name a kind from "
+            "outside"
+        )
     return found
 
 
 def _label(table: Any, usual: Columns) -> tuple[str, ...]:
-    """Return the column of labels, if none is named: the usual one, or the only one of classes in Hugging Face data."""
+    """Return the column of labels, if none is named: the usual one, or the only one of classes in
+    Hugging Face data.
+    """
     if (name := _pick(table, ("label", usual.label))) is not None:
         return (name,)
     named = [name for name in table.column_names if _names(table, name, b"")]
@@ -317,22 +402,35 @@ def _kind(
     if reading.array_column or (len(lists) == 1 and not reading.feature_columns):
         return Arrays, [reading.array_column or lists[0]]
     if used := [name for name in columns if name in meant]:
-        raise UserError(f"column {used[0]!r} cannot be a feature and have another meaning: leave it out of one")
+        raise UserError(
+            f"column {used[0]!r} cannot be a feature and have another meaning: leave it out of one"
+        )
     if not columns:
         raise UserError(f"{source} has no column left to learn from: drop fewer")
     if unknown_ := [name for name in reading.categorical_columns if name not in columns]:
-        raise UserError(f"{source} has no column {unknown_[0]!r} to take as categories: it has {', '.join(columns)}")
+        raise UserError(
+            f"{source} has no column {unknown_[0]!r} to take as categories: it has "
+            f"{', '.join(columns)}"
+        )
     return Table, columns
 
 
 def image_column(
     table: Any, reading: Reading, usual: Columns = USUAL, meant: set[str | None] | None = None
 ) -> str | None:
-    """Return the column of images: the one that is named, else the usual one, else the first of encoded images."""
+    """Return the column of images: the one that is named, else the usual one, else the first of
+    encoded images.
+    """
     if reading.image_column or reading.text_column or reading.array_column:
         return reading.image_column or None
-    left = {name: table[name].type for name in table.column_names if name not in (meant or reading.label_column)}
-    usually = [n for n in ("image", usual.image) if n in left and (is_encoded(left[n]) or is_text(left[n]))]  # or paths
+    left = {
+        name: table[name].type
+        for name in table.column_names
+        if name not in (meant or reading.label_column)
+    }
+    usually = [
+        n for n in ("image", usual.image) if n in left and (is_encoded(left[n]) or is_text(left[n]))
+    ]  # or paths
     return next(iter([*usually, *(name for name, kind in left.items() if is_encoded(kind))]), None)
 
 
@@ -341,17 +439,27 @@ def _pick(table: Any, candidates: Iterable[str]) -> str | None:
 
 
 def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) -> NDArray[Any]:
-    """Return the labels: for one column (n,) integers, names, or float64; for several (n, K) float64."""
+    """Return the labels: for one column (n,) integers, names, or float64; for several (n, K)
+    float64.
+    """
     each = [_target(table[name], name, source, cells) for name in columns]
     if len(each) == 1:
         return each[0]
     for name, values in zip(columns, each, strict=True):
-        if values.dtype.kind == "U" and not {text.lower() for text in np.unique(values)} <= {*_YES, "false", "no"}:
+        if values.dtype.kind == "U" and not {text.lower() for text in np.unique(values)} <= {
+            *_YES,
+            "false",
+            "no",
+        }:
             raise UserError(
-                f"column {name!r} of {source} holds names: with several --label-column, all must hold numbers, or yes "
+                f"column {name!r} of {source} holds names: with several --label-column, all must "
+                "hold numbers, or yes "
                 "and no"
             )
-    whole = [np.isin(np.char.lower(v), _YES) if v.dtype.kind == "U" else v.astype(np.float64) for v in each]
+    whole = [
+        np.isin(np.char.lower(v), _YES) if v.dtype.kind == "U" else v.astype(np.float64)
+        for v in each
+    ]
     return np.stack(whole, axis=1, dtype=float)
 
 
@@ -369,16 +477,23 @@ def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     if pa.types.is_integer(kind):
         return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
     if not pa.types.is_floating(kind) and not pa.types.is_decimal(kind):
-        raise UserError(f"column {name!r} of {source} holds {kind}: it must hold integers or names (strings).")
+        raise UserError(
+            f"column {name!r} of {source} holds {kind}: it must hold integers or names (strings)."
+        )
     values = np.array(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
     if not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise UserError(f"the label in {row_text(row)} of {source} is {values[row]} (column {name!r}): give a number")
+        raise UserError(
+            f"the label in {row_text(row)} of {source} is {values[row]} (column {name!r}): give a "
+            "number"
+        )
     return values
 
 
 def names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
-    """Return groups or domains: integers or names. Whole numbers that are stored as floats count as integers."""
+    """Return groups or domains: integers or names. Whole numbers that are stored as floats count as
+    integers.
+    """
     column = table[name]
     if pa.types.is_integer(column.type) and not column.null_count:
         return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
@@ -386,18 +501,24 @@ def names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     if names.null_count:
         row = names.is_null().to_pylist().index(True)
         raise UserError(
-            f"column {name!r} of {source} has no value in {row_text(row)}{cells.cell(name, row)}: give every row one."
+            f"column {name!r} of {source} has no value in {row_text(row)}{cells.cell(name, row)}: "
+            "give every row one."
         )
     found: NDArray[Any] = np.array(names.to_pylist(), dtype=np.str_)
     if pa.types.is_floating(column.type):
         if not all(value.lstrip("-").isdigit() for value in np.unique(found)):
-            raise UserError(f"column {name!r} of {source} holds fractions: it must hold integers or names (strings).")
+            raise UserError(
+                f"column {name!r} of {source} holds fractions: it must hold integers or names "
+                "(strings)."
+            )
         return found.astype(np.int64)
     return found
 
 
 def _with_names(table: Any, kept: Collection[str]) -> Any:
-    """Return the table with names in place of the numbers of classes, as Hugging Face stores them, in other columns."""
+    """Return the table with names in place of the numbers of classes, as Hugging Face stores them,
+    in other columns.
+    """
     for place, name in enumerate(table.column_names):
         if name not in kept and (names := _names(table, name, b"")):
             texts = [None if k is None or k < 0 else names[k] for k in table[name].to_pylist()]
@@ -406,7 +527,9 @@ def _with_names(table: Any, kept: Collection[str]) -> Any:
 
 
 def _names(table: Any, column: str, key: bytes) -> tuple[str, ...]:
-    """Return the names that the schema gives to a column's integers, under our own key or in Hugging Face features."""
+    """Return the names that the schema gives to a column's integers, under our own key or in
+    Hugging Face features.
+    """
     metadata = table.schema.metadata or {}
     try:
         if key in metadata:

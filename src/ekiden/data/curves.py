@@ -1,4 +1,6 @@
-"""Survival curves of silos, and the log-rank test between them, from counts of events between agreed times."""
+"""Survival curves of silos, and the log-rank test between them, from counts of events between
+agreed times.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,22 +25,31 @@ class Followed(Checked):
     """How many rows of a silo had the event between some times, or were last seen without it."""
 
     times: tuple[Positive, ...]  # ascending
-    events: tuple[CountOrZero, ...]  # rows that had the event after the time before, and not later than this one
-    before: tuple[CountOrZero, ...]  # rows that were last seen without it after the time before, and before this one
+    events: tuple[
+        CountOrZero, ...
+    ]  # rows that had the event after the time before, and not later than this one
+    before: tuple[
+        CountOrZero, ...
+    ]  # rows that were last seen without it after the time before, and before this one
     at: tuple[CountOrZero, ...]  # rows that were last seen without it at this time
     later: CountOrZero  # rows whose time is after the last of these times
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
-        if not ascending or not len(self.times) == len(self.events) == len(self.before) == len(self.at):
-            raise UserError("times must be in ascending order, each with its numbers of rows: such as 90 180 365")
+        if not ascending or not len(self.times) == len(self.events) == len(self.before) == len(
+            self.at
+        ):
+            raise UserError(
+                "times must be in ascending order, each with its numbers of rows: such as 90 180 "
+                "365"
+            )
 
     @staticmethod
     def of(y: Numbers, times: Sequence[float], least: int) -> "Followed":
         """Count rows (n, 2) of time and event; each number is 0, or `least` or more.
 
-        Times between which there are fewer rows are left out, so that their rows count at a later time. Fewer rows that
-        were last seen at a time count as last seen before it.
+        Times between which there are fewer rows are left out, so that their rows count at a later
+        time. Fewer rows that were last seen at a time count as last seen before it.
         """
         none = (0,) * len(times)
         grid = np.array(Followed(tuple(times), none, none, none, 0).times, dtype=np.float64)
@@ -73,7 +84,13 @@ class Followed(Checked):
         at = np.array([self.at[self.times.index(time)] for time in times], dtype=int)
         rows = sum(self.events) + sum(self.before) + sum(self.at) + self.later
         later = rows - int(events.sum() + gone.sum())
-        return Followed(tuple(times), tuple(events.tolist()), tuple((gone - at).tolist()), tuple(at.tolist()), later)
+        return Followed(
+            tuple(times),
+            tuple(events.tolist()),
+            tuple((gone - at).tolist()),
+            tuple(at.tolist()),
+            later,
+        )
 
     @property
     def at_risk(self) -> Numbers:
@@ -91,9 +108,9 @@ class Followed(Checked):
 class Curve:
     """The Kaplan-Meier estimate at some times.
 
-    Edward Kaplan, Paul Meier: Nonparametric estimation from incomplete observations. JASA, 1958. The variance is
-    Greenwood's, on the scale of ln(-ln S). Of rows that were last seen between two times, half count as followed up to
-    the later one, as in a life table.
+    Edward Kaplan, Paul Meier: Nonparametric estimation from incomplete observations. JASA, 1958.
+    The variance is Greenwood's, on the scale of ln(-ln S). Of rows that were last seen between two
+    times, half count as followed up to the later one, as in a life table.
     """
 
     times: tuple[float, ...]  # as counted
@@ -103,7 +120,8 @@ class Curve:
     low: tuple[float, ...]  # lower end of its 95 % interval
     high: tuple[float, ...]  # upper end
     error: tuple[float, ...]  # how far off the estimate from the rows themselves can be
-    # for "quarter", "median" and "three quarters" the first of the times at which so many have had the event, and the
+    # for "quarter", "median" and "three quarters" the first of the times at which so many have had
+    # the event, and the
     # ends of its 95 % interval; None if there is none
     quartiles: Mapping[str, tuple[float | None, float | None, float | None]]
 
@@ -113,13 +131,20 @@ class Curve:
         n, d = told.exposed, np.array(told.events, dtype=float)
         half = told.at_risk - n
         with np.errstate(divide="ignore", invalid="ignore"):
-            least, survival, most = (np.where(d > 0, 1 - d / (n + by), 1).cumprod() for by in (-half, 0, half))
+            least, survival, most = (
+                np.where(d > 0, 1 - d / (n + by), 1).cumprod() for by in (-half, 0, half)
+            )
             spread = _Z * np.sqrt(np.where(d > 0, d / (n * (n - d)), 0).cumsum()) / np.log(survival)
             low, high = (
-                np.where((survival > 0) & (survival < 1), survival ** np.exp(s * spread), survival) for s in (-1, 1)
+                np.where((survival > 0) & (survival < 1), survival ** np.exp(s * spread), survival)
+                for s in (-1, 1)
             )
         quartiles = {
-            name: (_first(told.times, survival, left), _first(told.times, low, left), _first(told.times, high, left))
+            name: (
+                _first(told.times, survival, left),
+                _first(told.times, low, left),
+                _first(told.times, high, left),
+            )
             for name, left in _SHARES.items()
         }
         return Curve(
@@ -152,17 +177,26 @@ class Compared:
     """The curves of all silos, and whether they differ."""
 
     name: str  # of the column of times
-    curves: Mapping[str, Curve]  # of all rows together, at the times that all silos tell, and of each silo
+    curves: Mapping[
+        str, Curve
+    ]  # of all rows together, at the times that all silos tell, and of each silo
     statistic: float | None  # of the log-rank test at these times; None if it is not defined
     p: float | None  # from the chi-squared distribution
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {**asdict(self), "curves": {name: asdict(curve) for name, curve in self.curves.items()}}
+        return {
+            **asdict(self),
+            "curves": {name: asdict(curve) for name, curve in self.curves.items()},
+        }
 
     def drawn(self) -> Table:
         """Return the table for the terminal."""
-        test = "" if self.p is None else f"log-rank between silos: {self.statistic:.2f}, p {self.p:.3g}"
+        test = (
+            ""
+            if self.p is None
+            else f"log-rank between silos: {self.statistic:.2f}, p {self.p:.3g}"
+        )
         title = "survival %, 95 % interval, how far off it can be"
         table = Table(title=title, title_justify="left", caption=test, caption_justify="left")
         for name in (self.name, *self.curves):
@@ -171,19 +205,25 @@ class Compared:
             table.add_row(f"{time:g}", *(curve.shown(time) for curve in self.curves.values()))
         table.add_row("events", *(f"{sum(curve.events):,}" for curve in self.curves.values()))
         for name in _SHARES:
-            each = [["-" if t is None else f"{t:g}" for t in curve.quartiles[name]] for curve in self.curves.values()]
+            each = [
+                ["-" if t is None else f"{t:g}" for t in curve.quartiles[name]]
+                for curve in self.curves.values()
+            ]
             table.add_row(name, *(f"{time} ({low} to {high})" for time, low, high in each))
         return table
 
 
 def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
-    """Return the curves that follow from what silos reported about a column of times, and the log-rank test."""
+    """Return the curves that follow from what silos reported about a column of times, and the
+    log-rank test.
+    """
     common = sorted(set.intersection(*(set(one.times) for one in silos.values())))
     if not common:
         raise UserError(f"no time of {name} has enough rows at all silos: choose fewer times")
     each = [one.only(common) for one in silos.values()]
     events, before, at = (
-        tuple(np.sum([getattr(one, what) for one in each], 0).tolist()) for what in ("events", "before", "at")
+        tuple(np.sum([getattr(one, what) for one in each], 0).tolist())
+        for what in ("events", "before", "at")
     )
     whole = Followed(tuple(common), events, before, at, sum(one.later for one in each))
     curves = {ALL: whole} | dict(silos)
@@ -193,9 +233,13 @@ def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
 def _log_rank(silos: Sequence[Followed]) -> tuple[float | None, float | None]:
     """Return statistic and p-value; None if there are no events, or one silo.
 
-    Nathan Mantel: Evaluation of survival data and two new rank order statistics. Cancer Chemotherapy Reports, 1966.
+    Nathan Mantel: Evaluation of survival data and two new rank order statistics. Cancer
+    Chemotherapy Reports, 1966.
     """
-    n, d = np.stack([one.exposed for one in silos]), np.array([one.events for one in silos], dtype=float)
+    n, d = (
+        np.stack([one.exposed for one in silos]),
+        np.array([one.events for one in silos], dtype=float),
+    )
     used = n.sum(0) > 1
     n, d = n[:, used], d[:, used]
     share, total, deaths = n / n.sum(0), n.sum(0), d.sum(0)

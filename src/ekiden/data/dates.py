@@ -44,14 +44,18 @@ class Date:
 
     def microseconds(self, order: str = "") -> int:
         """Return microseconds since 1970; a ValueError if there is no such date."""
-        month, day = (self.second, self.first) if order == "day-first" else (self.first, self.second)
+        month, day = (
+            (self.second, self.first) if order == "day-first" else (self.first, self.second)
+        )
         return (datetime(self.year, month, day) - _EPOCH) // timedelta(microseconds=1) + self.clock
 
     def written(self, order: str) -> str:
         """Return how the date is written, as a pattern."""
         if not self.open:
             return self.form.partition("+")[0]
-        return self.sign.join(["DD", "MM", "YYYY"] if order == "day-first" else ["MM", "DD", "YYYY"])
+        return self.sign.join(
+            ["DD", "MM", "YYYY"] if order == "day-first" else ["MM", "DD", "YYYY"]
+        )
 
 
 def microseconds(
@@ -59,13 +63,18 @@ def microseconds(
 ) -> tuple[NDArray[np.int64], str]:
     """Return microseconds since 1970 of dates (k,) of a column, all of one form, and this form.
 
-    `order` is day-first or month-first where the dates leave it open; "" if it is not known. `where` returns one of the
-    dates and its row, for messages.
+    `order` is day-first or month-first where the dates leave it open; "" if it is not known.
+    `where` returns one of the dates and its row, for messages.
     """
     if short := [k for k, one in enumerate(dates) if one.short]:
-        raise UserError(f"{what} holds dates with two-digit years ({where(short[0])}): write four digits")
+        raise UserError(
+            f"{what} holds dates with two-digit years ({where(short[0])}): write four digits"
+        )
     if odd := [k for k, one in enumerate(dates) if one.form != dates[0].form]:
-        raise UserError(f"{what} holds dates of different forms ({where(0)}, {where(odd[0])}): write all as {ISO}")
+        raise UserError(
+            f"{what} holds dates of different forms ({where(0)}, {where(odd[0])}): write all as "
+            f"{ISO}"
+        )
     order = _order(dates, what, order, where) if dates[0].open else ""
     stamps = np.empty(len(dates), dtype=np.int64)
     for k, one in enumerate(dates):
@@ -82,7 +91,8 @@ def _order(dates: Sequence[Date], what: str, order: str, where: Callable[[int], 
     months = next((k for k, one in enumerate(dates) if one.second > 12), None)
     if days is not None and months is not None:
         raise UserError(
-            f"{what} holds dates that begin with the day ({where(days)}) and with the month ({where(months)}): write "
+            f"{what} holds dates that begin with the day ({where(days)}) and with the month "
+            f"({where(months)}): write "
             f"all as {ISO}"
         )
     if days is not None or months is not None:
@@ -91,7 +101,8 @@ def _order(dates: Sequence[Date], what: str, order: str, where: Callable[[int], 
         return "day-first"
     if not order:
         raise UserError(
-            f"{what} holds {where(0)}, which may begin with the day or with the month: say which with "
+            f"{what} holds {where(0)}, which may begin with the day or with the month: say which "
+            "with "
             f"--dates=day-first or --dates=month-first, or write {ISO}"
         )
     return order
@@ -104,7 +115,16 @@ def date_of(text: str) -> Date | None:
         found = Date(f"YYYY{sign}MM{sign}DD", int(year), int(month), int(day), sign=sign)
     elif m := _YEAR_LAST.fullmatch(text):
         first, sign, second, year, *time = m.groups()
-        found = Date(f"..{sign}..{sign}YYYY", int(year), int(first), int(second), 0, sign, True, len(year) == 2)
+        found = Date(
+            f"..{sign}..{sign}YYYY",
+            int(year),
+            int(first),
+            int(second),
+            0,
+            sign,
+            True,
+            len(year) == 2,
+        )
         if max(found.first, found.second) > 31 or min(found.first, found.second) > 12:
             return None
     elif m := _WITH_MONTH.fullmatch(text) or _MONTH_FIRST.fullmatch(text):
@@ -131,7 +151,9 @@ def date_of(text: str) -> Date | None:
 
 
 def stamps_of(column: Any) -> NDArray[np.int64]:
-    """Return microseconds since 1970 of an array of dates or timestamps (n,); `LOST` if one is missing."""
+    """Return microseconds since 1970 of an array of dates or timestamps (n,); `LOST` if one is
+    missing.
+    """
     stamps = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
     return np.array(stamps.fill_null(LOST).to_numpy(zero_copy_only=False), dtype=np.int64)
 

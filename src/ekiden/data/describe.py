@@ -1,4 +1,6 @@
-"""Show who holds what, as a table and as a picture; and describe the copies of the data that results were made with."""
+"""Show who holds what, as a table and as a picture; and describe the copies of the data that
+results were made with.
+"""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +28,9 @@ LONG = 40  # the table leaves out some of more clients than this
 
 
 _LOOKED_AT = 2000  # samples whose range is shown
-_OWNER = re.compile(r"(^|[^a-z])(hospital|clinic|cent(re|er)|site|silo|bank|institution|client)([^a-z]|$)")
+_OWNER = re.compile(
+    r"(^|[^a-z])(hospital|clinic|cent(re|er)|site|silo|bank|institution|client)([^a-z]|$)"
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Description:
     """What was understood of data, for a look before training."""
 
     lines: Mapping[str, str]  # what each line is about, and the line
-    # the number of training, validation and test samples of each client, and of each label in its training and
+    # the number of training, validation and test samples of each client, and of each label in its
+    # training and
     # validation samples
     clients: Mapping[str, Mapping[str, Any]]
 
@@ -45,7 +50,10 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"understood": dict(self.lines), "clients": {name: dict(one) for name, one in self.clients.items()}}
+        return {
+            "understood": dict(self.lines),
+            "clients": {name: dict(one) for name, one in self.clients.items()},
+        }
 
 
 def description(fed: FederatedData) -> Description:
@@ -67,7 +75,9 @@ def description(fed: FederatedData) -> Description:
     subject = dataset.train.subject
     lines = {
         "samples": f"{sizes.sum():,}: {train} for training, {val} for validation, {test} for the test",
-        "layout": shorten(dataset.inputs.takes(dataset.shape).removesuffix("."), _WIDTH, placeholder=" ..."),
+        "layout": shorten(
+            dataset.inputs.takes(dataset.shape).removesuffix("."), _WIDTH, placeholder=" ..."
+        ),
         "range": _range(dataset),
         "labels": _labels(dataset),
         "silos": f"{len(fed.clients)} with {spread} samples for training and validation each{how}",
@@ -82,19 +92,27 @@ def _owners(dataset: Dataset) -> str:
     """Say which feature sounds like the silos' names."""
     columns = dataset.inputs.categorical if isinstance(dataset.inputs, Columns) else ()
     found = [name for name in columns if _OWNER.search(name.lower())]
-    return f"; {found[0]!r} is a feature: if it says who holds a row, make it the group column" if found else ""
+    return (
+        f"; {found[0]!r} is a feature: if it says who holds a row, make it the group column"
+        if found
+        else ""
+    )
 
 
 def _range(dataset: Dataset) -> str:
     """Return the least and greatest values, and how they are scaled."""
-    x = dataset.train.x[torch.linspace(0, len(dataset.train) - 1, min(len(dataset.train), _LOOKED_AT)).long()]
+    x = dataset.train.x[
+        torch.linspace(0, len(dataset.train) - 1, min(len(dataset.train), _LOOKED_AT)).long()
+    ]
     looked = f" in {_LOOKED_AT:,} samples" if len(dataset.train) > _LOOKED_AT else ""
     found = f"{x.min().item():.4g} to {x.max().item():.4g}{looked}"
     if dataset.inputs.agreed:
         return f"{found}, after scaling to mean 0 and deviation 1 by all silos' training rows"
     parts = ["divided by 255"] * (x.dtype == torch.uint8)
     if any(dataset.mean) or any(s != 1 for s in dataset.std):
-        mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (dataset.mean, dataset.std))
+        mean, std = (
+            ", ".join(f"{value:.3g}" for value in values) for values in (dataset.mean, dataset.std)
+        )
         parts += [f"less mean {mean}", f"divided by {std}"]
     return f"{found}, {', '.join(parts) or 'used as they are'}"
 
@@ -110,21 +128,28 @@ def _labels(dataset: Dataset) -> str:
     if not dataset.classes:
         return task.kind
     held = task.counts(y, len(dataset.classes))
-    top, share = str(dataset.classes[int(held.argmax())]), 100 * float(held.max()) / max(1, int(held.sum()))
+    top, share = (
+        str(dataset.classes[int(held.argmax())]),
+        100 * float(held.max()) / max(1, int(held.sum())),
+    )
     of = "pixels" if task.kind == "segmentation" else "training labels"
     common = f"; commonest: {top} ({share:.1f} % of the {of})"
     return f"{task.kind}, {counted(len(dataset.classes), 'class', 'classes')}: {names}{common}"
 
 
 def counts(fed: FederatedData) -> NDArray[np.int64]:
-    """Count the labels of each kind that each client holds for training and validation, (clients, K); see `held_names`.
+    """Count the labels of each kind that each client holds for training and validation, (clients,
+    K); see `held_names`.
 
-    For classes these are samples, for numbers the samples of each target, and for texts all samples.
+    For classes these are samples, for numbers the samples of each target, and for texts all
+    samples.
     """
     if not fed.dataset.classes:
         return np.array([[len(c.train) + len(c.val)] for c in fed.clients])
     task, k = fed.dataset.task, len(fed.dataset.classes)
-    return np.stack([(task.counts(c.train.y, k) + task.counts(c.val.y, k)).cpu().numpy() for c in fed.clients])
+    return np.stack(
+        [(task.counts(c.train.y, k) + task.counts(c.val.y, k)).cpu().numpy() for c in fed.clients]
+    )
 
 
 def held_names(fed: FederatedData) -> tuple[str, ...]:
@@ -133,15 +158,18 @@ def held_names(fed: FederatedData) -> tuple[str, ...]:
 
 
 def table(fed: FederatedData) -> Table:
-    """Return a table of the clients: samples of each class (training and validation together) and sizes of all parts.
+    """Return a table of the clients: samples of each class (training and validation together) and
+    sizes of all parts.
 
-    More than 12 classes are summarised by their number and the three largest. If there are more than 40 clients, the
-    middle ones are left out.
+    More than 12 classes are summarised by their number and the three largest. If there are more
+    than 40 clients, the middle ones are left out.
     """
     held = counts(fed)
     sizes = np.array([[len(c.train), len(c.val), len(c.test)] for c in fed.clients])
     wide = held.shape[1] > WIDE
-    out = Table(title=f"{_short(fed.dataset.name)}: {counted(len(fed.clients), 'client')}, {_kinds(fed)}")
+    out = Table(
+        title=f"{_short(fed.dataset.name)}: {counted(len(fed.clients), 'client')}, {_kinds(fed)}"
+    )
     out.add_column("client")
     for name in ("classes", "largest classes") if wide else held_names(fed):
         out.add_column(name, justify="left" if name == "largest classes" else "right")
@@ -166,9 +194,12 @@ def _short(name: str) -> str:
 def _kinds(fed: FederatedData) -> str:
     """Return in words how many kinds of labels there are."""
     count, task = len(held_names(fed)), fed.dataset.task.kind
-    what = {"multi-label": "label", "regression": "target", "survival": "target", "language-modelling": "kind"}.get(
-        task, "class"
-    )
+    what = {
+        "multi-label": "label",
+        "regression": "target",
+        "survival": "target",
+        "language-modelling": "kind",
+    }.get(task, "class")
     return f"{count} {what}{'es' if what == 'class' else 's' if count != 1 else ''}"
 
 
@@ -192,7 +223,9 @@ def draw(fed: FederatedData, path: Path | str) -> None:
 
 
 def picture(fed: FederatedData) -> Any:
-    """Return a matplotlib figure: classes across, clients down, bubbles sized by training and validation samples."""
+    """Return a matplotlib figure: classes across, clients down, bubbles sized by training and
+    validation samples.
+    """
     require_extra("report", "the picture", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -220,7 +253,10 @@ def picture(fed: FederatedData) -> Any:
     axes.grid(color="#e0e0e0", linewidth=0.5)
     axes.set_axisbelow(True)
     sizes = sorted({max(1, int(held.max() * share)) for share in (0.1, 0.5, 1.0)})
-    marks = [axes.scatter([], [], s=n * area, color=blue, alpha=0.85, linewidths=0, label=str(n)) for n in sizes]
+    marks = [
+        axes.scatter([], [], s=n * area, color=blue, alpha=0.85, linewidths=0, label=str(n))
+        for n in sizes
+    ]
     wide = cell * 7  # the largest bubble's width in letters
     figure.legend(
         handles=marks,
@@ -243,5 +279,7 @@ def _ticks(axes: Any, fed: FederatedData) -> None:
     if short and max(map(len, names)) > 2:
         axes.tick_params(axis="x", labelrotation=90)
     step = -(-len(fed.clients) // 40)
-    axes.set_yticks(range(0, len(fed.clients), step), [c.name for c in fed.clients[::step]], parse_math=False)
+    axes.set_yticks(
+        range(0, len(fed.clients), step), [c.name for c in fed.clients[::step]], parse_math=False
+    )
     axes.tick_params(labelsize=8, length=0)

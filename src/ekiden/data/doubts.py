@@ -1,4 +1,6 @@
-"""Say in one line what may be wrong with data that can be read: ids among the features, and samples that are twice."""
+"""Say in one line what may be wrong with data that can be read: ids among the features, and samples
+that are twice.
+"""
 
 import re
 from collections import Counter
@@ -50,16 +52,37 @@ _WEIGHT = re.compile(
     r"(^|[\W_])((sample|survey|sampling|case|row|instance|propensity|frequency)[\W_]?(weights?|wgt|wt)"
     r"|iptw|ipw|ipcw|[pfa]weight)$"
 )
-_PART = re.compile(r"^$|\d|train|test|val|dev|hold|^(true|false|yes|no|none|nan)$")  # not arms that one folds
-_UNKNOWN = {"unknown", "unk", "missing", "not available", "not known", "undefined", "n.d.", "n.a.", "tbd", "-", "--"}
+_PART = re.compile(
+    r"^$|\d|train|test|val|dev|hold|^(true|false|yes|no|none|nan)$"
+)  # not arms that one folds
+_UNKNOWN = {
+    "unknown",
+    "unk",
+    "missing",
+    "not available",
+    "not known",
+    "undefined",
+    "n.d.",
+    "n.a.",
+    "tbd",
+    "-",
+    "--",
+}
 _MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]|-100")
 _AGAIN = re.compile(
-    r"(?<=.)([.]\d+|_duplicated_\d+|\.{3}\d+|( - )? ?\(?(copy|kopie)\)?( ?\(?\d+\)?)?| \(\d+\))$|^copy of ", re.I
+    r"(?<=.)([.]\d+|_duplicated_\d+|\.{3}\d+|( - )? ?\(?(copy|kopie)\)?( ?\(?\d+\)?)?| "
+    r"\(\d+\))$|^copy of ",
+    re.I,
 )
-_HTML = re.compile(r"&(#\d+|[a-z]+);|</?(p|br|div|span|em|strong|li|[ou]l|t[drh]|table|html|body|font)\b[^<>]*>", re.I)
+_HTML = re.compile(
+    r"&(#\d+|[a-z]+);|</?(p|br|div|span|em|strong|li|[ou]l|t[drh]|table|html|body|font)\b[^<>]*>",
+    re.I,
+)
 _LEFT_IN_TEXTS: Mapping[str, Callable[[str], object]] = {
     "hold a character that was lost in another encoding": lambda text: "\ufffd" in text,
-    "were read in another encoding": lambda text: not text.isascii() and any(map(garbled, text.split())),
+    "were read in another encoding": lambda text: (
+        not text.isascii() and any(map(garbled, text.split()))
+    ),
     "hold marks of HTML": _HTML.search,
     "say only that there is none": re.compile(r"\s*(nan|none|null|na|n/a|<na>)\s*", re.I).fullmatch,
     "are numbers without a word": re.compile(r"[\s\d.,;:+-]*\d[\s\d.,;:+-]*").fullmatch,
@@ -76,7 +99,10 @@ _VALUES = 1 << 24  # that are looked at
 _COLUMNS, _FINE = 3, 20  # columns with so many different values: otherwise equal rows may be chance
 _ROWS = 20_000  # images with which others are compared
 _SIDE = 8  # pixels of their thumbnails
-_LEVELS, _NEARER = 3.0, 4.0  # grey levels between copies, and how many times nearer they are than others
+_LEVELS, _NEARER = (
+    3.0,
+    4.0,
+)  # grey levels between copies, and how many times nearer they are than others
 
 
 def look(seen: SeenData) -> None:
@@ -87,18 +113,24 @@ def look(seen: SeenData) -> None:
 
 
 def _ids(seen: SeenData) -> Iterator[str]:
-    """Name the columns of tables that look like ids: by name, or since nearly every row has its own text or number."""
+    """Name the columns of tables that look like ids: by name, or since nearly every row has its own
+    text or number.
+    """
     raws = seen.raws
     if not raws[0].kind.agreed or not seen.unscaled or seen.reading.feature_columns:
         return
     found, numbers = list[str](), list[str]()
     for field in raws[0].images.schema:
         name = field.name
-        if DATE in (field.metadata or {}) or not all(name in raw.images.column_names for raw in raws):
+        if DATE in (field.metadata or {}) or not all(
+            name in raw.images.column_names for raw in raws
+        ):
             continue
         columns = [raw.images[name] for raw in raws]
         numbers += [repr(name)] * (_count_rows(columns) and not _named_id(name))
-        different = len({value for column in columns for value in pc.unique(column).drop_null().to_pylist()})
+        different = len(
+            {value for column in columns for value in pc.unique(column).drop_null().to_pylist()}
+        )
         rows = sum(len(column) - column.null_count for column in columns)
         texts = all(is_text(column.type) for column in columns)
         numeric = [c for c in columns if pa.types.is_floating(c.type)]
@@ -110,24 +142,32 @@ def _ids(seen: SeenData) -> Iterator[str]:
         several, first = len(found) > 1, found[0].split("'")[1]
         yield (
             f"{'columns' if several else 'column'} {listed(found)} of {raws[0].source} "
-            f"{'look like ids' if several else 'looks like an id'}, which a model learns by heart: leave out ids "
-            f"(--drop-columns={first!r}), and name the column of patients, writers or devices by --subject-column"
+            f"{'look like ids' if several else 'looks like an id'}, which a model learns by heart: "
+            "leave out ids "
+            f"(--drop-columns={first!r}), and name the column of patients, writers or devices by "
+            "--subject-column"
         )
     if numbers:
         yield (
-            f"column {listed(numbers)} of {raws[0].source} counts rows, so it tells their order and nothing else: "
+            f"column {listed(numbers)} of {raws[0].source} counts rows, so it tells their order "
+            "and nothing else: "
             f"leave out row numbers (--drop-columns={numbers[0]})"
         )
 
 
 def _count_rows(columns: Sequence[Any]) -> bool:
-    """Return whether values are 0, 1, 2, ... or 1, 2, 3, ..., in each source or in all together, in any order."""
+    """Return whether values are 0, 1, 2, ... or 1, 2, 3, ..., in each source or in all together, in
+    any order.
+    """
     if not all(pa.types.is_floating(column.type) for column in columns):
         return False
     values = [column.to_numpy() for column in columns]
     return any(
         all(
-            len(v) >= _COPIED and v.min() in (0, 1) and (np.sort(v) == v.min() + np.arange(len(v))).all() for v in parts
+            len(v) >= _COPIED
+            and v.min() in (0, 1)
+            and (np.sort(v) == v.min() + np.arange(len(v))).all()
+            for v in parts
         )
         for parts in (values, [np.concatenate(values)])
     )
@@ -139,10 +179,15 @@ def _times_without_events(seen: SeenData) -> Iterator[str]:
     if not isinstance(data.task, Regression) or not data.inputs.agreed or len(labels) != 1:
         return
     x, names = data.train.x, data.inputs.values_named(data.train.x.shape[1])
-    events = [n for k, n in enumerate(names) if _EVENT.search(n.lower()) and len(np.unique(x[:, k].cpu())) == 2]
+    events = [
+        n
+        for k, n in enumerate(names)
+        if _EVENT.search(n.lower()) and len(np.unique(x[:, k].cpu())) == 2
+    ]
     if events and _TIME.search(labels[0].lower()):
         yield (
-            f"the label {labels[0]!r} of {data.name} may be the time until the event that {events[0]} says: then use "
+            f"the label {labels[0]!r} of {data.name} may be the time until the event that "
+            f"{events[0]} says: then use "
             f"--task=survival --label-column TIME EVENT, because who had no event yet lived longer"
         )
 
@@ -158,12 +203,24 @@ def _copied_labels(seen: SeenData) -> Iterator[str]:
     x, y = dataset.train.x, dataset.train.y
     numbers = isinstance(dataset.task, ScaledTask)
     wanted = numbers or isinstance(dataset.task, Classification | MultiLabel)
-    if not wanted or x.ndim != 2 or not x.is_floating_point() or x.nbytes > LARGE or len(x) < _COPIED:
+    if (
+        not wanted
+        or x.ndim != 2
+        or not x.is_floating_point()
+        or x.nbytes > LARGE
+        or len(x) < _COPIED
+    ):
         return
     values, names = x.double().cpu().numpy(), dataset.inputs.values_named(x.shape[1])
-    gaps = [k for k in np.flatnonzero(np.isnan(values).any(axis=0)) if np.isnan(values[:, k]).mean() < _NEARLY]
+    gaps = [
+        k
+        for k in np.flatnonzero(np.isnan(values).any(axis=0))
+        if np.isnan(values[:, k]).mean() < _NEARLY
+    ]
     names += [f"the gaps of {names[k]}" for k in gaps]
-    values = np.nan_to_num(np.hstack([values, np.isnan(values[:, gaps])]), nan=np.finfo(np.float64).max)
+    values = np.nan_to_num(
+        np.hstack([values, np.isnan(values[:, gaps])]), nan=np.finfo(np.float64).max
+    )
     told = _number_told if numbers else _class_told
     for target, label in enumerate(y.double().cpu().numpy().reshape(len(y), -1).T):
         if len(np.unique(label)) < (_FEW if numbers else 2):
@@ -172,19 +229,26 @@ def _copied_labels(seen: SeenData) -> Iterator[str]:
         shares = {k: told(column, label[order]) for k, column in enumerate(values[order].T)}
         copies = [k for k, share in shares.items() if share == 1]
         copies = [k for k in copies if k < x.shape[1] or gaps[k - x.shape[1]] not in copies]
-        near = [f"{names[k]} ({100 * share:.2f} %)" for k, share in shares.items() if 0 < share < 1 and k < x.shape[1]]
+        near = [
+            f"{names[k]} ({100 * share:.2f} %)"
+            for k, share in shares.items()
+            if 0 < share < 1 and k < x.shape[1]
+        ]
         what = f"the label {labels[target]!r}" if target < len(labels) else "the label"
         if near:
             yield (
-                f"{listed(near)} of {dataset.name} tells {what} in nearly all training rows: check that it is known "
+                f"{listed(near)} of {dataset.name} tells {what} in nearly all training rows: check "
+                "that it is known "
                 "before the label is, or leave it out"
             )
         if copies:
             are, them = ("are", "them") if len(copies) > 1 else ("is", "it")
             drop = " with --drop-columns" if dataset.inputs.agreed else ""
             yield (
-                f"{listed(names[k] for k in copies)} of {dataset.name} {are} the same as {what}, or a one-to-one "
-                f"function of it, in all {len(x):,} training rows: a model copies {them} and learns nothing else; "
+                f"{listed(names[k] for k in copies)} of {dataset.name} {are} the same as {what}, "
+                "or a one-to-one "
+                f"function of it, in all {len(x):,} training rows: a model copies {them} and "
+                "learns nothing else; "
                 f"leave {them} out{drop}"
             )
 
@@ -198,7 +262,9 @@ def _number_told(column: NDArray[np.float64], label: NDArray[np.float64]) -> flo
     ordered = (steps >= 0).all() or (steps <= 0).all()
     if ordered and len(np.unique(column)) >= _NEARLY * len(np.unique(label)):
         return 1.0
-    share = float(np.isclose(column, label, rtol=1e-6, atol=0).mean())  # labels may have been float32
+    share = float(
+        np.isclose(column, label, rtol=1e-6, atol=0).mean()
+    )  # labels may have been float32
     return share if share > _AGREES else 0.0
 
 
@@ -208,7 +274,9 @@ def _class_told(column: NDArray[np.float64], label: NDArray[np.float64]) -> floa
     That is at most 99.5 %, or hardly more than the commonest class has.
     """
     kinds, codes = np.unique(label, return_inverse=True)
-    if len(np.unique(column[:: len(column) // _PEEK + 1])) > len(kinds) + 1:  # one for a missing value
+    if (
+        len(np.unique(column[:: len(column) // _PEEK + 1])) > len(kinds) + 1
+    ):  # one for a missing value
         return 0.0
     values, places = np.unique(column, return_inverse=True)
     if not 2 <= len(values) <= len(kinds) + 1:
@@ -221,11 +289,15 @@ def _class_told(column: NDArray[np.float64], label: NDArray[np.float64]) -> floa
 
 
 def _equal_columns(seen: SeenData) -> Iterator[str]:
-    """Name features that are there twice, as pandas renames the second of two columns with one name to a.1."""
+    """Name features that are there twice, as pandas renames the second of two columns with one name
+    to a.1.
+    """
     x, alike = seen.data.train.x, dict[bytes, list[str]]()
     if not seen.data.inputs.agreed or not seen.unscaled or len(x) < _COPIED:
         return
-    for name, values in zip(seen.data.inputs.values_named(x.shape[1]), x.T.contiguous(), strict=True):
+    for name, values in zip(
+        seen.data.inputs.values_named(x.shape[1]), x.T.contiguous(), strict=True
+    ):
         if len(values.unique()) > 1:
             alike.setdefault(values.numpy().tobytes(), []).append(name)
     if twice := [" and ".join(names) for names in alike.values() if len(names) > 1]:
@@ -233,10 +305,15 @@ def _equal_columns(seen: SeenData) -> Iterator[str]:
 
 
 def _names_alike(seen: SeenData) -> Iterator[str]:
-    """Name columns, or classes, whose names differ in case and signs only, or that a program has numbered as copies."""
+    """Name columns, or classes, whose names differ in case and signs only, or that a program has
+    numbered as copies.
+    """
     first = seen.raws[0]
     columns = [*first.images.column_names, *first.targets] if first.kind.agreed else []
-    for what, names in (("column", columns), ("class", [n for w, each in seen.names if w == "class" for n in each])):
+    for what, names in (
+        ("column", columns),
+        ("class", [n for w, each in seen.names if w == "class" for n in each]),
+    ):
         plain = {name: fold(name).replace(" ", "") for name in names}
         pairs = [
             f"{one!r} and {other!r}"
@@ -246,34 +323,44 @@ def _names_alike(seen: SeenData) -> Iterator[str]:
         ]
         if pairs:
             yield (
-                f"{what} {listed(pairs)} of {first.source} may be one that is there twice: leave one out, or "
+                f"{what} {listed(pairs)} of {first.source} may be one that is there twice: leave "
+                "one out, or "
                 "give them names that tell them apart"
             )
 
 
 def _rare_labels(seen: SeenData) -> Iterator[str]:
-    """Name classes that all samples have, or one, and labels that all have, none, or exactly one of."""
+    """Name classes that all samples have, or one, and labels that all have, none, or exactly one
+    of.
+    """
     data, source = seen.data, seen.source
     y = torch.cat([data.train.y, data.test.y])
     if isinstance(data.task, Classification) and bool((y == y[0]).all()):
         yield (
-            f"all labels of {source} are {data.classes[int(y[0])]!r}: a model learns nothing from one class; if other "
+            f"all labels of {source} are {data.classes[int(y[0])]!r}: a model learns nothing from "
+            "one class; if other "
             "silos hold others, train together with them"
         )
     if isinstance(data.task, Classification) and len(y) >= _MANY:
         single = (torch.bincount(y, minlength=len(data.classes)) == 1).nonzero()[:, 0].tolist()
         if single:
             yield (
-                f"class {listed(repr(data.classes[k]) for k in single)} of {source} has one sample, which is in "
+                f"class {listed(repr(data.classes[k]) for k in single)} of {source} has one "
+                "sample, which is in "
                 "training or in the test, never in both: correct it if it is a slip"
             )
     if isinstance(data.task, MultiLabel):
-        flat = [name for name, column in zip(data.classes, y.T, strict=True) if bool((column == column[0]).all())]
+        flat = [
+            name
+            for name, column in zip(data.classes, y.T, strict=True)
+            if bool((column == column[0]).all())
+        ]
         if flat:
             yield f"the label {listed(map(repr, flat))} of {source} is the same in all rows: leave it out"
         if bool((y.sum(1) == 1).all()):
             yield (
-                f"each row of {source} has exactly one of the labels {listed(map(repr, data.classes))}: if they "
+                f"each row of {source} has exactly one of the labels "
+                f"{listed(map(repr, data.classes))}: if they "
                 "exclude each other they are classes, so write their names into one column"
             )
 
@@ -286,28 +373,41 @@ def _repeated_rows(seen: SeenData) -> Iterator[str]:
         return
     columns = [*x.double().cpu().numpy().T, *y.double().cpu().numpy().reshape(len(y), -1).T]
     draw = np.random.default_rng(0)
-    prints = [draw.integers(1 << 62, size=len(x))[np.unique(column, return_inverse=True)[1]] for column in columns]
-    fine = sum(len(np.unique(column)) >= max(_FINE, len(x) / 10) for column in columns[: x.shape[1]])
+    prints = [
+        draw.integers(1 << 62, size=len(x))[np.unique(column, return_inverse=True)[1]]
+        for column in columns
+    ]
+    fine = sum(
+        len(np.unique(column)) >= max(_FINE, len(x) / 10) for column in columns[: x.shape[1]]
+    )
     whole = np.sum(prints, axis=0)
     same = [len(x) - len(np.unique(whole - print_)) for print_ in prints[: x.shape[1]]]
     name, most = seen.data.inputs.values_named(x.shape[1])[int(np.argmax(same))], max(same)
     rest = chance(x[:, [k for k in range(x.shape[1]) if k != int(np.argmax(same))]])
     if most >= len(x) / 4 and fine >= _COLUMNS and improbable(most, len(x) ** 2 / 2 * rest):
         yield (
-            f"{most:,} of {len(x):,} training rows of {seen.source} equal another in all but {name}, so such a row may "
-            "be in training and in the test: if a join repeated them, keep one; if they are about the same, name whom "
+            f"{most:,} of {len(x):,} training rows of {seen.source} equal another in all but "
+            f"{name}, so such a row may "
+            "be in training and in the test: if a join repeated them, keep one; if they are about "
+            "the same, name whom "
             "by --subject-column"
         )
 
 
 def _splits(seen: SeenData) -> Iterator[str]:
-    """Name the features that say which rows are for training and which for the test, or how much a row weighs."""
+    """Name the features that say which rows are for training and which for the test, or how much a
+    row weighs.
+    """
     first = seen.raws[0]
     if not first.kind.agreed or seen.reading.feature_columns:
         return
     for name in first.images.column_names:
         columns = [raw.images[name] for raw in seen.raws if name in raw.images.column_names]
-        values = {str(value).strip().lower() for column in columns for value in pc.unique(column).to_pylist()[:_FEW]}
+        values = {
+            str(value).strip().lower()
+            for column in columns
+            for value in pc.unique(column).to_pylist()[:_FEW]
+        }
         named = _SPLIT.fullmatch(name.lower()) and all(map(_PART.search, values))
         says, advice = "", "leave it out"
         if named or (len(values) > 1 and values <= {*PARTS}):
@@ -317,7 +417,8 @@ def _splits(seen: SeenData) -> Iterator[str]:
             says = "how much each row weighs"
         if says:
             yield (
-                f"column {name!r} of {first.source} seems to say {says}, and nothing follows it: {advice} "
+                f"column {name!r} of {first.source} seems to say {says}, and nothing follows it: "
+                f"{advice} "
                 f"(--drop-columns={name!r})"
             )
 
@@ -327,48 +428,76 @@ def _bare_samples(seen: SeenData) -> Iterator[str]:
     both, bare = (seen.data.train, seen.data.test), torch.cat(seen.bare)
     if bare.any():
         owner = [part.group.cpu() for part in both if part.group is not None]
-        at = [name for k, name in enumerate(seen.data.groups) if len(owner) == 2 and bare[torch.cat(owner) == k].all()]
+        at = [
+            name
+            for k, name in enumerate(seen.data.groups)
+            if len(owner) == 2 and bare[torch.cat(owner) == k].all()
+        ]
         where = f", among them all at {listed(at)}" if at else ""
         yield (
-            f"{int(bare.sum()):,} of {len(bare):,} samples of {seen.source} hold nothing (no word, no value, or "
+            f"{int(bare.sum()):,} of {len(bare):,} samples of {seen.source} hold nothing (no word, "
+            "no value, or "
             f"one value only){where}: leave them out, or check how they were read"
         )
 
 
 def _odd_texts(seen: SeenData) -> Iterator[str]:
     """Say how many texts hold what another program left in them."""
-    texts = [text for raw in seen.raws if raw.kind is Tokens and not raw.given for text in raw.images]
+    texts = [
+        text for raw in seen.raws if raw.kind is Tokens and not raw.given for text in raw.images
+    ]
     for what, test in _LEFT_IN_TEXTS.items():
         odd = [text for text in texts if test(text)]
         if odd and len(odd) >= _SEVERAL * len(texts):
             yield (
-                f"{len(odd):,} of {len(texts):,} texts of {seen.source} {what} ({short(odd[0])}): correct them, or "
+                f"{len(odd):,} of {len(texts):,} texts of {seen.source} {what} ({short(odd[0])}): "
+                "correct them, or "
                 "models learn where they come from"
             )
 
 
 def _told_by_words(seen: SeenData) -> Iterator[str]:
-    """Name a word that is in nearly all texts of one class of a source and in hardly any other: its label, perhaps."""
+    """Name a word that is in nearly all texts of one class of a source and in hardly any other: its
+    label, perhaps.
+    """
     for raw in seen.raws if isinstance(seen.data.task, Classification) else ():
-        if raw.kind is Tokens and not raw.given and (found := _telling(raw.images, raw.label.astype(np.str_).tolist())):
+        if (
+            raw.kind is Tokens
+            and not raw.given
+            and (found := _telling(raw.images, raw.label.astype(np.str_).tolist()))
+        ):
             word, rows, n = found
             yield (
-                f"the word {word!r} is in {rows:,} of {n:,} texts of one class of {raw.source} and in hardly any of "
+                f"the word {word!r} is in {rows:,} of {n:,} texts of one class of {raw.source} and "
+                "in hardly any of "
                 f"the {len(raw) - n:,} others: if texts hold their label, take it out"
             )
 
 
 def _telling(texts: Sequence[str], labels: Sequence[str]) -> tuple[str, int, int] | None:
-    """Return a word that tells a label, in how many texts with that label it is, and how many there are."""
+    """Return a word that tells a label, in how many texts with that label it is, and how many there
+    are.
+    """
     step = len(texts) // _PEEK + 1
-    some = [({*_WORD.findall(text.lower())}, label) for text, label in zip(texts[::step], labels[::step], strict=True)]
+    some = [
+        ({*_WORD.findall(text.lower())}, label)
+        for text, label in zip(texts[::step], labels[::step], strict=True)
+    ]
     everywhere = Counter(chain.from_iterable(words for words, _ in some))
     for label, n in Counter(labels).items():
         own = Counter(chain.from_iterable(words for words, named in some if named == label))
         here = sum(named == label for _, named in some)
-        told = [word for word in sorted(own) if min(here, own[word]) >= _NEARLY * max(here, everywhere[word])]
+        told = [
+            word
+            for word in sorted(own)
+            if min(here, own[word]) >= _NEARLY * max(here, everywhere[word])
+        ]
         for word in told[:1] if _FEW <= n < len(texts) else ():
-            at = [named for text, named in zip(texts, labels, strict=True) if word in _WORD.findall(text.lower())]
+            at = [
+                named
+                for text, named in zip(texts, labels, strict=True)
+                if word in _WORD.findall(text.lower())
+            ]
             if (rows := at.count(label)) >= _NEARLY * max(n, len(at)):
                 return word, rows, n
     return None
@@ -389,11 +518,17 @@ def _joined_names(seen: SeenData) -> Iterator[str]:
         for sign in ";|,":
             parts = {name: [part.strip() for part in name.split(sign)] for name in names}
             known = Counter(chain.from_iterable({*each} for each in parts.values()))
-            joined = [name for name, each in parts.items() if len(each) > 1 and all(known[part] > 1 for part in each)]
+            joined = [
+                name
+                for name, each in parts.items()
+                if len(each) > 1 and all(known[part] > 1 for part in each)
+            ]
             if joined:
                 yield (
-                    f"{what} {listed(map(repr, joined))} of {seen.raws[0].source} joins others by {sign!r} and counts "
-                    "as one of its own: if several hold at once, give each a column of 0 and 1 (several "
+                    f"{what} {listed(map(repr, joined))} of {seen.raws[0].source} joins others by "
+                    f"{sign!r} and counts "
+                    "as one of its own: if several hold at once, give each a column of 0 and 1 "
+                    "(several "
                     "--label-column, if they are labels)"
                 )
 
@@ -407,17 +542,24 @@ def _subjects_written_alike(seen: SeenData) -> Iterator[str]:
             alike.setdefault(bare_id(name), []).append(name)
         if found := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
             yield (
-                f"subjects {listed(found)} of {raw.source} differ in leading zeros or hyphens only, and count as "
+                f"subjects {listed(found)} of {raw.source} differ in leading zeros or hyphens "
+                "only, and count as "
                 "different: write each in one way"
             )
             return
 
 
 def _two_labels(seen: SeenData) -> Iterator[str]:
-    """Say how many samples are there again with another class, unless such rows are equal by chance."""
+    """Say how many samples are there again with another class, unless such rows are equal by
+    chance.
+    """
     data = seen.data
     train, test = data.train, data.test
-    if seen.prints is None or not isinstance(data.task, Classification) or train.x.dtype == torch.int64:
+    if (
+        seen.prints is None
+        or not isinstance(data.task, Classification)
+        or train.x.dtype == torch.int64
+    ):
         return
     labels: dict[bytes, set[int]] = {}
     for prints, part in zip(seen.prints, (train, test), strict=True):
@@ -430,22 +572,32 @@ def _two_labels(seen: SeenData) -> Iterator[str]:
         return  # rows are coarse: equal ones are other samples
     if several and improbable(len(several), rows * rows / 2 * chance(train.x)):
         yield (
-            f"{counted(len(several), 'sample')} of {seen.raws[0].source} {'is' if len(several) == 1 else 'are'} there "
-            f"with several labels ({listed(map(repr, (data.classes[k] for k in several[0])))}): correct them, "
+            f"{counted(len(several), 'sample')} of {seen.raws[0].source} "
+            f"{'is' if len(several) == 1 else 'are'} there "
+            f"with several labels ({listed(map(repr, (data.classes[k] for k in several[0])))}): "
+            "correct them, "
             "unless they are different samples that look alike"
         )
 
 
 def _names_of_missing(seen: SeenData) -> Iterator[str]:
-    """Name classes, groups, domains and subjects that probably mark missing values: unknown, -999, 99."""
+    """Name classes, groups, domains and subjects that probably mark missing values: unknown, -999,
+    99.
+    """
     made, raws = seen.data, seen.raws
     known = [raw.subject for raw in raws if raw.subject is not None]
-    subjects = np.unique(np.concatenate(known)).astype(np.str_).tolist() if len(known) == len(raws) else []
+    subjects = (
+        np.unique(np.concatenate(known)).astype(np.str_).tolist() if len(known) == len(raws) else []
+    )
     owners = (("group", made.groups), ("domain", made.domains), ("subject", subjects))
     for what, names in (*owners, *seen.names):
         marks = _TOTALS if what.startswith("category") else _UNKNOWN | _TOTALS
         found = [name for name in names if name.strip().casefold() in marks]
-        if what not in dict(owners) and names and all(re.fullmatch(r"-?\d{1,18}", name) for name in names):
+        if (
+            what not in dict(owners)
+            and names
+            and all(re.fullmatch(r"-?\d{1,18}", name) for name in names)
+        ):
             rest = [int(name) for name in names if not _MARK.fullmatch(name)] or [0]
             least, most = min(rest) - 1, max(rest) + 1
             apart = [name for name in names if not least <= int(name) <= most]
@@ -453,10 +605,13 @@ def _names_of_missing(seen: SeenData) -> Iterator[str]:
             found += ["-1"] * ({"-1", "0", "1", "2"} <= {*names} and "-2" not in names)
         if what == "subject" and len(names) >= _FEW:
             (one, most), (_, second) = Counter(np.concatenate(known).tolist()).most_common(2)
-            found += [str(one)] * (most >= _SMALL and most > _CROWDED * second and str(one) not in found)
+            found += [str(one)] * (
+                most >= _SMALL and most > _CROWDED * second and str(one) not in found
+            )
         if found:
             yield (
-                f"{what} {listed(map(repr, found))} of {raws[0].source} seems to mark missing values or a row of "
+                f"{what} {listed(map(repr, found))} of {raws[0].source} seems to mark missing "
+                "values or a row of "
                 "totals: leave such rows out, or say so with --missing"
             )
 
@@ -474,13 +629,16 @@ def _nearly_alike(seen: SeenData) -> Iterator[str]:
     ]
     if pairs:
         yield (
-            f"class {listed(f'{one!r} is nearly {other!r}' for one, other in pairs)} in {seen.raws[0].source}: correct "
+            f"class {listed(f'{one!r} is nearly {other!r}' for one, other in pairs)} in "
+            f"{seen.raws[0].source}: correct "
             "it if it is a slip"
         )
 
 
 def _one_letter(one: str, other: str) -> bool:
-    """Return whether words differ by one letter that is missing, too many, or another; atypical is not typical."""
+    """Return whether words differ by one letter that is missing, too many, or another; atypical is
+    not typical.
+    """
     short, long = sorted((one.casefold(), other.casefold()), key=len)
     at = next((k for k, letter in enumerate(short) if letter != long[k]), len(short))
     same = len(short) == len(long)
@@ -492,7 +650,9 @@ def _one_letter(one: str, other: str) -> bool:
 
 
 def _files_of_patients(seen: SeenData) -> Iterator[str]:
-    """Say that samples are slices of the same files, or that most names of files begin like a few others'."""
+    """Say that samples are slices of the same files, or that most names of files begin like a few
+    others'.
+    """
     raws = seen.raws
     if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
         return
@@ -500,16 +660,20 @@ def _files_of_patients(seen: SeenData) -> Iterator[str]:
     if several := {file: n for file, n in files.items() if n > 1}:
         count, name = counted(len(several), "file"), next(iter(several)).name
         yield (
-            f"{sum(several.values()):,} images of {raws[0].source} are parts of only {count}, such as {name}, so one "
-            "file may be in training and in the test: name the column of patients or files by --subject-column"
+            f"{sum(several.values()):,} images of {raws[0].source} are parts of only {count}, such "
+            f"as {name}, so one "
+            "file may be in training and in the test: name the column of patients or files by "
+            "--subject-column"
         )
     stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
     found = Counter(m[1] for stem in stems if (m := re.fullmatch(r"(.*\d.*)[ _.-][^ _.-]*", stem)))
     alike = {name: n for name, n in found.items() if n > 1}
     if len(alike) >= _FEW and sum(alike.values()) >= _MOST * len(stems):
         yield (
-            f"{sum(alike.values()):,} images of {raws[0].source} have names that begin in {len(alike):,} ways, such as "
-            f"{next(iter(alike))}: if these are patients, list the files in a table, and name the column of patients "
+            f"{sum(alike.values()):,} images of {raws[0].source} have names that begin in "
+            f"{len(alike):,} ways, such as "
+            f"{next(iter(alike))}: if these are patients, list the files in a table, and name the "
+            "column of patients "
             "by --subject-column, so that none is in training and in the test"
         )
 
@@ -524,22 +688,28 @@ def _small_groups(seen: SeenData) -> Iterator[str]:
     middle = int(np.median(sizes))
     if len(sizes) >= _FEW and (middle < _SMALL or _named_id(column)):
         yield (
-            f"--group-column {column} makes {len(sizes):,} silos, half of them with {middle:,} rows or fewer, and each "
-            "has rows in training and in the test: if it says whom a row is about (a patient, a device), name it by "
+            f"--group-column {column} makes {len(sizes):,} silos, half of them with {middle:,} "
+            "rows or fewer, and each "
+            "has rows in training and in the test: if it says whom a row is about (a patient, a "
+            "device), name it by "
             "--subject-column instead, which keeps all rows of one in one part"
         )
 
 
 def _given_tests(seen: SeenData) -> Iterator[str]:
-    """Say how many rows of a given test part are about subjects of training, or not later than training."""
+    """Say how many rows of a given test part are about subjects of training, or not later than
+    training.
+    """
     train, test = seen.data.train, seen.data.test
     if seen.given and train.subject is not None and test.subject is not None:
         both = torch.isin(test.subject, train.subject)
         if both.any():
             people = counted(len(np.unique(test.subject[both].cpu())), "subject")
             yield (
-                f"{both.sum():,} of {len(test):,} test rows are about {people} of training, so the test is too easy: "
-                "take them out of one part, or leave out the test part, and Ekiden holds out whole subjects"
+                f"{both.sum():,} of {len(test):,} test rows are about {people} of training, so the "
+                "test is too easy: "
+                "take them out of one part, or leave out the test part, and Ekiden holds out whole "
+                "subjects"
             )
     if seen.given and train.time is not None and test.time is not None:
         early = int((test.time <= train.time.max()).sum())
@@ -550,8 +720,8 @@ def _given_tests(seen: SeenData) -> Iterator[str]:
 def _rows_in_both(seen: SeenData) -> Iterator[str]:
     """Say how many test rows equal a training row.
 
-    Of a test part that was drawn from rows, only copies of images, or of rows that a single column tells apart, are not
-    chance.
+    Of a test part that was drawn from rows, only copies of images, or of rows that a single column
+    tells apart, are not chance.
     """
     train, test = seen.data.train, seen.data.test
     if seen.prints is None:
@@ -566,12 +736,17 @@ def _rows_in_both(seen: SeenData) -> Iterator[str]:
     else:
         fine = seen.given and len(known) >= ROWS_DIFFER * len(rows)
         expected = len(rows) * len(own) * max(chance(train.x), twice(known) if fine else 0.0)
-        x = train.x  # equal samples are copies if they are images or signals, or rows that one column tells apart
-        apart = x.ndim > 2 or any(len(np.unique(column)) >= _NEARLY * len(known) for column in x.cpu().numpy().T)
+        # equal samples are copies if they are images or signals, or rows that one column tells
+        # apart
+        x = train.x
+        apart = x.ndim > 2 or any(
+            len(np.unique(column)) >= _NEARLY * len(known) for column in x.cpu().numpy().T
+        )
         copies = (fine or (apart and x.dtype != torch.int64)) and improbable(equal, expected)
     if copies:
         yield (
-            f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: take out rows that "
+            f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: "
+            "take out rows that "
             "are twice"
         )
 
@@ -594,18 +769,27 @@ def _stored_again(seen: SeenData) -> Iterator[str]:
     found = int(((near[:, 0] <= _LEVELS) & (near[:, 0] * _NEARER <= near[:, 1])).sum())
     if found >= max(2, _SEVERAL * len(rows)):
         yield (
-            f"{found:,} of {len(rows):,} test images of {seen.source} that were looked at are nearly a training image, "
+            f"{found:,} of {len(rows):,} test images of {seen.source} that were looked at are "
+            "nearly a training image, "
             "as if it was compressed again: take out pictures that are twice"
         )
 
 
 def _lone_subjects(seen: SeenData) -> Iterator[str]:
     """Say that a column of subjects keeps no rows together, because it names visits or samples."""
-    column, named = seen.reading.subject_column, [raw.subject for raw in seen.raws if raw.subject is not None]
+    column, named = (
+        seen.reading.subject_column,
+        [raw.subject for raw in seen.raws if raw.subject is not None],
+    )
     rows = sum(map(len, named))
-    if rows >= _MANY and _RECORDS.search(column.lower()) and len(np.unique(np.concatenate(named))) == rows:
+    if (
+        rows >= _MANY
+        and _RECORDS.search(column.lower())
+        and len(np.unique(np.concatenate(named))) == rows
+    ):
         yield (
-            f"each row of {seen.source} has its own value in --subject-column {column}, so no rows are kept together: "
+            f"each row of {seen.source} has its own value in --subject-column {column}, so no rows "
+            "are kept together: "
             "name the column that says whom they are about"
         )
 
@@ -617,14 +801,31 @@ def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
     if isinstance(seen.data.task, Classification) and strange.any():
         names = [repr(seen.data.classes[k]) for k in np.unique(test.y[strange].cpu())]
         yield (
-            f"{int(strange.sum()):,} of {len(test):,} test rows are of classes without a training row "
+            f"{int(strange.sum()):,} of {len(test):,} test rows are of classes without a training "
+            "row "
             f"({listed(names)}), which a model cannot learn: check the names of classes in both"
         )
 
 
 _DOUBTS = (
-    *(_ids, _splits, _rare_labels, _copied_labels, _two_labels, _equal_columns, _times_without_events),
-    *(_names_alike, _names_of_missing, _nearly_alike, _files_of_patients, _small_groups, _given_tests, _rows_in_both),
+    *(
+        _ids,
+        _splits,
+        _rare_labels,
+        _copied_labels,
+        _two_labels,
+        _equal_columns,
+        _times_without_events,
+    ),
+    *(
+        _names_alike,
+        _names_of_missing,
+        _nearly_alike,
+        _files_of_patients,
+        _small_groups,
+        _given_tests,
+        _rows_in_both,
+    ),
     *(_classes_in_test_only, _bare_samples, _odd_texts, _told_by_words, _same_samples),
     *(_joined_names, _lone_subjects, _subjects_written_alike, _repeated_rows, _stored_again),
     *MORE_DOUBTS,

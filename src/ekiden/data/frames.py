@@ -1,4 +1,6 @@
-"""Read tables of all kinds as Arrow tables: Parquet, CSV and Feather files, frames, data sets of Hugging Face."""
+"""Read tables of all kinds as Arrow tables: Parquet, CSV and Feather files, frames, data sets of
+Hugging Face.
+"""
 
 import json
 import re
@@ -18,7 +20,9 @@ from ekiden.data.undecoded import composed
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _INDEX, _NOT_READ = "the index", "of a frame is not read: make it a column by frame.reset_index()"
 _DELIMITERS = ",;\t|"
-_VALUE = re.compile(r"[+-]?\d*[.,]\d+([eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*")  # a cell, hardly a column's name
+_VALUE = re.compile(
+    r"[+-]?\d*[.,]\d+([eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*"
+)  # a cell, hardly a column's name
 _LINES = 2  # in a cell that may be rows
 _HEAD = 1 << 16  # bytes from which we learn how a text file is written
 _UNSEEN = " \t\r\n\u00a0\u200b\ufeff"  # characters around a name that nobody sees
@@ -37,17 +41,32 @@ def arrow(source: Any, what: str) -> Any:
         reader = _of_columns if isinstance(source, dict) else _reader(source)
         if reader is None:
             kind = type(source).__name__
-            raise UserError(f"{what} cannot be of type {kind}: give a path, a frame or a dict of columns")
-        odd = [name for name, held in source.items() if getattr(held, "ndim", 1) > 1] if reader is _of_columns else []
+            raise UserError(
+                f"{what} cannot be of type {kind}: give a path, a frame or a dict of columns"
+            )
+        odd = (
+            [name for name, held in source.items() if getattr(held, "ndim", 1) > 1]
+            if reader is _of_columns
+            else []
+        )
         if odd:
-            raise UserError(f"{odd[0]!r} of {what} is an array, not a column: give arrays as a pair, (inputs, labels)")
+            raise UserError(
+                f"{odd[0]!r} of {what} is an array, not a column: give arrays as a pair, (inputs, "
+                "labels)"
+            )
         try:
             table = reader(source)
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise UserError(
-                f"{what} cannot be read: {first(error)}; give columns of equal length, each with values of one type"
+                f"{what} cannot be read: {first(error)}; give columns of equal length, each with "
+                "values of one type"
             ) from None
-    table = _named(table.rename_columns(seen(table.column_names)).replace_schema_metadata(table.schema.metadata), what)
+    table = _named(
+        table.rename_columns(seen(table.column_names)).replace_schema_metadata(
+            table.schema.metadata
+        ),
+        what,
+    )
     twice = [name for name in table.column_names if table.column_names.count(name) > 1]
     if twice:
         raise UserError(f"{what} has two columns called {twice[0]!r}: rename one")
@@ -57,7 +76,9 @@ def arrow(source: Any, what: str) -> Any:
 
 
 def seen(names: Iterable[str]) -> list[str]:
-    """Return names of columns as they are shown: one form of each character, and nothing unseen around them."""
+    """Return names of columns as they are shown: one form of each character, and nothing unseen
+    around them.
+    """
     return [name.strip(_UNSEEN) for name in composed(names)]
 
 
@@ -67,7 +88,10 @@ def first(error: Exception) -> str:
 
 
 def _of_columns(columns: dict[str, Any]) -> Any:
-    plain = {name: values.tolist() if type(values).__name__ == "Tensor" else values for name, values in columns.items()}
+    plain = {
+        name: values.tolist() if type(values).__name__ == "Tensor" else values
+        for name, values in columns.items()
+    }
     return pa.table({name: _unmixed(values) for name, values in plain.items()})
 
 
@@ -81,8 +105,15 @@ def _of_pandas(frame: Any) -> Any:
 def _of_hub(source: Any) -> Any:
     """Read a data set of Hugging Face, whose features may name classes."""
     if getattr(source, "format", {}).get("type") == "custom":
-        tell("the transform of a data set of Hugging Face (set_transform) is not applied: use map instead")
-    table = source.with_format("arrow")[:] if hasattr(source, "num_rows") else pa.Table.from_pylist(list(source))
+        tell(
+            "the transform of a data set of Hugging Face (set_transform) is not applied: use map "
+            "instead"
+        )
+    table = (
+        source.with_format("arrow")[:]
+        if hasattr(source, "num_rows")
+        else pa.Table.from_pylist(list(source))
+    )
     known = source.features is not None and table.num_rows
     return table.replace_schema_metadata(source.features.arrow_schema.metadata) if known else table
 
@@ -123,12 +154,18 @@ def _file(path: Path) -> Any:
             raise UserError(f"{path} is not written in UTF-8: save it as CSV UTF-8") from None
         if "Empty CSV" in str(error):
             raise UserError(f"{path} has no row: it needs a header and rows") from None
-        kind = {".parquet": "Parquet", ".feather": "Feather", ".arrow": "Feather"}.get(suffix, "CSV")
-        raise UserError(f"{path} cannot be read as {kind}, copy or write it again ({first(error)})") from error
+        kind = {".parquet": "Parquet", ".feather": "Feather", ".arrow": "Feather"}.get(
+            suffix, "CSV"
+        )
+        raise UserError(
+            f"{path} cannot be read as {kind}, copy or write it again ({first(error)})"
+        ) from error
 
 
 def _of_pandas_file(table: Any) -> Any:
-    """Return the table without the index that pandas writes, and with its categories, which Parquet may lose."""
+    """Return the table without the index that pandas writes, and with its categories, which Parquet
+    may lose.
+    """
     try:
         told = json.loads((table.schema.metadata or {})[b"pandas"])["columns"]
         categories = [one["field_name"] for one in told if one["pandas_type"] == "categorical"]
@@ -136,7 +173,9 @@ def _of_pandas_file(table: Any) -> Any:
         categories = []
     for name in categories:
         if name in table.column_names and not pa.types.is_dictionary(table[name].type):
-            table = table.set_column(table.column_names.index(name), name, table[name].dictionary_encode())
+            table = table.set_column(
+                table.column_names.index(name), name, table[name].dictionary_encode()
+            )
     index = [name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)]
     if named := [str(kind) for name in index if not pa.types.is_integer(kind := table[name].type)]:
         tell(f"{_INDEX} ({listed(named)}) {_NOT_READ}")
@@ -145,9 +184,19 @@ def _of_pandas_file(table: Any) -> Any:
 
 def _without_mixtures(frame: Any) -> Any:
     """Return a pandas frame in which columns of several types, such as 1.5 and "n.d.", are text."""
-    mixed = {name: _unmixed(frame[name]) for name in frame.columns if frame.columns.tolist().count(name) == 1}
-    mixed = {name: values for name, values in mixed.items() if values is not frame[name] and isinstance(values, list)}
-    return frame.assign(**mixed) if mixed and all(isinstance(name, str) for name in mixed) else frame
+    mixed = {
+        name: _unmixed(frame[name])
+        for name in frame.columns
+        if frame.columns.tolist().count(name) == 1
+    }
+    mixed = {
+        name: values
+        for name, values in mixed.items()
+        if values is not frame[name] and isinstance(values, list)
+    }
+    return (
+        frame.assign(**mixed) if mixed and all(isinstance(name, str) for name in mixed) else frame
+    )
 
 
 def _unmixed(values: Any) -> Any:
@@ -155,14 +204,22 @@ def _unmixed(values: Any) -> Any:
     if str(getattr(values, "dtype", "object")) != "object" or not hasattr(values, "__iter__"):
         return values
     kinds = {type(value) for value in values if not _lost(value)}
-    if len(kinds) < 2 or str not in kinds or not all(issubclass(kind, str | int | float) for kind in kinds):
+    if (
+        len(kinds) < 2
+        or str not in kinds
+        or not all(issubclass(kind, str | int | float) for kind in kinds)
+    ):
         return values
     return [None if _lost(value) else str(value) for value in values]
 
 
 def _lost(value: Any) -> bool:
     """Return whether a value of Python is missing: None, NaN, or those of pandas."""
-    return value is None or (isinstance(value, float) and isnan(value)) or type(value).__name__ in ("NAType", "NaTType")
+    return (
+        value is None
+        or (isinstance(value, float) and isnan(value))
+        or type(value).__name__ in ("NAType", "NaTType")
+    )
 
 
 def _named(table: Any, what: str) -> Any:
@@ -176,14 +233,21 @@ def _named(table: Any, what: str) -> Any:
         if values in ([], numbers[:-1], numbers[1:]):
             table = table.remove_column(place)
             if values:
-                tell(f"column {place} of {what} holds row numbers under no name of its own: it is left out")
+                tell(
+                    f"column {place} of {what} holds row numbers under no name of its own: it is "
+                    "left out"
+                )
         elif not name:
-            raise UserError(f"column {place} of {what} (counted from 0) has no name: give it one, or remove it")
+            raise UserError(
+                f"column {place} of {what} (counted from 0) has no name: give it one, or remove it"
+            )
     return table
 
 
 def _text(path: Path) -> Any:
-    """Read a table of text from a text file. Its delimiter is found in the file; `Cells` finds what the text means."""
+    """Read a table of text from a text file. Its delimiter is found in the file; `Cells` finds what
+    the text means.
+    """
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -192,14 +256,22 @@ def _text(path: Path) -> Any:
         head.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if error.start < len(head) - 4:  # otherwise the last character is only cut in two
-            raise UserError(f"{path} is not written in UTF-8 (byte {error.start}): save it as CSV UTF-8") from None
+            raise UserError(
+                f"{path} is not written in UTF-8 (byte {error.start}): save it as CSV UTF-8"
+            ) from None
     if b"\0" in head:
         raise UserError(f"{path} is not a text file: give CSV, TSV, Parquet or Feather")
     lines = head.decode("utf-8-sig", errors="ignore").splitlines(keepends=True) or [""]
     told = re.fullmatch(r'"?sep=(.)"?\s*', lines[0])  # as Excel writes it
     header = lines[bool(told)] if len(lines) > bool(told) else ""
     bare = re.sub(r'"[^"]*"', "", header)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else told[1] if told else max(_DELIMITERS, key=bare.count)
+    delimiter = (
+        "\t"
+        if path.suffix.lower() == ".tsv"
+        else told[1]
+        if told
+        else max(_DELIMITERS, key=bare.count)
+    )
     width = len(next(csv_reader(lines[bool(told) :], delimiter=delimiter), []))
 
     def read(threads: bool) -> Any:
@@ -227,14 +299,24 @@ def _text(path: Path) -> Any:
         for lines in (cell.splitlines()[1:-1] for cell in several):
             if len(lines) >= _LINES and all(line.count(delimiter) == width - 1 for line in lines):
                 tell(
-                    f"a cell of column {name!r} of {path} holds {len(lines)} lines that look like rows "
+                    f"a cell of column {name!r} of {path} holds {len(lines)} lines that look like "
+                    "rows "
                     f"({lines[0][:40]!r}): check for a quotation mark that is not closed"
                 )
-    again = pc.indices_nonzero(pc.equal(table.column(0), table.column(0)[0])).to_pylist() if width > 1 else []
-    if row := next((row for row in again[1:] if all(c[row].as_py() == c[0].as_py() for c in table.columns)), 0):
+    again = (
+        pc.indices_nonzero(pc.equal(table.column(0), table.column(0)[0])).to_pylist()
+        if width > 1
+        else []
+    )
+    if row := next(
+        (row for row in again[1:] if all(c[row].as_py() == c[0].as_py() for c in table.columns)), 0
+    ):
         raise UserError(f"{path} has its header again in {row_text(row - 1)}: remove that row")
     if values := [name for name in names if _VALUE.fullmatch(name)]:
-        tell(f"a column of {path} is called {values[0]!r}: if its first row holds no names but values, add a header")
+        tell(
+            f"a column of {path} is called {values[0]!r}: if its first row holds no names but "
+            "values, add a header"
+        )
     return table.slice(1).rename_columns(names).replace_schema_metadata({DELIMITER: delimiter})
 
 
@@ -250,6 +332,7 @@ def _unlike_the_header(path: Path, width: int) -> Iterator[None]:
         row, cells = int(found[1]) - 2, counted(int(found[2]), "cell")
         above = "remove lines above the header, or " * (row < 2)
         raise UserError(
-            f"{path} has {cells} in {row_text(row)}, and its header names {counted(width, 'column')}: {above}correct "
+            f"{path} has {cells} in {row_text(row)}, and its header names "
+            f"{counted(width, 'column')}: {above}correct "
             "the row"
         ) from None

@@ -1,4 +1,6 @@
-"""Read what one source holds, undecoded: a path, a frame, or samples in Python; and find out which silo holds what."""
+"""Read what one source holds, undecoded: a path, a frame, or samples in Python; and find out which
+silo holds what.
+"""
 
 import os
 import re
@@ -54,7 +56,8 @@ def find(path: Path) -> tuple[Path, Path | None]:
     if path.is_file():
         if path.suffix.lower() not in READABLE:
             raise UserError(
-                f"{path} is not a .parquet file, and none of {', '.join(READABLE[1:])}: give one, or a folder of class "
+                f"{path} is not a .parquet file, and none of {', '.join(READABLE[1:])}: give one, "
+                "or a folder of class "
                 "folders."
             )
         sibling = path.with_name(path.name.replace("train", "test"))
@@ -67,15 +70,19 @@ def find(path: Path) -> tuple[Path, Path | None]:
 
 
 def files(table: Path, reading: Reading, usual: columns.Columns) -> Iterator[tuple[str, Path]]:
-    """Yield a table and the images that its rows name by path, each with its name next to the table."""
+    """Yield a table and the images that its rows name by path, each with its name next to the
+    table.
+    """
     yield "", table
     yield from ((name, split(table.parent / name)[0]) for name in _beside(table, reading, usual))
 
 
 def walked(root: Path, reading: Reading) -> tuple[list[tuple[str, Path]], Counter[str]]:
-    """Return the samples below a folder, each with its name inside (which holds the class), and count other files.
+    """Return the samples below a folder, each with its name inside (which holds the class), and
+    count other files.
 
-    Files in class folders that are not read may be samples in another format; they are counted by extension.
+    Files in class folders that are not read may be samples in another format; they are counted by
+    extension.
     """
     kind = columns.kind_of(reading)
     found, left = list[tuple[str, Path]](), Counter[str]()
@@ -91,7 +98,9 @@ def walked(root: Path, reading: Reading) -> tuple[list[tuple[str, Path]], Counte
 
 
 def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield the files below a folder, sorted, and those below links to folders that do not lead in a circle."""
+    """Yield the files below a folder, sorted, and those below links to folders that do not lead in
+    a circle.
+    """
     own = os.path.realpath(folder)
     if own in above:
         return
@@ -111,14 +120,20 @@ def no_image(folder: Path) -> str:
         return "it has no files"
     kinds = Counter(p.suffix.lower() or "none" for p in there).most_common(3)
     return (
-        f"the extensions of its {counted(len(there), 'file')} ({', '.join(kind for kind, _ in kinds)}) are none of "
+        f"the extensions of its {counted(len(there), 'file')} "
+        f"({', '.join(kind for kind, _ in kinds)}) are none of "
         f'{", ".join(sorted(SUFFIXES))}, and no file is DICOM by its header, "DICM" at byte 128'
     )
 
 
 def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
-    """Return the paths of images and masks in a table; none if it cannot be read, which `hold` reports."""
-    suffix, usually = table.suffix.lower(), (reading.image_column or "image", reading.image_column or usual.image)
+    """Return the paths of images and masks in a table; none if it cannot be read, which `hold`
+    reports.
+    """
+    suffix, usually = (
+        table.suffix.lower(),
+        (reading.image_column or "image", reading.image_column or usual.image),
+    )
     if suffix in arrays.SUFFIXES:
         return []
     try:
@@ -129,11 +144,17 @@ def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
                 return []
         if suffix != ".parquet":
             found = frames.arrow(table, str(table))
-            cells = [cell for name in _pictured(found, reading, usual) for cell in found[name].to_pylist()]
+            cells = [
+                cell
+                for name in _pictured(found, reading, usual)
+                for cell in found[name].to_pylist()
+            ]
         else:
             with pq.ParquetFile(table) as file:
                 head_ = file.schema_arrow.empty_table()
-                cells = [cell for name in _pictured(head_, reading, usual) for cell in _paths(file, name)]
+                cells = [
+                    cell for name in _pictured(head_, reading, usual) for cell in _paths(file, name)
+                ]
     except (pa.ArrowException, OSError, KeyError, UserError):
         return []
     names = {cell for cell in cells if isinstance(cell, str) and cell}
@@ -144,7 +165,9 @@ def _pictured(table: Any, reading: Reading, usual: columns.Columns) -> list[str]
     """Return the column of images, and those of labels, which may be masks; none without images."""
     image = columns.image_column(table, reading, usual)
     labels = reading.label_column or ("label",)
-    return [] if image is None else [image, *(name for name in labels if name in table.column_names)]
+    return (
+        [] if image is None else [image, *(name for name in labels if name in table.column_names)]
+    )
 
 
 def _paths(file: Any, name: str) -> list[Any]:
@@ -164,20 +187,27 @@ def read(root: Path, reading: Reading) -> Raw:
     """Read a folder of class folders or domain/class folders, in which each file is a sample."""
     (found, left), kind = walked(root, reading), columns.kind_of(reading)
     if not found and kind.suffixes:
-        raise UserError(f"{root} holds no {kind.words} ({', '.join(kind.suffixes)}): put files into class folders")
+        raise UserError(
+            f"{root} holds no {kind.words} ({', '.join(kind.suffixes)}): put files into class "
+            "folders"
+        )
     if not found:
-        raise UserError(f"{root} holds no image: {no_image(root)}. Put images into class folders (cat/1.png)")
+        raise UserError(
+            f"{root} holds no image: {no_image(root)}. Put images into class folders (cat/1.png)"
+        )
     levels = {name.count("/") for name, _ in found}
     if levels not in ({1}, {2}):
         where = f"in {root.name} itself" if levels == {0} else f"at {len(levels)} levels"
         raise UserError(
-            f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class folders "
+            f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class "
+            "folders "
             f"(photo/cat/1.png); found {len(found)} {kind.words} {where}."
         )
     parts = [name.split("/") for name, _ in found]
     if levels == {2} and len(named := {p[0] for p in parts if p[0].lower() in PARTS}) > 1:
         raise UserError(
-            f"the folders {listed(sorted(named))} of {root} are parts of one data set, and none is called train: call "
+            f"the folders {listed(sorted(named))} of {root} are parts of one data set, and none is "
+            "called train: call "
             "the training part train, and the test part test"
         )
     inside = dict.fromkeys((p[0], p[-2]) for p in parts)
@@ -188,13 +218,18 @@ def read(root: Path, reading: Reading) -> Raw:
     ):
         domain, name = next(iter(inside))
         tell(
-            f"the folders in {root}/{domain} are read as classes ({name!r}), and no other folder has one of these: if "
-            "they are patients, list the files in a table, with the columns image and label and --subject-column"
+            f"the folders in {root}/{domain} are read as classes ({name!r}), and no other folder "
+            "has one of these: if "
+            "they are patients, list the files in a table, with the columns image and label and "
+            "--subject-column"
         )
     if left:
         kinds = ", ".join(name for name, _ in left.most_common(5))
         verb = "is" if left.total() == 1 else "are"
-        tell(f"{counted(left.total(), 'file')} below {root} {verb} not read as {kind.words} ({kinds})")
+        tell(
+            f"{counted(left.total(), 'file')} below {root} {verb} not read as {kind.words} "
+            f"({kinds})"
+        )
     return Raw(
         source=str(root),
         images=[file for _, file in found],
@@ -208,10 +243,13 @@ def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
     """Refuse folders of tables, and a class or domain without any image: its name would vanish."""
     folders = [part for part in parts if part.is_dir()]
     images = [name.split("/")[:-1] for part in folders for name, _ in walked(part, reading)[0]]
-    tables = [path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES]
+    tables = [
+        path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES
+    ]
     if tables and not images:
         raise UserError(
-            f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one of them, or give the folder as --silos "
+            f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one of them, or give the "
+            "folder as --silos "
             "if each is a silo"
         )
     depth = max((len(above) for above in images), default=0)
@@ -222,7 +260,8 @@ def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
                 inside = found.relative_to(part).parts
                 if found.name not in known and not any(name.startswith(_HIDDEN) for name in inside):
                     raise UserError(
-                        f"the folder {found} holds no image ({no_image(found)}), so {found.name!r} would be empty: put "
+                        f"the folder {found} holds no image ({no_image(found)}), so {found.name!r} "
+                        "would be empty: put "
                         "images there, or remove the folder"
                     )
 
@@ -244,26 +283,41 @@ Source: TypeAlias = tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | Sample
 
 
 def raw_of(source: Any, what: str) -> Raw:
-    """Return the samples of arrays (x, y), of `Samples`, or of a map-style dataset of pairs; `what` names them."""
+    """Return the samples of arrays (x, y), of `Samples`, or of a map-style dataset of pairs; `what`
+    names them.
+    """
     if isinstance(source, Samples):
         raw = _raw(source.x, source.y, what, source.classes)
-        subject, time = (_for_each(getattr(source, part), raw, part) for part in ("subject", "time"))
+        subject, time = (
+            _for_each(getattr(source, part), raw, part) for part in ("subject", "time")
+        )
         if subject is not None and subject.dtype.kind == "f":
             raise UserError(f"subject of {what} holds fractions: number the subjects by integers")
         return replace(raw, subject=subject, time=time)
     if isinstance(source, tuple) and len(source) == 2:
         x, y = source
-        if np.ndim(y) == 0 and isinstance(y, Tensor | int | np.integer) and not isinstance(x, int | float | np.number):
+        if (
+            np.ndim(y) == 0
+            and isinstance(y, Tensor | int | np.integer)
+            and not isinstance(x, int | float | np.number)
+        ):
             raise UserError(
-                f"{what} is one sample, not many: give (inputs, labels) with one row and one label for each sample, or "
+                f"{what} is one sample, not many: give (inputs, labels) with one row and one label "
+                "for each sample, or "
                 "divide a data set with ekiden.split"
             )
         if _array_like(x) and _array_like(y):
             numbers = _array(x, what)
             if isinstance(numbers, np.ndarray) and numbers.dtype.kind not in "biuf":
-                raise UserError(f"{what} holds {numbers.dtype} as inputs: give numbers, or a frame of texts")
+                raise UserError(
+                    f"{what} holds {numbers.dtype} as inputs: give numbers, or a frame of texts"
+                )
             return _raw(torch.as_tensor(numbers), _array(y, what), what)
-    if isinstance(source, list) and len(source) == 2 and all(hasattr(p, "__array__") and np.ndim(p) for p in source):
+    if (
+        isinstance(source, list)
+        and len(source) == 2
+        and all(hasattr(p, "__array__") and np.ndim(p) for p in source)
+    ):
         raise UserError(f"{what} is a list of two arrays: give a pair, (inputs, labels)")
     if isinstance(source, tuple) and any(hasattr(part, "toarray") for part in source):
         raise UserError(f"{what} holds a sparse matrix: give matrix.toarray()")
@@ -271,16 +325,24 @@ def raw_of(source: Any, what: str) -> Raw:
 
 
 def _raw(x: Tensor, y: Any, what: str, classes: tuple[str, ...] = ()) -> Raw:
-    names = isinstance(y, np.ndarray) and y.ndim == 1 and len(y) > 0 and all(isinstance(label, str) for label in y)
+    names = (
+        isinstance(y, np.ndarray)
+        and y.ndim == 1
+        and len(y) > 0
+        and all(isinstance(label, str) for label in y)
+    )
     try:
         label = y.astype(np.str_) if names else torch.as_tensor(y).cpu().numpy()
     except TypeError:
-        raise UserError(f"{what} holds {y.dtype} as labels: give integers, numbers or names") from None
+        raise UserError(
+            f"{what} holds {y.dtype} as labels: give integers, numbers or names"
+        ) from None
     tokens = not names and isinstance(inferred(torch.as_tensor(label), x), LanguageModelling)
     x = x.long() if tokens else _inputs(x, what)
     if len(label) != len(x):
         raise UserError(
-            f"{what} has {len(x)} samples and {len(label)} labels: it must hold {len(x)} integers or other labels"
+            f"{what} has {len(x)} samples and {len(label)} labels: it must hold {len(x)} integers "
+            "or other labels"
         )
     return Raw(what, x, label, classes=classes, kind=Arrays, given=True)
 
@@ -296,7 +358,8 @@ def _for_each(values: Any, raw: Raw, part: str) -> NDArray[Any] | None:
         raise UserError(f"{what} must be numbers ({error}): number names first") from None
     if numbers.shape != (len(raw),) or not torch.isfinite(numbers).all():
         raise UserError(
-            f"{what} has shape {tuple(numbers.shape)}: give one finite number for each of {len(raw)} samples"
+            f"{what} has shape {tuple(numbers.shape)}: give one finite number for each of "
+            f"{len(raw)} samples"
         )
     return (numbers if numbers.is_floating_point() else numbers.long()).cpu().numpy()
 
@@ -319,10 +382,18 @@ def _array(part: Any, what: str) -> Any:
         array = np.asarray(part)
         array = np.char.decode(array) if array.dtype.kind == "S" else array
     except ValueError:
-        raise UserError(f"{what} holds rows of different lengths: give each sample the same shape") from None
+        raise UserError(
+            f"{what} holds rows of different lengths: give each sample the same shape"
+        ) from None
     if array.dtype == object and not all(isinstance(value, str) for value in array.flat):
-        raise UserError(f"{what} holds values that are not numbers: give numbers, or name the columns to use")
-    foreign = not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable
+        raise UserError(
+            f"{what} holds values that are not numbers: give numbers, or name the columns to use"
+        )
+    foreign = (
+        not array.dtype.isnative
+        or any(stride < 0 for stride in array.strides)
+        or not array.flags.writeable
+    )
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C") if foreign else array
 
 
@@ -330,38 +401,62 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
     """Return the samples and labels of pairs."""
     wanted = f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers, names or masks"
     if type(pairs).__name__ == "DataLoader":
-        raise UserError(f"{what} is a DataLoader, which deals out batches: give its samples, loader.dataset")
+        raise UserError(
+            f"{what} is a DataLoader, which deals out batches: give its samples, loader.dataset"
+        )
     if isinstance(pairs, Dataset):
-        raise UserError(f"{what} is a data set: give what you loaded (its path or frame), or its samples, data.train")
+        raise UserError(
+            f"{what} is a data set: give what you loaded (its path or frame), or its samples, "
+            "data.train"
+        )
     if isinstance(pairs, tuple) and len(pairs) == 2 and hasattr(pairs[1], "columns"):
         raise UserError(f"{what} is a name with a frame: give a dict by names, dict(list(groups))")
     try:
-        items = [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else [*iter(pairs)]
-        if odd := next((item for item in items if not isinstance(item, tuple | list) or len(item) != 2), None):
+        items = (
+            [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else [*iter(pairs)]
+        )
+        if odd := next(
+            (item for item in items if not isinstance(item, tuple | list) or len(item) != 2), None
+        ):
             parts = f" of {len(odd)} parts" if hasattr(odd, "__len__") else ""
             raise UserError(f"{wanted}, not samples of type {type(odd).__name__}{parts}.")
-        xs, ys = [x for x, _ in items], [np.array(y) if isinstance(y, Image.Image) else y for _, y in items]
+        xs, ys = (
+            [x for x, _ in items],
+            [np.array(y) if isinstance(y, Image.Image) else y for _, y in items],
+        )
         named = bool(ys) and all(isinstance(y, str) for y in ys)
         labels = np.array(ys, dtype=np.str_) if named else _numbers(ys)
         if xs and all(isinstance(x, Image.Image) for x in xs):
-            return decode([[Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)]], Images())[0], labels
+            return decode(
+                [[Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)]], Images()
+            )[0], labels
         tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
     except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
         raise UserError(f"{wanted} ({error}).") from error
-    if any(_differ(items[k][0], pairs[k][0]) for k in range(min(len(items), _AGAIN)) if hasattr(pairs, "__len__")):
+    if any(
+        _differ(items[k][0], pairs[k][0])
+        for k in range(min(len(items), _AGAIN))
+        if hasattr(pairs, "__len__")
+    ):
         tell(
-            f"samples of {what} differ each time they are read, and are read once: leave out random changes, and "
+            f"samples of {what} differ each time they are read, and are read once: leave out "
+            "random changes, and "
             "let augment= make them in each epoch"
         )
     shapes = {tuple(x.shape) for x in tensors}
     if len(shapes) > 1:
-        raise UserError(f"samples of {what} differ in shape ({', '.join(map(str, sorted(shapes)[:3]))}): resize them.")
+        raise UserError(
+            f"samples of {what} differ in shape ({', '.join(map(str, sorted(shapes)[:3]))}): "
+            "resize them."
+        )
     return (torch.stack(tensors) if tensors else torch.empty(0)), labels
 
 
 def _differ(one: Any, again: Any) -> bool:
     """Return whether a sample is another when it is read again."""
-    return np.shape(one) != np.shape(again) or not np.array_equal(np.asarray(one), np.asarray(again), equal_nan=True)
+    return np.shape(one) != np.shape(again) or not np.array_equal(
+        np.asarray(one), np.asarray(again), equal_nan=True
+    )
 
 
 def _numbers(ys: Sequence[Any]) -> Tensor:
@@ -379,7 +474,8 @@ def _inputs(x: Tensor, what: str) -> Tensor:
     if not x.is_floating_point() and x.ndim > 1 and len(x):
         kind = str(x.dtype).removeprefix("torch.")
         raise UserError(
-            f"{what} has {kind} x of shape {tuple(x.shape)}: give uint8 images (n, C, H, W) or float values."
+            f"{what} has {kind} x of shape {tuple(x.shape)}: give uint8 images (n, C, H, W) or "
+            "float values."
         )
     return noticed(arrays.encode(x, what), what)
 
@@ -399,37 +495,57 @@ class Holding:
 
 
 def hold(
-    source: Any, reading: Reading, name: str = "", what: str = "", usual: columns.Columns = columns.USUAL
+    source: Any,
+    reading: Reading,
+    name: str = "",
+    what: str = "",
+    usual: columns.Columns = columns.USUAL,
 ) -> Holding:
     """Read a path, a frame, or samples that are already in Python, which messages call `what`.
 
     `usual` are names of columns that mean something if `reading` does not say so.
     """
     what = what or (f"silo {name}" if name else "the table")
-    if type(source) is dict and any(isinstance(part, Tensor) and part.ndim != 1 for part in source.values()):
-        raise UserError(f"{what} is a dict of tensors ({', '.join(source)}): give (inputs, labels), a pair of them")
+    if type(source) is dict and any(
+        isinstance(part, Tensor) and part.ndim != 1 for part in source.values()
+    ):
+        raise UserError(
+            f"{what} is a dict of tensors ({', '.join(source)}): give (inputs, labels), a pair of "
+            "them"
+        )
     if frames.is_frame(source) or type(source) is dict:
         return Holding(name, columns.samples(frames.arrow(source, what), what, reading, usual))
     if not isinstance(source, str | PathLike):
         if isinstance(source, dict):
             raise UserError(
-                f"{what} is a {type(source).__name__} of {', '.join(source)}: give one of its parts, as in "
+                f"{what} is a {type(source).__name__} of {', '.join(source)}: give one of its "
+                "parts, as in "
                 'data["train"]'
             )
         if reading.names_columns or reading.sample_kind or reading.schema:
-            raise UserError(f"{what} is {type(source).__name__}, which has no columns: give a frame, a path or a dict")
+            raise UserError(
+                f"{what} is {type(source).__name__}, which has no columns: give a frame, a path or "
+                "a dict"
+            )
         return Holding(name, raw_of(source, what))
     path = Path(source).expanduser()
     parts = [part for part in find(path) if part is not None]
     check_class_folders(parts, reading)
     if path.is_dir():
-        more = [part for part in path.iterdir() if parts[0] != path and part.stem.lower() in PARTS[2:]]
+        more = [
+            part for part in path.iterdir() if parts[0] != path and part.stem.lower() in PARTS[2:]
+        ]
     else:
-        named = [path.with_name(path.name.replace("train", part)) for part in PARTS[2:] if "train" in path.name]
+        named = [
+            path.with_name(path.name.replace("train", part))
+            for part in PARTS[2:]
+            if "train" in path.name
+        ]
         more = [part for part in named if part.is_file() and part != path]
     if more:
         tell(
-            f"{listed(sorted(more))} is not read: validation samples are taken from the training part; call a part "
+            f"{listed(sorted(more))} is not read: validation samples are taken from the training "
+            "part; call a part "
             "test to measure models on it"
         )
     return Holding(name, *(read_part(part, reading, usual) for part in parts))
@@ -439,7 +555,9 @@ def read_part(part: Path, reading: Reading, usual: columns.Columns = columns.USU
     """Read the training part or the test part of a source."""
     if not part.is_dir() and part.suffix.lower() not in arrays.SUFFIXES:
         return columns.samples(frames.arrow(part, str(part)), str(part), reading, usual)
-    if (part / f"{reading.array_column or 'x'}.npy").is_file():  # arrays side by side, as in x.npy and y.npy
+    if (
+        part / f"{reading.array_column or 'x'}.npy"
+    ).is_file():  # arrays side by side, as in x.npy and y.npy
         each = {file.stem: arrays.read(file)["x"] for file in sorted(part.glob("*.npy"))}
         found = _of_arrays(each, str(part), reading)
     elif part.is_dir() and reading.names_columns:
@@ -447,7 +565,9 @@ def read_part(part: Path, reading: Reading, usual: columns.Columns = columns.USU
     elif part.is_dir():
         found = read(part, reading)
     elif reading.sample_kind:
-        raise UserError(f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind")
+        raise UserError(
+            f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind"
+        )
     else:
         found = _of_arrays(arrays.read(part), str(part), reading)
     if reading.schema:
@@ -459,20 +579,34 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
     """Take samples, labels and owners out of arrays, by their names."""
     sample, labels = reading.array_column or "x", reading.label_column or ("y", "label")
     label = next((name for name in labels if name in found), labels[0])
-    named = (reading.group_column, reading.domain_column, reading.subject_column, reading.time_column)
+    named = (
+        reading.group_column,
+        reading.domain_column,
+        reading.subject_column,
+        reading.time_column,
+    )
     wanted = {sample: " of samples (--array-column)", label: " of labels (--label-column)"}
     for name in (sample, label, *filter(None, named)):
         if name not in found:
-            raise UserError(f"{source} has no array {name!r}{wanted.get(name, '')}: it has {', '.join(found)}")
+            raise UserError(
+                f"{source} has no array {name!r}{wanted.get(name, '')}: it has {', '.join(found)}"
+            )
     x, y = found[sample], found[label]
     if y.dtype.kind in "SO":
         raise UserError(f"labels in {source} are {y.dtype}: write them as integers, numbers or str")
-    y = y.astype(np.int64) if y.dtype.kind in "iub" else y.astype(np.float64) if y.dtype.kind == "f" else y
+    y = (
+        y.astype(np.int64)
+        if y.dtype.kind in "iub"
+        else y.astype(np.float64)
+        if y.dtype.kind == "f"
+        else y
+    )
     owners = [name or usual for name, usual in zip(named, ("group", "domain", "", ""), strict=True)]
     for name in (label, *owners):
         if name in found and len(found[name]) != len(x):
             raise UserError(
-                f"{source} holds {len(x)} samples and {len(found[name])} values in {name!r}: give one for each"
+                f"{source} holds {len(x)} samples and {len(found[name])} values in {name!r}: give "
+                "one for each"
             )
     try:
         owned = pa.table({name: found[name] for name in owners if name in found})
@@ -482,10 +616,14 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         ) from None
     cells = Cells(owned, source, reading.writing, [])
     group, domain, subject = (
-        columns.names_of(owned, name, source, cells) if name in found else None for name in owners[:3]
+        columns.names_of(owned, name, source, cells) if name in found else None
+        for name in owners[:3]
     )
     if unused := sorted({*found} - {sample, *labels, *filter(None, owners)}):
-        tell(f"{source} holds {', '.join(unused)}, which nothing uses: say what they mean, as by --subject-column")
+        tell(
+            f"{source} holds {', '.join(unused)}, which nothing uses: say what they mean, as by "
+            "--subject-column"
+        )
     pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
     given = torch.from_numpy(np.array(x)) if pictures else arrays.encode(x, source)
     return Raw(
@@ -504,14 +642,16 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
 def named_silos(given: Sequence[str]) -> dict[str, Path]:
     """Return the files or folders of silos, by the silos' names.
 
-    Their paths are given, each with or without a name as in north=n.csv; or one folder that holds a file or a folder
-    for each; or one TOML file that names them.
+    Their paths are given, each with or without a name as in north=n.csv; or one folder that holds a
+    file or a folder for each; or one TOML file that names them.
     """
     named = [_apart(text) for text in given]
     paths = [path for _, path in named]
     for path in paths:
         if not path.exists():
-            raise UserError(f"there is no file or folder {str(path)!r}: give the files or folders of the silos")
+            raise UserError(
+                f"there is no file or folder {str(path)!r}: give the files or folders of the silos"
+            )
     if len(paths) == 1 and paths[0].suffix == ".toml":
         return _from_toml(paths[0])
     if len(paths) == 1 and paths[0].is_dir():
@@ -519,12 +659,16 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
         shown = [p for p in inside if not p.name.startswith(_HIDDEN) and p.name not in _CLUTTER]
         found = [p for p in shown if p.is_dir() or p.suffix.lower() in READABLE]
         if not found:
-            raise UserError(f"{paths[0]} holds no folder and no file of a silo: put one for each silo there")
+            raise UserError(
+                f"{paths[0]} holds no folder and no file of a silo: put one for each silo there"
+            )
         if left := [p.name for p in shown if p not in found]:
             tell(f"{counted(len(left), 'file')} in {paths[0]} not read as a silo: {listed(left)}")
         paths = found
     if len(paths) == 1:
-        raise UserError(f"a federation needs two silos or more: {paths[0]} alone is one data set (--data)")
+        raise UserError(
+            f"a federation needs two silos or more: {paths[0]} alone is one data set (--data)"
+        )
     stems = [silo_name(p.name if p.is_dir() else p.stem) for p in paths]
     if len(set(stems)) < len(stems):
         stems = [silo_name(f"{p.parent.name}-{s}") for p, s in zip(paths, stems, strict=True)]
@@ -539,7 +683,9 @@ def written(found: Mapping[str, Path]) -> tuple[str, ...]:
 
 
 def located_silo(text: str) -> str:
-    """Return a silo as the user writes it, with or without a name, so that it means the same in every folder."""
+    """Return a silo as the user writes it, with or without a name, so that it means the same in
+    every folder.
+    """
     name, path = _apart(text)
     return f"{name}={path.absolute()}" if name else str(path.absolute())
 
@@ -564,9 +710,17 @@ def _from_toml(path: Path) -> dict[str, Path]:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     found = values.get("silos")
-    if set(values) != {"silos"} or not isinstance(found, dict) or not all(isinstance(p, str) for p in found.values()):
-        raise UserError(f'{path} must name the silos in one table, as in [silos] north = "north.csv"')
-    made = _unlike([(silo_name(name), path.parent / Path(p).expanduser()) for name, p in found.items()])
+    if (
+        set(values) != {"silos"}
+        or not isinstance(found, dict)
+        or not all(isinstance(p, str) for p in found.values())
+    ):
+        raise UserError(
+            f'{path} must name the silos in one table, as in [silos] north = "north.csv"'
+        )
+    made = _unlike(
+        [(silo_name(name), path.parent / Path(p).expanduser()) for name, p in found.items()]
+    )
     for name, file in made.items():
         if not file.exists():
             raise UserError(f"{path}: there is no file or folder {str(file)!r} for the silo {name}")

@@ -1,8 +1,9 @@
 """Hold out whole subjects (patients, writers, devices), or the most recent samples.
 
-One rule serves the test part and the validation part. With subjects, whole subjects are held out, so that the share
-comes as near as they allow. With times, the most recent samples of each silo are held out; samples of equal time stay
-together. With both, a subject counts as recent as its latest sample, and all its samples are held out with it.
+One rule serves the test part and the validation part. With subjects, whole subjects are held out,
+so that the share comes as near as they allow. With times, the most recent samples of each silo are
+held out; samples of equal time stay together. With both, a subject counts as recent as its latest
+sample, and all its samples are held out with it.
 """
 
 from collections import Counter
@@ -26,7 +27,8 @@ FRACTION = 0.2  # of each stratum
 def divided(strata: Tensor, domain: Tensor | None, group: Tensor | None) -> tuple[Tensor, Tensor]:
     """Split rows 80/20 within every (domain, group, stratum of labels).
 
-    If that would hold out less than a tenth, because most of these have one row, rows are split within every group.
+    If that would hold out less than a tenth, because most of these have one row, rows are split
+    within every group.
 
     Args:
         strata: (n,) int64, such as classes.
@@ -37,14 +39,19 @@ def divided(strata: Tensor, domain: Tensor | None, group: Tensor | None) -> tupl
         Training rows and test rows, int64, each in ascending order.
     """
     train, test = by_strata(domain, group, strata)
-    return by_strata(group) if group is not None and len(test) < FRACTION / 2 * len(strata) else (train, test)
+    return (
+        by_strata(group)
+        if group is not None and len(test) < FRACTION / 2 * len(strata)
+        else (train, test)
+    )
 
 
 def by_strata(*keys: Tensor | None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Split rows 80/20 so that every stratum is split 80/20.
 
-    A stratum is the set of rows that agree in all keys, such as (domain, class). The next stratum makes up for the
-    rounding of the one before, so all rows together are also split 80/20. Each keeps at least one training row.
+    A stratum is the set of rows that agree in all keys, such as (domain, class). The next stratum
+    makes up for the rounding of the one before, so all rows together are also split 80/20. Each
+    keeps at least one training row.
 
     Args:
         keys: (n,) int64 each; a key that is None is ignored.
@@ -74,13 +81,19 @@ Mask = NDArray[np.bool_]
 
 
 class DealtUnits:
-    """What a partition deals to clients: whole subjects, or single rows if samples have no subjects."""
+    """What a partition deals to clients: whole subjects, or single rows if samples have no
+    subjects.
+    """
 
     def __init__(self, train: Samples, rows: Rows | None = None) -> None:
         """Make units of some rows; of all by default."""
         rows = np.arange(len(train)) if rows is None else rows
         self.whole = train.subject is not None
-        unit = np.arange(len(rows)) if train.subject is None else numbered(train.subject.cpu().numpy()[rows])
+        unit = (
+            np.arange(len(rows))
+            if train.subject is None
+            else numbered(train.subject.cpu().numpy()[rows])
+        )
         self.sizes = np.bincount(unit)  # (count,) rows of each
         self.count = len(self.sizes)  # number of units
         self._unit, self._rows = unit, rows[np.argsort(unit, kind="stable")]
@@ -113,7 +126,9 @@ class DealtUnits:
         return np.split(units, np.where(cuts - ends[before] < ends[after] - cuts, before, after))
 
     def even(self, units: Rows, parts: int) -> list[Rows]:
-        """Deal units in their order to equal parts: cut single rows, and give subjects to the smallest part so far."""
+        """Deal units in their order to equal parts: cut single rows, and give subjects to the
+        smallest part so far.
+        """
         if not self.whole:
             size, more = divmod(len(units), parts)
             return cut(units, [size + 1] * more + [size] * (parts - more))
@@ -127,7 +142,9 @@ class DealtUnits:
 
 
 def cut(rows: Rows, sizes: Sequence[int] | Rows) -> list[Rows]:
-    """Return views of consecutive parts of these sizes; much faster than `np.split` if there are many."""
+    """Return views of consecutive parts of these sizes; much faster than `np.split` if there are
+    many.
+    """
     ends = np.cumsum(sizes).tolist()
     return [rows[start:end] for start, end in pairwise([0, *ends])]
 
@@ -154,8 +171,8 @@ def held_out(
         silo: (n,) number of the silo that holds each row. Rows are considered in the given order.
         subject: (n,) number of each row's subject, or None.
         time: (n,) time of each row, or None.
-        strata: (n,) number of each row's stratum, such as its class. Subjects are drawn evenly from all strata, and
-            each stratum keeps a row that is not held out. Not used with times.
+        strata: (n,) number of each row's stratum, such as its class. Subjects are drawn evenly from
+            all strata, and each stratum keeps a row that is not held out. Not used with times.
         some: hold out one subject, or one time, even if none at all is nearer to the share.
 
     Returns:
@@ -175,7 +192,9 @@ def _recent(share: float, silo: Rows, unit: Rows, time: NDArray[Any], some: bool
     for number in np.unique(silo):
         units, sizes = np.unique(unit[silo == number], return_counts=True)
         moments, block = np.unique(latest[units], return_inverse=True)
-        rows = np.bincount(block, weights=sizes)[::-1].cumsum()[:-1]  # from the most recent on; never all of them
+        rows = np.bincount(block, weights=sizes)[::-1].cumsum()[
+            :-1
+        ]  # from the most recent on; never all of them
         if not len(rows):
             continue
         nearest = int(np.abs(np.concatenate([[0], rows]) - share * sizes.sum()).argmin())
@@ -207,7 +226,9 @@ def _whole(share: float, silo: Rows, unit: Rows, strata: Rows, some: bool) -> Ma
     rarest = [min(each, key=lambda k: (frequent[k], k)) for each in kinds]
     _, first = np.unique(unit, return_index=True)
     order = sorted(range(count), key=lambda u: (home[u], rarest[u], first[u]))
-    needed = [[*(("silo", s) for s in rows[u]), *(("stratum", k) for k in kinds[u])] for u in range(count)]
+    needed = [
+        [*(("silo", s) for s in rows[u]), *(("stratum", k) for k in kinds[u])] for u in range(count)
+    ]
     left = Counter(chain.from_iterable(needed))
     taken: Counter[int] = Counter()
     held = np.zeros(count, dtype=bool)
@@ -236,7 +257,9 @@ def _whole(share: float, silo: Rows, unit: Rows, strata: Rows, some: bool) -> Ma
     return held
 
 
-def hold_out(parts: Sequence[Samples], strata: Sequence[Tensor], what: str) -> list[tuple[Tensor, Tensor]]:
+def hold_out(
+    parts: Sequence[Samples], strata: Sequence[Tensor], what: str
+) -> list[tuple[Tensor, Tensor]]:
     """Hold out a fifth of samples for the test.
 
     Args:
@@ -245,14 +268,25 @@ def hold_out(parts: Sequence[Samples], strata: Sequence[Tensor], what: str) -> l
         what: name of the data in messages.
 
     Returns:
-        Training rows and test rows of each part, in ascending order. No subject is divided, also if several parts have
-        it.
+        Training rows and test rows of each part, in ascending order. No subject is divided, also if
+        several parts have it.
     """
     if all(part.subject is None and part.time is None for part in parts):
-        return [divided(kinds, part.domain, part.group) for part, kinds in zip(parts, strata, strict=True)]
+        return [
+            divided(kinds, part.domain, part.group)
+            for part, kinds in zip(parts, strata, strict=True)
+        ]
     silo = _joined([[np.full(len(part), k), *_numbers(part.group)] for k, part in enumerate(parts)])
-    kinds = _joined([[*_numbers(labels), *_numbers(part.domain)] for part, labels in zip(parts, strata, strict=True)])
-    subject, time = together([part.subject for part in parts]), together([part.time for part in parts])
+    kinds = _joined(
+        [
+            [*_numbers(labels), *_numbers(part.domain)]
+            for part, labels in zip(parts, strata, strict=True)
+        ]
+    )
+    subject, time = (
+        together([part.subject for part in parts]),
+        together([part.time for part in parts]),
+    )
     order = np.random.default_rng(0).permutation(len(silo))
     held = np.zeros(len(silo), dtype=bool)
     held[order] = held_out(
@@ -266,14 +300,23 @@ def hold_out(parts: Sequence[Samples], strata: Sequence[Tensor], what: str) -> l
     if not held.any() or held.all():
         if time is None:
             assert subject is not None
-            few, needed = counted(len(np.unique(subject)), "subject"), "a silo, and a class, needs two subjects or more"
+            few, needed = (
+                counted(len(np.unique(subject)), "subject"),
+                "a silo, and a class, needs two subjects or more",
+            )
         else:
             latest = np.unique(_latest(numbered(subject), time) if subject is not None else time)
-            few = counted(len(latest), "time") + " at which subjects were last seen" * (subject is not None)
+            few = counted(len(latest), "time") + " at which subjects were last seen" * (
+                subject is not None
+            )
             needed = "a silo needs two or more"
-        raise UserError(f"{what} has {few}, too few to hold out a test part: {needed}; give a test part")
+        raise UserError(
+            f"{what} has {few}, too few to hold out a test part: {needed}; give a test part"
+        )
     each = np.split(held, np.cumsum([len(part) for part in parts])[:-1])
-    return [(torch.from_numpy(np.flatnonzero(~h)), torch.from_numpy(np.flatnonzero(h))) for h in each]
+    return [
+        (torch.from_numpy(np.flatnonzero(~h)), torch.from_numpy(np.flatnonzero(h))) for h in each
+    ]
 
 
 def together(parts: Sequence[Tensor | None]) -> NDArray[Any] | None:

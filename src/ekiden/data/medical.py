@@ -1,7 +1,8 @@
 """Read DICOM files and slices of NIfTI volumes.
 
-A NIfTI volume, or mask, is turned by its affine so that its axes point to the patient's right, front and head (RAS+). A
-slice is axial: front above, left at the left. `scan.nii.gz#12` is slice 12, counted from the feet.
+A NIfTI volume, or mask, is turned by its affine so that its axes point to the patient's right,
+front and head (RAS+). A slice is axial: front above, left at the left. `scan.nii.gz#12` is slice
+12, counted from the feet.
 """
 
 import re
@@ -24,10 +25,22 @@ _SQUARE = 1.25  # times as high as they are wide are pixels that count as square
 _NOT_SQUARE = "have pixels that are not square: resample them, or shapes are distorted"
 _WEIGHTED = re.compile(r"(?<![a-z0-9])(t1|t2|flair|dwi|adc|swi|pd)(?![0-9])")
 _DOUBTS = (
-    ("ImageType", "LOCALIZER", "are localizers (scouts) by their header: leave them out, if models are to see scans"),
+    (
+        "ImageType",
+        "LOCALIZER",
+        "are localizers (scouts) by their header: leave them out, if models are to see scans",
+    ),
     ("Modality", "SEG", "are segmentations by their header, not pictures: leave them out"),
-    ("PresentationLUTShape", "INVERSE", "are to be shown inverted (PresentationLUTShape), which is not done"),
-    ("BurnedInAnnotation", "YES", "have names or marks in their pixels by their header: cover them, or leave them out"),
+    (
+        "PresentationLUTShape",
+        "INVERSE",
+        "are to be shown inverted (PresentationLUTShape), which is not done",
+    ),
+    (
+        "BurnedInAnnotation",
+        "YES",
+        "have names or marks in their pixels by their header: cover them, or leave them out",
+    ),
 )
 """tags of DICOM files, their values, and what these mean"""
 _PLANES = ("sagittal", "coronal", "axial")
@@ -35,7 +48,9 @@ _PLANES = ("sagittal", "coronal", "axial")
 
 
 def is_medical(item: Any) -> bool:
-    """Return whether `item` is a DICOM or NIfTI file, by its name or its first bytes, or the bytes of a DICOM file."""
+    """Return whether `item` is a DICOM or NIfTI file, by its name or its first bytes, or the bytes
+    of a DICOM file.
+    """
     if isinstance(item, Path):
         path = split(item)[0]
         if path.name.lower().endswith((*DICOM, *NIFTI)):
@@ -56,7 +71,9 @@ def is_dicom(path: Path) -> bool:
 
 
 def image(item: Path | bytes) -> Image.Image:
-    """Return the slice or frame: colours of 8 bits, or grey values in the unit of the file as floats."""
+    """Return the slice or frame: colours of 8 bits, or grey values in the unit of the file as
+    floats.
+    """
     return load(item).image
 
 
@@ -67,15 +84,33 @@ def look(item: Path | bytes) -> Look:
         return _Volume(path).look(number)
     data = _read(item if path is None else path, stop_before_pixels=True)
     if not data.get("Rows") or not data.get("Columns"):
-        raise UserError(f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out")
+        raise UserError(
+            f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out"
+        )
     pages = 1 if number is not None else _frames(data)
     size = int(data.Columns), int(data.Rows)
-    apart = _of_frame(data, 0, "PixelMeasuresSequence").get("PixelSpacing") or data.get("ImagerPixelSpacing")
-    doubts = [what for tag, value, what in _DOUBTS if value in np.atleast_1d(data.get(tag) or "").tolist()]
+    apart = _of_frame(data, 0, "PixelMeasuresSequence").get("PixelSpacing") or data.get(
+        "ImagerPixelSpacing"
+    )
+    doubts = [
+        what for tag, value, what in _DOUBTS if value in np.atleast_1d(data.get(tag) or "").tolist()
+    ]
     doubts.append(_shape(*map(float, apart or data.get("PixelAspectRatio") or (1, 1))))
-    spacing, uid = float(apart[0]) if apart else 0.0, str(data.get("SOPInstanceUID") or "") * (number is None)
+    spacing, uid = (
+        float(apart[0]) if apart else 0.0,
+        str(data.get("SOPInstanceUID") or "") * (number is None),
+    )
     return Look(
-        *(size, _has_colour(data), pages, doubts[0], spacing, _taken(data), uid, str(data.get("PatientID") or ""))
+        *(
+            size,
+            _has_colour(data),
+            pages,
+            doubts[0],
+            spacing,
+            _taken(data),
+            uid,
+            str(data.get("PatientID") or ""),
+        )
     )
 
 
@@ -100,7 +135,9 @@ def _shape(height: float, width: float) -> str:
 
 
 def _of_frame(data: Any, frame: int, group: str) -> Any:
-    """Return what a DICOM file says about a frame by this sequence of its functional groups; else the file itself."""
+    """Return what a DICOM file says about a frame by this sequence of its functional groups; else
+    the file itself.
+    """
     groups = data.get("PerFrameFunctionalGroupsSequence") or []
     for one in (*groups[frame : frame + 1], *(data.get("SharedFunctionalGroupsSequence") or [])):
         if found := one.get(group):
@@ -109,7 +146,9 @@ def _of_frame(data: Any, frame: int, group: str) -> Any:
 
 
 def _plane(data: Any) -> str:
-    """Return the plane of a DICOM picture, or that nearest to it; "" if it is not said. Of an X-ray, its view."""
+    """Return the plane of a DICOM picture, or that nearest to it; "" if it is not said. Of an
+    X-ray, its view.
+    """
     sides = _of_frame(data, 0, "PlaneOrientationSequence").get("ImageOrientationPatient") or ()
     if len(sides) != 6:
         return str(data.get("ViewPosition") or "")
@@ -126,18 +165,34 @@ def load(item: Path | bytes) -> Loaded:
 
 
 def mask(item: Path, image: Any) -> NDArray[Any]:
-    """Return the labels of a NIfTI mask on the slice that is read of its image, turned as the image is."""
-    (path, number), (beside, wanted) = split(item), split(image) if isinstance(image, Path) else (Path(), None)
+    """Return the labels of a NIfTI mask on the slice that is read of its image, turned as the image
+    is.
+    """
+    (path, number), (beside, wanted) = (
+        split(item),
+        split(image) if isinstance(image, Path) else (Path(), None),
+    )
     if not all(file.name.lower().endswith(NIFTI) for file in (path, beside)):
-        raise UserError("a mask is a NIfTI file if its image is one, otherwise a PNG or TIFF file: convert it")
+        raise UserError(
+            "a mask is a NIfTI file if its image is one, otherwise a PNG or TIFF file: convert it"
+        )
     labels, volume = _Volume(path), _Volume(beside)
     if number not in (None, wanted):
-        raise UserError(f"it names slice {number}, which its image {image.name} does not: name the same for both")
+        raise UserError(
+            f"it names slice {number}, which its image {image.name} does not: name the same for "
+            "both"
+        )
     corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(volume.shape) - 1)
-    apart = np.abs([one - other for one, other in zip(*(v.placed(corners) for v in (labels, volume)), strict=True)])
+    apart = np.abs(
+        [
+            one - other
+            for one, other in zip(*(v.placed(corners) for v in (labels, volume)), strict=True)
+        ]
+    )
     if labels.shape != volume.shape or apart.max() > min(volume.file.header.get_zooms()[:3]) / 2:
         raise UserError(
-            f"it has {' x '.join(map(str, labels.shape))} voxels, its image {' x '.join(map(str, volume.shape))}, "
+            f"it has {' x '.join(map(str, labels.shape))} voxels, its image "
+            f"{' x '.join(map(str, volume.shape))}, "
             f"up to {apart.max():.3g} mm apart: bring both to one grid"
         )
     return np.asarray(labels.load(wanted).image)
@@ -150,12 +205,17 @@ class _Volume:
         try:
             import nibabel  # noqa: PLC0415  (an extra)
         except ImportError:
-            raise UserError('NIfTI files need the package nibabel: pip install "ekiden[medical]"') from None
+            raise UserError(
+                'NIfTI files need the package nibabel: pip install "ekiden[medical]"'
+            ) from None
         self.file: Any = nibabel.load(path)
         shape = self.file.shape
         self.dims = (*shape, 1, 1)[:3] if len(shape) < 3 else shape[:3]
         if max(shape[3:], default=1) > 1:
-            raise UserError(f"it has {len(shape)} dimensions, {' x '.join(map(str, shape))}: give a volume with three")
+            raise UserError(
+                f"it has {len(shape)} dimensions, {' x '.join(map(str, shape))}: give a volume "
+                "with three"
+            )
         if not min(self.dims):
             raise UserError("it has no voxels: leave it out")
         turned = nibabel.io_orientation(self.file.affine)
@@ -169,15 +229,21 @@ class _Volume:
         self.across = flat[0] if len(flat) == 1 else 2  # a volume of one slice is that slice
         self.right, self.up = (self.stored[axis] for axis in range(3) if axis != self.across)
         zooms = (*map(float, self.file.header.get_zooms()), 1.0, 1.0)
-        self.spacing = zooms[self.up] * {"meter": 1e3, "micron": 1e-3}.get(self.file.header.get_xyzt_units()[0], 1.0)
-        self.doubt = self._doubt(nibabel.io_orientation) or _shape(zooms[self.up], zooms[self.right])
+        self.spacing = zooms[self.up] * {"meter": 1e3, "micron": 1e-3}.get(
+            self.file.header.get_xyzt_units()[0], 1.0
+        )
+        self.doubt = self._doubt(nibabel.io_orientation) or _shape(
+            zooms[self.up], zooms[self.right]
+        )
 
     def placed(self, voxels: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return where voxels (n, 3), counted in RAS+, lie (n, 3), in millimetres."""
         return np.asarray(voxels @ self._grid[:3, :3].T + self._grid[:3, 3])
 
     def _doubt(self, orientation: Any) -> str:
-        (q, is_q), (s, is_s) = (get(coded=True) for get in (self.file.get_qform, self.file.get_sform))
+        (q, is_q), (s, is_s) = (
+            get(coded=True) for get in (self.file.get_qform, self.file.get_sform)
+        )
         if not is_q and not is_s:
             return "do not say where their axes point (the codes of qform and sform are 0); x is taken to point left"
         axes = np.abs(self.file.affine[:3, :3]) / np.linalg.norm(self.file.affine[:3, :3], axis=0)
@@ -191,7 +257,10 @@ class _Volume:
         count = self.dims[self.stored[self.across]]
         chosen(count, number, "slice")
         size = self.dims[self.right], self.dims[self.up]
-        colour, pages = self.file.get_data_dtype().names is not None, 1 if number is not None else count
+        colour, pages = (
+            self.file.get_data_dtype().names is not None,
+            1 if number is not None else count,
+        )
         return Look(size, colour, pages, self.doubt, self.spacing, (_PLANES[self.across],))
 
     def load(self, number: int | None) -> Loaded:
@@ -219,7 +288,9 @@ def _read(file: Path | bytes, **how: Any) -> Any:
     try:
         import pydicom  # noqa: PLC0415  (an extra)
     except ImportError:
-        raise UserError('DICOM files need the package pydicom: pip install "ekiden[medical]"') from None
+        raise UserError(
+            'DICOM files need the package pydicom: pip install "ekiden[medical]"'
+        ) from None
     try:
         return pydicom.dcmread(BytesIO(file) if isinstance(file, bytes) else file, **how)
     except pydicom.errors.InvalidDicomError:
@@ -233,7 +304,9 @@ def _frames(data: Any) -> int:
 def _has_colour(data: Any) -> bool:
     if data.get("PhotometricInterpretation") != "PALETTE COLOR":
         return int(data.get("SamplesPerPixel", 1)) > 1
-    red, green, blue = (data.get(f"{name}PaletteColorLookupTableData") for name in ("Red", "Green", "Blue"))
+    red, green, blue = (
+        data.get(f"{name}PaletteColorLookupTableData") for name in ("Red", "Green", "Blue")
+    )
     return not red == green == blue
 
 
@@ -242,7 +315,9 @@ def _dicom(data: Any, number: int | None) -> Loaded:
 
     frame = chosen(_frames(data), number, "frame" if _frames(data) > 1 else "slice")
     if not any(name in data for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
-        raise UserError(f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out")
+        raise UserError(
+            f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out"
+        )
     try:
         raw = pixel_array(data, index=frame)
     except (RuntimeError, NotImplementedError) as error:
@@ -250,39 +325,63 @@ def _dicom(data: Any, number: int | None) -> Loaded:
         if syntax is None or not syntax.is_compressed:
             raise
         raise UserError(
-            f"its pixels are compressed as {syntax.name}, and no installed package decodes them: pip install "
+            f"its pixels are compressed as {syntax.name}, and no installed package decodes them: "
+            "pip install "
             "pylibjpeg[all], or convert it to Explicit VR Little Endian"
         ) from error
     shown, bits = data.get("PhotometricInterpretation"), int(data.get("BitsStored") or 0)
     if bits and data.get("HighBit") not in (None, bits - 1):
-        raise UserError(f"{bits} bits are stored, and the highest is number {data.HighBit}: shift them to the low end")
+        raise UserError(
+            f"{bits} bits are stored, and the highest is number {data.HighBit}: shift them to the "
+            "low end"
+        )
     if shown == "PALETTE COLOR":
         return Loaded(_of_palette(raw, data))
     if raw.ndim == 3:
-        if raw.shape[2] != 3 or shown in ("YBR_PARTIAL_420", "YBR_PARTIAL_422", "HSV", "ARGB", "CMYK"):
+        if raw.shape[2] != 3 or shown in (
+            "YBR_PARTIAL_420",
+            "YBR_PARTIAL_422",
+            "HSV",
+            "ARGB",
+            "CMYK",
+        ):
             raise UserError(f"its colours are {shown}, which is not read: convert it to RGB")
         return Loaded(Image.fromarray((raw >> max(bits - 8, 0)).astype(np.uint8)))
     signed = bool(data.get("PixelRepresentation"))
     if shown == "MONOCHROME1":  # small values are bright
         if raw.dtype.kind == "f":
-            raise UserError("its pixels are MONOCHROME1 and floats, which have no range to mirror: convert it")
+            raise UserError(
+                "its pixels are MONOCHROME1 and floats, which have no range to mirror: convert it"
+            )
         raw = (-1 if signed else (1 << bits) - 1) - raw.astype(np.int64)
     values = _in_unit(raw, data, frame)
     levels = 1 << bits if not signed and 0 < bits <= 8 and (values == raw).all() else None
-    return Loaded(Image.fromarray(values.astype(np.float32)), levels, None if shown == "MONOCHROME1" else _voi(data))
+    return Loaded(
+        Image.fromarray(values.astype(np.float32)),
+        levels,
+        None if shown == "MONOCHROME1" else _voi(data),
+    )
 
 
 def _of_palette(raw: NDArray[Any], data: Any) -> Image.Image:
     from pydicom.pixels import apply_color_lut  # noqa: PLC0415  (an extra)
 
     colours = apply_color_lut(raw, data)
-    tables = [getattr(data, f"{name}PaletteColorLookupTableData", b"") for name in ("Red", "Green", "Blue")]
-    wide = colours.dtype.itemsize == 2 and max(np.frombuffer(table, "<u2").max(initial=0) for table in tables) > 255
+    tables = [
+        getattr(data, f"{name}PaletteColorLookupTableData", b"")
+        for name in ("Red", "Green", "Blue")
+    ]
+    wide = (
+        colours.dtype.itemsize == 2
+        and max(np.frombuffer(table, "<u2").max(initial=0) for table in tables) > 255
+    )
     return Image.fromarray((colours[..., :3] >> (8 if wide else 0)).astype(np.uint8))
 
 
 def _in_unit(raw: NDArray[Any], data: Any, frame: int) -> NDArray[Any]:
-    """Return the values of the modality's unit: by slope and intercept, also those of a single frame, or by a table."""
+    """Return the values of the modality's unit: by slope and intercept, also those of a single
+    frame, or by a table.
+    """
     from pydicom.pixels import apply_modality_lut  # noqa: PLC0415  (an extra)
 
     if (scaling := _of_frame(data, frame, "PixelValueTransformationSequence")) is not data:
@@ -293,7 +392,9 @@ def _in_unit(raw: NDArray[Any], data: Any, frame: int) -> NDArray[Any]:
 def _voi(data: Any) -> tuple[float, float] | None:
     """Return the window that the file suggests."""
     try:
-        centre, width = (np.atleast_1d(data[name].value)[0] for name in ("WindowCenter", "WindowWidth"))
+        centre, width = (
+            np.atleast_1d(data[name].value)[0] for name in ("WindowCenter", "WindowWidth")
+        )
         return float(centre) - float(width) / 2, float(centre) + float(width) / 2
     except (KeyError, TypeError, ValueError, IndexError):
         return None

@@ -36,31 +36,41 @@ class ColumnMoments:
         """Return the moments of (n,) float64 values."""
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
         if max(-low, high) > LARGEST:
-            raise UserError(f"{what} holds {low if -low > high else high:g}: no number may be above {LARGEST:g}")
+            raise UserError(
+                f"{what} holds {low if -low > high else high:g}: no number may be above {LARGEST:g}"
+            )
         if low == high:
             return ColumnMoments(len(values), low)
         mean = float(values.mean())
         mean += float((values - mean).mean())
         apart = values - mean
-        return ColumnMoments(len(values), mean, float(np.square(apart).sum() - apart.sum() ** 2 / len(values)))
+        return ColumnMoments(
+            len(values), mean, float(np.square(apart).sum() - apart.sum() ** 2 / len(values))
+        )
 
     @staticmethod
     def together(parts: Sequence["ColumnMoments"]) -> "ColumnMoments":
-        """Return the moments of all values, by the formula of Chan, Golub and LeVeque (1979) for any number of parts.
+        """Return the moments of all values, by the formula of Chan, Golub and LeVeque (1979) for
+        any number of parts.
 
-        It is computed in rational numbers and rounded once: the same bits in any order of the parts, on any machine.
+        It is computed in rational numbers and rounded once: the same bits in any order of the
+        parts, on any machine.
         """
         told = [part for part in parts if part.count]
         count = sum(part.count for part in told)
         if not count:
             return ColumnMoments()
         mean = sum((part.count * Fraction(part.mean) for part in told), Fraction()) / count
-        squares = (Fraction(part.squares) + part.count * (Fraction(part.mean) - mean) ** 2 for part in told)
+        squares = (
+            Fraction(part.squares) + part.count * (Fraction(part.mean) - mean) ** 2 for part in told
+        )
         return ColumnMoments(count, float(mean), float(sum(squares, Fraction())))
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation; 0 if the values differ by rounding errors only, or there are none."""
+        """Return the standard deviation; 0 if the values differ by rounding errors only, or there
+        are none.
+        """
         std = sqrt(self.squares / self.count) if self.count else 0.0
         return std if std > 2 * float(np.finfo(np.float64).eps) * abs(self.mean) else 0.0
 
@@ -69,35 +79,54 @@ class ColumnMoments:
 class ColumnSums:
     """What a silo reports about its training rows.
 
-    Columns with fewer values than the least count, and categories with fewer rows, are left out. A column is told as if
-    it had one value if fewer values differ from the commonest one.
+    Columns with fewer values than the least count, and categories with fewer rows, are left out. A
+    column is told as if it had one value if fewer values differ from the commonest one.
     """
 
     moments: Mapping[str, ColumnMoments]  # of each numeric column and target
     missing: Mapping[str, int]  # for each numeric column, the number of missing values
-    categories: Mapping[str, Mapping[str, int]]  # for each categorical column, the number of rows of each category
+    categories: Mapping[
+        str, Mapping[str, int]
+    ]  # for each categorical column, the number of rows of each category
     dates: tuple[str, ...] = ()  # the numeric columns that are days since 1970
     marks: tuple[str, ...] = ()  # cells that mark a missing value, in addition to the usual ones
     silo: str = ""  # name of the silo; empty for several together
-    classes: Mapping[str, int] = field(default_factory=dict)  # the number of rows of each class, if labels are classes
-    rows: tuple[str, ...] = ()  # fingerprints of all rows, in hexadecimal and sorted, if the silo tells them
-    followed: Followed | None = None  # how many rows had the event between some times, if labels are times and events
+    classes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # the number of rows of each class, if labels are classes
+    rows: tuple[
+        str, ...
+    ] = ()  # fingerprints of all rows, in hexadecimal and sorted, if the silo tells them
+    followed: Followed | None = (
+        None  # how many rows had the event between some times, if labels are times and events
+    )
     secret: str = ""  # fingerprint of the secret that `rows` were made with
 
     @property
     def least_rows(self) -> int:
         """Return a number of rows that the silo has at least."""
-        numbers = [moments.count + self.missing.get(name, 0) for name, moments in self.moments.items()]
-        return max([*numbers, *(sum(each.values()) for each in (*self.categories.values(), self.classes))], default=0)
+        numbers = [
+            moments.count + self.missing.get(name, 0) for name, moments in self.moments.items()
+        ]
+        return max(
+            [*numbers, *(sum(each.values()) for each in (*self.categories.values(), self.classes))],
+            default=0,
+        )
 
     @staticmethod
     def together(told: Sequence["ColumnSums"]) -> "ColumnSums":
         """Return the sums of all silos, the same in any order of them."""
         first = told[0]
         return ColumnSums(
-            {name: ColumnMoments.together([one.moments[name] for one in told]) for name in first.moments},
+            {
+                name: ColumnMoments.together([one.moments[name] for one in told])
+                for name in first.moments
+            },
             {name: sum(one.missing[name] for one in told) for name in first.missing},
-            {name: counted_together([one.categories[name] for one in told]) for name in first.categories},
+            {
+                name: counted_together([one.categories[name] for one in told])
+                for name in first.categories
+            },
             first.dates,
             tuple(sorted({mark for one in told for mark in one.marks})),
             classes=counted_together([one.classes for one in told]),
@@ -117,17 +146,29 @@ class ColumnSums:
                 for k, v in found["moments"].items()
             }
             missing = {str(k): int(n) for k, n in found["missing"].items()}
-            categories = {str(k): {str(c): int(n) for c, n in v.items()} for k, v in found["categories"].items()}
+            categories = {
+                str(k): {str(c): int(n) for c, n in v.items()}
+                for k, v in found["categories"].items()
+            }
             dates, marks = (tuple(map(str, found[key])) for key in ("dates", "marks"))
             if set(missing) - set(moments) or set(dates) - set(missing):
                 raise ValueError("columns")
-            if not all(m.count >= 0 and abs(m.mean) <= LARGEST and 0 <= m.squares < inf for m in moments.values()):
+            if not all(
+                m.count >= 0 and abs(m.mean) <= LARGEST and 0 <= m.squares < inf
+                for m in moments.values()
+            ):
                 raise ValueError("moments")
             classes = {str(c): int(n) for c, n in found.get("classes", {}).items()}
             silo, rows = str(found.get("silo", "")), tuple(map(str, found.get("rows", ())))
             secret = str(found.get("secret", ""))
-            followed = made(Followed, found["followed"], what=where) if found.get("followed") else None
-            counts = [*missing.values(), *classes.values(), *(n for each in categories.values() for n in each.values())]
+            followed = (
+                made(Followed, found["followed"], what=where) if found.get("followed") else None
+            )
+            counts = [
+                *missing.values(),
+                *classes.values(),
+                *(n for each in categories.values() for n in each.values()),
+            ]
             if min(counts, default=0) < 0:
                 raise ValueError("counts")
             if not re.fullmatch(r"[\w.-]{0,200}", silo) or not all(
@@ -135,11 +176,17 @@ class ColumnSums:
             ):
                 raise ValueError("names")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            raise UserError(f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`") from None
-        return ColumnSums(moments, missing, categories, dates, marks, silo, classes, rows, followed, secret)
+            raise UserError(
+                f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`"
+            ) from None
+        return ColumnSums(
+            moments, missing, categories, dates, marks, silo, classes, rows, followed, secret
+        )
 
     def scale(self, name: str) -> tuple[float, float]:
-        """Return mean and standard deviation of a column; the latter is 0 for a column that does not vary."""
+        """Return mean and standard deviation of a column; the latter is 0 for a column that does
+        not vary.
+        """
         found = self.moments[name]
         if not found.count:
             raise UserError(
@@ -162,7 +209,9 @@ def counted_together(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -> ColumnSums:
-    """Return what a client reports about its training rows, which are not scaled yet, and of events between times."""
+    """Return what a client reports about its training rows, which are not scaled yet, and of events
+    between times.
+    """
     if times and not isinstance(dataset.task, Survival):
         raise UserError("times at which survival is shown need --task=survival: leave them out")
     least, moments, missing, categories = dataset.least, {}, {}, {}
@@ -183,15 +232,30 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
         gaps = len(rows) - len(present)
         moments[name] = told(present, f"column {name!r}")
         missing[name] = gaps if gaps >= least else 0
-    for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)):
+    for place, (name, known) in enumerate(
+        zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)
+    ):
         counts = np.bincount(rows[:, place].astype(np.int64), minlength=len(known) + 1)
-        categories[name] = {known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least}
+        categories[name] = {
+            known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least
+        }
     if isinstance(dataset.task, ScaledTask):
         y = dataset.task.measured(labels).numpy()
-        moments |= {target(n): told(y[:, k], f"the label {n!r}") for k, n in enumerate(dataset.classes)}
+        moments |= {
+            target(n): told(y[:, k], f"the label {n!r}") for k, n in enumerate(dataset.classes)
+        }
     classes: dict[str, int] = {}
     if isinstance(dataset.task, Classification):
         held = torch.bincount(labels, minlength=len(dataset.classes)).tolist()
         classes = {name: n for name, n in zip(dataset.classes, held, strict=True) if n >= least}
     followed = Followed.of(labels.double().numpy(), times, least) if times else None
-    return ColumnSums(moments, missing, categories, table.dates, table.missing, client.name, classes, followed=followed)
+    return ColumnSums(
+        moments,
+        missing,
+        categories,
+        table.dates,
+        table.missing,
+        client.name,
+        classes,
+        followed=followed,
+    )

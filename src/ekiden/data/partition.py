@@ -31,10 +31,12 @@ def numpy(values: Tensor) -> Rows:
 
 
 def divide(train_keys: Tensor, rows: Sequence[Rows], test_keys: Tensor) -> list[Rows]:
-    """Divide the test rows of each key in proportion to each client's number of training rows of that key.
+    """Divide the test rows of each key in proportion to each client's number of training rows of
+    that key.
 
-    The largest remainders round proportions to whole rows; among equal remainders the client with the fewest test
-    rows so far comes first. Rows of keys that no client holds are dealt round robin.
+    The largest remainders round proportions to whole rows; among equal remainders the client with
+    the fewest test rows so far comes first. Rows of keys that no client holds are dealt round
+    robin.
 
     Args:
         train_keys: (n,) int64, such as labels.
@@ -44,7 +46,9 @@ def divide(train_keys: Tensor, rows: Sequence[Rows], test_keys: Tensor) -> list[
     Returns:
         Test rows of each client in ascending order; every row is in exactly one.
     """
-    keys, codes = np.unique(np.concatenate([numpy(train_keys), numpy(test_keys)]), return_inverse=True)
+    keys, codes = np.unique(
+        np.concatenate([numpy(train_keys), numpy(test_keys)]), return_inverse=True
+    )
     train, test = np.split(codes, [len(train_keys)])
     clients = np.arange(len(rows))
     client, key_of = np.repeat(clients, [len(r) for r in rows]), train[np.concatenate(rows)]
@@ -82,21 +86,29 @@ def share_out(
     *,
     mixed: bool = False,
 ) -> FederatedData:
-    """Make clients that hold the given rows, the first `int(val_fraction * n)` of n training rows for validation.
+    """Make clients that hold the given rows, the first `int(val_fraction * n)` of n training rows
+    for validation.
 
-    If samples have subjects or times, whole subjects or the most recent rows are for validation instead (`apart`).
-    Clients agree on one scaling of tables and targets.
+    If samples have subjects or times, whole subjects or the most recent rows are for validation
+    instead (`apart`). Clients agree on one scaling of tables and targets.
     """
     if not 0 <= val_fraction < 1:
-        raise UserError(f"val_fraction is the share for validation, from 0 to below 1; it is {val_fraction}.")
+        raise UserError(
+            f"val_fraction is the share for validation, from 0 to below 1; it is {val_fraction}."
+        )
     empty = [name for name, r in zip(names, rows, strict=True) if not len(r)]
     if empty:
-        raise UserError(f"client {empty[0]!r} would hold no training samples: take fewer clients or another partition.")
+        raise UserError(
+            f"client {empty[0]!r} would hold no training samples: take fewer clients or another "
+            "partition."
+        )
     parts = *_validation(dataset.train, rows, val_fraction), test_rows
     return agreed(FederatedData(dataset, Shares(names, dataset, parts).clients()), mixed=mixed)
 
 
-def _validation(train: Samples, rows: Sequence[Rows], share: float) -> tuple[list[Rows], list[Rows]]:
+def _validation(
+    train: Samples, rows: Sequence[Rows], share: float
+) -> tuple[list[Rows], list[Rows]]:
     """Divide the rows of each client into those for training and those for validation."""
     if not share or (train.subject is None and train.time is None):
         firsts = [int(share * len(r)) for r in rows]
@@ -104,14 +116,17 @@ def _validation(train: Samples, rows: Sequence[Rows], share: float) -> tuple[lis
         return [r[first:] for r, first in pairs], [r[:first] for r, first in pairs]
     every = np.concatenate(rows)
     client = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
-    subject, time = (None if of is None else of.cpu().numpy()[every] for of in (train.subject, train.time))
+    subject, time = (
+        None if of is None else of.cpu().numpy()[every] for of in (train.subject, train.time)
+    )
     held = holdout.held_out(share, client, subject=subject, time=time)
     sizes = np.bincount(client, weights=held, minlength=len(rows)).astype(np.int64)
     return cut(every[~held], [len(r) for r in rows] - sizes), cut(every[held], sizes)
 
 
 SPELLINGS = (
-    "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), domains:dirichlet:0.5 (labels "
+    "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), "
+    "domains:dirichlet:0.5 (labels "
     "skewed within domains), classes:2, natural"
 )
 TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100
@@ -129,7 +144,8 @@ class Partition(Protocol):
     """A rule for which training rows each client holds."""
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
-        """Return the rows of `dataset.train` for each client, shuffled; every row belongs to exactly one client.
+        """Return the rows of `dataset.train` for each client, shuffled; every row belongs to
+        exactly one client.
 
         Raises:
             UserError: the data set cannot be divided in this way.
@@ -153,10 +169,11 @@ class Iid:
 class Dirichlet(Checked):
     """Label skew as in the code of FedELMY and of earlier work.
 
-    The rows of each class are shuffled and cut by proportions drawn from Dirichlet(beta, ..., beta). A client that
-    already holds n / N samples or more gets nothing, and the shares of the others are scaled up. All classes are drawn
-    again until every client holds `min_size` samples. We do not use `DirichletPartitioner` of flwr-datasets: it still
-    gives rows to a client with exactly n / N, and does not shuffle within a class.
+    The rows of each class are shuffled and cut by proportions drawn from Dirichlet(beta, ...,
+    beta). A client that already holds n / N samples or more gets nothing, and the shares of the
+    others are scaled up. All classes are drawn again until every client holds `min_size` samples.
+    We do not use `DirichletPartitioner` of flwr-datasets: it still gives rows to a client with
+    exactly n / N, and does not shuffle within a class.
 
     Attributes:
         beta: concentration; a smaller value gives each client fewer classes.
@@ -186,9 +203,14 @@ class Dirichlet(Checked):
                 if draw >= tries:
                     break
         raise Unmet(
-            f"{self} leaves some of {clients} clients with fewer than {self.min_size} of {n} samples: "
+            f"{self} leaves some of {clients} clients with fewer than {self.min_size} of {n} "
+            "samples: "
             "take fewer clients or a larger beta"
-            + (f", or a smaller least size (dirichlet:{self._beta()}:1)." if self.min_size > 1 else ".")
+            + (
+                f", or a smaller least size (dirichlet:{self._beta()}:1)."
+                if self.min_size > 1
+                else "."
+            )
         )
 
     def _worth(self, classes: list[int], clients: int) -> int:
@@ -199,11 +221,17 @@ class Dirichlet(Checked):
         for rows in classes:
             shares = rng.dirichlet(np.full(clients, self.beta), draws) * (sizes < full)
             total = shares.sum(axis=1, keepdims=True)
-            sizes += np.divide(shares, total, out=np.full_like(shares, -np.inf), where=total > 0) * rows
-        met = int(np.count_nonzero(sizes.min(axis=1) >= self.min_size - 1))  # cuts are rounded to whole rows
+            sizes += (
+                np.divide(shares, total, out=np.full_like(shares, -np.inf), where=total > 0) * rows
+            )
+        met = int(
+            np.count_nonzero(sizes.min(axis=1) >= self.min_size - 1)
+        )  # cuts are rounded to whole rows
         return min(TRIES, _FIRST + _SURE * draws // met) if met else _FIRST
 
-    def _draw(self, classes: list[Rows], units: DealtUnits, clients: int, rng: Generator) -> list[Rows]:
+    def _draw(
+        self, classes: list[Rows], units: DealtUnits, clients: int, rng: Generator
+    ) -> list[Rows]:
         full = units.sizes.sum() / clients
         held: list[list[Rows]] = [[] for _ in range(clients)]
         sizes = np.zeros(clients, dtype=np.int64)
@@ -212,7 +240,9 @@ class Dirichlet(Checked):
             shares = rng.dirichlet(np.full(clients, self.beta)) * (sizes < full)
             if not shares.sum() > 0:  # a tiny beta gave everything to clients that are full
                 return [np.empty(0, dtype=np.int64)]
-            cuts = (np.cumsum(shares / shares.sum()) * units.sizes[rows].sum()).astype(np.int64)[:-1]
+            cuts = (np.cumsum(shares / shares.sum()) * units.sizes[rows].sum()).astype(np.int64)[
+                :-1
+            ]
             for client, part in enumerate(units.split(shuffled, cuts)):
                 held[client].append(part)
                 sizes[client] += units.sizes[part].sum()
@@ -228,7 +258,8 @@ class Dirichlet(Checked):
 
 @dataclass(frozen=True)
 class Domains:
-    """One domain for each client. With m times as many clients as domains, each domain is divided into m parts.
+    """One domain for each client. With m times as many clients as domains, each domain is divided
+    into m parts.
 
     Clients take the domains in turn: with four domains, client 0 and client 4 share the first one.
 
@@ -244,9 +275,14 @@ class Domains:
         names = self.names(dataset)
         if clients % len(names):
             n = len(names)
-            raise UserError(f"{clients} clients cannot share {n} domains evenly: take a multiple of {n}.")
+            raise UserError(
+                f"{clients} clients cannot share {n} domains evenly: take a multiple of {n}."
+            )
         if self.skew and clients == len(names):
-            raise UserError(f"{self} skews labels among the clients of a domain: take {2 * clients} clients or more.")
+            raise UserError(
+                f"{self} skews labels among the clients of a domain: take {2 * clients} clients or "
+                "more."
+            )
         assert dataset.train.domain is not None  # names() has checked this
         domain = numpy(dataset.train.domain)
         held = [np.flatnonzero(domain == dataset.domains.index(name)) for name in names]
@@ -267,7 +303,9 @@ class Domains:
             UserError: the data set has no domains, or `order` does not name each of them once.
         """
         if not dataset.domains or dataset.train.domain is None:
-            raise UserError(f"{dataset.name!r} has no domains: use another partition, such as dirichlet:0.5.")
+            raise UserError(
+                f"{dataset.name!r} has no domains: use another partition, such as dirichlet:0.5."
+            )
         for name in self.order:
             if name not in dataset.domains:
                 raise unknown("domain", name, dataset.domains)
@@ -283,9 +321,9 @@ class Domains:
 class Pathological(Checked):
     """A few classes for each client; each class is cut evenly among the clients that hold it.
 
-    Each draw takes a random class among those drawn least often so far. So all classes are used, and their counts
-    differ by one at most. We do not use `PathologicalPartitioner` of flwr-datasets: it leaves out the samples of
-    classes that no client draws.
+    Each draw takes a random class among those drawn least often so far. So all classes are used,
+    and their counts differ by one at most. We do not use `PathologicalPartitioner` of
+    flwr-datasets: it leaves out the samples of classes that no client draws.
 
     Attributes:
         classes_per_client: number of classes each client holds.
@@ -323,21 +361,27 @@ class Pathological(Checked):
 
 @dataclass(frozen=True)
 class Natural:
-    """One natural owner (writer, hospital) for each client; fewer clients share the owners at random.
+    """One natural owner (writer, hospital) for each client; fewer clients share the owners at
+    random.
 
-    `NaturalIdPartitioner` of flwr-datasets gives the same rows, but takes seconds and shows a progress bar.
+    `NaturalIdPartitioner` of flwr-datasets gives the same rows, but takes seconds and shows a
+    progress bar.
     """
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         if dataset.train.group is None:
             raise UserError(
-                f"{dataset.name!r} has no natural owners: use another partition, such as iid, or name the column of a "
+                f"{dataset.name!r} has no natural owners: use another partition, such as iid, or "
+                "name the column of a "
                 "table that says which silo a row belongs to (--group-column)."
             )
-        _, owner, sizes = np.unique(numpy(dataset.train.group), return_inverse=True, return_counts=True)
+        _, owner, sizes = np.unique(
+            numpy(dataset.train.group), return_inverse=True, return_counts=True
+        )
         if clients > len(sizes):
             raise UserError(
-                f"{clients} clients are more than the {len(sizes)} natural owners: take at most {len(sizes)}."
+                f"{clients} clients are more than the {len(sizes)} natural owners: take at most "
+                f"{len(sizes)}."
             )
         owners = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
         deal = np.arange(clients) if clients == len(sizes) else rng.permutation(len(sizes))
@@ -345,8 +389,14 @@ class Natural:
             names = [[dataset.groups[o] for o in deal[k::clients]] for k in range(clients)]
             held = (f"client-{k} holds the rows of {listed(each)}" for k, each in enumerate(names))
             shared = listed(held, sign="; ")
-            tell(f"{clients} clients share {len(sizes)} natural owners: {shared}; without --clients each is a client")
-        return [rng.permutation(np.concatenate([owners[o] for o in deal[k::clients]])) for k in range(clients)]
+            tell(
+                f"{clients} clients share {len(sizes)} natural owners: {shared}; without --clients "
+                "each is a client"
+            )
+        return [
+            rng.permutation(np.concatenate([owners[o] for o in deal[k::clients]]))
+            for k in range(clients)
+        ]
 
     def __str__(self) -> str:
         return "natural"
@@ -358,8 +408,8 @@ _SPELLED = (Iid, Dirichlet, Domains, Pathological, Natural)
 def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
     """Return the partition with this spelling; `str` of a partition returns the spelling.
 
-    Spellings: iid, dirichlet:BETA, dirichlet:BETA:MIN_SIZE, domains, domains:NAME,NAME, classes:K, natural. After
-    domains there may be one of Dirichlet, as in domains:dirichlet:BETA.
+    Spellings: iid, dirichlet:BETA, dirichlet:BETA:MIN_SIZE, domains, domains:NAME,NAME, classes:K,
+    natural. After domains there may be one of Dirichlet, as in domains:dirichlet:BETA.
 
     Raises:
         UserError: `text` is none of the spellings.
@@ -399,55 +449,86 @@ def split(
 ) -> FederatedData:
     """Give every sample of a data set to one client.
 
-    The first `int(val_fraction * n)` of a client's n shuffled rows are for validation, the rest for training.
-    Test rows follow the training rows: the test rows of each class are divided among the clients in proportion to
-    their training rows of that class. `Domains` does this for each domain instead, and `Natural` for each owner if
-    the test part has the same owners.
+    The first `int(val_fraction * n)` of a client's n shuffled rows are for validation, the rest for
+    training. Test rows follow the training rows: the test rows of each class are divided among the
+    clients in proportion to their training rows of that class. `Domains` does this for each domain
+    instead, and `Natural` for each owner if the test part has the same owners.
 
     Args:
         dataset: what to divide: a `Dataset`, or samples that `from_tensors` takes.
-        partition: which training rows each client holds: a partition, or its spelling, as in "dirichlet:0.5".
-        clients: number of clients; the default is the number of domains (twice that if their labels are skewed) or
-            natural owners, or else 10, fewer if that leaves less than 20 samples (or subjects) for each.
+        partition: which training rows each client holds: a partition, or its spelling, as in
+            "dirichlet:0.5".
+        clients: number of clients; the default is the number of domains (twice that if their labels
+            are skewed) or natural owners, or else 10, fewer if that leaves less than 20 samples (or
+            subjects) for each.
         seed: the same seed gives the same split.
         val_fraction: share of each client's rows for validation, from 0 to below 1.
 
     Raises:
-        UserError: there are more clients than samples, a client would have no samples, the partition does not fit the
-            data, or an argument is of another type.
+        UserError: there are more clients than samples, a client would have no samples, the
+            partition does not fit the data, or an argument is of another type.
     """
-    dataset, partition = _whole(dataset, partition), parse(partition) if isinstance(partition, str) else partition
+    dataset, partition = (
+        _whole(dataset, partition),
+        parse(partition) if isinstance(partition, str) else partition,
+    )
     if not callable(getattr(partition, "assign", None)) or isinstance(partition, type):
         shown = partition.__name__ if isinstance(partition, type) else type(partition).__name__
-        raise UserError(f"split cannot divide by {shown}: give a partition, as in dirichlet:0.5 or Dirichlet(0.5)")
+        raise UserError(
+            f"split cannot divide by {shown}: give a partition, as in dirichlet:0.5 or "
+            "Dirichlet(0.5)"
+        )
     if clients is None:
         clients = _default_clients(dataset, partition)
-    whole = dataset.train.subject is not None and isinstance(partition, Iid | Dirichlet | Pathological)
-    n, noun = (DealtUnits(dataset.train).count, "subjects") if whole else (len(dataset.train), "training samples")
+    whole = dataset.train.subject is not None and isinstance(
+        partition, Iid | Dirichlet | Pathological
+    )
+    n, noun = (
+        (DealtUnits(dataset.train).count, "subjects")
+        if whole
+        else (len(dataset.train), "training samples")
+    )
     if clients < 1 or clients > n:
         raise UserError(f"{clients} clients cannot share {n} {noun}: take from 1 to {n} clients.")
     if seed < 0:
         raise UserError(f"seed must be 0 or more; it is {seed}.")
     if dataset.groups and dataset.train.group is not None and not isinstance(partition, Natural):
         several, named = counted(len(dataset.groups), "natural owner"), listed(dataset.groups)
-        tell(f"{partition} mixes the rows of {several} ({named}): use natural to keep what each owner holds")
+        tell(
+            f"{partition} mixes the rows of {several} ({named}): use natural to keep what each "
+            "owner holds"
+        )
     rows = partition.assign(dataset, clients, np.random.default_rng(seed))
     train_keys, test_keys = _keys(dataset, partition)
     test_rows = divide(train_keys, rows, test_keys)
     mixed = isinstance(partition, Iid | Dirichlet | Pathological)
-    made = share_out(dataset, _names(dataset, partition, clients), rows, test_rows, val_fraction, mixed=mixed)
-    how = {"partition": str(partition), "clients": clients, "seed": seed, "val_fraction": val_fraction}
+    made = share_out(
+        dataset, _names(dataset, partition, clients), rows, test_rows, val_fraction, mixed=mixed
+    )
+    how = {
+        "partition": str(partition),
+        "clients": clients,
+        "seed": seed,
+        "val_fraction": val_fraction,
+    }
     return coming_from(made, dataset.origin if isinstance(partition, _SPELLED) else None, **how)
 
 
 def _whole(dataset: Any, partition: Any) -> Dataset:
     """Return the data set that the user means."""
     if isinstance(partition, Dataset):
-        raise UserError('split takes the data set first: ekiden.split(dataset, "dirichlet:0.5", clients)')
+        raise UserError(
+            'split takes the data set first: ekiden.split(dataset, "dirichlet:0.5", clients)'
+        )
     if isinstance(dataset, FederatedData):
-        raise UserError("split was given data that are divided already: give the Dataset, as it was loaded")
+        raise UserError(
+            "split was given data that are divided already: give the Dataset, as it was loaded"
+        )
     if isinstance(dataset, str | PathLike):
-        raise UserError(f"split takes a data set, not its name: ekiden.split(ekiden.load({str(dataset)!r}), ...)")
+        raise UserError(
+            f"split takes a data set, not its name: ekiden.split(ekiden.load({str(dataset)!r}), "
+            "...)"
+        )
     return dataset if isinstance(dataset, Dataset) else from_tensors(dataset)
 
 
@@ -478,11 +559,13 @@ def _unknown_groups(dataset: Dataset, unknown: Tensor, *, everywhere: bool) -> N
     names = listed(dataset.groups[owner] if dataset.groups else owner for owner in owners)
     if not everywhere:
         raise UserError(
-            f"{len(unknown):,} test rows of {dataset.name} are of groups that training does not have ({names}): take "
+            f"{len(unknown):,} test rows of {dataset.name} are of groups that training does not "
+            f"have ({names}): take "
             "them out, measure them apart with `ekiden evaluate RUN --data`, or add training rows"
         )
     tell(
-        f"no group of the test part of {dataset.name} ({names}) is in training: its rows are divided among clients by "
+        f"no group of the test part of {dataset.name} ({names}) is in training: its rows are "
+        "divided among clients by "
         "their labels"
     )
 

@@ -1,4 +1,6 @@
-"""Read PNG, JPEG, TIFF and other pictures that Pillow opens, as they are shown: upright and without transparency."""
+"""Read PNG, JPEG, TIFF and other pictures that Pillow opens, as they are shown: upright and without
+transparency.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,10 +22,14 @@ class Look:
 
     size: tuple[int, int]  # width and height as it is shown
     colour: bool  # whether it has colours other than greys
-    pages: int = 1  # number of pages, frames or slices from which the middle one is taken; 1 if the path names one by #
+    # number of pages, frames or slices from which the middle one is taken; 1 if the path names one
+    # by #
+    pages: int = 1
     doubt: str = ""  # what the file leaves open, and how it was read; "" if nothing
     spacing: float = 0.0  # millimetres between the rows; 0 if the file does not say
-    taken: tuple[str, ...] = ()  # how it was taken: "CT axial", the part of the body, its side; "" if it is not said
+    taken: tuple[
+        str, ...
+    ] = ()  # how it was taken: "CT axial", the part of the body, its side; "" if it is not said
     uid: str = ""  # the number that only this picture has; "" if the file does not say
     subject: str = ""  # whom it shows; "" if the file does not say
 
@@ -48,7 +54,9 @@ def split(path: Path) -> tuple[Path, int | None]:
 
 
 def chosen(count: int, number: int | None, what: str) -> int:
-    """Return the page (`what`) that is read: the one that was named, counted from 0, or else the middle one."""
+    """Return the page (`what`) that is read: the one that was named, counted from 0, or else the
+    middle one.
+    """
     if number is not None and number >= count:
         has = f"one {what}" if count == 1 else f"{count} {what}s"
         raise UserError(f"it has {has}, so there is no {what} {number}: count from 0")
@@ -57,7 +65,9 @@ def chosen(count: int, number: int | None, what: str) -> int:
 
 Source: TypeAlias = Path | bytes | Image.Image
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
+SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+)
 _ORIENTATION = 0x0112  # the tag of EXIF
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -69,12 +79,21 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _SWAPPED = 5  # from this orientation on, width and height change places
-_LATE = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")  # chunks of a PNG that may follow its pixels and name an orientation
+_LATE = (
+    b"eXIf",
+    b"iTXt",
+    b"tEXt",
+    b"zTXt",
+)  # chunks of a PNG that may follow its pixels and name an orientation
 _SUBFILE, _PHOTOMETRIC = 254, 262  # tags of TIFF
 _PREVIEW_OR_MASK = 5  # bits of _SUBFILE
 _GREY = frozenset({"1", "L", "LA", "La", "I", "F"})
 _PLAIN = frozenset({"L", "RGB", "I", "F"})
-_SRGB = [name.encode(code) for name in ("sRGB", "IEC61966-2.1", "IEC 61966-2-1") for code in ("ascii", "utf-16-be")]
+_SRGB = [
+    name.encode(code)
+    for name in ("sRGB", "IEC61966-2.1", "IEC 61966-2-1")
+    for code in ("ascii", "utf-16-be")
+]
 _GAMMA = 0.45455  # of sRGB, as PNG files write it
 _shared = Lock()  # while the file of an opened image is read
 
@@ -84,7 +103,9 @@ def look(source: Source) -> Look:
     with _page(source) as (image, pages):
         width, height = image.size
         if (image.format != "PNG" or _may_turn(image, source)) and _orientation(image) >= _SWAPPED:
-            if image.format == "TIFF":  # depending on its version, Pillow has swapped the sides or not
+            if (
+                image.format == "TIFF"
+            ):  # depending on its version, Pillow has swapped the sides or not
                 width, height = _upright(image).size
             else:
                 width, height = height, width
@@ -103,7 +124,9 @@ def _profile(image: Image.Image) -> str:
     if not any(name in profile for name in _SRGB) and not _is_grey(image):
         return "have a colour profile other than sRGB, which is not applied: convert them to sRGB"
     if abs(gamma - _GAMMA) > _GAMMA / 5 and "srgb" not in image.info:
-        return f"have the gamma {gamma:g} by their header, which is not applied: convert them to sRGB"
+        return (
+            f"have the gamma {gamma:g} by their header, which is not applied: convert them to sRGB"
+        )
     return ""
 
 
@@ -125,17 +148,24 @@ def load(source: Source) -> Loaded:
 
 
 def mask(source: Source) -> np.ndarray[Any, Any]:
-    """Return the labels (H, W) in a mask: its grey values, or the numbers of the colours in its palette."""
+    """Return the labels (H, W) in a mask: its grey values, or the numbers of the colours in its
+    palette.
+    """
     with _page(source) as (image, _):
         grey = image.mode in ("1", "L", "P", "I", "F") or image.mode.startswith("I;16")
         if not grey or image.format in ("JPEG", "MPO"):
-            raise UserError(f"it is {image.format} of mode {image.mode}: give numbers of classes, as a grey PNG file")
+            raise UserError(
+                f"it is {image.format} of mode {image.mode}: give numbers of classes, as a grey "
+                "PNG file"
+            )
         return np.asarray(_upright(image))
 
 
 @contextmanager
 def _page(source: Source) -> Iterator[tuple[Image.Image, int]]:
-    """Open the page that is read, and return it with the number of pages from which it was chosen."""
+    """Open the page that is read, and return it with the number of pages from which it was
+    chosen.
+    """
     path, number = split(source) if isinstance(source, Path) else (None, None)
     if isinstance(source, Image.Image):
         if len(_pages(source)) == 1 or source.tell() or getattr(source, "fp", None) is None:
@@ -163,7 +193,9 @@ def _file_of(image: Any) -> bytes:
 
 
 def _pages(image: Image.Image) -> list[int]:
-    """Return the pages that are pictures of their own: no previews, and no second picture inside a photo."""
+    """Return the pages that are pictures of their own: no previews, and no second picture inside a
+    photo.
+    """
     count = getattr(image, "n_frames", 1)
     if count == 1 or image.format == "MPO":
         return [0]
@@ -204,7 +236,10 @@ def _upright(image: Image.Image) -> Image.Image:
 def _is_grey(image: Image.Image) -> bool:
     if image.mode in ("P", "PA"):
         return _equal(np.array(image.getpalette("RGB") or (), dtype=np.uint8).reshape(-1, 3))
-    if image.format == "GIF" and image.mode in ("RGB", "RGBA"):  # Pillow's mode of all frames but the first
+    if image.format == "GIF" and image.mode in (
+        "RGB",
+        "RGBA",
+    ):  # Pillow's mode of all frames but the first
         return _equal(np.asarray(image.convert("RGB")))
     return image.mode in _GREY or image.mode.startswith("I;16")
 
@@ -233,7 +268,9 @@ def _of_16_bits(upright: Image.Image, header: Image.Image) -> Image.Image:
 
 
 def _cut(image: Image.Image) -> bool:
-    """Return whether Pillow keeps the upper 8 of 16 bits: it does for colours, and for grey with transparency."""
+    """Return whether Pillow keeps the upper 8 of 16 bits: it does for colours, and for grey with
+    transparency.
+    """
     if image.format not in ("PNG", "TIFF") or image.mode.startswith("I"):
         return False
     stored = (tile[3] for tile in getattr(image, "tile", ()))

@@ -34,7 +34,8 @@ class Origin(Checked):
     """
 
     data: str = ""  # what `ekiden.load` took, with an absolute path
-    # or else paths of the silos, each after its name as in "north=/data/n.csv". If both are empty, the data were made
+    # or else paths of the silos, each after its name as in "north=/data/n.csv". If both are empty,
+    # the data were made
     # in memory.
     silos: tuple[str, ...] = ()
     size: int | None = None  # as in `ekiden.load`
@@ -54,7 +55,9 @@ class Origin(Checked):
         return bool(self.data or self.silos)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what differs from the defaults as plain values, with digests of the user's Python files."""
+        """Return what differs from the defaults as plain values, with digests of the user's Python
+        files.
+        """
         values, usual = plain(self), plain(Origin())
         code = outside.digests((self.data, self.reading.get("sample_kind", "")))
         return {k: v for k, v in values.items() if v != usual[k]} | ({"code": code} if code else {})
@@ -68,7 +71,9 @@ class Origin(Checked):
 
 
 def said_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the configuration of a run says about its data: those of a plan, or the origin."""
+    """Return what the configuration of a run says about its data: those of a plan, or the
+    origin.
+    """
     found: Mapping[str, Any] = config.get("plan") or config.get("origin") or {}
     return found
 
@@ -97,14 +102,16 @@ class Samples:
     """Labelled samples, decoded once.
 
     Attributes:
-        x: (n, C, H, W) uint8 images, (n, L) int64 tokens or (n, d) float32 features; float32 of any other shape is used
-            as it is.
+        x: (n, C, H, W) uint8 images, (n, L) int64 tokens or (n, d) float32 features; float32 of any
+            other shape is used as it is.
         y: (n,) int64 class indices; for other tasks than classification, see `ekiden.data.tasks`.
         domain: (n,) int64 indices into `Dataset.domains`, or None.
         group: (n,) int64 natural owner (a writer, a hospital), or None.
-        classes: class names in the order of the indices; empty if they have none, or if the names of a `Dataset` count.
-        subject: (n,) int64 number of whom or what each sample is about (a patient, a device), the same number in all
-            parts and at all silos of one data set, or None. A subject is in one of training, validation and test.
+        classes: class names in the order of the indices; empty if they have none, or if the names
+            of a `Dataset` count.
+        subject: (n,) int64 number of whom or what each sample is about (a patient, a device), the
+            same number in all parts and at all silos of one data set, or None. A subject is in one
+            of training, validation and test.
         time: (n,) numbers that grow with time, or None. Held-out samples are the most recent ones.
     """
 
@@ -124,7 +131,9 @@ class Samples:
         return f"Samples({counted(len(self), 'sample')} of {_kind(self.x)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send to worker processes the place of a mapped tensor, which they map too, and all else by value."""
+        """Send to worker processes the place of a mapped tensor, which they map too, and all else
+        by value.
+        """
         at = place(self.x)
         rest = (self.y, self.domain, self.group, self.classes, self.subject, self.time)
         return (_opened, (at, *rest)) if at else (Samples, (self.x, *rest))
@@ -132,7 +141,9 @@ class Samples:
     def taken(self, rows: Tensor) -> "Samples":
         """Return a copy of these rows."""
         rest = {name: getattr(self, name) for name in ("domain", "group", "subject", "time")}
-        taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in rest.items()}
+        taken: dict[str, Any] = {
+            name: None if part is None else part[rows] for name, part in rest.items()
+        }
         return replace(self, x=self.x[rows], y=self.y[rows], **taken)
 
 
@@ -159,10 +170,11 @@ class Dataset:
         std: per channel, divided by.
         augment: how training batches are augmented.
         task: what the labels mean.
-        inputs: what a sample is, and how raw samples become such tensors; by default inferred from the tensor.
+        inputs: what a sample is, and how raw samples become such tensors; by default inferred from
+            the tensor.
         groups: names of the natural owners, if they have any.
-        least: smallest number of rows that a client reports when clients agree on the scaling of tables and targets;
-            0: nothing is left to agree on.
+        least: smallest number of rows that a client reports when clients agree on the scaling of
+            tables and targets; 0: nothing is left to agree on.
         origin: where the data came from, if they were read by `load`.
     """
 
@@ -208,10 +220,14 @@ class Dataset:
         """Return what methods can rely on; see `Method.needs`."""
         if self.inputs.ragged:
             return self.task.offers
-        return self.task.offers | ({"numbers", "continuous"} if self.inputs.continuous else {"numbers"})
+        return self.task.offers | (
+            {"numbers", "continuous"} if self.inputs.continuous else {"numbers"}
+        )
 
     def strata(self, samples: Samples) -> Tensor:
-        """Return a group (n,) int64 for each of some samples, by their labels; in classification, the class."""
+        """Return a group (n,) int64 for each of some samples, by their labels; in classification,
+        the class.
+        """
         return self.task.strata(samples.y)
 
     @property
@@ -245,18 +261,25 @@ class Subset:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of all samples and labels with their types and shapes, kept since it takes a second for 1 GB."""
+        """SHA-256 of all samples and labels with their types and shapes, kept since it takes a
+        second for 1 GB.
+        """
         found = hashlib.sha256()
         x, y = self.samples.x, self.samples.y
-        found.update(repr((len(self), x.dtype, tuple(x.shape[1:]), y.dtype, tuple(y.shape[1:]))).encode())
+        found.update(
+            repr((len(self), x.dtype, tuple(x.shape[1:]), y.dtype, tuple(y.shape[1:]))).encode()
+        )
         for rows in torch.split(self.rows, _ROWS):
             for values in (x[rows], y[rows]):
-                found.update(values.contiguous().view(torch.uint8).numpy().data if values.numel() else b"")
+                found.update(
+                    values.contiguous().view(torch.uint8).numpy().data if values.numel() else b""
+                )
         return found.digest()
 
     @cached_property
     def variety(self) -> tuple[int, float]:
-        """Of a table (n, d): the number of different rows, and Σ log₂ of the number of values of each column.
+        """Of a table (n, d): the number of different rows, and Σ log₂ of the number of values of
+        each column.
 
         At most 20,000 rows are looked at.
         """
@@ -290,7 +313,9 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Clients(Sequence[ClientData]):
-    """Clients whose names and sizes are known, and whose data are read each time that they are asked for."""
+    """Clients whose names and sizes are known, and whose data are read each time that they are
+    asked for.
+    """
 
     sizes: Mapping[str, Sizes]  # numbers of samples, by the clients' names
     read: Callable[[int], ClientData]  # reads the data of a client, given its number from 0 on
@@ -351,9 +376,13 @@ def held_by(clients: Sequence[ClientData]) -> Held:
 
 
 class Shares:
-    """Rows of all clients in one tensor each for training, validation and test; makes a client's `ClientData`."""
+    """Rows of all clients in one tensor each for training, validation and test; makes a client's
+    `ClientData`.
+    """
 
-    def __init__(self, names: Sequence[str], dataset: Dataset, rows: Sequence[Sequence[NDArray[np.int64]]]) -> None:
+    def __init__(
+        self, names: Sequence[str], dataset: Dataset, rows: Sequence[Sequence[NDArray[np.int64]]]
+    ) -> None:
         """Keep the rows.
 
         Args:
@@ -377,7 +406,10 @@ class Shares:
     def __call__(self, at: int) -> ClientData:
         """Return what client number `at` holds; its samples are in the tensors of the data set."""
         held = zip(self._samples, self._rows, self._sizes, self._ends, strict=True)
-        parts = (Subset(samples, rows[ends[at] - sizes[at] : ends[at]]) for samples, rows, sizes, ends in held)
+        parts = (
+            Subset(samples, rows[ends[at] - sizes[at] : ends[at]])
+            for samples, rows, sizes, ends in held
+        )
         return ClientData(self._names[at], *parts)
 
 
@@ -397,7 +429,12 @@ class FederatedData:
 
     def __repr__(self) -> str:
         """One line for the data set and one for each client."""
-        return "\n".join([f"FederatedData({self.dataset!r},", *(f"  {client!r}," for client in self.clients)]) + "\n)"
+        return (
+            "\n".join(
+                [f"FederatedData({self.dataset!r},", *(f"  {client!r}," for client in self.clients)]
+            )
+            + "\n)"
+        )
 
     @cached_property
     def sizes(self) -> Mapping[str, Sizes]:
@@ -421,16 +458,20 @@ class FederatedData:
         rows = torch.cat([client.val.rows for client in self.clients])
         if not len(rows):
             raise UserError(
-                "there are no validation samples, which choose settings and recalibrate: run with --val-fraction 0.1"
+                "there are no validation samples, which choose settings and recalibrate: run with "
+                "--val-fraction 0.1"
             )
         test = self.dataset.train.taken(rows)
         places = torch.split(torch.arange(len(rows)), [len(client.val) for client in self.clients])
-        clients = (replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True))
+        clients = (
+            replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True)
+        )
         found = FederatedData(replace(self.dataset, test=test), tuple(clients))
         return coming_from(found, self.origin or Origin(), tune=True)
 
     def without(self, *names: str) -> "FederatedData":
-        """Return the data without some clients and their test samples; the other clients' data do not change.
+        """Return the data without some clients and their test samples; the other clients' data do
+        not change.
 
         Raises:
             UserError: no client has such a name, or no client would be left.
@@ -443,6 +484,8 @@ class FederatedData:
             raise UserError("no client would be left: name fewer")
         rows = torch.cat([client.test.rows for client in kept]).sort().values
         test = self.dataset.test.taken(rows)
-        clients = (replace(c, test=Subset(test, torch.searchsorted(rows, c.test.rows))) for c in kept)
+        clients = (
+            replace(c, test=Subset(test, torch.searchsorted(rows, c.test.rows))) for c in kept
+        )
         found, origin = FederatedData(replace(self.dataset, test=test), tuple(clients)), self.origin
         return coming_from(found, origin, without=(*origin.without, *names) if origin else ())

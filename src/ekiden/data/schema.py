@@ -1,4 +1,5 @@
-"""A study's schema: which columns its data have and which values these may hold, in one TOML file that all silos share.
+"""A study's schema: which columns its data have and which values these may hold, in one TOML file
+that all silos share.
 
 label_column = "died"
 subject_column = "patient"
@@ -33,7 +34,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.base.checks import Checked, made, plain
-from ekiden.base.errors import PrivateError, UserError, at, counted, listed, nearest, row_text, unknown
+from ekiden.base.errors import (
+    PrivateError,
+    UserError,
+    at,
+    counted,
+    listed,
+    nearest,
+    row_text,
+    unknown,
+)
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.undecoded import Raw
@@ -54,7 +64,8 @@ class Column(Checked):
     _flag: ClassVar[str] = "{}"
 
     kind: Kind
-    """number; date; category: names, or codes; text, image or array: a sample; id: of subjects, which no model gets"""
+    """number; date; category: names, or codes; text, image or array: a sample; id: of subjects,
+    which no model gets"""
     unit: str = ""
     """unit of the numbers, in words, for readers and messages"""
     least: float | str | None = None
@@ -62,7 +73,8 @@ class Column(Checked):
     most: float | str | None = None
     """largest number, or last date"""
     categories: tuple[str, ...] = ()
-    """all categories; of the label, the classes in the order that all silos share. Without them any name is allowed"""
+    """all categories; of the label, the classes in the order that all silos share. Without them any
+    name is allowed"""
     missing: tuple[str, ...] = ()
     """cells that mark a missing value in this column, in addition to the usual ones"""
     required: bool = False
@@ -72,14 +84,20 @@ class Column(Checked):
         bounds = [bound for bound in (self.least, self.most) if bound is not None]
         wanted = {"number": float, "date": str}.get(self.kind)
         if bounds and wanted is None:
-            raise UserError(f"least and most are for numbers and dates, not for {self.kind}: leave them out")
+            raise UserError(
+                f"least and most are for numbers and dates, not for {self.kind}: leave them out"
+            )
         if any(not isinstance(bound, wanted or object) for bound in bounds):
-            raise UserError(f"least and most of a {self.kind} must be {self.kind}s, not {bounds[0]!r}")
+            raise UserError(
+                f"least and most of a {self.kind} must be {self.kind}s, not {bounds[0]!r}"
+            )
         numbers = [self.number(bound) for bound in bounds]
         if len(numbers) == 2 and numbers[0] > numbers[1]:
             raise UserError(f"least {self.least} is above most {self.most}")
         if self.categories and self.kind != "category":
-            raise UserError(f"categories are for the kind category, not for {self.kind}: leave them out")
+            raise UserError(
+                f"categories are for the kind category, not for {self.kind}: leave them out"
+            )
         if twice := next((c for c in self.categories if self.categories.count(c) > 1), None):
             raise UserError(f"the category {twice!r} is there twice: name each once")
 
@@ -96,12 +114,21 @@ class Column(Checked):
     def allows(self) -> str:
         """Return in words which values are allowed."""
         unit = f" {self.unit}" if self.unit else ""
-        ends = [f"{bound:.15g}" if isinstance(bound, float) else bound for bound in (self.least, self.most)]
+        ends = [
+            f"{bound:.15g}" if isinstance(bound, float) else bound
+            for bound in (self.least, self.most)
+        ]
         match self.kind, ends:
             case (("number" | "date"), [None, None]):
                 return f"{self.kind}s{f' ({self.unit})' if unit else ''}"
             case (("number" | "date"), [low, high]):
-                between = f"from {low}" if high is None else f"up to {high}" if low is None else f"{low} to {high}"
+                between = (
+                    f"from {low}"
+                    if high is None
+                    else f"up to {high}"
+                    if low is None
+                    else f"{low} to {high}"
+                )
                 return f"{self.kind}s {between}{unit}"
             case "category", _ if self.categories:
                 return listed(map(repr, self.categories), _SHOWN)
@@ -109,8 +136,12 @@ class Column(Checked):
                 return {"category": "names", "id": "ids"}.get(self.kind, f"{self.kind}s")
 
     def within(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return (n,) which numbers, or days since 1970, are in the range; NaN counts as if it were."""
-        low, high = (None if bound is None else self.number(bound) for bound in (self.least, self.most))
+        """Return (n,) which numbers, or days since 1970, are in the range; NaN counts as if it
+        were.
+        """
+        low, high = (
+            None if bound is None else self.number(bound) for bound in (self.least, self.most)
+        )
         outside = np.zeros(len(values), dtype=bool)
         if low is not None:
             outside |= values < low
@@ -126,7 +157,9 @@ class Violation:
     where: str  # the row or file
     column: str  # name of the column
     what: str  # what is wrong, without the value: all that other silos are told
-    value: str  # the value as it is written; of a missing column, another with nearly its name; empty if there is none
+    # the value as it is written; of a missing column, another with nearly its name; empty if there
+    # is none
+    value: str
     allowed: str  # what the schema allows, in words; empty if the column is missing
 
     def __str__(self) -> str:
@@ -173,7 +206,9 @@ class Schema(Checked):
         if self.time_column and self.columns[self.time_column].kind not in ("date", "number"):
             raise UserError(f"the time {self.time_column!r} must be of the kind date or number")
         if len(self.samples) > 1:
-            raise UserError(f"columns {' and '.join(map(repr, self.samples))} both hold samples: name one")
+            raise UserError(
+                f"columns {' and '.join(map(repr, self.samples))} both hold samples: name one"
+            )
 
     @cached_property
     def samples(self) -> list[str]:
@@ -185,20 +220,30 @@ class Schema(Checked):
         """Return the columns of a table that a model gets; none if one column holds the samples."""
         meant = (*self.label_column, self.subject_column, self.time_column)
         kinds = ("number", "date", "category")
-        own = [name for name, column in self.columns.items() if column.kind in kinds and name not in meant]
+        own = [
+            name
+            for name, column in self.columns.items()
+            if column.kind in kinds and name not in meant
+        ]
         return () if self.samples else tuple(own)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Return the classes in their order; None if labels are numbers, or any name is allowed."""
-        return (self.columns[self.label_column[0]].categories or None) if len(self.label_column) == 1 else None
+        return (
+            (self.columns[self.label_column[0]].categories or None)
+            if len(self.label_column) == 1
+            else None
+        )
 
     @property
     def task(self) -> str:
         """Return the task of a single label; "" if the values decide."""
         if len(self.label_column) != 1:
             return ""
-        return {"category": "classification", "number": "regression"}[self.columns[self.label_column[0]].kind]
+        return {"category": "classification", "number": "regression"}[
+            self.columns[self.label_column[0]].kind
+        ]
 
     def of_kind(self, *kinds: str) -> tuple[str, ...]:
         """Return the columns of these kinds."""
@@ -206,14 +251,24 @@ class Schema(Checked):
 
     def options(self) -> dict[str, Any]:
         """Return what the schema says about the fields of `Reading`."""
-        marks = tuple(f"{name}={mark}" for name, column in self.columns.items() for mark in column.missing)
-        found = {f"{self.columns[name].kind}_column": name for name in self.samples if name != "image"}
+        marks = tuple(
+            f"{name}={mark}" for name, column in self.columns.items() for mark in column.missing
+        )
+        found = {
+            f"{self.columns[name].kind}_column": name for name in self.samples if name != "image"
+        }
         found |= {name: getattr(self, name) for name in _ROLES if getattr(self, name) != ("label",)}
         categorical = tuple(name for name in self.features if self.columns[name].kind == "category")
-        return found | {"feature_columns": self.features, "categorical_columns": categorical, "missing": marks}
+        return found | {
+            "feature_columns": self.features,
+            "categorical_columns": categorical,
+            "missing": marks,
+        }
 
     def text(self) -> str:
-        """Return the schema as JSON, the same for the same schema, without comments, which may be about patients."""
+        """Return the schema as JSON, the same for the same schema, without comments, which may be
+        about patients.
+        """
         values = {name: value for name, value in plain(self).items() if value}
         default = Column("number")
         values["columns"] = {
@@ -239,13 +294,17 @@ def read(path: Path | str) -> Schema:
             values = tomllib.loads(text)
     except OSError as error:
         raise UserError(
-            f"cannot read the schema {path} ({error.strerror}): check the name; `ekiden data SOURCE --draft-schema "
+            f"cannot read the schema {path} ({error.strerror}): check the name; `ekiden data "
+            "SOURCE --draft-schema "
             f"{path.name}` drafts one"
         ) from None
     except (ValueError, RecursionError) as error:  # also of TOML and of the encoding
         raise UserError(f"{path} is not valid TOML: {error}") from None
     if values is None:
-        raise UserError(f"{path} holds no schema: make it by `ekiden federation agree SUMS... --schema study.toml`")
+        raise UserError(
+            f"{path} holds no schema: make it by `ekiden federation agree SUMS... --schema "
+            "study.toml`"
+        )
     with at(str(path)):
         return parsed(values)
 
@@ -263,11 +322,19 @@ def parsed(values: Any) -> Schema:
     """Return the schema with these plain values."""
     if not isinstance(values, dict) or not isinstance(columns := values.get("columns", {}), dict):
         raise UserError("columns must be tables, as in [columns.age]")
-    listed = {k: (v,) if k == "label_column" and isinstance(v, str) else v for k, v in values.items()}
-    made_ = {str(name): made(Column, _listed(column), f"columns.{name}") for name, column in columns.items()}
+    listed = {
+        k: (v,) if k == "label_column" and isinstance(v, str) else v for k, v in values.items()
+    }
+    made_ = {
+        str(name): made(Column, _listed(column), f"columns.{name}")
+        for name, column in columns.items()
+    }
     found = made(Schema, listed | {"columns": made_})
     if len(found.text()) > _MOST_TEXT:
-        raise UserError(f"it has more than {_MOST_TEXT:,} characters: leave out categories of columns with many names")
+        raise UserError(
+            f"it has more than {_MOST_TEXT:,} characters: leave out categories of columns with "
+            "many names"
+        )
     return found
 
 
@@ -276,17 +343,27 @@ def _listed(column: Any) -> Any:
     if not isinstance(column, dict):
         return column
     names = {
-        key: tuple(map(_named, value)) if key in ("categories", "missing") and isinstance(value, list) else value
+        key: tuple(map(_named, value))
+        if key in ("categories", "missing") and isinstance(value, list)
+        else value
         for key, value in column.items()
     }
-    return {key: value.isoformat() if isinstance(value, date) else value for key, value in names.items()}
+    return {
+        key: value.isoformat() if isinstance(value, date) else value for key, value in names.items()
+    }
 
 
 def _named(value: Any) -> Any:
     """Return a category as a cell shows it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:.15g}" if isinstance(value, float) else str(value) if isinstance(value, int) else value
+    return (
+        f"{value:.15g}"
+        if isinstance(value, float)
+        else str(value)
+        if isinstance(value, int)
+        else value
+    )
 
 
 def refuse(violations: Sequence[Violation], source: str) -> None:
@@ -297,7 +374,8 @@ def refuse(violations: Sequence[Violation], source: str) -> None:
     more = f" (and {counted(rest, 'more violation')})" if rest else ""
     told = ", ".join(dict.fromkeys(f"column {v.column!r} {v.what}" for v in violations[:1000]))
     raise SchemaError(
-        f"{violations[0]}{more}: correct the data, or the schema; `ekiden data {source} --schema FILE` lists all",
+        f"{violations[0]}{more}: correct the data, or the schema; `ekiden data {source} --schema "
+        "FILE` lists all",
         f"its data do not meet the study's schema ({told})",
         violations,
     )
@@ -306,9 +384,11 @@ def refuse(violations: Sequence[Violation], source: str) -> None:
 def violations(
     table: Any, source: str, schema: Schema, writing: Writing, names: Mapping[str, tuple[str, ...]]
 ) -> list[Violation]:
-    """Return what in a `pyarrow.Table`, as it was read, the schema does not allow, in the order of its columns.
+    """Return what in a `pyarrow.Table`, as it was read, the schema does not allow, in the order of
+    its columns.
 
-    `writing` has the schema's marks of missing values, and `names` those of categories that are stored as positions.
+    `writing` has the schema's marks of missing values, and `names` those of categories that are
+    stored as positions.
     """
     lacking = [name for name in schema.columns if name not in table.column_names]
     others = [name for name in table.column_names if name not in schema.columns]
@@ -361,14 +441,20 @@ class _Check:
         values, dates = self._values(name, odd)
         if len(found) > 1 and (values is None or np.isnan(values).all()):
             value = f"not {column.kind}s, but {found[0].value} in {found[0].where} and the like"
-            return [Violation(self.source, name, f"holds other than {column.kind}s", value, column.allows())]
+            return [
+                Violation(
+                    self.source, name, f"holds other than {column.kind}s", value, column.allows()
+                )
+            ]
         if values is None:
             return [Violation(self.source, name, f"holds {dates}", dates, column.allows())]
         found += self._at(name, column, ~column.within(values), "holds values out of range")
         return found + self._lost(name, column, np.isnan(values) & ~odd)
 
     def _values(self, name: str, odd: NDArray[np.bool_]) -> tuple[NDArray[np.float64] | None, str]:
-        """Return a column without odd cells as numbers; None, and what it holds, if these are of another kind."""
+        """Return a column without odd cells as numbers; None, and what it holds, if these are of
+        another kind.
+        """
         table = self.table
         if odd.any():
             column = pa.chunked_array([pa.array(odd)])
@@ -390,17 +476,27 @@ class _Check:
         positions = self.names.get(name, ())
         if positions:
             texts = [
-                positions[int(t)] if t is not None and t.isdigit() and int(t) < len(positions) else t for t in texts
+                positions[int(t)]
+                if t is not None and t.isdigit() and int(t) < len(positions)
+                else t
+                for t in texts
             ]
         lost = np.array([text is None for text in texts], dtype=bool)
         known = set(column.categories)
-        strange = np.array([bool(known) and text is not None and text not in known for text in texts], dtype=bool)
+        strange = np.array(
+            [bool(known) and text is not None and text not in known for text in texts], dtype=bool
+        )
         found = self._at(name, column, strange, "holds categories that are not in the schema")
         return found + self._lost(name, column, lost)
 
     def _lost(self, name: str, column: Column, lost: NDArray[np.bool_]) -> list[Violation]:
         """Return the rows without a value, if each needs one."""
-        meant = (*self.schema.label_column, self.schema.subject_column, self.schema.time_column, *self.schema.samples)
+        meant = (
+            *self.schema.label_column,
+            self.schema.subject_column,
+            self.schema.time_column,
+            *self.schema.samples,
+        )
         if not column.required and name not in meant:
             return []
         return [
@@ -408,10 +504,15 @@ class _Check:
             for row in np.flatnonzero(lost).tolist()
         ]
 
-    def _at(self, name: str, column: Column, which: NDArray[np.bool_], what: str) -> list[Violation]:
+    def _at(
+        self, name: str, column: Column, which: NDArray[np.bool_], what: str
+    ) -> list[Violation]:
         rows = np.flatnonzero(which)
         values = self.table[name].take(rows).to_pylist()
-        shown = [repr(v if len(v) <= 40 else f"{v[:37]}...") if isinstance(v, str) else str(v) for v in values]
+        shown = [
+            repr(v if len(v) <= 40 else f"{v[:37]}...") if isinstance(v, str) else str(v)
+            for v in values
+        ]
         return [
             Violation(self._row(row), name, what, value, column.allows())
             for row, value in zip(rows.tolist(), shown, strict=True)
@@ -422,22 +523,32 @@ class _Check:
 
 
 def of_labels(raw: Raw, schema: Schema) -> list[Violation]:
-    """Return what in labels without a table (of folders, or in arrays) the schema does not allow."""
+    """Return what in labels without a table (of folders, or in arrays) the schema does not
+    allow.
+    """
     if len(schema.label_column) != 1 or raw.label.ndim != 1:
         return []
     name = schema.label_column[0]
     column = schema.columns[name]
-    labels = [raw.classes[k] for k in raw.label] if raw.classes and raw.label.dtype.kind == "i" else raw.label.tolist()
+    labels = (
+        [raw.classes[k] for k in raw.label]
+        if raw.classes and raw.label.dtype.kind == "i"
+        else raw.label.tolist()
+    )
     if column.kind == "number":
         what, numbers = "holds values out of range", raw.label.dtype.kind in "iuf"
-        good = column.within(raw.label.astype(np.float64)).tolist() if numbers else [False] * len(raw)
+        good = (
+            column.within(raw.label.astype(np.float64)).tolist() if numbers else [False] * len(raw)
+        )
         shown = list(map(str, raw.label))
     else:
         what, names = "holds categories that are not in the schema", list(map(_named, labels))
         good = [not column.categories or name in column.categories for name in names]
         shown = list(map(repr, names))
     return [
-        Violation(raw.where(row), name, what, shown[row], column.allows()) for row, fits in enumerate(good) if not fits
+        Violation(raw.where(row), name, what, shown[row], column.allows())
+        for row, fits in enumerate(good)
+        if not fits
     ]
 
 

@@ -1,4 +1,6 @@
-"""What doubts look at: a data set, its parts as they were read, and which equal samples are copies, not chance."""
+"""What doubts look at: a data set, its parts as they were read, and which equal samples are copies,
+not chance.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +33,14 @@ LARGE = 1 << 28
 ROWS, MOST_SILOS = 20, 200
 """rows from which a silo is compared with others, and how many silos are"""
 LOOKED_AT, _OF_EACH = 8000, 100
-"""samples of all silos that are compared, and the least of each: every silo is compared with all others"""
+"""samples of all silos that are compared, and the least of each: every silo is compared with all
+others"""
 _CROWD = 2_000_000  # samples that are not compared: their prints would need a gigabyte
 
 
 def chance(x: Tensor) -> float:
-    """Return how probable it is that two samples (n, ...) are equal, if their values do not depend on each other.
+    """Return how probable it is that two samples (n, ...) are equal, if their values do not depend
+    on each other.
 
     It is 0 for samples that are not rows: images and signals are copies if they are equal.
     """
@@ -58,18 +62,21 @@ def twice(*parts: Counter[Any]) -> float:
 
 
 def improbable(found: int, expected: float, pairs: int = 1) -> bool:
-    """Return whether so many equal rows are hardly chance, by Chernoff's bound for a Poisson variable."""
+    """Return whether so many equal rows are hardly chance, by Chernoff's bound for a Poisson
+    variable.
+    """
     if found <= expected:
         return False
     return pairs * exp(found - expected + found * log(max(expected, _NEVER) / found)) < _IMPROBABLE
 
 
 def copied(here: Mapping[Any, int], there: Mapping[Any, int], pairs: int = 1) -> bool:
-    """Return whether two parts have more rows in common than rows that are coarse would have by chance.
+    """Return whether two parts have more rows in common than rows that are coarse would have by
+    chance.
 
-    Of rows that are there twice in both parts together, a share of 2ab/(a + b)² is expected to be once in each, if the
-    parts have a and b rows. By Chernoff's bound, more is improbable, also among so many `pairs` of parts. `here` and
-    `there` say how often each row is in a part.
+    Of rows that are there twice in both parts together, a share of 2ab/(a + b)² is expected to be
+    once in each, if the parts have a and b rows. By Chernoff's bound, more is improbable, also
+    among so many `pairs` of parts. `here` and `there` say how often each row is in a part.
     """
     once = sum(n == 1 == there.get(row, 0) for row, n in here.items())
     twice = sum(n == 2 and row not in there for row, n in here.items())
@@ -83,11 +90,14 @@ def copied(here: Mapping[Any, int], there: Mapping[Any, int], pairs: int = 1) ->
     return pairs * exp(-(once + twice) * divergence) < _IMPROBABLE
 
 
-def rows_of_several(held: Mapping[str, Sequence[bytes | str]], chance: float | None = None) -> Iterator[str]:
-    """Say how many rows several silos hold, by their fingerprints, unless so many are equal by chance.
+def rows_of_several(
+    held: Mapping[str, Sequence[bytes | str]], chance: float | None = None
+) -> Iterator[str]:
+    """Say how many rows several silos hold, by their fingerprints, unless so many are equal by
+    chance.
 
-    `chance` says how probable it is that two rows are equal, as far as their values tell; None if only fingerprints are
-    known.
+    `chance` says how probable it is that two rows are equal, as far as their values tell; None if
+    only fingerprints are known.
     """
     counts = {name: Counter(rows) for name, rows in held.items()}
     fine = sum(map(len, counts.values())) >= ROWS_DIFFER * sum(map(len, held.values()))
@@ -105,10 +115,18 @@ def rows_of_several(held: Mapping[str, Sequence[bytes | str]], chance: float | N
 
     pairs = [(n, a, b) for (a, b), n in found.most_common() if told(a, b, n)]
     if pairs:
-        shown = listed(f"{a} and {b} {counted(n, 'row')} of {len(held[a]):,} and {len(held[b]):,}" for n, a, b in pairs)
-        few = ". Few may be equal by chance, if values are coarse" if chance is None and pairs[0][0] < _FEW else ""
+        shown = listed(
+            f"{a} and {b} {counted(n, 'row')} of {len(held[a]):,} and {len(held[b]):,}"
+            for n, a, b in pairs
+        )
+        few = (
+            ". Few may be equal by chance, if values are coarse"
+            if chance is None and pairs[0][0] < _FEW
+            else ""
+        )
         yield (
-            f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: take out what "
+            f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: "
+            "take out what "
             f"is twice{few}"
         )
 
@@ -140,7 +158,11 @@ class SeenData:
     def rows(self) -> dict[str, Tensor]:
         """Return which training rows each natural owner holds; none without owners."""
         group = self.data.train.group
-        return {} if group is None else {o: (group == k).nonzero()[:, 0] for k, o in enumerate(self.data.groups)}
+        return (
+            {}
+            if group is None
+            else {o: (group == k).nonzero()[:, 0] for k, o in enumerate(self.data.groups)}
+        )
 
     @cached_property
     def compared(self) -> dict[str, Tensor]:
@@ -153,7 +175,9 @@ class SeenData:
 
     @property
     def names(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yield the names of classes and of the categories of each column, each with what they are."""
+        """Yield the names of classes and of the categories of each column, each with what they
+        are.
+        """
         table = Table.of(self.data.inputs)
         yield "class", self.data.classes if isinstance(self.data.task, Classification) else ()
         for column, names in zip(table.categorical, table.vocabularies, strict=False):
@@ -162,17 +186,24 @@ class SeenData:
     @cached_property
     def bare(self) -> tuple[Tensor, Tensor]:
         """Return which training and test samples (n,) have nothing in them."""
-        train, test = (self.data.inputs.bare(part.x).cpu() for part in (self.data.train, self.data.test))
+        train, test = (
+            self.data.inputs.bare(part.x).cpu() for part in (self.data.train, self.data.test)
+        )
         return train, test
 
     @cached_property
     def prints(self) -> tuple[list[bytes], list[bytes]] | None:
-        """Return fingerprints of all training and test samples; None if there are too many, or rows of one number.
+        """Return fingerprints of all training and test samples; None if there are too many, or rows
+        of one number.
 
         Those with nothing in them have fingerprints of their own.
         """
         both = (self.data.train.x, self.data.test.x)
-        if sum(x.nbytes for x in both) > LARGE or sum(map(len, both)) > _CROWD or both[0][0].numel() < FEATURES:
+        if (
+            sum(x.nbytes for x in both) > LARGE
+            or sum(map(len, both)) > _CROWD
+            or both[0][0].numel() < FEATURES
+        ):
             return None
         train, test = (
             [
@@ -180,14 +211,19 @@ class SeenData:
                 for row, (print_, empty) in enumerate(zip(prints, bare.tolist(), strict=True))
             ]
             for part, prints, bare in zip(
-                (b"train", b"test"), (fingerprints(x, self.data.inputs, b"") for x in both), self.bare, strict=True
+                (b"train", b"test"),
+                (fingerprints(x, self.data.inputs, b"") for x in both),
+                self.bare,
+                strict=True,
             )
         )
         return train, test
 
     @property
     def owned(self) -> dict[str, list[bytes]]:
-        """Return the fingerprints of each natural owner, or of the source; none if there are too many."""
+        """Return the fingerprints of each natural owner, or of the source; none if there are too
+        many.
+        """
         if self.prints is None:
             return {}
         if not self.data.groups:

@@ -43,10 +43,13 @@ from ekiden.data.undecoded import Raw
 class Named:
     """A named data set."""
 
-    hub: str | None = None  # its id on the Hugging Face hub; None if we know no complete and readable copy there
+    hub: str | None = (
+        None  # its id on the Hugging Face hub; None if we know no complete and readable copy there
+    )
     config: str | None = None  # its configuration there
     columns: Columns = field(default_factory=Columns)  # names of its columns there
-    # the split there that is the test part; None if there is only `train` (then 20 % of every (domain, class), or of
+    # the split there that is the test part; None if there is only `train` (then 20 % of every
+    # (domain, class), or of
     # every group, is held out)
     test: str | None = "test"
     domains: tuple[str, ...] = ()  # domain names in the order of the papers
@@ -71,10 +74,14 @@ NAMED: dict[str, Named] = {
     "mnist": Named(hub="ylecun/mnist"),
     "fashion_mnist": Named(hub="zalando-datasets/fashion_mnist"),
     "svhn": Named(hub="ufldl-stanford/svhn", config="cropped_digits"),
-    "femnist": Named(hub="flwrlabs/femnist", columns=Columns(label="character", group="writer_id"), test=None),
+    "femnist": Named(
+        hub="flwrlabs/femnist", columns=Columns(label="character", group="writer_id"), test=None
+    ),
     "pathmnist": Named(),
     "cifar10": replace(_CIFAR, hub="uoft-cs/cifar10"),
-    "cifar100": replace(_CIFAR, hub="uoft-cs/cifar100", columns=Columns(image="img", label="fine_label")),
+    "cifar100": replace(
+        _CIFAR, hub="uoft-cs/cifar100", columns=Columns(image="img", label="fine_label")
+    ),
     "tiny_imagenet": _TINY,
     "tiny_imagenet20": replace(_TINY, hub=None),  # its first 20 classes
     "pacs": replace(
@@ -97,33 +104,41 @@ def load(
     classes: Sequence[str] | None = None,
     **columns: Any,
 ) -> Dataset:
-    """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or `~/.cache/ekiden`).
+    """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or
+    `~/.cache/ekiden`).
 
-    A name is first looked for in the folder `$EKIDEN_DATA`, then among the named sets (`NAMED`: `digits` ships with
-    scikit-learn, others come from the Hugging Face hub), then as a path. Layouts of your own data:
+    A name is first looked for in the folder `$EKIDEN_DATA`, then among the named sets (`NAMED`:
+    `digits` ships with scikit-learn, others come from the Hugging Face hub), then as a path.
+    Layouts of your own data:
 
-    - a table: Parquet, CSV, TSV or Feather, or a frame of pandas, polars, Arrow or Hugging Face. Its rows are the
-      samples, unless one column holds them: `image` (encoded bytes, structs of bytes and path, or paths), or the one
-      that `image_column`, `text_column` or `array_column` names. The test part of `a_train.csv` is `a_test.csv`;
+    - a table: Parquet, CSV, TSV or Feather, or a frame of pandas, polars, Arrow or Hugging Face.
+      Its rows are the samples, unless one column holds them: `image` (encoded bytes, structs of
+      bytes and path, or paths), or the one that `image_column`, `text_column` or `array_column`
+      names. The test part of `a_train.csv` is `a_test.csv`;
     - a folder of class folders, or of domain folders with class folders;
     - arrays: `.npz` or safetensors with `x` and `y`, or a folder with `x.npy` and `y.npy`;
     - a folder with one of these as `train`, and optionally one as `test`.
 
-    Or PATH.py:FUNCTION: a function without arguments that returns a `Dataset`, or a pair (train, test) as
-    `ekiden.data.from_tensors` takes them. For a function that returns silos, use `silos`. Without a test part, 20 % of
-    every (domain, class), or of every group if there are groups, is held out with a fixed seed.
+    Or PATH.py:FUNCTION: a function without arguments that returns a `Dataset`, or a pair (train,
+    test) as `ekiden.data.from_tensors` takes them. For a function that returns silos, use `silos`.
+    Without a test part, 20 % of every (domain, class), or of every group if there are groups, is
+    held out with a fixed seed.
 
     Args:
         name: a name, a path, or a frame.
-        size: side in pixels to which images are resized (bilinear with antialias); the default is the named set's, or
-            else the images' own.
-        task: its name, which says what the labels mean (`ekiden.data.tasks.KINDS`); by default inferred from them.
-        like: a data set whose classes and scaling are used, to measure a model trained on it on other data.
+        size: side in pixels to which images are resized (bilinear with antialias); the default is
+            the named set's, or else the images' own.
+        task: its name, which says what the labels mean (`ekiden.data.tasks.KINDS`); by default
+            inferred from them.
+        like: a data set whose classes and scaling are used, to measure a model trained on it on
+            other data.
         classes: names of all classes in their order, if these data need not hold all of them.
-        **columns: fields of `ekiden.data.Reading`, such as label_column="died", group_column="hospital".
+        **columns: fields of `ekiden.data.Reading`, such as label_column="died",
+            group_column="hospital".
 
     Returns:
-        The data set. Rows of a table are scaled once clients agree on the scaling, as in `ekiden.split`.
+        The data set. Rows of a table are scaled once clients agree on the scaling, as in
+        `ekiden.split`.
 
     Raises:
         UserError: there is no such data set, it cannot be read, or its images differ in size.
@@ -132,7 +147,14 @@ def load(
         raise UserError(f"classes is a list of names, not {classes!r}")
     chosen = reading(columns).like(None if like is None else like.inputs)
     named = isinstance(name, str | PathLike)
-    asked = _Request(fspath(name) if named else "own data", chosen.without_augment(), size, task, like, classes=classes)
+    asked = _Request(
+        fspath(name) if named else "own data",
+        chosen.without_augment(),
+        size,
+        task,
+        like,
+        classes=classes,
+    )
     if named:
         loaded = asked.loaded()
     elif frames.is_frame(name) or type(name) is dict:
@@ -142,14 +164,18 @@ def load(
         if isinstance(name, tuple | list | np.ndarray | Tensor):
             files = isinstance(name, list) and all(isinstance(one, str | PathLike) for one in name)
             given = "['a.csv', 'b.csv'], ..." if files else "[(x, y), (x, y)]"
-            part = f": {'files' if files else 'arrays in memory'} are silos, ekiden.federate({given})"
+            part = (
+                f": {'files' if files else 'arrays in memory'} are silos, ekiden.federate({given})"
+            )
         raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
     found = augmented(in_order(loaded, tuple(classes or ())), chosen)
     if like is not None or classes or not named:
         return found
     place = located(asked.name)
     found = replace(found, name=place) if found.name == asked.name else found
-    return coming_from(found, Origin(place, size=size, task=task, reading=chosen.located().chosen()))
+    return coming_from(
+        found, Origin(place, size=size, task=task, reading=chosen.located().chosen())
+    )
 
 
 @dataclass(frozen=True)
@@ -163,32 +189,55 @@ class _Request(AskedData):
         name, task = self.name, str(self.task or "")
         if _is_function(name):
             if self.reading != Reading():
-                raise UserError(f"{name} makes the samples itself: leave out what says how files are read")
-            return meant(_dataset_of(outside.call(name, "ekiden.datasets"), name, self.size, task), task)
+                raise UserError(
+                    f"{name} makes the samples itself: leave out what says how files are read"
+                )
+            return meant(
+                _dataset_of(outside.call(name, "ekiden.datasets"), name, self.size, task), task
+            )
         spec, path = NAMED.get(name), path_of(name)
         asked = self
         if spec:
-            asked = replace(self, spec=spec, size=self.size or spec.size, domains=spec.domains, doubt=spec == Named())
+            asked = replace(
+                self,
+                spec=spec,
+                size=self.size or spec.size,
+                domains=spec.domains,
+                doubt=spec == Named(),
+            )
         if path is not None:
             made = asked.files({"": path}, name if spec else path.stem)
-        elif file := next((c for c in self.reading.label_column if Path(c).suffix in frames.SUFFIXES), ""):
+        elif file := next(
+            (c for c in self.reading.label_column if Path(c).suffix in frames.SUFFIXES), ""
+        ):
             raise UserError(f"{file!r} is read as a column: name the data first, then the columns")
         elif self.reading.names_columns or self.reading.schema:
-            raise UserError(f"{name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA")
+            raise UserError(
+                f"{name} has fixed columns, which cannot be chosen: give local files of it in "
+                "EKIDEN_DATA"
+            )
         else:
-            made = asked.kept(name, *(_digits() if name == "digits" else _from_hub(name, asked.spec)))
+            made = asked.kept(
+                name, *(_digits() if name == "digits" else _from_hub(name, asked.spec))
+            )
         return replace(made, mean=spec.mean, std=spec.std, augment=spec.augment) if spec else made
 
     def files(self, sources: Mapping[str, Path], stem: str) -> Dataset:
         """Load the files or folders of each silo."""
 
         def held() -> list[Holding]:
-            return [hold(path, self.reading, silo, usual=self.spec.columns) for silo, path in sources.items()]
+            return [
+                hold(path, self.reading, silo, usual=self.spec.columns)
+                for silo, path in sources.items()
+            ]
 
         return self.kept(stem, _contents(sources, self.reading, self.spec.columns), held)
 
     def kept(
-        self, stem: str, pieces: Iterable[bytes | memoryview | str | Path], held: Callable[[], list[Holding]]
+        self,
+        stem: str,
+        pieces: Iterable[bytes | memoryview | str | Path],
+        held: Callable[[], list[Holding]],
     ) -> Dataset:
         """Assemble what is held, once; then it is in the cache.
 
@@ -199,25 +248,46 @@ class _Request(AskedData):
         """
         if self.like is not None:
             return assemble(held(), self)
-        asked = (self.reading, self.size, self.task, self.classes, self.spec.columns, self.domains, self.spec.hub)
-        code = self.reading.sample_kind.rpartition(":")[0] if outside.is_file(self.reading.sample_kind) else ""
+        asked = (
+            self.reading,
+            self.size,
+            self.task,
+            self.classes,
+            self.spec.columns,
+            self.domains,
+            self.spec.hub,
+        )
+        code = (
+            self.reading.sample_kind.rpartition(":")[0]
+            if outside.is_file(self.reading.sample_kind)
+            else ""
+        )
         own = [Path(file).expanduser() for file in (self.reading.schema, code) if file]
         try:
             content = cache.key([repr(asked), *own, *pieces])
         except OSError as error:
-            raise UserError(f"cannot read {error.filename} ({error.strerror}): check that it is there.") from error
+            raise UserError(
+                f"cannot read {error.filename} ({error.strerror}): check that it is there."
+            ) from error
         made = cache.cached(stem, content, lambda: assemble(held(), self))
         train, test = (replace(part, classes=made.classes) for part in (made.train, made.test))
         return replace(made, name=self.name, train=train, test=test)
 
 
 def join(
-    paths: Sequence[str], *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any
+    paths: Sequence[str],
+    *,
+    size: int | None = None,
+    task: str = "",
+    like: Dataset | None = None,
+    **columns: Any,
 ) -> Dataset:
-    """Load the files or folders of several silos as one data set, in which each silo is a natural owner.
+    """Load the files or folders of several silos as one data set, in which each silo is a natural
+    owner.
 
     Args:
-        paths: paths of the silos; or one folder with a file or a folder for each; or a TOML file that names them.
+        paths: paths of the silos; or one folder with a file or a folder for each; or a TOML file
+            that names them.
         size: as in `load`.
         task: as in `load`.
         like: as in `load`.
@@ -227,14 +297,18 @@ def join(
         UserError: as in `load`; or the silos' data do not go together.
     """
     chosen = reading(columns).like(None if like is None else like.inputs)
-    asked, sources = _Request("silos", chosen.without_augment(), size, task, like), named_silos(paths)
+    asked, sources = (
+        _Request("silos", chosen.without_augment(), size, task, like),
+        named_silos(paths),
+    )
     made = augmented(asked.files(sources, "silos"), chosen)
     origin = Origin(silos=written(sources), size=size, task=task, reading=chosen.located().chosen())
     return made if like is not None else coming_from(made, origin)
 
 
 def silos(name: str, *, val_fraction: float = 0.1, seed: int = 0) -> FederatedData | None:
-    """Return the silos that the user's function returns; None if `name` is not the name of such a function.
+    """Return the silos that the user's function returns; None if `name` is not the name of such a
+    function.
 
     The function returns what `ekiden.federate` returns, or a list that it takes.
     """
@@ -256,17 +330,22 @@ def _dataset_of(given: Any, name: str, size: int | None, task: str = "") -> Data
     if isinstance(given, tuple) and len(given) == 2:
         given = from_tensors(*given, name=outside.short(name), task=task or None)
     if isinstance(given, FederatedData | list):
-        raise UserError(f"{name} returns silos, but a data set is needed here: return a Dataset or (train, test)")
+        raise UserError(
+            f"{name} returns silos, but a data set is needed here: return a Dataset or (train, "
+            "test)"
+        )
     if not isinstance(given, Dataset):
         raise UserError(
-            f"{name} returns {type(given).__name__}: return what ekiden.federate or ekiden.load returns, a list of "
+            f"{name} returns {type(given).__name__}: return what ekiden.federate or ekiden.load "
+            "returns, a list of "
             "silos, or a pair (train, test)"
         )
     return given
 
 
 def located(name: str) -> str:
-    """Return the name of a data set so that it means the same in every folder: relative paths become absolute.
+    """Return the name of a data set so that it means the same in every folder: relative paths
+    become absolute.
 
     An unknown name stays unchanged; `load` reports what is wrong with it.
     """
@@ -293,17 +372,28 @@ def path_of(name: str) -> Path | None:
         return path
     if "/" in name or os.sep in name or path.suffix.lower() in READABLE:
         find(path)  # raises the error that it is not there
-    there = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
-    raise UserError(f"{unknown('data set', name, {*NAMED, *there})} There is no file or folder of that name either.")
+    there = (
+        [p.name for p in local.parent.iterdir() if p.is_dir()]
+        if local and local.parent.is_dir()
+        else []
+    )
+    raise UserError(
+        f"{unknown('data set', name, {*NAMED, *there})} There is no file or folder of that name "
+        "either."
+    )
 
 
-def _contents(sources: Mapping[str, Path], reading: Reading, usual: Columns) -> Iterator[str | Path]:
+def _contents(
+    sources: Mapping[str, Path], reading: Reading, usual: Columns
+) -> Iterator[str | Path]:
     """Yield all that samples are made of: the files, and the images that they name."""
     for silo, path in sources.items():
         parts = [part for part in find(path) if part is not None]
         check_class_folders(parts, reading)
         for number, part in enumerate(parts):
-            found, left = walked(part, reading) if part.is_dir() else (files(part, reading, usual), "")
+            found, left = (
+                walked(part, reading) if part.is_dir() else (files(part, reading, usual), "")
+            )
             yield str(left)  # what is said about it is kept, too
             for inside, file in found:
                 yield f"{silo}:{number}:{inside}"
@@ -313,7 +403,10 @@ def _contents(sources: Mapping[str, Path], reading: Reading, usual: Columns) -> 
 def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[], list[Holding]]]:
     place = f"set EKIDEN_DATA to a folder that holds {name}/train.parquet and {name}/test.parquet"
     if spec.hub is None:
-        raise UserError(f"{name!r} is available only as local files: {place} (columns image, label, and maybe domain).")
+        raise UserError(
+            f"{name!r} is available only as local files: {place} (columns image, label, and maybe "
+            "domain)."
+        )
     require_extra("hub", f"{name!r} is on the Hugging Face hub, which", "datasets")
     import datasets  # noqa: PLC0415  (seconds, and only this function needs it)
 
@@ -324,13 +417,28 @@ def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[]
         raise UserError(
             f"cannot get {spec.hub!r} from the Hugging Face hub ({frames.first(error)}): {place}."
         ) from error
-    tables = [p.with_format("arrow")[:].replace_schema_metadata(p.features.arrow_schema.metadata) for p in parts]
+    tables = [
+        p.with_format("arrow")[:].replace_schema_metadata(p.features.arrow_schema.metadata)
+        for p in parts
+    ]
 
     def held() -> list[Holding]:
-        return [Holding("", *(samples(table, f"the hub's {spec.hub}", Reading(), spec.columns) for table in tables))]
+        return [
+            Holding(
+                "",
+                *(
+                    samples(table, f"the hub's {spec.hub}", Reading(), spec.columns)
+                    for table in tables
+                ),
+            )
+        ]
 
-    chunks = (chunk for table in tables for column in table.itercolumns() for chunk in column.chunks)
-    return (memoryview(piece) for chunk in chunks for piece in chunk.buffers() if piece is not None), held
+    chunks = (
+        chunk for table in tables for column in table.itercolumns() for chunk in column.chunks
+    )
+    return (
+        memoryview(piece) for chunk in chunks for piece in chunk.buffers() if piece is not None
+    ), held
 
 
 def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
@@ -366,16 +474,17 @@ def federate(
     """Return one data set held by several silos, each with the samples given for it.
 
     Args:
-        silos: what each client holds for training and validation, as in `from_tensors`; a list, or a dict by their
-            names.
-        test: a common test set. Each of its classes is divided among the clients in proportion to their
-            training samples of the class.
-        tests: or else the test set of each client. Without `test` and `tests`, 20 % of each class of each silo is
-            held out.
+        silos: what each client holds for training and validation, as in `from_tensors`; a list, or
+            a dict by their names.
+        test: a common test set. Each of its classes is divided among the clients in proportion to
+            their training samples of the class.
+        tests: or else the test set of each client. Without `test` and `tests`, 20 % of each class
+            of each silo is held out.
         names: names of the clients; client-0, client-1, ... by default.
         val_fraction: share of a client's (shuffled) samples for validation.
         seed: seed of the shuffle.
-        classes: as in `from_tensors`; one list for all silos, so that a label means the same everywhere.
+        classes: as in `from_tensors`; one list for all silos, so that a label means the same
+            everywhere.
         mean: as in `from_tensors`.
         std: as in `from_tensors`.
         augment: as in `from_tensors`.
@@ -383,7 +492,8 @@ def federate(
         **columns: as in `ekiden.load`, if silos are frames, paths, or data sets of Hugging Face.
 
     Raises:
-        UserError: as in `from_tensors`; or there are no silos, or not as many tests or names as silos.
+        UserError: as in `from_tensors`; or there are no silos, or not as many tests or names as
+            silos.
     """
     sources: Any = silos
     if isinstance(silos, Mapping) and names is None:
@@ -400,21 +510,39 @@ def federate(
 
     holdings = [held(source, name) for source, name in zip(sources, names, strict=True)]
     if tests is not None:
-        parts = [held(own, name, f"the test set of {name}").train for own, name in zip(tests, names, strict=True)]
-        holdings = [replace(holding, test=part) for holding, part in zip(holdings, parts, strict=True)]
+        parts = [
+            held(own, name, f"the test set of {name}").train
+            for own, name in zip(tests, names, strict=True)
+        ]
+        holdings = [
+            replace(holding, test=part) for holding, part in zip(holdings, parts, strict=True)
+        ]
     common = None if test is None else held(test, "", "test").train
-    plain = not (classes or augment) and test is None and tests is None and (*mean, *std) == (0.0, 1.0)
+    plain = (
+        not (classes or augment) and test is None and tests is None and (*mean, *std) == (0.0, 1.0)
+    )
     origin = _origin(sources, names, task, how) if plain else None
     name = "silos" if origin else "own data"
     dataset = assemble(holdings, AskedData(name, how, task=task, classes=classes), common)
     dataset = replace(dataset, mean=tuple(mean), std=tuple(std), augment=augment or dataset.augment)
-    return split(coming_from(augmented(dataset, how), origin), Natural(), seed=seed, val_fraction=val_fraction)
+    return split(
+        coming_from(augmented(dataset, how), origin),
+        Natural(),
+        seed=seed,
+        val_fraction=val_fraction,
+    )
 
 
-def _origin(sources: Sequence[Any], names: Sequence[str], task: Task | str | None, how: Reading) -> Origin | None:
+def _origin(
+    sources: Sequence[Any], names: Sequence[str], task: Task | str | None, how: Reading
+) -> Origin | None:
     """Return where the silos' data come from, if that are files that the command line can read."""
     named = not any("=" in name for name in names)
-    if not named or isinstance(task, Task) or not all(isinstance(source, str | PathLike) for source in sources):
+    if (
+        not named
+        or isinstance(task, Task)
+        or not all(isinstance(source, str | PathLike) for source in sources)
+    ):
         return None
     paths = {name: Path(source).expanduser() for name, source in zip(names, sources, strict=True)}
     return Origin(silos=written(paths), task=task or "", reading=how.located().chosen())
@@ -424,14 +552,22 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
     """Refuse arguments that do not have one entry for each silo."""
     if isinstance(silos, Mapping):
         raise UserError("the dict of silos has their names: leave out names")
-    one = isinstance(silos, Sequence) and len(silos) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in silos)
+    one = (
+        isinstance(silos, Sequence)
+        and len(silos) == 2
+        and all(isinstance(s, Tensor | np.ndarray) for s in silos)
+    )
     if one or isinstance(silos, str) or not isinstance(silos, Sequence):
         raise UserError(
-            "federate needs a list with the samples of each silo, as in [(inputs, labels), (inputs, labels)]. One "
-            "table with a column of silos: ekiden.split(ekiden.load(DATA, group_column=NAME), 'natural')"
+            "federate needs a list with the samples of each silo, as in [(inputs, labels), "
+            "(inputs, labels)]. One "
+            "table with a column of silos: ekiden.split(ekiden.load(DATA, group_column=NAME), "
+            "'natural')"
         )
     if not len(silos):
-        raise UserError("the list of silos is empty: give the samples of each, as in [(x, y), (x, y)]")
+        raise UserError(
+            "the list of silos is empty: give the samples of each, as in [(x, y), (x, y)]"
+        )
     if test is not None and tests is not None:
         raise UserError("test is one test set for all silos, tests one for each: give one of them")
     if isinstance(names, str):

@@ -1,9 +1,10 @@
 """Find names and units that silos write in several ways. If the user says so, names become one.
 
-Names are alike if they differ in case, blanks, hyphens, quotation marks or characters that nobody sees only; or if all
-names of a column mean yes or no: yes, Y, true and 1 are one. They are alike also if their numbers differ in leading
-zeros, as 001 and 1 or P-01 and P1, unless a silo has both. Units are compared by what silos tell, or hold: a column in
-another unit has another mean and spread.
+Names are alike if they differ in case, blanks, hyphens, quotation marks or characters that nobody
+sees only; or if all names of a column mean yes or no: yes, Y, true and 1 are one. They are alike
+also if their numbers differ in leading zeros, as 001 and 1 or P-01 and P1, unless a silo has both.
+Units are compared by what silos tell, or hold: a column in another unit has another mean and
+spread.
 """
 
 import re
@@ -30,7 +31,10 @@ from ekiden.data.moments import ColumnMoments, ColumnSums, counted_together, tar
 from ekiden.data.undecoded import Raw, natural
 
 Spelling = Literal["", "merge", "keep"]
-_YES, _NO = ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"), ("no", "n", "false", "f", "0", "nein", "non")
+_YES, _NO = (
+    ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"),
+    ("no", "n", "false", "f", "0", "nein", "non"),
+)
 _TRUTH = dict.fromkeys(_YES, "yes") | dict.fromkeys(_NO, "no")
 _MANY = 1000  # different texts in a column; more are hardly names of categories
 _SIGNS = str.maketrans(
@@ -45,9 +49,13 @@ ALIKE = "names that differ in case, blanks, signs or leading zeros only, or mean
 
 
 def fold(name: str) -> str:
-    """Return a name without differences in case, blanks, hyphens, quotation marks and the form of characters."""
+    """Return a name without differences in case, blanks, hyphens, quotation marks and the form of
+    characters.
+    """
     plain = (name if name.isascii() else garbled(name) or name).translate(_SIGNS)
-    seen = "".join(c for c in unicodedata.normalize("NFKC", plain) if unicodedata.category(c) != "Cf")
+    seen = "".join(
+        c for c in unicodedata.normalize("NFKC", plain) if unicodedata.category(c) != "Cf"
+    )
     return " ".join(re.sub(r"(?<=\w)[-_](?=\w)", " ", seen.casefold()).split())
 
 
@@ -58,23 +66,33 @@ def folded(names: Iterable[str]) -> dict[str, str]:
 
 
 def bare_id(name: str) -> str:
-    """Return a name without differences of spelling, leading zeros, and blanks except those between numbers."""
+    """Return a name without differences of spelling, leading zeros, and blanks except those between
+    numbers.
+    """
     return re.sub(r"(?<![\d.,])0+(?=\d)|(?<!\d) | (?!\d)", "", fold(name))
 
 
 def _keys(silos: Mapping[str, Iterable[str]], zeros: bool) -> dict[str, str]:
-    """Return what each name is without differences of spelling, and without leading zeros if no silo has both."""
+    """Return what each name is without differences of spelling, and without leading zeros if no
+    silo has both.
+    """
     found = folded(dict.fromkeys(name for each in silos.values() for name in each))
     bare = {name: bare_id(key) for name, key in found.items()}
-    both = any(len({bare[name] for name in each}) < len({found[name] for name in each}) for each in silos.values())
+    both = any(
+        len({bare[name] for name in each}) < len({found[name] for name in each})
+        for each in silos.values()
+    )
     return bare if zeros and not both else found
 
 
-def spellings(names: Mapping[str, Mapping[str, int]], zeros: bool = False) -> list[list[tuple[str, list[str]]]]:
-    """Return for each name that is written in several ways the spellings, the commonest first, each with its silos.
+def spellings(
+    names: Mapping[str, Mapping[str, int]], zeros: bool = False
+) -> list[list[tuple[str, list[str]]]]:
+    """Return for each name that is written in several ways the spellings, the commonest first, each
+    with its silos.
 
-    `names` says for each silo how many rows have each name, and `zeros` that leading zeros may be a difference: silos
-    have files of their own.
+    `names` says for each silo how many rows have each name, and `zeros` that leading zeros may be a
+    difference: silos have files of their own.
     """
     rows, silos = counted_together([*names.values()]), dict[str, list[str]]()
     for silo, found in names.items():
@@ -90,46 +108,70 @@ def spellings(names: Mapping[str, Mapping[str, int]], zeros: bool = False) -> li
     ]
 
 
-def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]], apart: Collection[str] = ()) -> None:
+def refuse_spellings(
+    names: Mapping[str, Mapping[str, Mapping[str, int]]], apart: Collection[str] = ()
+) -> None:
     """Refuse names that are alike, given how many rows have each, for each column and silo.
 
     In columns that are `apart`, 01 is not 1.
     """
     if pairs := _pairs(names, apart):
         raise UserError(
-            f"{pairs}: {ALIKE}. Take them as one by --spelling=merge (spelling in silo.toml), or as different by "
+            f"{pairs}: {ALIKE}. Take them as one by --spelling=merge (spelling in silo.toml), or "
+            "as different by "
             "--spelling=keep"
         )
 
 
 def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]], apart: Collection[str]) -> str:
     """Return in words which names are alike; empty if none are."""
-    found = [(column, ways) for column, each in names.items() for ways in spellings(each, column not in apart)]
-    written = [(column, " and ".join(f"{name!r} ({listed(silos)})" for name, silos in ways)) for column, ways in found]
+    found = [
+        (column, ways)
+        for column, each in names.items()
+        for ways in spellings(each, column not in apart)
+    ]
+    written = [
+        (column, " and ".join(f"{name!r} ({listed(silos)})" for name, silos in ways))
+        for column, ways in found
+    ]
     return listed((f"{column} has {names}" for column, names in written), sign="; ")
 
 
-def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = (), zeros: bool = False) -> dict[str, str]:
-    """Return the spelling to use for each name that is written in another way: a known one, or else the commonest."""
+def merging(
+    names: Mapping[str, Mapping[str, int]], known: Sequence[str] = (), zeros: bool = False
+) -> dict[str, str]:
+    """Return the spelling to use for each name that is written in another way: a known one, or else
+    the commonest.
+    """
     rows = counted_together([*names.values()])
     keys = _keys({**names, _AGREED: known}, zeros)
     wanted = {keys[name]: name for name in reversed(known)}
     for name in sorted(rows, key=lambda n: (-rows[n], natural(n))):
         wanted.setdefault(keys[name], name)
-    return {name: wanted[keys[name]] for name in rows if wanted[keys[name]] != name and name not in known}
+    return {
+        name: wanted[keys[name]]
+        for name in rows
+        if wanted[keys[name]] != name and name not in known
+    }
 
 
 _OWNERS: tuple[Literal["group", "domain", "subject"], ...] = ("group", "domain", "subject")
 
 
 def spelled(
-    raws: Sequence[Raw], silos: Sequence[str], how: Spelling, classes: Sequence[str], known: Inputs | None
+    raws: Sequence[Raw],
+    silos: Sequence[str],
+    how: Spelling,
+    classes: Sequence[str],
+    known: Inputs | None,
 ) -> list[Raw]:
-    """Return all parts of a data set with one spelling of each class, category, group, domain and subject.
+    """Return all parts of a data set with one spelling of each class, category, group, domain and
+    subject.
 
     Args:
         raws: the parts.
-        silos: name of the silo that holds each part; "" if the part's groups are the silos, or there are none.
+        silos: name of the silo that holds each part; "" if the part's groups are the silos, or
+            there are none.
         how: merge or keep names that are alike; "" refuses them.
         classes: names of the classes, if they are known.
         known: what samples become, if that is known: the categories of tables.
@@ -138,9 +180,15 @@ def spelled(
         return list(raws)
     label = f"the label {raws[0].targets[0] if raws[0].targets else 'label'!r}"
     texts = {f"column {name!r}": name for name in _texts(raws)}
-    owners = {f"the {what} column": what for what in _OWNERS if all(_named(getattr(raw, what)) for raw in raws)}
+    owners = {
+        f"the {what} column": what
+        for what in _OWNERS
+        if all(_named(getattr(raw, what)) for raw in raws)
+    }
     found: dict[str, Mapping[str, Mapping[str, int]]] = {}
-    if any(_named(raw.label) for raw in raws) and all(raw.label.ndim == 1 and not raw.classes for raw in raws):
+    if any(_named(raw.label) for raw in raws) and all(
+        raw.label.ndim == 1 and not raw.classes for raw in raws
+    ):
         found[label] = _by_silo([raw.label.astype(np.str_).tolist() for raw in raws], raws, silos)
     for what, column in texts.items():
         found[what] = _by_silo([raw.images[column].to_pylist() for raw in raws], raws, silos)
@@ -148,18 +196,29 @@ def spelled(
         found[what] = {raw.source: _counted(getattr(raw, part)) for raw in raws}
     agreed: dict[str, Sequence[str]] = {label: classes}
     table = Table.of(known)
-    agreed |= {f"column {c!r}": v for c, v in zip(table.categorical, table.vocabularies, strict=False)}
-    apart = () if any(silos) else {*found} - {"the subject column"}  # one file writes a code in one way
+    agreed |= {
+        f"column {c!r}": v for c, v in zip(table.categorical, table.vocabularies, strict=False)
+    }
+    apart = (
+        () if any(silos) else {*found} - {"the subject column"}
+    )  # one file writes a code in one way
     if not how:
-        written = {what: {_AGREED: dict.fromkeys(agreed.get(what, ()), 0), **each} for what, each in found.items()}
+        written = {
+            what: {_AGREED: dict.fromkeys(agreed.get(what, ()), 0), **each}
+            for what, each in found.items()
+        }
         if not raws[0].given or any(silos):
             refuse_spellings(written, apart)
         elif pairs := _pairs(written, apart):  # arrays of one owner, whose names are not read
             tell(f"{pairs}: {ALIKE}")
         return list(raws)
-    instead = {what: merging(each, agreed.get(what, ()), what not in apart) for what, each in found.items()}
+    instead = {
+        what: merging(each, agreed.get(what, ()), what not in apart) for what, each in found.items()
+    }
     columns = {column: instead[what] for what, column in texts.items()}
-    parts = {part: instead[what] for what, part in owners.items()} | {"label": instead.get(label, {})}
+    parts = {part: instead[what] for what, part in owners.items()} | {
+        "label": instead.get(label, {})
+    }
     return [_renamed(raw, columns, parts) for raw in raws]
 
 
@@ -168,21 +227,31 @@ def _named(values: NDArray[Any] | None) -> bool:
 
 
 def _counted(values: NDArray[Any]) -> dict[str, int]:
-    return dict(zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True))
+    return dict(
+        zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True)
+    )
 
 
 def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> None:
     """Refuse classes that some silos write in another way than the others; of arrays only say so.
 
-    They are numbered from 0 and from 1, or a silo of several classes shares none with the others. The arguments are
-    those of `spelled`.
+    They are numbered from 0 and from 1, or a silo of several classes shares none with the others.
+    The arguments are those of `spelled`.
     """
     if how == "keep" or any(raw.label.ndim > 1 or raw.label.dtype.kind == "f" for raw in raws):
         return
     held: dict[str, set[str]] = {}
     for raw, silo in zip(raws, silos, strict=True):
-        labels = np.array(raw.classes)[raw.label] if raw.classes and raw.label.dtype.kind == "i" else raw.label
-        owners = np.full(len(raw), silo or raw.source) if silo or raw.group is None else raw.group.astype(np.str_)
+        labels = (
+            np.array(raw.classes)[raw.label]
+            if raw.classes and raw.label.dtype.kind == "i"
+            else raw.label
+        )
+        owners = (
+            np.full(len(raw), silo or raw.source)
+            if silo or raw.group is None
+            else raw.group.astype(np.str_)
+        )
         for owner in np.unique(owners):
             held.setdefault(str(owner), set()).update(map(str, np.unique(labels[owners == owner])))
     if short := shortened(held):
@@ -196,29 +265,42 @@ def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> N
 
 
 def shortened(held: Mapping[str, Collection[str]]) -> str:
-    """Name an abbreviation, and the name that only silos without it have, as M and malignant; "" if there is none."""
-    owners = {name: {s for s, own in held.items() if name in own} for name in set().union(*held.values())}
+    """Name an abbreviation, and the name that only silos without it have, as M and malignant; "" if
+    there is none.
+    """
+    owners = {
+        name: {s for s, own in held.items() if name in own} for name in set().union(*held.values())
+    }
     short = [name for name in owners if name.isalpha() and len(name) <= _SHORT]
     pairs = [
-        f"{name!r} (at {listed(sorted(owners[name]))}) may be {long!r} (at {listed(sorted(owners[long]))})"
+        f"{name!r} (at {listed(sorted(owners[name]))}) may be {long!r} (at "
+        f"{listed(sorted(owners[long]))})"
         for name, long in product(sorted(short), sorted(owners))
-        if len(long) > len(name) + 1 and fold(long).startswith(fold(name)) and not owners[name] & owners[long]
+        if len(long) > len(name) + 1
+        and fold(long).startswith(fold(name))
+        and not owners[name] & owners[long]
     ]
     return listed(pairs) if len(owners) <= _MANY else ""
 
 
 def nothing_in_common(held: Mapping[str, Collection[str]], what: str = "class") -> str:
-    """Name a silo of several classes (`what`) that shares none with the others; "" if there is none."""
+    """Name a silo of several classes (`what`) that shares none with the others; "" if there is
+    none.
+    """
     owners = Counter(label for own in held.values() for label in own)
     for name, own in held.items():
         if 1 < len(own) < len(owners) and all(owners[label] == 1 for label in own):
-            here, there = (listed(map(repr, sorted(each, key=natural))) for each in (own, set(owners) - set(own)))
+            here, there = (
+                listed(map(repr, sorted(each, key=natural)))
+                for each in (own, set(owners) - set(own))
+            )
             return f"silo {name} shares no {what} with others (it has {here}; others have {there})"
     return ""
 
 
 def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes are") -> str:
-    """Say that some silos number their classes (`what`) from 0, and others as many from 1; "" if they do not.
+    """Say that some silos number their classes (`what`) from 0, and others as many from 1; "" if
+    they do not.
 
     Nothing is said unless all labels that silos hold are whole numbers.
     """
@@ -232,15 +314,21 @@ def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes ar
         return f"{what} -1 and 1 at {listed(signed)}, but 0 and 1 at {listed(plain)}"
     zero = [silo for silo, labels in numbers.items() if 0 in labels]
     one = [silo for silo, labels in numbers.items() if high in labels]
-    shifted = any(numbers[s] == every - {high} for s in zero) and any(numbers[s] == every - {0} for s in one)
-    counted = min(every, default=0) == 0 and len(every) == high + 1  # labels may be codes of 16 digits
+    shifted = any(numbers[s] == every - {high} for s in zero) and any(
+        numbers[s] == every - {0} for s in one
+    )
+    counted = (
+        min(every, default=0) == 0 and len(every) == high + 1
+    )  # labels may be codes of 16 digits
     if high < 2 or not counted or set(zero) & set(one) or not shifted:
         return ""
     return f"{what} 0 to {high - 1} at {listed(zero)}, but 1 to {high} at {listed(one)}"
 
 
 def _texts(raws: Sequence[Raw]) -> list[str]:
-    """Return the columns of text that all tables have, with few enough different values to be names."""
+    """Return the columns of text that all tables have, with few enough different values to be
+    names.
+    """
     if not raws[0].kind.agreed:
         return []
 
@@ -258,23 +346,33 @@ def _by_silo(
     """Count names by the silo that writes them."""
     found: dict[str, Counter[str]] = {}
     for names, raw, silo in zip(values, raws, silos, strict=True):
-        owners: Iterable[str] = [silo or raw.source] * len(raw) if silo or raw.group is None else map(str, raw.group)
+        owners: Iterable[str] = (
+            [silo or raw.source] * len(raw) if silo or raw.group is None else map(str, raw.group)
+        )
         for owner, name in zip(owners, names, strict=True):
             if name is not None:
                 found.setdefault(owner, Counter())[name] += 1
     return found
 
 
-def _renamed(raw: Raw, columns: Mapping[str, Mapping[str, str]], parts: Mapping[str, Mapping[str, str]]) -> Raw:
+def _renamed(
+    raw: Raw, columns: Mapping[str, Mapping[str, str]], parts: Mapping[str, Mapping[str, str]]
+) -> Raw:
     """Return a part with other names of categories, and of labels and owners (`parts`)."""
     table = raw.images
     for column, other in columns.items():
         if other:
             place = table.column_names.index(column)
-            named = pa.array([other.get(name, name) for name in table[column].to_pylist()], pa.string())
-            table = table.set_column(place, table.schema.field(column).with_type(pa.string()), named)
+            named = pa.array(
+                [other.get(name, name) for name in table[column].to_pylist()], pa.string()
+            )
+            table = table.set_column(
+                place, table.schema.field(column).with_type(pa.string()), named
+            )
     changed: dict[str, Any] = {
-        part: np.array([other.get(name, name) for name in getattr(raw, part).astype(np.str_).tolist()])
+        part: np.array(
+            [other.get(name, name) for name in getattr(raw, part).astype(np.str_).tolist()]
+        )
         for part, other in parts.items()
         if other
     }
@@ -283,7 +381,9 @@ def _renamed(raw: Raw, columns: Mapping[str, Mapping[str, str]], parts: Mapping[
 
 _FACTOR = 5.0  # times as large, in mean and in deviation: another unit
 _ALIKE = 0.4  # difference of the two factors' decimal logarithms
-_NARROW = 3.0  # deviations between the mean and zero from which less tells another unit, such as pounds
+_NARROW = (
+    3.0  # deviations between the mean and zero from which less tells another unit, such as pounds
+)
 _LEAST_FACTOR, _VERY_ALIKE = 2.0, 0.1
 _AWAY = 2.0  # deviations between means of columns that may have changed places
 _OTHER = 0.3  # difference of deviations' decimal logarithms of such columns
@@ -292,7 +392,8 @@ _ROWS = 10  # values from which a silo's moments are compared
 _FLAT_ROWS = 20  # values from which nearly one value means something: a silo hides up to 9 others
 _UNLIKE = 0.2  # between deviations of columns of which only one is standardised
 _WIDE = 20.0  # times as large a deviation, as of a logarithm
-_GAP = 1.5  # times the range of the other silos' means: silos that differ by themselves leave no such gap
+# times the range of the other silos' means: silos that differ by themselves leave no such gap
+_GAP = 1.5
 _CHANCE = 4.0  # squared standard errors that a mean is off by chance
 _ALL = "the input"  # all values of images and arrays
 _CHANNELS = 32  # of a signal that are compared one by one
@@ -309,25 +410,40 @@ def check_units(told: Sequence[ColumnSums]) -> None:
         name: [one.silo for one in told if not one.moments[name].count and one.missing[name]]
         for name in told[0].missing
     }
-    empty |= {name: [one.silo for one in told if {*one.categories[name]} == {""}] for name in told[0].categories}
+    empty |= {
+        name: [one.silo for one in told if {*one.categories[name]} == {""}]
+        for name in told[0].categories
+    }
     _say_empty(empty, len(told))
 
 
 def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
-    """Name parts of a data set (silos, or training and test) whose values are in another unit than those of the others.
+    """Name parts of a data set (silos, or training and test) whose values are in another unit than
+    those of the others.
 
-    Of unscaled tables each column is compared, of signals each channel of some samples, of others all values of some.
+    Of unscaled tables each column is compared, of signals each channel of some samples, of others
+    all values of some.
     """
-    if len(parts) < 2 or any(not x.is_floating_point() and x.dtype != torch.uint8 for x in parts.values()):
+    if len(parts) < 2 or any(
+        not x.is_floating_point() and x.dtype != torch.uint8 for x in parts.values()
+    ):
         return  # nothing to compare, or tokens
     table = Table.of(inputs)
     names = table.numeric
-    whole = {name: {_ALL: (part if names else some(part)).double().cpu().numpy()} for name, part in parts.items()}
-    values = {n: {f"column {c!r}": x[_ALL][:, k] for k, c in enumerate(names)} or x for n, x in whole.items()}
+    whole = {
+        name: {_ALL: (part if names else some(part)).double().cpu().numpy()}
+        for name, part in parts.items()
+    }
+    values = {
+        n: {f"column {c!r}": x[_ALL][:, k] for k, c in enumerate(names)} or x
+        for n, x in whole.items()
+    }
     signals = all(part.ndim == 3 and 1 < part.shape[1] <= _CHANNELS for part in parts.values())
     if not compare_units({name: _moments(each) for name, each in values.items()}) and signals:
         channels = range(next(iter(parts.values())).shape[1])
-        each = {n: {f"channel {k} of {_ALL}": x[_ALL][:, k] for k in channels} for n, x in whole.items()}
+        each = {
+            n: {f"channel {k} of {_ALL}": x[_ALL][:, k] for k in channels} for n, x in whole.items()
+        }
         compare_units({name: _moments(parts_) for name, parts_ in each.items()})
     lost = [[part for part, x in parts.items() if x[:, k].isnan().all()] for k in range(len(names))]
     for k, known in enumerate(table.vocabularies, len(names)):
@@ -353,10 +469,11 @@ def _shown(name: str) -> str:
 
 
 def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
-    """Name silos whose columns are in another unit than the others', or do not vary so; return whether any were named.
+    """Name silos whose columns are in another unit than the others', or do not vary so; return
+    whether any were named.
 
-    They are a factor of at least 5, or 8 standard deviations (3 if the spread is another, too), away from the others',
-    or have one value. `silos` has the moments of each column of each silo.
+    They are a factor of at least 5, or 8 standard deviations (3 if the spread is another, too),
+    away from the others', or have one value. `silos` has the moments of each column of each silo.
     """
     lines, constant, coded, scaled = list[str](), list[str](), list[str](), list[str]()
     for column in next(iter(silos.values()), ()):
@@ -364,7 +481,11 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
         lines += _units(column, each) if any(_low(one) is None for one in each.values()) else []
         coded += _codes(column, each) if not column.endswith(_ALL) else []
         scaled += _standardised(column, each) if not column.endswith(_ALL) else []
-        flat = {s: f"{told.mean:.4g}" for s, told in each.items() if not told.deviation and told.count >= _FLAT_ROWS}
+        flat = {
+            s: f"{told.mean:.4g}"
+            for s, told in each.items()
+            if not told.deviation and told.count >= _FLAT_ROWS
+        }
         varied = {silo: told for silo, told in each.items() if told.deviation}
         usual = ColumnMoments.together(list(varied.values()))
         flat = {silo: value for silo, value in flat.items() if not _rarely_else(each[silo], usual)}
@@ -378,37 +499,53 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
 
 
 def compare_categories(told: Sequence["ColumnSums"]) -> None:
-    """Name silos in which a column has one category, while it has several at others; or none that others have."""
+    """Name silos in which a column has one category, while it has several at others; or none that
+    others have.
+    """
     lines, strange = list[str](), list[str]()
     for column in told[0].categories:
         each = {one.silo: {c: n for c, n in one.categories[column].items() if c} for one in told}
-        strange += filter(None, [nothing_in_common(each, f"category of column {column!r}"), shortened(each)])
-        least = {one.silo: max(_FLAT_ROWS, one.least_rows) for one in told}  # categories of few rows are not reported
+        strange += filter(
+            None, [nothing_in_common(each, f"category of column {column!r}"), shortened(each)]
+        )
+        least = {
+            one.silo: max(_FLAT_ROWS, one.least_rows) for one in told
+        }  # categories of few rows are not reported
         flat = {
             silo: repr(next(iter(names)))
             for silo, names in each.items()
             if len(names) == 1 and sum(names.values()) >= least[silo]
         }
-        lines += _constant(f"column {column!r}", flat, [silo for silo, names in each.items() if len(names) > 1])
+        lines += _constant(
+            f"column {column!r}", flat, [silo for silo, names in each.items() if len(names) > 1]
+        )
     _say(lines, "check how it was filled in there")
     _say(strange, "check that categories mean the same everywhere")
 
 
 def _say_empty(empty: Mapping[str, Sequence[str]], parts: int) -> None:
-    """Name columns that have values at some silos, or in some parts, but not at all of them (`empty`)."""
+    """Name columns that have values at some silos, or in some parts, but not at all of them
+    (`empty`).
+    """
     some = {name: at for name, at in empty.items() if 0 < len(at) < parts}
-    lines = [f"column {name!r} has no values, or too few, at {listed(at)}" for name, at in some.items()]
+    lines = [
+        f"column {name!r} has no values, or too few, at {listed(at)}" for name, at in some.items()
+    ]
     _say(lines, "check whether it was filled in there, or leave it out with --drop-columns")
 
 
 def _constant(column: str, flat: Mapping[str, str], varied: Sequence[str]) -> list[str]:
-    """Return a line if a column has nearly one value at fewer silos (`flat`, with the value) than it varies at.
+    """Return a line if a column has nearly one value at fewer silos (`flat`, with the value) than
+    it varies at.
 
     Several silos with several values are such by nature, as schools for boys and for girls.
     """
     if not flat or len(flat) > len(varied) or (len(flat) > 2 and len({*flat.values()}) > 1):
         return []
-    return [f"{column} hardly varies at {listed(f'{s} ({v})' for s, v in flat.items())}, but does at other silos"]
+    return [
+        f"{column} hardly varies at {listed(f'{s} ({v})' for s, v in flat.items())}, but does at "
+        "other silos"
+    ]
 
 
 def _say(lines: Sequence[str], check: str) -> None:
@@ -417,10 +554,12 @@ def _say(lines: Sequence[str], check: str) -> None:
 
 
 def _rarely_else(flat: ColumnMoments, others: ColumnMoments) -> bool:
-    """Return whether a silo may have one value because the column nearly always has it, such as a rare count.
+    """Return whether a silo may have one value because the column nearly always has it, such as a
+    rare count.
 
-    By the inequality of Cauchy and Schwarz, at least this share of the others' values is not the silo's. If they differ
-    on one side only, few of that share would be expected at the silo, and a silo tells no few.
+    By the inequality of Cauchy and Schwarz, at least this share of the others' values is not the
+    silo's. If they differ on one side only, few of that share would be expected at the silo, and a
+    silo tells no few.
     """
     apart = others.count * (others.mean - flat.mean) ** 2
     share = apart / (apart + others.squares) if apart else 0.0
@@ -432,7 +571,9 @@ def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     """Return a line for each silo that is far from the others."""
     if len(silos) < 2:
         return []
-    usual = [m for m in silos.values() if m.deviation] or list(silos.values())  # not halved by constants
+    usual = [m for m in silos.values() if m.deviation] or list(
+        silos.values()
+    )  # not halved by constants
     mean, spread = median(m.mean for m in usual), median(m.deviation for m in usual)
     if len(silos) == 2:
         (one, here), (other, there) = silos.items()
@@ -442,7 +583,8 @@ def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     found = {silo: apart for silo, here in silos.items() if (apart := _apart(here, mean, spread))}
     usual = [here for silo, here in silos.items() if silo not in found]
     return [
-        f"{column} of {silo} differs from other silos by {apart} (mean {silos[silo].mean:.4g}, others' {mean:.4g})"
+        f"{column} of {silo} differs from other silos by {apart} (mean {silos[silo].mean:.4g}, "
+        f"others' {mean:.4g})"
         for silo, apart in found.items()
         if _leaves_gap(silos[silo], usual, [*silos.values()], apart)
     ]
@@ -454,7 +596,10 @@ def _swapped(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> list[str]:
     for silo, told in [*silos.items()] if len(silos) > 2 else [*silos.items()][:1]:
         others = [each for name, each in silos.items() if name != silo]
         usual = {
-            c: (median(each[c].mean for each in others), median(each[c].deviation for each in others))
+            c: (
+                median(each[c].mean for each in others),
+                median(each[c].deviation for each in others),
+            )
             for c, own in told.items()
             if own.count >= _ROWS and all(each[c].count for each in others)
         }
@@ -465,7 +610,8 @@ def _swapped(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> list[str]:
             or (told[c].deviation and spread and abs(log10(told[c].deviation / spread)) > _OTHER)
         ]
         found += [
-            f"{one} and {other} of {silo if len(silos) > 2 else ' or '.join(silos)} seem to have changed places"
+            f"{one} and {other} of {silo if len(silos) > 2 else ' or '.join(silos)} seem to have "
+            "changed places"
             for one, other in combinations(moved, 2)
             if all(
                 abs(told[a].mean - usual[b][0]) < usual[b][1] / 2
@@ -479,7 +625,8 @@ def _swapped(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> list[str]:
 def _leaves_gap(
     here: ColumnMoments, usual: Sequence[ColumnMoments], every: Sequence[ColumnMoments], apart: str
 ) -> bool:
-    """Return whether there is a gap between a silo that is far from the usual ones (`apart` says how) and these.
+    """Return whether there is a gap between a silo that is far from the usual ones (`apart` says
+    how) and these.
 
     Large and small silos, or rich and poor ones, differ step by step; another unit leaves a gap.
     """
@@ -489,7 +636,9 @@ def _leaves_gap(
             return told.mean
         return log10(abs(told.mean)) if positive else log10(told.deviation or 1.0)
 
-    positive = all(abs(told.mean) >= told.deviation and here.mean * told.mean > 0 for told in (here, *usual))
+    positive = all(
+        abs(told.mean) >= told.deviation and here.mean * told.mean > 0 for told in (here, *usual)
+    )
     own, levels = level(here), sorted(map(level, usual))
     if not levels:
         return True
@@ -501,38 +650,61 @@ def _leaves_gap(
 
 
 def _codes(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
-    """Return a line if all values are 0 and 1 at some silos, and 1 and 2, or others next to each other, elsewhere."""
+    """Return a line if all values are 0 and 1 at some silos, and 1 and 2, or others next to each
+    other, elsewhere.
+    """
     coded: dict[int, list[str]] = {}
     for silo, told in silos.items():
         if (low := _low(told)) is not None:
             coded.setdefault(low, []).append(silo)
     if len(coded) < 2:
         return []
-    return [f"{column} is {', but '.join(f'{low} or {low + 1} at {listed(at)}' for low, at in sorted(coded.items()))}"]
+    return [
+        f"{column} is "
+        f"{', but '.join(f'{low} or {low + 1} at {listed(at)}' for low, at in sorted(coded.items()))}"
+    ]
 
 
 def _standardised(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
-    """Return a line if a column has the mean 0 and the deviation 1 at some silos, and others elsewhere."""
-    held = [silo for silo, m in silos.items() if max(abs(m.mean), abs(m.deviation - 1)) < max(0.02, 2 * m.count**-0.5)]
+    """Return a line if a column has the mean 0 and the deviation 1 at some silos, and others
+    elsewhere.
+    """
+    held = [
+        silo
+        for silo, m in silos.items()
+        if max(abs(m.mean), abs(m.deviation - 1)) < max(0.02, 2 * m.count**-0.5)
+    ]
     others = [m for silo, m in silos.items() if silo not in held]
-    away = [m for m in others if abs(m.mean) > max(1.0, m.deviation) and abs(m.deviation - 1) > _UNLIKE]
+    away = [
+        m for m in others if abs(m.mean) > max(1.0, m.deviation) and abs(m.deviation - 1) > _UNLIKE
+    ]
     if not held or not away or len(away) < len(others):
         return []
-    return [f"{column} has the mean 0 and the standard deviation 1 at {listed(held)}, and others elsewhere"]
+    return [
+        f"{column} has the mean 0 and the standard deviation 1 at {listed(held)}, and others "
+        "elsewhere"
+    ]
 
 
 def _low(told: ColumnMoments) -> int | None:
-    """Return the lower of the two values if all are two whole numbers that are next to each other, otherwise None.
+    """Return the lower of the two values if all are two whole numbers that are next to each other,
+    otherwise None.
 
     The variance of values between two such numbers is largest if they are these numbers.
     """
     low = floor(told.mean)
     share = told.mean - low
-    return low if 0 < share < 1 and abs(told.squares / told.count - share * (1 - share)) < 1e-9 else None
+    return (
+        low
+        if 0 < share < 1 and abs(told.squares / told.count - share * (1 - share)) < 1e-9
+        else None
+    )
 
 
 def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
-    """Return in words how far a silo is from this mean and standard deviation; empty if it is not."""
+    """Return in words how far a silo is from this mean and standard deviation; empty if it is
+    not.
+    """
     if here.deviation and spread:
         factor = here.deviation / spread
         ends = abs(here.mean) / here.deviation, abs(mean) / spread
@@ -545,17 +717,29 @@ def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
             and abs(log10(-here.mean / mean)) < _ALIKE / 2 > abs(log10(factor))
         ):
             return "its sign"
-        if max(factor, 1 / factor) >= (_LEAST_FACTOR if narrow else _FACTOR) and (centred or unlike < _ALIKE):
+        if max(factor, 1 / factor) >= (_LEAST_FACTOR if narrow else _FACTOR) and (
+            centred or unlike < _ALIKE
+        ):
             times = factor if centred else here.mean / mean
             return f"a factor of about {_round(max(times, 1 / times)):,g}"
         if max(factor, 1 / factor) >= _WIDE:
             return f"a factor of about {_round(max(factor, 1 / factor)):,g} between standard deviations"
-    far, widest, least = abs(here.mean - mean), max(here.deviation, spread), min(here.deviation, spread)
-    limit = _NARROW if 0 < _FACTOR * least <= widest else _FAR  # a logarithm, or standardised, has another spread, too
+    far, widest, least = (
+        abs(here.mean - mean),
+        max(here.deviation, spread),
+        min(here.deviation, spread),
+    )
+    limit = (
+        _NARROW if 0 < _FACTOR * least <= widest else _FAR
+    )  # a logarithm, or standardised, has another spread, too
     return f"{far / widest:,.0f} standard deviations" if widest and far > limit * widest else ""
 
 
 def _round(times: float) -> float:
     """Return a factor with two digits, or a power of ten if that is near."""
     power = 10.0 ** round(log10(times))
-    return power if abs(log10(times / power)) < (0.1 if power > 10 else 0.02) else float(f"{times:.2g}")
+    return (
+        power
+        if abs(log10(times / power)) < (0.1 if power > 10 else 0.02)
+        else float(f"{times:.2g}")
+    )

@@ -1,4 +1,6 @@
-"""What a study needs in addition: drafts of its schema, checks of all sources against one, and table one."""
+"""What a study needs in addition: drafts of its schema, checks of all sources against one, and
+table one.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,7 +39,8 @@ _EPOCH = date(1970, 1, 1)
 def draft(data: str, silos: Sequence[str], reading: Reading, task: str = "") -> str:
     """Return a draft of the schema of these data, as TOML for a person to edit.
 
-    Ranges are rounded outwards. All that is there is allowed: every table that was read meets its draft.
+    Ranges are rounded outwards. All that is there is allowed: every table that was read meets its
+    draft.
 
     Args:
         data: as in `ekiden.load`, files of your own.
@@ -46,8 +49,12 @@ def draft(data: str, silos: Sequence[str], reading: Reading, task: str = "") -> 
         task: as in `ekiden.load`.
     """
     if reading.schema:
-        raise UserError("a schema is drafted from data that are read without one: leave out the schema")
-    return drafted([hold(path, reading, name) for name, path in _sources(data, silos)], reading, task)
+        raise UserError(
+            "a schema is drafted from data that are read without one: leave out the schema"
+        )
+    return drafted(
+        [hold(path, reading, name) for name, path in _sources(data, silos)], reading, task
+    )
 
 
 def drafted(holdings: Sequence[Holding], reading: Reading, task: str = "") -> str:
@@ -65,13 +72,24 @@ def drafted(holdings: Sequence[Holding], reading: Reading, task: str = "") -> st
         roles["time_column"] = (reading.time_column,)
         columns[reading.time_column] = _time(raws, least)
     rows = counted(sum(map(len, raws)), "row")
-    head = _HEAD.format(rows=rows, source=first.source + (" and others" * (len(raws) > 1)), least=least)
-    named = [f"{role} = {_listed(names) if len(names) > 1 else string(names[0])}\n" for role, names in roles.items()]
-    return head + "".join(named) + "".join(f"\n[columns.{key(name)}]\n{text}" for name, text in columns.items())
+    head = _HEAD.format(
+        rows=rows, source=first.source + (" and others" * (len(raws) > 1)), least=least
+    )
+    named = [
+        f"{role} = {_listed(names) if len(names) > 1 else string(names[0])}\n"
+        for role, names in roles.items()
+    ]
+    return (
+        head
+        + "".join(named)
+        + "".join(f"\n[columns.{key(name)}]\n{text}" for name, text in columns.items())
+    )
 
 
 def check(data: str, silos: Sequence[str], reading: Reading) -> list[Violation]:
-    """Return what the schema of `reading` does not allow in these data; `draft` describes the other arguments."""
+    """Return what the schema of `reading` does not allow in these data; `draft` describes the other
+    arguments.
+    """
     found: list[Violation] = []
     for _, path in _sources(data, silos):
         for part in filter(None, find(path)):
@@ -101,7 +119,9 @@ def _sources(data: str, silos: Sequence[str]) -> list[tuple[str, Path]]:
     if silos:
         return list(named_silos(silos).items())
     if data in NAMED or outside.is_file(data) or (path := sources.path_of(data)) is None:
-        raise UserError(f"{data} has no columns that a schema could describe: a schema is for files of your own")
+        raise UserError(
+            f"{data} has no columns that a schema could describe: a schema is for files of your own"
+        )
     return [("", path)]
 
 
@@ -117,11 +137,27 @@ def _features(raws: Sequence[Raw], reading: Reading) -> dict[str, str]:
     """Draft the columns that a model gets."""
     kind = raws[0].kind
     if kind is not Table:
-        return {_sample_column(raws[0], reading): _kind(kind.column if kind.column in SAMPLES else "array")}
-    lacking = [(n, raw.source) for n in raws[0].images.column_names for raw in raws if n not in raw.images.column_names]
+        return {
+            _sample_column(raws[0], reading): _kind(
+                kind.column if kind.column in SAMPLES else "array"
+            )
+        }
+    lacking = [
+        (n, raw.source)
+        for n in raws[0].images.column_names
+        for raw in raws
+        if n not in raw.images.column_names
+    ]
     if lacking:
-        raise UserError(f"{lacking[0][1]} has no column {lacking[0][0]!r}, which {raws[0].source} has: correct it")
-    names = [n for n in raws[0].images.column_names if any(raw.images[n].null_count < len(raw) for raw in raws)]
+        raise UserError(
+            f"{lacking[0][1]} has no column {lacking[0][0]!r}, which {raws[0].source} has: correct "
+            "it"
+        )
+    names = [
+        n
+        for n in raws[0].images.column_names
+        if any(raw.images[n].null_count < len(raw) for raw in raws)
+    ]
     return {name: _feature(name, raws, reading) for name in names}
 
 
@@ -142,14 +178,21 @@ def _feature(name: str, raws: Sequence[Raw], reading: Reading) -> str:
     kinds = {str(raw.images[name].type) == "double" for raw in filled}
     dates = {DATE in (raw.images.schema.field(name).metadata or {}) for raw in filled}
     if len(kinds) > 1 or len(dates) > 1:
-        raise UserError(f"column {name!r} holds numbers, dates or names, not alike in all sources: correct it")
+        raise UserError(
+            f"column {name!r} holds numbers, dates or names, not alike in all sources: correct it"
+        )
     if kinds == {True}:
         values = np.concatenate([part.to_numpy() for part in parts if str(part.type) == "double"])
         text = _range(values[~np.isnan(values)], reading.min_count, dates=dates == {True})
     else:
-        text = _categories(Counter(v for part in parts for v in part.to_pylist() if v is not None), reading.min_count)
+        text = _categories(
+            Counter(v for part in parts for v in part.to_pylist() if v is not None),
+            reading.min_count,
+        )
     if marks := Writing(reading.missing).marks(name):
-        text += _entry("missing", _listed([m for m in marks if not any(m.startswith(f"{c}=") for c in names)]))
+        text += _entry(
+            "missing", _listed([m for m in marks if not any(m.startswith(f"{c}=") for c in names)])
+        )
     return text + _entry("required", str(not any(part.null_count for part in parts)).lower())
 
 
@@ -157,7 +200,11 @@ def _labels(raws: Sequence[Raw], labels: Sequence[str], task: str, least: int) -
     y, classes, chosen = targets.targets(raws, task)
     if isinstance(chosen, Classification):
         names = Counter(classes[k] for part in y for k in part.tolist())
-        return {labels[0]: _categories(Counter({name: names[name] for name in classes}), least, ordered=True)}
+        return {
+            labels[0]: _categories(
+                Counter({name: names[name] for name in classes}), least, ordered=True
+            )
+        }
     values = np.concatenate([part.double().numpy().reshape(len(part), -1) for part in y])
     return {name: _range(values[:, place], least) for place, name in enumerate(labels)}
 
@@ -176,11 +223,19 @@ def _range(values: NDArray[np.float64], least: int, *, dates: bool = False) -> s
     low, high = float(values.min()), float(values.max())
     if dates:
         first, last = (_EPOCH + timedelta(days=floor(day)) for day in (low, high))
-        years = _entry("least", string(f"{first.year:04}-01-01")) + _entry("most", string(f"{last.year:04}-12-31"))
+        years = _entry("least", string(f"{first.year:04}-01-01")) + _entry(
+            "most", string(f"{last.year:04}-12-31")
+        )
         return text + years
-    for entry, bound in (("least", -_outward(-low, high - low)), ("most", _outward(high, high - low))):
+    for entry, bound in (
+        ("least", -_outward(-low, high - low)),
+        ("most", _outward(high, high - low)),
+    ):
         if abs(bound) <= _MOST:
-            text += _entry(entry, f"{bound + 0.0:.0f}" if bound.is_integer() and abs(bound) < 1e15 else repr(bound))
+            text += _entry(
+                entry,
+                f"{bound + 0.0:.0f}" if bound.is_integer() and abs(bound) < 1e15 else repr(bound),
+            )
     return text
 
 
@@ -245,7 +300,9 @@ class CohortLine:
 def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
     """Return the lines of the table, from what each silo told about its rows."""
     if len({tuple(one.moments) + tuple(one.categories) for one in told}) > 1:
-        raise UserError("the silos told sums of different columns: make them with the same columns everywhere")
+        raise UserError(
+            "the silos told sums of different columns: make them with the same columns everywhere"
+        )
     whole = ColumnSums.together(told)
     silos = {ALL: whole} | {one.silo or f"silo {k}": one for k, one in enumerate(told, 1)}
     rows = {ALL: 0} | {name: one.least_rows for name, one in silos.items() if name != ALL}
@@ -258,10 +315,18 @@ def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
 
     def number(name: str, found: ColumnMoments) -> CohortCell:
         share = found.count / max(rows[name], 1)
-        return CohortCell(found.count, share, found.mean, found.deviation) if found.count else CohortCell(0, 0.0)
+        return (
+            CohortCell(found.count, share, found.mean, found.deviation)
+            if found.count
+            else CohortCell(0, 0.0)
+        )
 
     for column in whole.moments:
-        lines.append(CohortLine(column, "", {name: number(name, one.moments[column]) for name, one in silos.items()}))
+        lines.append(
+            CohortLine(
+                column, "", {name: number(name, one.moments[column]) for name, one in silos.items()}
+            )
+        )
         if whole.missing.get(column):
             add(column, "missing", {name: one.missing[column] for name, one in silos.items()})
     for column, known in whole.categories.items():
@@ -274,7 +339,9 @@ def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
 
 
 def cohort_drawn(lines: Sequence[CohortLine]) -> RichTable:
-    """Return the table for the terminal: mean (standard deviation) of numbers, rows (share) of categories."""
+    """Return the table for the terminal: mean (standard deviation) of numbers, rows (share) of
+    categories.
+    """
     table = RichTable(title="mean (standard deviation), or rows (share)", title_justify="left")
     table.add_column("column")
     for name in lines[0].silos:
@@ -283,7 +350,9 @@ def cohort_drawn(lines: Sequence[CohortLine]) -> RichTable:
         if line.column == "rows":
             table.add_row("rows", *(f"{cell.count:,}" for cell in line.silos.values()))
             continue
-        table.add_row(" = ".join(filter(None, (line.column, line.category))), *map(str, line.silos.values()))
+        table.add_row(
+            " = ".join(filter(None, (line.column, line.category))), *map(str, line.silos.values())
+        )
     return table
 
 
@@ -293,20 +362,28 @@ def survival(told: Sequence[ColumnSums]) -> curves.Compared | None:
     given = {silo: one for silo, one in followed.items() if one is not None}
     if given and len(given) < len(followed):
         silent = next(silo for silo in followed if silo not in given)
-        raise UserError(f"{silent} tells no events between times: make the sums of all silos with the same times")
-    names = [name.removeprefix(target("")) for name in told[0].moments if name not in told[0].missing]
+        raise UserError(
+            f"{silent} tells no events between times: make the sums of all silos with the same "
+            "times"
+        )
+    names = [
+        name.removeprefix(target("")) for name in told[0].moments if name not in told[0].missing
+    ]
     return curves.compared(names[0], given) if given else None
 
 
 def cohort_sums(fed: FederatedData, times: Sequence[float] = ()) -> list[ColumnSums]:
-    """Return what silos on this machine tell about all their rows: those for training, validation and test.
+    """Return what silos on this machine tell about all their rows: those for training, validation
+    and test.
 
     Args:
         fed: the silos.
         times: between which events of survival are counted.
     """
     if not isinstance(fed.dataset.inputs, Table):
-        raise UserError(f"table one is for tables, these samples are {fed.dataset.inputs.words}: leave it out")
+        raise UserError(
+            f"table one is for tables, these samples are {fed.dataset.inputs.words}: leave it out"
+        )
     return [_of_client(client, fed.dataset, times) for client in fed.clients]
 
 
@@ -320,9 +397,20 @@ def _of_client(client: ClientData, dataset: Dataset, times: Sequence[float]) -> 
         values[x[:, place].numpy() > 0.5, table.numeric.index(name)] = np.nan
     rows = np.concatenate([values, x[:, table.numbers :].numpy()], axis=1)
     plain = replace(table, centre=(), scale=(), gaps=())
-    samples = replace(parts[0].samples, x=torch.from_numpy(rows), y=torch.cat([part.y for part in parts]))
+    samples = replace(
+        parts[0].samples, x=torch.from_numpy(rows), y=torch.cat([part.y for part in parts])
+    )
     everything = Subset(samples, torch.arange(len(rows)))
-    found = told_by(replace(client, train=everything), replace(dataset, inputs=plain, least=1), times)
-    rare = (x[:, table.numbers :] == 0).sum(0).tolist()  # categories that the silos did not agree on
-    others = {name: {_OTHER: int(n)} if n else {} for name, n in zip(table.categorical, rare, strict=True)}
-    return replace(found, categories={name: {**known, **others[name]} for name, known in found.categories.items()})
+    found = told_by(
+        replace(client, train=everything), replace(dataset, inputs=plain, least=1), times
+    )
+    rare = (
+        (x[:, table.numbers :] == 0).sum(0).tolist()
+    )  # categories that the silos did not agree on
+    others = {
+        name: {_OTHER: int(n)} if n else {} for name, n in zip(table.categorical, rare, strict=True)
+    }
+    return replace(
+        found,
+        categories={name: {**known, **others[name]} for name, known in found.categories.items()},
+    )

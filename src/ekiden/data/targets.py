@@ -1,4 +1,6 @@
-"""Find out what labels mean, the same for every source: the task, the names of the outputs, and tensors."""
+"""Find out what labels mean, the same for every source: the task, the names of the outputs, and
+tensors.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +37,10 @@ _SHOWN = 8  # labels in a message
 
 
 def targets(
-    raws: Sequence[Raw], task: Task | str | None, like: Dataset | None = None, classes: Sequence[str] | None = None
+    raws: Sequence[Raw],
+    task: Task | str | None,
+    like: Dataset | None = None,
+    classes: Sequence[str] | None = None,
 ) -> tuple[list[Tensor], tuple[str, ...], Task]:
     """Return the labels of each part, the names of the outputs, and the task.
 
@@ -46,31 +51,45 @@ def targets(
         classes: names of the outputs, if the user gave some.
     """
     first = raws[0]
-    wanted = like.task if like is not None else named(task) if isinstance(task, str) and task else task
+    wanted = (
+        like.task if like is not None else named(task) if isinstance(task, str) and task else task
+    )
     chosen = wanted if isinstance(wanted, Task) else _guess(raws)
     if first.kind.unlabelled and not first.targets and not isinstance(chosen, LanguageModelling):
         raise UserError(
-            f"{first.source} has no column 'label': say which one holds the labels (--label-column), "
+            f"{first.source} has no column 'label': say which one holds the labels "
+            "(--label-column), "
             "or learn the texts themselves by --task=language-modelling"
         )
     if isinstance(chosen, LanguageModelling) and not first.given:
         if not first.kind.unlabelled:
             raise UserError(
-                f"language modelling needs texts, but {first.source} holds {first.kind.words}: name a --text-column"
+                f"language modelling needs texts, but {first.source} holds {first.kind.words}: "
+                "name a --text-column"
             )
         return [torch.zeros(len(raw), dtype=torch.int64) for raw in raws], (), chosen
     if isinstance(chosen, Classification):
         return *_classes(raws, like, classes), chosen
     if isinstance(chosen, LanguageModelling) and not chosen.vocabulary and classes is None:
-        chosen = replace(chosen, vocabulary=1 + max(int(max(raw.label.max(), raw.images.max())) for raw in raws))
-    y = [chosen.labels(torch.from_numpy(_numbers(raw, chosen.kind)), len(raw), raw.source) for raw in raws]
+        chosen = replace(
+            chosen, vocabulary=1 + max(int(max(raw.label.max(), raw.images.max())) for raw in raws)
+        )
+    y = [
+        chosen.labels(torch.from_numpy(_numbers(raw, chosen.kind)), len(raw), raw.source)
+        for raw in raws
+    ]
     if len({part.shape[1:] for part in y}) > 1:
-        shapes = ", ".join(f"{raw.source}: {tuple(part.shape)}" for raw, part in zip(raws, y, strict=True))
+        shapes = ", ".join(
+            f"{raw.source}: {tuple(part.shape)}" for raw, part in zip(raws, y, strict=True)
+        )
         raise UserError(f"the labels differ in shape ({shapes}): give all samples the same labels")
     if like is not None:
         return y, like.classes, chosen
     if isinstance(chosen, Segmentation) and classes is None:
-        _refuse_gaps(sorted({label for part in y for label in np.unique(part.numpy()).tolist()}), first.source)
+        _refuse_gaps(
+            sorted({label for part in y for label in np.unique(part.numpy()).tolist()}),
+            first.source,
+        )
     if isinstance(chosen, ScaledTask) and first.targets:
         for column, name in enumerate(first.targets[: 1 if y[0].ndim == 1 else y[0].shape[1]]):
             numbers = torch.cat([part if part.ndim == 1 else part[:, column] for part in y])
@@ -84,12 +103,16 @@ def targets(
 
 
 def _refuse_gaps(labels: Sequence[int], source: str) -> None:
-    """Refuse masks with numbers such as 0 and 255, of which most would be classes without a pixel."""
+    """Refuse masks with numbers such as 0 and 255, of which most would be classes without a
+    pixel.
+    """
     classes = [label for label in labels if label != IGNORED]
     if classes and classes[-1] >= 2 * len(classes):
         raise UserError(
-            f"pixels of {source} have the labels {listed(classes, _SHOWN)} only: number classes from 0 without gaps "
-            f"(255 often means foreground, which is 1, or pixels to ignore, which are {IGNORED}), or name all by "
+            f"pixels of {source} have the labels {listed(classes, _SHOWN)} only: number classes "
+            "from 0 without gaps "
+            f"(255 often means foreground, which is 1, or pixels to ignore, which are {IGNORED}), "
+            "or name all by "
             "classes="
         )
 
@@ -104,14 +127,18 @@ def _guess(raws: Sequence[Raw]) -> Task:
         if len(values) <= _FEW and (values == np.floor(values)).all():
             names, held = listed(map(repr, raws[0].targets)), listed(values.astype(int))
             raise UserError(
-                f"the labels {names} of {raws[0].source} hold {held}: write several labels as 0 and 1, or use "
+                f"the labels {names} of {raws[0].source} hold {held}: write several labels as 0 "
+                "and 1, or use "
                 "--task=regression if they are numbers to predict"
             )
         return Regression()
-    # One silo by itself may look like another task: each of its samples may have exactly one of two labels.
+    # One silo by itself may look like another task: each of its samples may have exactly one of two
+    # labels.
     x = [raw.images if isinstance(raw.images, Tensor) else torch.empty(0) for raw in raws]
     found = [
-        Classification() if raw.classes or _are_names(raw.label) else inferred(torch.from_numpy(raw.label), samples)
+        Classification()
+        if raw.classes or _are_names(raw.label)
+        else inferred(torch.from_numpy(raw.label), samples)
         for raw, samples in zip(raws, x, strict=True)
     ]
     task = next((one for one in found if not isinstance(one, Classification)), found[0])
@@ -119,18 +146,28 @@ def _guess(raws: Sequence[Raw]) -> Task:
     pictures = [raw.positions and not (raw.given and np.ndim(raw.images) == 2) for raw in raws]
     if any(pictures) or not all(raw.label.dtype.kind in "iuf" and not raw.classes for raw in raws):
         return task
-    different, rows = {value for raw in raws for value in np.unique(raw.label).tolist()}, sum(map(len, raws))
+    different, rows = (
+        {value for raw in raws for value in np.unique(raw.label).tolist()},
+        sum(map(len, raws)),
+    )
     held = f"has {len(different)} different numbers ({listed(sorted(different), 3)})"
     if isinstance(task, Regression) and 2 < len(different) <= _FEW and raws[0].label.ndim == 1:
-        tell(f"the label of {raws[0].source} {held}, which are learned as amounts: give names, if they are classes")
+        tell(
+            f"the label of {raws[0].source} {held}, which are learned as amounts: give names, if "
+            "they are classes"
+        )
     if not isinstance(task, Classification):
         return task
     if _SEVERAL < len(different) <= _MANY and min(different) > 1:
-        tell(f"the label of {raws[0].source} {held}, which are learned as classes: use --task=regression for amounts")
+        tell(
+            f"the label of {raws[0].source} {held}, which are learned as classes: use "
+            "--task=regression for amounts"
+        )
     if len(different) > _MANY or (len(different) > _SEVERAL and rows < _SELDOM * len(different)):
         shown = f"the label {raws[0].targets[0]!r}" if raws[0].targets else "the label"
         raise UserError(
-            f"{shown} of {raws[0].source} has {len(different)} different whole numbers: use --task=regression if they "
+            f"{shown} of {raws[0].source} has {len(different)} different whole numbers: use "
+            "--task=regression if they "
             "are numbers to predict, or --task=classification if they are classes"
         )
     return task
@@ -145,8 +182,10 @@ def _refuse_times(raws: Sequence[Raw]) -> None:
         if other is not None and (other > 0).all():
             time, event = (raws[0].targets[events.index(which)] for which in (False, True))
             raise UserError(
-                f"the labels {time!r} and {event!r} of {raws[0].source} look like a time and an event: use "
-                f"--task=survival --label-column {time} {event}, or --task=regression if both are numbers to predict"
+                f"the labels {time!r} and {event!r} of {raws[0].source} look like a time and an "
+                "event: use "
+                f"--task=survival --label-column {time} {event}, or --task=regression if both are "
+                "numbers to predict"
             )
 
 
@@ -159,14 +198,17 @@ def _numbers(raw: Raw, kind: str) -> NDArray[np.generic]:
     label = raw.label
     if kind == "multi-label" and _are_names(label) and set(np.unique(label)) <= {"true", "false"}:
         label = label == "true"
-    if kind == "regression" and raw.classes and label.dtype.kind == "i":  # class names that are numbers
+    if (
+        kind == "regression" and raw.classes and label.dtype.kind == "i"
+    ):  # class names that are numbers
         label = np.array(raw.classes)[label]
     if _are_names(label):
         try:
             return label.astype(np.float64)
         except ValueError:
             raise UserError(
-                f"the label {raw.targets[0] if raw.targets else 'label'!r} of {raw.source} holds text "
+                f"the label {raw.targets[0] if raw.targets else 'label'!r} of {raw.source} holds "
+                "text "
                 f"({str(label[0])!r}): {kind} needs numbers"
             ) from None
     return label[:, None] if kind == "multi-label" and label.ndim == 1 else label
@@ -199,7 +241,8 @@ class _Labels:
         strange = next((label for label in self.present() if self.names[label] not in place), None)
         if strange is not None:
             raise UserError(
-                f"label {self.names[strange]!r} in {self.first(strange)} is not among the classes: {', '.join(order)}"
+                f"label {self.names[strange]!r} in {self.first(strange)} is not among the classes: "
+                f"{', '.join(order)}"
             )
         return torch.tensor([place.get(name, -1) for name in self.names])[self.y]
 
@@ -209,8 +252,9 @@ def _classes(
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Give all parts one meaning of each class.
 
-    Labels with names are matched by name, in the order that all parts share, or else sorted. Labels without names are
-    numbers of classes. In a column of a table, whole numbers are names too, so they need not begin with 0.
+    Labels with names are matched by name, in the order that all parts share, or else sorted. Labels
+    without names are numbers of classes. In a column of a table, whole numbers are names too, so
+    they need not begin with 0.
     """
     parts = [_read(raw, like) for raw in raws]
     order = like.classes if like is not None else tuple(given or ())
@@ -220,15 +264,21 @@ def _classes(
         if nameless := next((part for part in parts if not part.names), None):
             one = next(part for part in parts if not part.numbered)
             raise UserError(
-                f"the labels of {one.raw.source} are names, but those of {nameless.raw.source} are numbers of unknown "
+                f"the labels of {one.raw.source} are names, but those of {nameless.raw.source} are "
+                "numbers of unknown "
                 "classes: use names everywhere, or name the classes in order by classes="
             )
         together = {name for part in parts for name in part.names}
         first = parts[0].names
-        order = first if all(part.names == first for part in parts) else tuple(sorted(together, key=natural))
+        order = (
+            first
+            if all(part.names == first for part in parts)
+            else tuple(sorted(together, key=natural))
+        )
     if len(order) < 2 and raws[0].targets and not raws[0].kind.positions:
         raise UserError(
-            f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or more; if other "
+            f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or "
+            "more; if other "
             "silos hold others, name all by classes (in [data] of silo.toml)"
         )
     return [_placed(part, order, by_number=like is None) for part in parts], order
@@ -238,11 +288,16 @@ def _read(raw: Raw, like: Dataset | None) -> _Labels:
     """Return the labels of one part with its own names."""
     label = raw.label
     if raw.targets and label.ndim > 1:
-        raise UserError("classification has one label per sample: name one --label-column, or use --task=multi-label")
+        raise UserError(
+            "classification has one label per sample: name one --label-column, or use "
+            "--task=multi-label"
+        )
     if label.dtype.kind == "f" and not raw.positions:
         if (label != np.floor(label)).any():
             row = int(np.flatnonzero(label != np.floor(label))[0])
-            raise UserError(f"the label in {raw.where(row)} is {label[row]}, not a class: use --task=regression")
+            raise UserError(
+                f"the label in {raw.where(row)} is {label[row]}, not a class: use --task=regression"
+            )
         label = label.astype(np.int64)
     values = not raw.classes and (not raw.positions or like is not None)
     if _are_names(label) or (values and label.dtype.kind == "i"):
@@ -250,26 +305,41 @@ def _read(raw: Raw, like: Dataset | None) -> _Labels:
         found = _Labels(raw, torch.from_numpy(inverse.astype(np.int64)), tuple(map(str, names)))
         order = raw.classes or tuple(sorted(found.names, key=natural))
         return replace(found, y=found.placed(order), names=order)
-    low, high = (int(label.min()), int(label.max())) if label.dtype.kind in "iu" and label.ndim == 1 else (0, 0)
+    low, high = (
+        (int(label.min()), int(label.max()))
+        if label.dtype.kind in "iu" and label.ndim == 1
+        else (0, 0)
+    )
     if low < 0 or (raw.classes and high >= len(raw.classes)):
         bad = low if low < 0 else high
         raise UserError(
-            f"label {bad} in {raw.where(int(np.flatnonzero(label == bad)[0]))}: labels must be integers from 0 to "
-            f"classes - 1{f' ({len(raw.classes)} classes are named)' * bool(raw.classes)}, or class names."
+            f"label {bad} in {raw.where(int(np.flatnonzero(label == bad)[0]))}: labels must be "
+            "integers from 0 to "
+            f"classes - 1{f' ({len(raw.classes)} classes are named)' * bool(raw.classes)}, or "
+            "class names."
         )
-    return _Labels(raw, Classification().labels(torch.from_numpy(label), len(raw), raw.source), raw.classes)
+    return _Labels(
+        raw, Classification().labels(torch.from_numpy(label), len(raw), raw.source), raw.classes
+    )
 
 
 def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
-    """Return the names of numbered classes. Their count comes from the parts' own names, or else from the labels."""
+    """Return the names of numbered classes. Their count comes from the parts' own names, or else
+    from the labels.
+    """
     present = {label for part in parts for label in part.present()}
     known, high = max(len(part.names) for part in parts), max(present)
     gaps = (k for k in range(high) if k not in present)
-    if high >= known and (missing := [str(k) for k, _ in zip(gaps, range(_SHOWN + 1), strict=False)]):
-        shown = ", ".join([*missing[:_SHOWN], *["..."] * (len(missing) > _SHOWN)])  # labels may be in billions
+    if high >= known and (
+        missing := [str(k) for k, _ in zip(gaps, range(_SHOWN + 1), strict=False)]
+    ):
+        shown = ", ".join(
+            [*missing[:_SHOWN], *["..."] * (len(missing) > _SHOWN)]
+        )  # labels may be in billions
         largest = next(part for part in parts if high in part.present())
         raise UserError(
-            f"no sample has label {shown}, but {largest.first(high)} has label {high}: number the labels from 0 "
+            f"no sample has label {shown}, but {largest.first(high)} has label {high}: number the "
+            "labels from 0 "
             "without gaps, or give names of the classes instead of numbers"
         )
     return tuple(map(str, range(max(high + 1, known))))
@@ -277,10 +347,16 @@ def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
 
 def _placed(part: _Labels, order: tuple[str, ...], *, by_number: bool) -> Tensor:
     """Return labels as positions in the names of all."""
-    if by_number and part.raw.positions and part.numbered and not (part.names and set(part.names) <= set(order)):
+    if (
+        by_number
+        and part.raw.positions
+        and part.numbered
+        and not (part.names and set(part.names) <= set(order))
+    ):
         if (high := int(part.y.max())) >= len(order):
             raise UserError(
-                f"label {high} has no name among the {len(order)} classes ({part.first(high)}): name them all, or "
+                f"label {high} has no name among the {len(order)} classes ({part.first(high)}): "
+                "name them all, or "
                 "give no names"
             )
         return part.y
@@ -288,20 +364,30 @@ def _placed(part: _Labels, order: tuple[str, ...], *, by_number: bool) -> Tensor
 
 
 def meant(dataset: Dataset, task: str) -> Dataset:
-    """Return the data set with its labels as labels of `task`: for a regression, integers become numbers."""
+    """Return the data set with its labels as labels of `task`: for a regression, integers become
+    numbers.
+    """
     if not task or dataset.task.kind == task:
         return dataset
     if task != "regression" or not isinstance(dataset.task, Classification):
-        raise UserError(f"the labels of {dataset.name} are of {dataset.task.kind}, not of {task}: leave out --task")
+        raise UserError(
+            f"the labels of {dataset.name} are of {dataset.task.kind}, not of {task}: leave out "
+            "--task"
+        )
     try:
         values = torch.tensor([float(name) for name in dataset.classes])
     except ValueError:
         raise UserError(
-            f"the labels of {dataset.name} are names, but regression needs numbers: leave out --task"
+            f"the labels of {dataset.name} are names, but regression needs numbers: leave out "
+            "--task"
         ) from None
     names = ("target",)
-    train, test = (replace(part, y=values[part.y], classes=names) for part in (dataset.train, dataset.test))
-    return replace(dataset, train=train, test=test, classes=names, task=scaled(named(task), train.y))
+    train, test = (
+        replace(part, y=values[part.y], classes=names) for part in (dataset.train, dataset.test)
+    )
+    return replace(
+        dataset, train=train, test=test, classes=names, task=scaled(named(task), train.y)
+    )
 
 
 def refuse_constant(y: Tensor, names: Sequence[str]) -> None:
@@ -309,17 +395,24 @@ def refuse_constant(y: Tensor, names: Sequence[str]) -> None:
     columns = y if y.ndim == 2 else y[:, None]
     for name, column in zip(names, columns.T, strict=True):
         if len(column) and bool((column == column[0]).all()):
-            raise UserError(f"the label {name!r} is {column[0]:g} in all training rows: name a label that varies")
+            raise UserError(
+                f"the label {name!r} is {column[0]:g} in all training rows: name a label that "
+                "varies"
+            )
 
 
 def in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
-    """Return the same samples with `classes` as the classes, for silos that do not hold all of them."""
+    """Return the same samples with `classes` as the classes, for silos that do not hold all of
+    them.
+    """
     if not classes or dataset.classes == tuple(classes):
         return dataset
     if isinstance(dataset.task, Segmentation) and len(classes) >= len(dataset.classes):
         return replace(dataset, classes=tuple(classes))  # pixels hold positions in this list
     if not isinstance(dataset.task, Classification):
-        raise UserError(f"classes are named, but the labels are of {dataset.task.kind}: leave classes out")
+        raise UserError(
+            f"classes are named, but the labels are of {dataset.task.kind}: leave classes out"
+        )
     for name in dataset.classes:
         if name not in classes:
             raise unknown("class in the data", name, classes)

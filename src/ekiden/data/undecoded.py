@@ -15,7 +15,18 @@ from torch import Tensor
 from ekiden.base.checks import Checked
 from ekiden.base.errors import UserError, row_text
 
-PARTS = ("train", "test", "val", "valid", "validation", "dev", "eval", "training", "testing", "holdout")
+PARTS = (
+    "train",
+    "test",
+    "val",
+    "valid",
+    "validation",
+    "dev",
+    "eval",
+    "training",
+    "testing",
+    "holdout",
+)
 """what parts of a data set are called"""
 _UNITS = {
     "days as 20240131": (1.9e7, 2.1e7),
@@ -24,7 +35,8 @@ _UNITS = {
     "microseconds since 1970": (9e14, 27e14),
     "nanoseconds since 1970": (9e17, 27e17),
 }
-"""units of times, and numbers between which times from 1998 to 2055 lie (of days those from 1900 to 2099)"""
+"""units of times, and numbers between which times from 1998 to 2055 lie (of days those from 1900 to
+2099)"""
 _ACCENTS = 0x300  # first character that is written onto the one before
 
 
@@ -41,9 +53,9 @@ class Encoding:
 class Inputs(Checked, ABC):
     """A kind of samples: how they are read, how they become tensors, and what they need.
 
-    A kind is one frozen dataclass of plain values, which a run folder keeps. It may come from outside the package: name
-    it by `sample_kind`, as FILE.py:NAME or as an entry point of the group `ekiden.kinds`. Such a kind needs `kind`,
-    `words`, `suffixes` and `encode`.
+    A kind is one frozen dataclass of plain values, which a run folder keeps. It may come from
+    outside the package: name it by `sample_kind`, as FILE.py:NAME or as an entry point of the group
+    `ekiden.kinds`. Such a kind needs `kind`, `words`, `suffixes` and `encode`.
     """
 
     kind: ClassVar[str]
@@ -77,7 +89,9 @@ class Inputs(Checked, ABC):
         return True
 
     def network(self, shape: tuple[int, ...]) -> str:
-        """Return the network for samples of a shape if the user names none; "" if the shape alone decides."""
+        """Return the network for samples of a shape if the user names none; "" if the shape alone
+        decides.
+        """
         return ""
 
     @abstractmethod
@@ -115,7 +129,8 @@ class Inputs(Checked, ABC):
         """Return samples from the columns of an Arrow table that have no other meaning."""
         if len(table.column_names) != 1:
             raise UserError(
-                f"{source} has several columns that may hold {cls.words} ({', '.join(table.column_names)}): name one "
+                f"{source} has several columns that may hold {cls.words} "
+                f"({', '.join(table.column_names)}): name one "
                 "by --feature-columns"
             )
         return table[table.column_names[0]].to_pylist()
@@ -123,7 +138,9 @@ class Inputs(Checked, ABC):
     @classmethod
     def taken(cls, samples: Any, rows: NDArray[np.int64]) -> Any:
         """Return some undecoded samples."""
-        return [samples[row] for row in rows] if isinstance(samples, list | tuple) else samples[rows]
+        return (
+            [samples[row] for row in rows] if isinstance(samples, list | tuple) else samples[rows]
+        )
 
     @classmethod
     def assembled(
@@ -131,7 +148,8 @@ class Inputs(Checked, ABC):
         sides: Sequence[Sequence["Raw"]],
         wanted: "Encoding",
     ) -> tuple[list[Tensor], "Inputs | None"]:
-        """Return the samples of the training side and of the test side, and what they are; None if their type says it.
+        """Return the samples of the training side and of the test side, and what they are; None if
+        their type says it.
 
         Args:
             sides: what the sources hold for training, and for the test.
@@ -151,10 +169,16 @@ class Inputs(Checked, ABC):
                 except UserError as error:
                     raise UserError(f"{raw.where(row)} cannot be used: {error}") from None
             raise
-        if len(x) != len(raw) or x.dtype != self.dtype or (x.is_floating_point() and not torch.isfinite(x).all()):
+        if (
+            len(x) != len(raw)
+            or x.dtype != self.dtype
+            or (x.is_floating_point() and not torch.isfinite(x).all())
+        ):
             raise UserError(
-                f"{self.words} of {raw.source} became {len(x)} samples of {x.dtype}, some not finite: "
-                f"{type(self).__name__}.encode must return {len(raw)} finite samples of {self.dtype}"
+                f"{self.words} of {raw.source} became {len(x)} samples of {x.dtype}, some not "
+                "finite: "
+                f"{type(self).__name__}.encode must return {len(raw)} finite samples of "
+                f"{self.dtype}"
             )
         return x
 
@@ -194,7 +218,8 @@ def joined(sides: Sequence[Sequence["Raw"]], parts: Sequence[Sequence[Tensor]]) 
         for raw, x in zip(raws, tensors, strict=True):
             if _form(x) != wanted:
                 raise UserError(
-                    f"samples of {raw.source} are {_form(x)}, those of {first} {wanted}: give all samples one shape "
+                    f"samples of {raw.source} are {_form(x)}, those of {first} {wanted}: give all "
+                    "samples one shape "
                     "and type"
                 )
     return [torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0] for tensors in parts]
@@ -209,13 +234,18 @@ class Raw:
     """A part of a data set (training or test) as its files hold it, undecoded."""
 
     source: str  # the file or folder, for messages
-    # n encoded images, files or opened images; or n texts; or the columns of a table (`pyarrow.Table`); or an array (n,
+    # n encoded images, files or opened images; or n texts; or the columns of a table
+    # (`pyarrow.Table`); or an array (n,
     # ...)
     images: Any
-    label: NDArray[Any]  # (n,) integers or names, or float64 numbers; (n, K) float64 for several columns
+    label: NDArray[
+        Any
+    ]  # (n,) integers or names, or float64 numbers; (n, K) float64 for several columns
     domain: NDArray[Any] | None = None  # (n,) integers or names, or None
     group: NDArray[Any] | None = None  # (n,) integers or names, or None
-    classes: tuple[str, ...] = ()  # class names in the order of the labels; empty if the source has none
+    classes: tuple[
+        str, ...
+    ] = ()  # class names in the order of the labels; empty if the source has none
     domains: tuple[str, ...] = ()  # names of domains in their order
     kind: type[Inputs] = field(kw_only=True)  # what the samples are
     targets: tuple[str, ...] = ()  # names of the columns of labels; none if there are no labels
@@ -243,19 +273,29 @@ class Raw:
     def positions(self) -> bool:
         """Whether whole numbers among the labels are positions of classes, from 0 without gaps.
 
-        In a column of a table or an array of a file they are names of classes, so they may be any numbers.
+        In a column of a table or an array of a file they are names of classes, so they may be any
+        numbers.
         """
         return self.given or self.kind.positions
 
     def taken(self, rows: NDArray[np.int64]) -> "Raw":
         """Return these rows."""
         rest = {name: getattr(self, name) for name in ("domain", "group", "subject", "time")}
-        taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in rest.items()}
+        taken: dict[str, Any] = {
+            name: None if part is None else part[rows] for name, part in rest.items()
+        }
         origin = rows if self.rows is None else self.rows[rows]
-        return replace(self, images=self.kind.taken(self.images, rows), label=self.label[rows], rows=origin, **taken)
+        return replace(
+            self,
+            images=self.kind.taken(self.images, rows),
+            label=self.label[rows],
+            rows=origin,
+            **taken,
+        )
 
     def where(self, row: int) -> str:
-        """Return where the source holds a sample, for messages: its file, or its row before any were taken out.
+        """Return where the source holds a sample, for messages: its file, or its row before any
+        were taken out.
 
         Args:
             row: its place in this part.
@@ -271,7 +311,9 @@ class Raw:
 
 
 def composed(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names with one form of each character (NFC): macOS writes an accent in file names as a character."""
+    """Return names with one form of each character (NFC): macOS writes an accent in file names as a
+    character.
+    """
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 
 
@@ -299,7 +341,10 @@ def _given(parts: Sequence[Raw], what: str) -> list[NDArray[Any]] | None:
 
 def _cut(numbers: NDArray[np.int64], like: Sequence[NDArray[Any]]) -> list[Tensor]:
     """Return numbers of all parts together as numbers of each."""
-    return [torch.from_numpy(part.copy()) for part in np.split(numbers, np.cumsum(list(map(len, like)))[:-1])]
+    return [
+        torch.from_numpy(part.copy())
+        for part in np.split(numbers, np.cumsum(list(map(len, like)))[:-1])
+    ]
 
 
 def owners(
@@ -310,7 +355,8 @@ def owners(
     Args:
         what: domain or group.
         parts: parts of one data set.
-        preferred: their names in order; used if the parts have no others and the files do not name them.
+        preferred: their names in order; used if the parts have no others and the files do not name
+            them.
     """
     if (given := _given(parts, what)) is None:
         return [None] * len(parts), ()
@@ -319,31 +365,42 @@ def owners(
         names = preferred
     if names and all(p.dtype.kind == "i" for p in given):
         given = [np.array(names)[p] if p.min() >= 0 and p.max() < len(names) else p for p in given]
-    found, inverse = np.unique(np.concatenate([p.astype(np.str_) for p in given]), return_inverse=True)
+    found, inverse = np.unique(
+        np.concatenate([p.astype(np.str_) for p in given]), return_inverse=True
+    )
     order = names or tuple(sorted(map(str, found), key=natural))
     place = {name: i for i, name in enumerate(order)}
     if strange := next((str(f) for f in found if str(f) not in place), None):
         source = parts[0].source
-        raise UserError(f"{what} {strange!r} in {source} is not among the {what} names: {', '.join(order)}.")
+        raise UserError(
+            f"{what} {strange!r} in {source} is not among the {what} names: {', '.join(order)}."
+        )
     return _cut(np.array([place[str(f)] for f in found], dtype=np.int64)[inverse], given), order
 
 
 def subjects(parts: Sequence[Raw]) -> list[Tensor | None]:
-    """Return the number of each sample's subject, the same for the same name in all parts; None without subjects."""
+    """Return the number of each sample's subject, the same for the same name in all parts; None
+    without subjects.
+    """
     if (given := _given(parts, "subject")) is None:
         return [None] * len(parts)
     return [*_cut(np.unique(np.concatenate(given), return_inverse=True)[1].astype(np.int64), given)]
 
 
 def times(parts: Sequence[Raw]) -> list[Tensor | None]:
-    """Return the times of all parts as numbers (n,) that can be compared; None if the parts have no times."""
+    """Return the times of all parts as numbers (n,) that can be compared; None if the parts have no
+    times.
+    """
     if (given := _given(parts, "time")) is None:
         return [None] * len(parts)
     odd = next((k for k, values in enumerate(given) if values.dtype != given[0].dtype), None)
     if odd is not None:
-        what = ["dates" if values.dtype.kind == "M" else "numbers" for values in (given[0], given[odd])]
+        what = [
+            "dates" if values.dtype.kind == "M" else "numbers" for values in (given[0], given[odd])
+        ]
         raise UserError(
-            f"the times of {parts[0].source} are {what[0]}, those of {parts[odd].source} {what[1]}: write "
+            f"the times of {parts[0].source} are {what[0]}, those of {parts[odd].source} "
+            f"{what[1]}: write "
             "times everywhere as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
         )
     units = {
@@ -355,4 +412,7 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
     if len(units) > 1:
         shown = " and ".join(f"{unit} in {source}" for unit, source in units.items())
         raise UserError(f"times are {shown}: write all in one unit")
-    return [torch.from_numpy(values.astype(np.int64) if values.dtype.kind == "M" else values) for values in given]
+    return [
+        torch.from_numpy(values.astype(np.int64) if values.dtype.kind == "M" else values)
+        for values in given
+    ]

@@ -1,6 +1,8 @@
-"""What is counted of a model's answers: whole numbers that add up over silos, from which all figures follow.
+"""What is counted of a model's answers: whole numbers that add up over silos, from which all
+figures follow.
 
-Numbers that are not counts are in fixed point, so that sums of silos are exact and masks can hide them.
+Numbers that are not counts are in fixed point, so that sums of silos are exact and masks can hide
+them.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +17,14 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks.base import Scores, Task, confusion
-from ekiden.data.tasks.labels import Classification, MultiLabel, Regression, ScaledTask, Segmentation, Survival
+from ekiden.data.tasks.labels import (
+    Classification,
+    MultiLabel,
+    Regression,
+    ScaledTask,
+    Segmentation,
+    Survival,
+)
 from ekiden.data.tasks.measures import classes, pairs
 
 FIXED = 1 << 20  # the whole number that stands for 1 in sums
@@ -23,14 +32,20 @@ MOST_LOSS = 10.0  # largest loss of a sample in a coarse sum
 _LARGEST = 1000.0  # of a number in an exact sum
 _STEPS = 16  # by which one sample moves a coarse sum at most
 _REACH = 16  # bins of scores: logits from -16 to 16
-_FINENESS = ((2, 128), (16, 32), (128, 8))  # up to so many classes with scores, so many bins in a unit of the logit
+_FINENESS = (
+    (2, 128),
+    (16, 32),
+    (128, 8),
+)  # up to so many classes with scores, so many bins in a unit of the logit
 _MOST_BINNED = _FINENESS[-1][0]
 _OF_SCORES = frozenset(("auroc", "average_precision", "calibration_error", "brier"))
 _MOST_TABLE = 100  # classes of a confusion matrix
 _MOST_TRAIN = 1000  # classes whose training labels are counted
 GROUPS = 15  # groups of equal width of the calibration error, as is usual
 SHARES = 10  # groups of equal width of the predicted survival
-_FOLLOWED = 0.05  # of a silo's samples would be followed up to a time without events; with fewer it tells nothing then
+# of a silo's samples would be followed up to a time without events; with fewer it tells nothing
+# then
+_FOLLOWED = 0.05
 
 
 class Counted(NamedTuple):
@@ -49,9 +64,13 @@ class Counted(NamedTuple):
 class Care:
     """How carefully a silo tells about its samples."""
 
-    samples: int = 1  # with fewer samples nothing is told. If `coarse`, bins of scores with fewer are joined.
-    positives: int = 1  # samples of classes, and labels, with fewer samples are left out of what is told by class
-    # whether another party could have made the model, so that it answers to one sample. Then scores in sparse bins are
+    samples: int = (
+        1  # with fewer samples nothing is told. If `coarse`, bins of scores with fewer are joined.
+    )
+    # samples of classes, and labels, with fewer samples are left out of what is told by class
+    positives: int = 1
+    # whether another party could have made the model, so that it answers to one sample. Then scores
+    # in sparse bins are
     # moved to their neighbours, and one sample moves a sum by a few steps only.
     coarse: bool = False
     # between and after which enough samples end, so that survival is told there; None: of all times
@@ -81,12 +100,19 @@ class Counting(ABC):
     def layout(self) -> tuple[Counted, ...]:
         """All numbers, in order.
 
-        reports: silos with enough samples; samples; broken: silos where a loss is not a number; exact: samples of
-        silos that were not coarse; loss: sum of the losses; far: silos where the model has diverged; train: labels of
-        the training samples.
+        reports: silos with enough samples; samples; broken: silos where a loss is not a number;
+        exact: samples of silos that were not coarse; loss: sum of the losses; far: silos where the
+        model has diverged; train: labels of the training samples.
         """
-        train = self.outputs if self.outputs <= _MOST_TRAIN and not isinstance(self.task, ScaledTask) else 0
-        first = [Counted(name) for name in ("reports", "samples", "broken", "exact", "loss", "far", "trained")]
+        train = (
+            self.outputs
+            if self.outputs <= _MOST_TRAIN and not isinstance(self.task, ScaledTask)
+            else 0
+        )
+        first = [
+            Counted(name)
+            for name in ("reports", "samples", "broken", "exact", "loss", "far", "trained")
+        ]
         return (*first, Counted("train", (train,)), *self.parts())
 
     @property
@@ -138,9 +164,14 @@ class Counting(ABC):
     def split(self, numbers: Tensor) -> dict[str, Tensor]:
         """Return a vector of numbers by name."""
         if numbers.dtype != torch.int64 or numbers.shape != (self.size,):
-            raise UserError(f"counts of {tuple(numbers.shape)} do not fit {self.task.kind}: refused")
+            raise UserError(
+                f"counts of {tuple(numbers.shape)} do not fit {self.task.kind}: refused"
+            )
         pieces = torch.split(numbers, [part.size for part in self.layout])
-        return {part.name: piece.reshape(part.shape) for part, piece in zip(self.layout, pieces, strict=True)}
+        return {
+            part.name: piece.reshape(part.shape)
+            for part, piece in zip(self.layout, pieces, strict=True)
+        }
 
     def _weights(self, s: Scores) -> Tensor:
         """Return the weights of the samples in the mean loss."""
@@ -152,16 +183,19 @@ class Counting(ABC):
         if not size or train is None:
             return {"trained": torch.tensor(0), "train": torch.zeros(size)}
         counts = self.task.counts(train, self.outputs).cpu()[:size]
-        return {"trained": torch.tensor(len(train)), "train": torch.where(counts < care.positives, 0, counts)}
+        return {
+            "trained": torch.tensor(len(train)),
+            "train": torch.where(counts < care.positives, 0, counts),
+        }
 
 
 class OfClasses(Counting):
     """One class for each sample.
 
-    table: samples by label and answer (the last column is for other outputs); of many classes only `hits`, `labels`
-    and `answers`. scores: samples of each class and of the others by bins of its probability; of two classes only of
-    the second. top: wrong and right answers by bins of the largest probability, of three or more classes. brier and
-    confidence: sums.
+    table: samples by label and answer (the last column is for other outputs); of many classes only
+    `hits`, `labels` and `answers`. scores: samples of each class and of the others by bins of its
+    probability; of two classes only of the second. top: wrong and right answers by bins of the
+    largest probability, of three or more classes. brier and confidence: sums.
     """
 
     @property
@@ -182,7 +216,13 @@ class OfClasses(Counting):
         scores = [Counted("scores", (self.scored, 2, bins))]
         if self.outputs > 2:
             scores.append(Counted("top", (2, bins)))
-        return [Counted("right"), *table, *scores, Counted("brier"), Counted("confidence", (GROUPS,))]
+        return [
+            Counted("right"),
+            *table,
+            *scores,
+            Counted("brier"),
+            Counted("confidence", (GROUPS,)),
+        ]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         right = s.right.sum()
@@ -201,7 +241,10 @@ class OfClasses(Counting):
         p, y = s.answers.double().nan_to_num(0), torch.nn.functional.one_hot(s.y, self.outputs)
         places = torch.stack([binned(p[:, k], self.edges) for k in self._classes])
         scores = torch.stack(
-            [_by(row, y[:, k], len(self.edges) + 1) for row, k in zip(places, self._classes, strict=True)]
+            [
+                _by(row, y[:, k], len(self.edges) + 1)
+                for row, k in zip(places, self._classes, strict=True)
+            ]
         )
         most, answer = p.max(1)
         top = _by(binned(most, self.edges), (answer == s.y).long(), len(self.edges) + 1)
@@ -224,7 +267,8 @@ class OfClasses(Counting):
 
 
 class OfLabels(Counting):
-    """Several labels for each sample: for each of them samples without and with it (rows), and answers (columns).
+    """Several labels for each sample: for each of them samples without and with it (rows), and
+    answers (columns).
 
     A label that fewer samples have, or lack, than `Care.positives` is left out.
     """
@@ -234,7 +278,12 @@ class OfLabels(Counting):
         if not self.full or not self.scored:
             return [tables]
         bins = len(self.edges) + 1
-        return [tables, Counted("scores", (self.scored, 2, bins)), Counted("brier"), Counted("confidence", (GROUPS,))]
+        return [
+            tables,
+            Counted("scores", (self.scored, 2, bins)),
+            Counted("brier"),
+            Counted("confidence", (GROUPS,)),
+        ]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         there = (s.y > 0.5).long()
@@ -247,18 +296,29 @@ class OfLabels(Counting):
         if not self.full or not self.scored:
             return found
         size = len(self.edges) + 1
-        scores = torch.stack([_by(binned(a, self.edges), b, size) for a, b in zip(p.T, there.T, strict=True)])
+        scores = torch.stack(
+            [_by(binned(a, self.edges), b, size) for a, b in zip(p.T, there.T, strict=True)]
+        )
         scores = scores * shown[:, None, None]
         most = torch.where(answer > 0, p, 1 - p)[:, shown]
         sums = torch.stack([fixed(most[group_of(most) == g]) for g in range(GROUPS)])
         if care.coarse:
             scores = torch.stack([joined(rows, care.samples) for rows in scores])
-            return found | {"scores": scores, "brier": torch.tensor(0), "confidence": torch.zeros(GROUPS)}
-        return found | {"scores": scores, "brier": fixed((p - there).square()[:, shown]), "confidence": sums}
+            return found | {
+                "scores": scores,
+                "brier": torch.tensor(0),
+                "confidence": torch.zeros(GROUPS),
+            }
+        return found | {
+            "scores": scores,
+            "brier": fixed((p - there).square()[:, shown]),
+            "confidence": sums,
+        }
 
 
 class OfNumbers(Counting):
-    """Numbers for each sample, standardised as in training: sums of errors e and targets y, and of their squares.
+    """Numbers for each sample, standardised as in training: sums of errors e and targets y, and of
+    their squares.
 
     moments: for intervals, Σ e⁴, Σ e²y, Σ e²y², Σ y³, Σ y⁴.
     """
@@ -270,7 +330,10 @@ class OfNumbers(Counting):
         return self.task
 
     def parts(self) -> Sequence[Counted]:
-        sums = [Counted(name, (self.outputs,)) for name in ("absolute", "squared", "target", "target_squared")]
+        sums = [
+            Counted(name, (self.outputs,))
+            for name in ("absolute", "squared", "target", "target_squared")
+        ]
         return [*sums, Counted("moments", (self.outputs, 5))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
@@ -284,27 +347,36 @@ class OfNumbers(Counting):
         values = [errors.abs(), e2, y, y2, e2.square(), e2 * y, e2 * y2, y2 * y, y2.square()]
         if care.coarse:
             powers = (1, 2, 1, 2, 4, 3, 4, 3, 4)
-            sums = [_stepped(one.sum(0), root**power) for one, power in zip(values, powers, strict=True)]
+            sums = [
+                _stepped(one.sum(0), root**power) for one, power in zip(values, powers, strict=True)
+            ]
         else:
             sums = [fixed(one, 0) for one in values]
-        found = dict(zip(("absolute", "squared", "target", "target_squared"), sums[:4], strict=True))
+        found = dict(
+            zip(("absolute", "squared", "target", "target_squared"), sums[:4], strict=True)
+        )
         return found | {"moments": torch.stack(sums[4:], 1)}
 
 
 class OfTimes(Counting):
     """Times and events: pairs of samples of one silo, as `measures.pairs` counts them; see there.
 
-    ordered: twice the pairs in order, ties once. comparable: pairs. squares: of what samples are in, Σ ordered²,
-    Σ ordered * comparable, Σ comparable², for intervals. With fewer events than `Care.positives` no pairs are told.
-    grouped: for each of the task's times, by groups of equal width of the predicted survival S: samples, Σ S, sums of
-    the weights w of those without and with the event by then, and of w². errors: for each time Σ w(S - o)², with o = 1
-    without the event and 0 with it, and Σ w²(S - o)⁴.
+    ordered: twice the pairs in order, ties once. comparable: pairs. squares: of what samples are
+    in, Σ ordered², Σ ordered * comparable, Σ comparable², for intervals. With fewer events than
+    `Care.positives` no pairs are told. grouped: for each of the task's times, by groups of equal
+    width of the predicted survival S: samples, Σ S, sums of the weights w of those without and with
+    the event by then, and of w². errors: for each time Σ w(S - o)², with o = 1 without the event
+    and 0 with it, and Σ w²(S - o)⁴.
     """
 
     def parts(self) -> Sequence[Counted]:
         pairs = [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
         times = len(self.survival.times)
-        return [*pairs, Counted("grouped", (times, 6, SHARES)), Counted("errors", (times, 2))] if times else pairs
+        return (
+            [*pairs, Counted("grouped", (times, 6, SHARES)), Counted("errors", (times, 2))]
+            if times
+            else pairs
+        )
 
     @property
     def survival(self) -> Survival:
@@ -317,27 +389,35 @@ class OfTimes(Counting):
         ordered, comparable = pairs(s)
         if int(s.y[:, 1].sum()) < care.positives:
             ordered, comparable = torch.zeros_like(ordered), torch.zeros_like(comparable)
-        squares = torch.stack([(a * b).sum() for a, b in ((ordered,) * 2, (ordered, comparable), (comparable,) * 2)])
+        squares = torch.stack(
+            [(a * b).sum() for a, b in ((ordered,) * 2, (ordered, comparable), (comparable,) * 2)]
+        )
         found = {"ordered": ordered.sum() // 2, "comparable": comparable.sum() // 2}
         if care.coarse:  # a sample is in fewer than n pairs
             step = ceil(2 * len(s) / _STEPS)
             rounded = {name: (total / step).round().long() * step for name, total in found.items()}
-            steps = torch.tensor([12, 6, 3]) * ceil(len(s) ** 2 / _STEPS)  # its pairs are also in those of others
+            steps = torch.tensor([12, 6, 3]) * ceil(
+                len(s) ** 2 / _STEPS
+            )  # its pairs are also in those of others
             return rounded | {"squares": (squares / steps).round().long() * steps} | told
         return found | {"squares": squares} | told
 
     def _at_times(self, s: Scores, care: Care) -> dict[str, Tensor]:
         """Return what is counted at the task's times; 0 at those that the silo does not tell.
 
-        A sample counts as if it stood for those that were last seen earlier: its weight is 1 / G, with G the share
-        that would be followed so long without events, by Kaplan and Meier of the silo's own samples. So the weights of
-        all samples without the event are n times their Kaplan-Meier estimate.
+        A sample counts as if it stood for those that were last seen earlier: its weight is 1 / G,
+        with G the share that would be followed so long without events, by Kaplan and Meier of the
+        silo's own samples. So the weights of all samples without the event are n times their
+        Kaplan-Meier estimate.
 
-        Erika Graf et al.: Assessment and comparison of prognostic classification schemes for survival data. Statistics
-        in Medicine 18, 1999.
+        Erika Graf et al.: Assessment and comparison of prognostic classification schemes for
+        survival data. Statistics in Medicine 18, 1999.
         """
         times = self.survival.times
-        grouped, errors = torch.zeros(len(times), 6, SHARES).long(), torch.zeros(len(times), 2).long()
+        grouped, errors = (
+            torch.zeros(len(times), 6, SHARES).long(),
+            torch.zeros(len(times), 2).long(),
+        )
         ends, event = s.y[:, 0].double(), s.y[:, 1] > 0
         for k, (time, hazard) in enumerate(zip(times, self.survival.hazard, strict=True)):
             if care.times is not None and time not in care.times:
@@ -352,22 +432,38 @@ class OfTimes(Counting):
             predicted = torch.exp(-hazard * s.answers[:, 0].double().exp()).nan_to_num(0)
             group = (predicted * SHARES).long().clamp(0, SHARES - 1)
             wrong = (predicted - without.double()).square() * w
-            values = [torch.ones_like(w), predicted, w * without, w * had, w.square() * without, w.square() * had]
-            sums = torch.stack([torch.zeros(SHARES).double().index_add(0, group, one) for one in values])
+            values = [
+                torch.ones_like(w),
+                predicted,
+                w * without,
+                w * had,
+                w.square() * without,
+                w.square() * had,
+            ]
+            sums = torch.stack(
+                [torch.zeros(SHARES).double().index_add(0, group, one) for one in values]
+            )
             found = torch.stack([wrong.sum(), wrong.square().sum()])
             if care.coarse:
-                sums, most = joined(sums, care.samples, sums[0]), 2.0 ** ceil(-log2(least))  # tells little of `least`
+                sums, most = (
+                    joined(sums, care.samples, sums[0]),
+                    2.0 ** ceil(-log2(least)),
+                )  # tells little of `least`
                 bounds = (1.0, most, most, most**2, most**2)
                 sums = torch.stack([sums[0] * FIXED, *map(_stepped, sums[1:], bounds)])
                 found = torch.stack([_stepped(found[0], most), _stepped(found[1], most**2)])
                 grouped[k], errors[k] = sums.round().long(), found
             else:
-                grouped[k], errors[k] = (sums * FIXED).round().long(), (found * FIXED).round().long()
+                grouped[k], errors[k] = (
+                    (sums * FIXED).round().long(),
+                    (found * FIXED).round().long(),
+                )
         return {"grouped": grouped, "errors": errors}
 
 
 def _followed(ends: Tensor, event: Tensor, times: Tensor) -> Tensor:
-    """Return the share (m,) that would be followed up to the times, if only ends without an event counted.
+    """Return the share (m,) that would be followed up to the times, if only ends without an event
+    counted.
 
     Of samples that end at the same time, those with an event end first.
     """
@@ -375,16 +471,20 @@ def _followed(ends: Tensor, event: Tensor, times: Tensor) -> Tensor:
     gone = torch.bincount(place, (~event).double(), len(known))
     deaths = torch.bincount(place, event.double(), len(known))
     at_risk = (gone + deaths).flip(0).cumsum(0).flip(0) - deaths
-    left = torch.cat([torch.ones(1).double(), torch.where(gone > 0, 1 - gone / at_risk, 1.0).cumprod(0)])
+    left = torch.cat(
+        [torch.ones(1).double(), torch.where(gone > 0, 1 - gone / at_risk, 1.0).cumprod(0)]
+    )
     return left[torch.searchsorted(known, times)]
 
 
 class OfPlaces(Counting):
-    """A class for each of several places of a sample (pixels, tokens): places, and right answers among them.
+    """A class for each of several places of a sample (pixels, tokens): places, and right answers
+    among them.
 
-    table: places by label and answer, of up to 100 classes. For intervals, sums over samples of products: squares: of
-    right answers r and places p, Σ r², Σ rp, Σ p². overlaps: of each class, of its right answers h and of its labels
-    and answers t, Σ h², Σ ht, Σ t². Both are 0 in coarse counts.
+    table: places by label and answer, of up to 100 classes. For intervals, sums over samples of
+    products: squares: of right answers r and places p, Σ r², Σ rp, Σ p². overlaps: of each class,
+    of its right answers h and of its labels and answers t, Σ h², Σ ht, Σ t². Both are 0 in coarse
+    counts.
     """
 
     def parts(self) -> Sequence[Counted]:
@@ -434,8 +534,8 @@ def counting_of(task: Task, outputs: int, *, full: bool) -> Counting:
 def edges(scored: int) -> Tensor:
     """Return the inner boundaries of the bins of scores as logits, ascending, float64.
 
-    They are even in the logit, and finer if few classes have scores. The boundaries of the groups of the calibration
-    error are among them.
+    They are even in the logit, and finer if few classes have scores. The boundaries of the groups
+    of the calibration error are among them.
     """
     unit = next((bins for most, bins in _FINENESS if scored <= most), 1)
     even = torch.arange(-_REACH * unit, _REACH * unit + 1, dtype=torch.float64) / unit
@@ -454,11 +554,13 @@ def group_of(p: Tensor) -> Tensor:
 
 
 def joined(rows: Tensor, least: int, totals: Tensor | None = None) -> Tensor:
-    """Return counts (R, bins) in which bins with fewer than `least` samples are joined with their neighbours.
+    """Return counts (R, bins) in which bins with fewer than `least` samples are joined with their
+    neighbours.
 
-    The samples of the joined bins are counted in the bin between the first and the last of them whose number is
-    divisible by the largest power of two. It says little about where a single sample is; their median would be the bin
-    of one of them. `totals` (bins,) are the samples; by default the sums of the rows.
+    The samples of the joined bins are counted in the bin between the first and the last of them
+    whose number is divisible by the largest power of two. It says little about where a single
+    sample is; their median would be the bin of one of them. `totals` (bins,) are the samples; by
+    default the sums of the rows.
     """
     found = torch.zeros_like(rows)
     totals = rows.sum(0) if totals is None else totals
@@ -481,7 +583,9 @@ def joined(rows: Tensor, least: int, totals: Tensor | None = None) -> Tensor:
 
 
 def fixed(values: Tensor, dim: int | None = None) -> Tensor:
-    """Return the sum of numbers in fixed point, each rounded first and bounded by 1000; along `dim`, or of all."""
+    """Return the sum of numbers in fixed point, each rounded first and bounded by 1000; along
+    `dim`, or of all.
+    """
     if dim is None:
         values, dim = values.flatten(), 0
     bounded = values.double().nan_to_num(_LARGEST).clamp(-(_LARGEST**2), _LARGEST**2)
@@ -500,7 +604,8 @@ def _stepped(total: Tensor, most: float) -> Tensor:
 
 
 def _coarse_loss(loss: Tensor) -> Tensor:
-    """Return the sum of the losses, from a mean of two significant digits, or in steps of 10/n if these are larger.
+    """Return the sum of the losses, from a mean of two significant digits, or in steps of 10/n if
+    these are larger.
 
     One sample moves the mean by one step at most.
     """

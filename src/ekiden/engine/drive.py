@@ -1,8 +1,8 @@
 """The run loop: the one place that saves, evaluates, reports and counts.
 
-The same loop without values (`outline`) finds out what a method will ask for. This works only if the server reads no
-value on the way. Then it is settled before the run starts who uses whose value in which step, and every party finds the
-same.
+The same loop without values (`outline`) finds out what a method will ask for. This works only if
+the server reads no value on the way. Then it is settled before the run starts who uses whose value
+in which step, and every party finds the same.
 """
 
 import logging
@@ -34,7 +34,9 @@ class Evaluator(Protocol):
     """Measures models; the run loop asks it, methods never do."""
 
     def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool) -> Row:
-        """What to report about a global model and personal models (one per client, or none); more at the last step."""
+        """What to report about a global model and personal models (one per client, or none); more
+        at the last step.
+        """
 
 
 class _Report:
@@ -54,7 +56,10 @@ class _Report:
 
     def counted(self, step: int, tasks: Mapping[Ref[Any], Work], server: Work) -> dict[str, int]:
         """Note the compute of a step, and return what the run has moved and computed so far."""
-        done = [TaskPasses(ref.owner, ref.key, work.forward, work.backward) for ref, work in tasks.items()]
+        done = [
+            TaskPasses(ref.owner, ref.key, work.forward, work.backward)
+            for ref, work in tasks.items()
+        ]
         done = sorted(done, key=lambda one: (one.party, one.call))
         if server != Work():
             done.append(TaskPasses(SERVER, "", server.forward, server.backward))
@@ -62,12 +67,25 @@ class _Report:
         if self._folder:
             self._folder.computed(step, done)
         marks = self._marks
-        forward, backward = (sum(getattr(one, kind) for one in done) for kind in ("forward", "backward"))
-        self._marks = replace(marks, forward=marks.forward + forward, backward=marks.backward + backward)
-        return {"bytes": self._marks.bytes, "forward": self._marks.forward, "backward": self._marks.backward}
+        forward, backward = (
+            sum(getattr(one, kind) for one in done) for kind in ("forward", "backward")
+        )
+        self._marks = replace(
+            marks, forward=marks.forward + forward, backward=marks.backward + backward
+        )
+        return {
+            "bytes": self._marks.bytes,
+            "forward": self._marks.forward,
+            "backward": self._marks.backward,
+        }
 
     def step(
-        self, state: State, row: Row, called: Iterable[str], written: Mapping[str, str] | None, began: float
+        self,
+        state: State,
+        row: Row,
+        called: Iterable[str],
+        written: Mapping[str, str] | None,
+        began: float,
     ) -> None:
         """Note that a step which began at this time is done."""
         self._trace.metrics.append(row)
@@ -76,7 +94,10 @@ class _Report:
             length = folder.append("metrics.jsonl", row)
             self._marks = replace(self._marks, metrics=length, ledger=folder.length("ledger.jsonl"))
             folder.save(state, self._marks, written)
-            folder.append("times.jsonl", {"step": state.step, "seconds": round(time.perf_counter() - began, 3)})
+            folder.append(
+                "times.jsonl",
+                {"step": state.step, "seconds": round(time.perf_counter() - began, 3)},
+            )
 
 
 def drive(
@@ -96,12 +117,13 @@ def drive(
 ) -> Iterator[State]:
     """Run `method` from `state` on, and yield each state once it is saved and reported in `trace`.
 
-    After every step: evaluate (each `evaluate_every` steps and at the end), write metrics, make the clients' values
-    and the state durable, in this order. After a crash at any moment, the run therefore resumes from the last finished
-    step.
+    After every step: evaluate (each `evaluate_every` steps and at the end), write metrics, make the
+    clients' values and the state durable, in this order. After a crash at any moment, the run
+    therefore resumes from the last finished step.
 
-    With `skip`, a run whose method allows it continues without clients that do not answer. A round then has fewer
-    replies; a hop is left out, so that the state stays the same and only its step number grows.
+    With `skip`, a run whose method allows it continues without clients that do not answer. A round
+    then has fewer replies; a hop is left out, so that the state stays the same and only its step
+    number grows.
     """
     total = method.steps(len(clients))
     report = _Report(trace, marks, folder)
@@ -113,7 +135,9 @@ def drive(
         if after.step % evaluate_every == 0 or after.step == total:
             model, personal = models(after, transport)
             row |= evaluate(model, personal, last=after.step == total)
-            if model is not None and method.changes_network:  # accuracies of different sizes are hard to compare
+            if (
+                model is not None and method.changes_network
+            ):  # accuracies of different sizes are hard to compare
                 row["parameters"] = len(model.params)
         row |= counted
         if fed.notes:
@@ -137,9 +161,9 @@ def stepped(
     """Execute the outer loop from `state` on, in a run or to find out what a run will ask for.
 
     Yields:
-        Each state once its tasks are done, and the compute of each. A step that needs a missing client is left out if
-        the run may `skip` it: `note` is given the missing transfer, the state stays the same and only its step number
-        grows.
+        Each state once its tasks are done, and the compute of each. A step that needs a missing
+        client is left out if the run may `skip` it: `note` is given the missing transfer, the state
+        stays the same and only its step number grows.
 
     Raises:
         ClientMissing: the run cannot continue without this client, or would end without a result.
@@ -158,7 +182,9 @@ def stepped(
             if empty or not (skip and method.traits.skips):  # a run does not end without a result
                 raise
             fed.notes.clear()
-            steps = method.run(fed, after)  # the loop starts again from the state, as after a resume
+            steps = method.run(
+                fed, after
+            )  # the loop starts again from the state, as after a resume
             work = transport.commit(after.step, live_refs(after))
         yield after, work
         state = after
@@ -166,7 +192,9 @@ def stepped(
 
 
 def told(notes: Mapping[str, Note]) -> str:
-    """Return what a method noted in a step, on one line. With many clients, the largest numbers are named."""
+    """Return what a method noted in a step, on one line. With many clients, the largest numbers are
+    named.
+    """
     return "; ".join(f"{name} {_one(value)}" for name, value in notes.items())
 
 
@@ -176,7 +204,11 @@ def _one(value: Note) -> str:
     size = {client: inf if number is None else number for client, number in value.items()}
     first = sorted(value, key=lambda client: size[client], reverse=True)[:_TOLD]
     more = f" and {len(value) - _TOLD} smaller" if len(value) > _TOLD else ""
-    return ", ".join(f"{_number(value[client])} ({client})" for client in first) + more if value else "none"
+    return (
+        ", ".join(f"{_number(value[client])} ({client})" for client in first) + more
+        if value
+        else "none"
+    )
 
 
 def _number(value: float | None) -> str:
@@ -187,13 +219,17 @@ def _lost(before: State, after: State) -> list[Transfer]:
     """Return the clients whose missing values stopped the step that leads to `after`."""
     owed = sorted(live_refs(after) - live_refs(before), key=lambda ref: (ref.owner, ref.key))
     return [
-        Transfer(before.step, ref.owner, SERVER, ref.key.split("-", 2)[2], 0, missing=True, value=ref.key)
+        Transfer(
+            before.step, ref.owner, SERVER, ref.key.split("-", 2)[2], 0, missing=True, value=ref.key
+        )
         for ref in owed
     ]
 
 
 def models(state: State, transport: Transport) -> tuple[Weights | None, list[Weights]]:
-    """Return the models of a state, wherever they are. Reading them here is not counted as communication."""
+    """Return the models of a state, wherever they are. Reading them here is not counted as
+    communication.
+    """
 
     def fetch(model: Model) -> Weights:
         value: Weights | HasModel = transport.value(model) if isinstance(model, Ref) else model
@@ -236,8 +272,12 @@ class Outline:
         return frozenset(value.owner for value in seen if value != INITIAL)
 
     def needed(self, steps: int) -> frozenset[Ref[Any]]:
-        """Return the values that a run still asks for after this number of steps, including its result."""
-        return self.result.union(*(refs(request.args) for request in self.requests if request.step >= steps))
+        """Return the values that a run still asks for after this number of steps, including its
+        result.
+        """
+        return self.result.union(
+            *(refs(request.args) for request in self.requests if request.step >= steps)
+        )
 
     def users(self, ref: Ref[Any]) -> list[tuple[str, int]]:
         """Return who else uses a value, and in which step."""
@@ -268,14 +308,16 @@ def outline(
     most: float = float("inf"),
     size: Callable[[Ref[Any]], int] = lambda ref: 0,
 ) -> Outline | None:
-    """Return what the rest of a run asks for; None if the server reads a value, because the rest may depend on it.
+    """Return what the rest of a run asks for; None if the server reads a value, because the rest
+    may depend on it.
 
     Args:
         setup: method and network.
         clients: their names, in order.
         state: where to begin; by default the start of the run.
         absent: who is missing; steps that need them are left out.
-        most: the largest number of tasks that is allowed, with `EACH` times as many values that go to other parties.
+        most: the largest number of tasks that is allowed, with `EACH` times as many values that go
+            to other parties.
         size: gives the bytes of a value, for the transfers.
 
     Raises:
@@ -328,10 +370,14 @@ class _Nobody(Transport):
     def size(self, ref: Ref[Any]) -> int:
         self._moved += 1  # asked once for each value that moves; tasks that take many cost as many
         if self._moved > EACH * self._most:
-            raise TooLong(f"the run moves more than {EACH * self._most:.0f} values: lower its rounds")
+            raise TooLong(
+                f"the run moves more than {EACH * self._most:.0f} values: lower its rounds"
+            )
         return self._size(ref)
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:
         if missing := sorted(ref.owner for ref in self._missing & live):
-            raise ClientMissing(f"{', '.join(missing)} was missing in a step that cannot be left out")
+            raise ClientMissing(
+                f"{', '.join(missing)} was missing in a step that cannot be left out"
+            )
         return {}

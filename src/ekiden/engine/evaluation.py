@@ -1,4 +1,6 @@
-"""Measure models on the test data: one pass over the samples, then metrics by client, domain and class."""
+"""Measure models on the test data: one pass over the samples, then metrics by client, domain and
+class.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +26,15 @@ from ekiden.training import fit as fitting
 from ekiden.training.network import Network, adapted
 from ekiden.training.weights import Weights, distance, mean
 
-EvaluateOn = Literal["all", "own"]  # Test data for personal models: all of it, or only that of the model's own client
+EvaluateOn = Literal[
+    "all", "own"
+]  # Test data for personal models: all of it, or only that of the model's own client
 
 _MOST_CLIENTS_LISTED = 100
 _MOST_CLIENTS_EACH_TIME = 1000
-_FAR = 10  # times the loss of guessing; runs that forget or overfit stay below 2 at the client with the lowest loss
+# times the loss of guessing; runs that forget or overfit stay below 2 at the client with the lowest
+# loss
+_FAR = 10
 _LEAST = 30.0  # above -ln 1e-12 = 27.6, the largest loss of an ensemble's wrong vote
 
 
@@ -50,7 +56,11 @@ class TestSet:
     __test__ = False  # pytest: this is not a test class
 
     def __init__(
-        self, worker: Worker, data: FederatedData, clients: int | None = None, evaluate_on: EvaluateOn = "all"
+        self,
+        worker: Worker,
+        data: FederatedData,
+        clients: int | None = None,
+        evaluate_on: EvaluateOn = "all",
     ) -> None:
         """Evaluate what `worker` trains.
 
@@ -62,7 +72,9 @@ class TestSet:
         """
         self._worker = worker
         setup = worker.setup
-        self.build = Built(setup.method, setup.build, len(data.clients) if clients is None else clients)
+        self.build = Built(
+            setup.method, setup.build, len(data.clients) if clients is None else clients
+        )
         self.own = setup.build
         self._data = data
         self._evaluate_on = evaluate_on
@@ -70,7 +82,9 @@ class TestSet:
 
     def with_trained(self, transport: Transport) -> Evaluator:
         """Also measure the models that clients trained last, where `transport` has them."""
-        return lambda model, personal, *, last: self(model, personal, transport.trained(), last=last)
+        return lambda model, personal, *, last: self(
+            model, personal, transport.trained(), last=last
+        )
 
     @property
     def task(self) -> Task:
@@ -78,16 +92,29 @@ class TestSet:
         return self._data.dataset.task
 
     def at_times(self, times: Sequence[float], hazard: Sequence[float]) -> "TestSet":
-        """Also measure survival at these times, where the model's cumulative hazard of answer 0 is known."""
+        """Also measure survival at these times, where the model's cumulative hazard of answer 0 is
+        known.
+        """
         assert isinstance(self.task, Survival)
         task = replace(self.task, times=tuple(times), hazard=tuple(hazard))
         dataset = replace(self._data.dataset, task=task)
-        return TestSet(self._worker, replace(self._data, dataset=dataset), self.build.clients, self._evaluate_on)
+        return TestSet(
+            self._worker,
+            replace(self._data, dataset=dataset),
+            self.build.clients,
+            self._evaluate_on,
+        )
 
     def scores(
-        self, model: Weights, *, personal: bool = False, rows: Tensor | None = None, full: bool | None = None
+        self,
+        model: Weights,
+        *,
+        personal: bool = False,
+        rows: Tensor | None = None,
+        full: bool | None = None,
     ) -> Scores:
-        """Run `model` (the run's or a client's own) over all test samples, or those in `rows`, once.
+        """Run `model` (the run's or a client's own) over all test samples, or those in `rows`,
+        once.
 
         `full` adds probabilities; see `ekiden.training.fit.evaluate`.
         """
@@ -112,26 +139,32 @@ class TestSet:
         Args:
             model: the global model, if there is one.
             personal: one model per client, or none.
-            trained: what clients trained last in this step, by their names; measured on their own test data.
-            last: whether the run ends here. Then all metrics of the task are measured; see `Task.measures_all`.
+            trained: what clients trained last in this step, by their names; measured on their own
+                test data.
+            last: whether the run ends here. Then all metrics of the task are measured; see
+                `Task.measures_all`.
 
         Returns:
-            accuracy, loss: of the global model on the union. For personal models, their mean on the union; with
-                evaluate_on = "own" every test sample is answered by the model of the client that it belongs to. It is
-                absent if the task has no accuracy.
-            metric: the name of the headline metric if it is not the accuracy; its value stands under that name.
-            global_accuracy, global_loss, ...: of the global model on the union, if there are personal models too.
-            clients: headline metric on each client's own test data (of its own model, where there are personal ones),
+            accuracy, loss: of the global model on the union. For personal models, their mean on the
+                union; with evaluate_on = "own" every test sample is answered by the model of the
+                client that it belongs to. It is absent if the task has no accuracy.
+            metric: the name of the headline metric if it is not the accuracy; its value stands
+                under that name.
+            global_accuracy, global_loss, ...: of the global model on the union, if there are
+            personal models too. clients: headline metric on each client's own test data (of its own
+            model, where there are personal ones),
                 for up to 100 clients.
-            client_mean, client_std, client_worst, client_decile: over the clients that have test data; unweighted. With
-                a global model and more than 1,000 clients only where the run ends, as all that is measured by client.
-            diverged: true if the models are far worse than guessing (see `diverged`); otherwise absent. Measured by
-                client.
+            client_mean, client_std, client_worst, client_decile: over the clients that have test
+                data; unweighted. With a global model and more than 1,000 clients only where the run
+                ends, as all that is measured by client.
+            diverged: true if the models are far worse than guessing (see `diverged`); otherwise
+                absent. Measured by client.
             client_mean_trained: the same mean for the models in `trained`, if there are any.
             consensus: mean squared distance of the personal models' parameters from their mean.
             groups: headline metric by domain and by class, label or target, after the last step.
             metrics, groups, confusion: see `_everything`.
-            majority: what always giving the commonest training label scores as accuracy, after the last step.
+            majority: what always giving the commonest training label scores as accuracy, after the
+                last step.
         """
         if model is None and not personal:
             return {}
@@ -142,9 +175,14 @@ class TestSet:
         if diverged(losses, self.task.guess(self._data.dataset.outputs), personal=bool(personal)):
             row["diverged"] = True
         if personal and model is not None:
-            row |= {f"global_{name}": value for name, value in self._measured([self.scores(model)]).items()}
+            row |= {
+                f"global_{name}": value
+                for name, value in self._measured([self.scores(model)]).items()
+            }
             row.pop("global_metric", None)
-        row |= spread(torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64), self.task.headline)
+        row |= spread(
+            torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64), self.task.headline
+        )
         if after_training := self._own(trained or {}):
             row["client_mean_trained"] = sum(after_training) / len(after_training)
         if personal:
@@ -166,13 +204,16 @@ class TestSet:
         if isinstance(self.task, MultiLabel):
             common = dataset.train.y.mean(0) >= 0.5
             return float(((dataset.test.y >= 0.5) == common).double().mean())
-        told, asked = (self.task.counts(part.y, dataset.outputs) for part in (dataset.train, dataset.test))
+        told, asked = (
+            self.task.counts(part.y, dataset.outputs) for part in (dataset.train, dataset.test)
+        )
         return float(asked[told.argmax()] / asked.sum())
 
     def _answers(
         self, model: Weights | None, personal: Sequence[Weights], full: bool | None, last: bool
     ) -> tuple[list[Scores], list[tuple[Scores, Tensor | None]], Tensor]:
-        """Return what the models answer, what each client is served of it (at which rows), and the test rows.
+        """Return what the models answer, what each client is served of it (at which rows), and the
+        test rows.
 
         With many clients, what each is served is only returned in the `last` step.
         """
@@ -181,7 +222,11 @@ class TestSet:
             pairs = zip(personal, clients, strict=True)
             parts = [self.scores(m, personal=True, rows=c.test.rows, full=full) for m, c in pairs]
             whole = Scores.joined([part for part in parts if len(part)] or parts[:1])
-            return [whole], [(part, None) for part in parts], torch.cat([c.test.rows for c in clients])
+            return (
+                [whole],
+                [(part, None) for part in parts],
+                torch.cat([c.test.rows for c in clients]),
+            )
         each = [self.scores(m, personal=True, full=full) for m in personal]
         if not personal:
             assert model is not None
@@ -191,8 +236,11 @@ class TestSet:
         served = [*zip(each if personal else each * len(rows), rows, strict=True)]
         return each, served, torch.arange(len(self._data.dataset.test))
 
-    def _by_client(self, served: Sequence[tuple[Scores, Tensor | None]]) -> tuple[list[float], list[float]]:
-        """Return the headline metric and the mean loss of what each client is served; NaN where it has no samples.
+    def _by_client(
+        self, served: Sequence[tuple[Scores, Tensor | None]]
+    ) -> tuple[list[float], list[float]]:
+        """Return the headline metric and the mean loss of what each client is served; NaN where it
+        has no samples.
 
         The loss is infinite where answers are not finite.
         """
@@ -207,11 +255,16 @@ class TestSet:
                 for values in (scores.right, scores.loss)
             )
             own, loss = (values.tolist() for values in sums)
-            return own, [inf if isnan(value) and n else value for value, n in zip(loss, counts.tolist(), strict=True)]
+            return own, [
+                inf if isnan(value) and n else value
+                for value, n in zip(loss, counts.tolist(), strict=True)
+            ]
         return [s.score(rows) for s, rows in served], [_loss(s, rows) for s, rows in served]
 
     def _measured(self, each: Sequence[Scores]) -> dict[str, Any]:
-        """Return mean accuracy (if the task has one), mean loss and mean headline metric of some models."""
+        """Return mean accuracy (if the task has one), mean loss and mean headline metric of some
+        models.
+        """
         headline = self.task.headline
         row: dict[str, Any] = {}
         if any(metric.name == "accuracy" for metric in self.task.metrics):
@@ -225,7 +278,8 @@ class TestSet:
     def _everything(
         self, each: Sequence[Scores], served: Sequence[tuple[Scores, Tensor | None]], places: Tensor
     ) -> dict[str, Any]:
-        """Return all metrics (for personal models their mean); metrics that are not defined are left out.
+        """Return all metrics (for personal models their mean); metrics that are not defined are
+        left out.
 
         Args:
             each: what the models answer.
@@ -234,9 +288,12 @@ class TestSet:
 
         Returns:
             metrics: each metric on the union.
-            groups: the same by client, domain, and class (or label, or target), for up to 100 of them.
-            confusion: confusion matrix of classes or pixels, for one model of up to 100 classes; rows are labels.
-            figures: what silos would report about the same answers of one model, with intervals; see `Figures`.
+            groups: the same by client, domain, and class (or label, or target), for up to 100 of
+                them.
+            confusion: confusion matrix of classes or pixels, for one model of up to 100 classes;
+                rows are labels.
+            figures: what silos would report about the same answers of one model, with intervals;
+                see `Figures`.
         """
         dataset = self._data.dataset
         groups: dict[str, dict[str, dict[str, float]]] = {}
@@ -247,22 +304,34 @@ class TestSet:
             }
         if dataset.test.domain is not None:
             domain = dataset.test.domain[places]
-            inside = {name: (domain == i).nonzero().flatten() for i, name in enumerate(dataset.domains)}
-            groups["domain"] = {name: _means([s.metrics(rows) for s in each]) for name, rows in inside.items()}
+            inside = {
+                name: (domain == i).nonzero().flatten() for i, name in enumerate(dataset.domains)
+            }
+            groups["domain"] = {
+                name: _means([s.metrics(rows) for s in each]) for name, rows in inside.items()
+            }
         if 1 < len(dataset.classes) <= _MOST_CLIENTS_LISTED:
             of_each = [s.by_class() for s in each]
             groups["class"] = {
-                str(name): _means([{m: v for m, v in found[k].items() if not isnan(v)} for found in of_each])
+                str(name): _means(
+                    [{m: v for m, v in found[k].items() if not isnan(v)} for found in of_each]
+                )
                 for k, name in enumerate(dataset.classes)
             }
         found: dict[str, Any] = {
             "metrics": _means([s.metrics() for s in each]),
             "groups": {kind: rows for kind, rows in groups.items() if any(rows.values())},
         }
-        if len(each) == 1 and len(dataset.classes) <= _MOST_CLIENTS_LISTED and (table := each[0].confusion()):
+        if (
+            len(each) == 1
+            and len(dataset.classes) <= _MOST_CLIENTS_LISTED
+            and (table := each[0].confusion())
+        ):
             found["confusion"] = table
         if len(each) == 1:
-            found["figures"] = self.figures(each[0], parts=[s.at(rows) for s, rows in served]).to_json()
+            found["figures"] = self.figures(
+                each[0], parts=[s.at(rows) for s, rows in served]
+            ).to_json()
         return found
 
     def figures(
@@ -271,7 +340,8 @@ class TestSet:
         wanted: Wanted = Wanted(),  # noqa: B008  (frozen)
         parts: Sequence[Scores] = (),
     ) -> Figures:
-        """Return what follows from the counts of some answers, with probabilities, as between machines.
+        """Return what follows from the counts of some answers, with probabilities, as between
+        machines.
 
         Args:
             scores: the answers.
@@ -283,7 +353,12 @@ class TestSet:
         numbers = [counting.count(part, train=self._data.dataset.train.y) for part in counted]
         return figures(counting, torch.stack(numbers).sum(0), wanted)
 
-    def subgroups(self, scores: Scores, by: Sequence[subgroups.Division], wanted: Wanted = Wanted()) -> dict[str, Any]:  # noqa: B008
+    def subgroups(
+        self,
+        scores: Scores,
+        by: Sequence[subgroups.Division],
+        wanted: Wanted = Wanted(),  # noqa: B008  (frozen)
+    ) -> dict[str, Any]:
         """Return what divides the test samples, as entries of a row of metrics.
 
         Args:
@@ -292,7 +367,8 @@ class TestSet:
             wanted: the threshold at which sensitivities are taken; by default Youden's.
 
         Returns:
-            subgroups: the table that silos' counts would give, with a column "client"; see `Subgroups`.
+            subgroups: the table that silos' counts would give, with a column "client"; see
+                `Subgroups`.
             groups: the exact metrics of each subgroup.
 
         Raises:
@@ -302,7 +378,10 @@ class TestSet:
         subgroups.check_task(self.task)
         counting = counting_of(self.task, dataset.outputs, full=True)
         if any(one.silos for one in by) and len(clients) > _MOST_CLIENTS_LISTED:
-            raise UserError(f"subgroups by silo are for {_MOST_CLIENTS_LISTED} silos at most: choose another column")
+            raise UserError(
+                f"subgroups by silo are for {_MOST_CLIENTS_LISTED} silos at most: choose another "
+                "column"
+            )
         own = [client.test.rows for client in clients]
         exact: dict[str, dict[str, dict[str, float]]] = {}
         counts: dict[str, dict[str, Tensor]] = {}
@@ -312,29 +391,42 @@ class TestSet:
             names = one.names(dataset.inputs, dataset.domains)
             places = one.places(dataset.test.x, dataset.inputs, dataset.test.domain)
             parts = [
-                subgroups.count(counting, scores.at(rows), [places[rows]], [len(names)], EXACT, [0]) for rows in own
+                subgroups.count(counting, scores.at(rows), [places[rows]], [len(names)], EXACT, [0])
+                for rows in own
             ]
             counts[one.column] = dict(zip(names, torch.stack(parts).sum(0), strict=True))
             inside = {name: (places == g).nonzero().flatten() for g, name in enumerate(names)}
-            exact[one.column] = {name: scores.metrics(rows) for name, rows in inside.items() if len(rows)}
+            exact[one.column] = {
+                name: scores.metrics(rows) for name, rows in inside.items() if len(rows)
+            }
         if 1 < len(clients) <= _MOST_CLIENTS_LISTED:
             counts["client"] = {c.name: counting.count(scores.at(c.test.rows)) for c in clients}
-        whole = self.figures(scores, replace(wanted, bootstrap=False), [scores.at(rows) for rows in own])
+        whole = self.figures(
+            scores, replace(wanted, bootstrap=False), [scores.at(rows) for rows in own]
+        )
         found = subgroups.table(counting, counts, whole, wanted.threshold)
         return {"subgroups": subgroups.to_json(found), "groups": exact}
 
     def _by_group(self, each: Sequence[Scores], places: Tensor) -> dict[str, Any]:
-        """Return the headline metric by domain and by class (for personal models their mean), for up to 100 of them."""
+        """Return the headline metric by domain and by class (for personal models their mean), for
+        up to 100 of them.
+        """
         groups: dict[str, dict[str, dict[str, float]]] = {}
         for kind, of in (("domain", self.by_domain), ("class", self.by_class)):
             found = [of(scores, places) for scores in each]
             if 1 < len(found[0]) <= _MOST_CLIENTS_LISTED:
                 means = {name: sum(one[name][1] for one in found) / len(found) for name in found[0]}
-                groups[kind] = {n: {self.task.headline.name: value} for n, value in means.items() if not isnan(value)}
+                groups[kind] = {
+                    n: {self.task.headline.name: value}
+                    for n, value in means.items()
+                    if not isnan(value)
+                }
         return {"groups": groups} if groups else {}
 
     def _own(self, models: Mapping[str, Weights]) -> list[float]:
-        """Return the headline metric of each model on the test data of the client that trained it, if it has any."""
+        """Return the headline metric of each model on the test data of the client that trained it,
+        if it has any.
+        """
         clients = self._data.clients if models else ()
         found = [
             self.scores(models[c.name], personal=True, rows=c.test.rows).score()
@@ -347,8 +439,11 @@ class TestSet:
         """Return number of test samples and headline metric for each client."""
         return {c.name: (len(c.test), scores.score(c.test.rows)) for c in self._data.clients}
 
-    def by_class(self, scores: Scores, places: Tensor | None = None) -> dict[str, tuple[int, float]]:
-        """Return the same for each class, label or target; empty if the metric has no value for each of them.
+    def by_class(
+        self, scores: Scores, places: Tensor | None = None
+    ) -> dict[str, tuple[int, float]]:
+        """Return the same for each class, label or target; empty if the metric has no value for
+        each of them.
 
         `places` are the test rows of the answers; by default all.
         """
@@ -358,16 +453,28 @@ class TestSet:
         if each is None:
             return {}
         counts = self.task.counts(dataset.test.y, dataset.outputs).tolist()
-        return dict(zip(map(str, dataset.classes), zip(counts, each(scores).tolist(), strict=True), strict=True))
+        return dict(
+            zip(
+                map(str, dataset.classes),
+                zip(counts, each(scores).tolist(), strict=True),
+                strict=True,
+            )
+        )
 
-    def by_domain(self, scores: Scores, places: Tensor | None = None) -> dict[str, tuple[int, float]]:
+    def by_domain(
+        self, scores: Scores, places: Tensor | None = None
+    ) -> dict[str, tuple[int, float]]:
         """Return the same for each domain; empty if the data have none."""
         domain = self._data.dataset.test.domain
-        return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains, places)
+        return (
+            {} if domain is None else _grouped(scores, domain, self._data.dataset.domains, places)
+        )
 
 
 def spread(known: Tensor, metric: Metric) -> dict[str, float]:
-    """Return mean, standard deviation, worst and worst decile of a metric over clients, (n,); nothing for none."""
+    """Return mean, standard deviation, worst and worst decile of a metric over clients, (n,);
+    nothing for none.
+    """
     if not len(known):
         return {}
     return {
@@ -379,17 +486,21 @@ def spread(known: Tensor, metric: Metric) -> dict[str, float]:
 
 
 def _loss(scores: Scores, rows: Tensor | None) -> float:
-    """The mean loss; infinite where the answers to samples are not finite; NaN where there are no samples."""
+    """The mean loss; infinite where the answers to samples are not finite; NaN where there are no
+    samples.
+    """
     loss = scores.mean_loss(rows)
     return inf if isnan(loss) and bool(scores.at(rows).loss.isnan().any()) else loss
 
 
 def diverged(losses: Sequence[float], guess: float, *, personal: bool) -> bool:
-    """Return whether training diverged with finite values: the loss is above 30, and 10 times that of guessing.
+    """Return whether training diverged with finite values: the loss is above 30, and 10 times that
+    of guessing.
 
-    A global model that has forgotten most clients is confidently wrong on their data, with a loss far above that of
-    guessing, and right on the data of the client that it saw last. So the client with the lowest loss decides. Personal
-    models are measured at their own clients, and their mean decides.
+    A global model that has forgotten most clients is confidently wrong on their data, with a loss
+    far above that of guessing, and right on the data of the client that it saw last. So the client
+    with the lowest loss decides. Personal models are measured at their own clients, and their mean
+    decides.
 
     Args:
         losses: mean loss on each client's own test data; NaN where it has none.
@@ -429,7 +540,9 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def consensus(models: Sequence[Weights]) -> float:
     """Return how far models are from agreement: (1/N) Σ ‖w_i - w̄‖², over trainable parameters."""
-    models = wire.placed(list(models), torch.device("cpu"))  # after a resume, some are on the CPU and some on a GPU
+    models = wire.placed(
+        list(models), torch.device("cpu")
+    )  # after a resume, some are on the CPU and some on a GPU
     centre = mean(models).params
     return sum(float(distance(m.params, centre)) for m in models) / len(models)
 
@@ -437,7 +550,9 @@ def consensus(models: Sequence[Weights]) -> float:
 def _grouped(
     scores: Scores, groups: Tensor, names: Sequence[Any], places: Tensor | None
 ) -> dict[str, tuple[int, float]]:
-    """Return number of samples and headline metric of each group 0, 1, ...; NaN for those without samples."""
+    """Return number of samples and headline metric of each group 0, 1, ...; NaN for those without
+    samples.
+    """
     groups = groups if places is None else groups[places]
     rows = {str(name): (groups == i).nonzero().flatten() for i, name in enumerate(names)}
     return {name: (len(r), scores.score(r)) for name, r in rows.items()}

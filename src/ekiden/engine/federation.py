@@ -1,4 +1,6 @@
-"""What a method's outer loop works with: clients to call, values to get, and the ledger of what moved."""
+"""What a method's outer loop works with: clients to call, values to get, and the ledger of what
+moved.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +19,15 @@ from ekiden.data.augment import normalise
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Task
 from ekiden.engine import wire
-from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, opened, refs, resolve
+from ekiden.engine.transport import (
+    ClientMissing,
+    Request,
+    Transfer,
+    Transport,
+    opened,
+    refs,
+    resolve,
+)
 from ekiden.engine.wire import EVERYONE, SERVER, Ref
 from ekiden.training.fit import Work
 from ekiden.training.network import Network
@@ -28,7 +38,8 @@ T = TypeVar("T")
 A = TypeVar("A", bound=wire.Addable)
 _CPU = torch.device("cpu")
 Note = float | None | dict[str, float | None]
-"""What a method notes in a step: a number, or one for each of some clients; None if it is not finite."""
+"""What a method notes in a step: a number, or one for each of some clients; None if it is not
+finite."""
 
 
 class SharedSetup(Protocol):
@@ -85,47 +96,66 @@ class Fed:
     def note(self, name: str, value: float | Mapping[str, float]) -> None:
         """Report a diagnostic of this step: a number, or one for each of some clients.
 
-        It is written to `metrics.jsonl`, `ekiden show` and the log; the run does not depend on it. Compute it from
-        values of the step, so that every repetition gives the same number. Numbers are rounded to six digits.
+        It is written to `metrics.jsonl`, `ekiden show` and the log; the run does not depend on it.
+        Compute it from values of the step, so that every repetition gives the same number. Numbers
+        are rounded to six digits.
 
         Args:
             name: what the number is, in a few words. Each name is noted once a step.
             value: the number, or numbers by the names of clients.
 
         Raises:
-            ValueError: `name` is empty or was already noted in this step, or a number is for somebody who is not a
-                client.
+            ValueError: `name` is empty or was already noted in this step, or a number is for
+                somebody who is not a client.
         """
         if not name or name in self.notes:
             raise ValueError(f"a step notes {name!r} once")
         if isinstance(value, Mapping):
             if strangers := value.keys() - self._known:
-                raise ValueError(f"{name!r} is noted for {sorted(strangers)}, which are not clients")
-            self.notes[name] = {client: _rounded(value[client]) for client in self.clients if client in value}
+                raise ValueError(
+                    f"{name!r} is noted for {sorted(strangers)}, which are not clients"
+                )
+            self.notes[name] = {
+                client: _rounded(value[client]) for client in self.clients if client in value
+            }
         else:
             self.notes[name] = _rounded(value)
 
     def call(self, task: Callable[..., T], client: str, *args: Any) -> Ref[T]:
-        """Ask `client` to do `task` (a function of the method marked `@on_client`); returns at once.
+        """Ask `client` to do `task` (a function of the method marked `@on_client`); returns at
+        once.
 
-        Refs among `args` (also inside tuples, lists and dataclasses) move from their owners to `client`.
+        Refs among `args` (also inside tuples, lists and dataclasses) move from their owners to
+        `client`.
         """
         return self._call(task, client, args)
 
-    def _call(self, task: Callable[..., T], client: str, args: tuple[Any, ...], among: tuple[str, ...] = ()) -> Ref[T]:
-        """Ask `client` to do `task`; `among` are all who give a part to the sum that it is for, if it is for one."""
+    def _call(
+        self,
+        task: Callable[..., T],
+        client: str,
+        args: tuple[Any, ...],
+        among: tuple[str, ...] = (),
+    ) -> Ref[T]:
+        """Ask `client` to do `task`; `among` are all who give a part to the sum that it is for, if
+        it is for one.
+        """
         request = self._request(task, client, args, among)
         self._transport.submit(request)
         return Ref(client, request.key)
 
-    def _request(self, task: Callable[..., Any], client: str, args: tuple[Any, ...], among: tuple[str, ...]) -> Request:
+    def _request(
+        self, task: Callable[..., Any], client: str, args: tuple[Any, ...], among: tuple[str, ...]
+    ) -> Request:
         """Return the request for a task, and count what it moves."""
         if client not in self._known:
             raise unknown("client", client, self.clients)
         name = task.__name__
         for ref in refs(args):
             self._count(ref, client, name)
-        carried = sum(wire.size(resolve(arg, lambda _: None)) for arg in args if not _is_instruction(arg))
+        carried = sum(
+            wire.size(resolve(arg, lambda _: None)) for arg in args if not _is_instruction(arg)
+        )
         if carried:
             self._note(Transfer(self._step, SERVER, client, name, carried))
         call = self._calls.get(client, 0)
@@ -147,8 +177,9 @@ class Fed:
 
         Args:
             wanted: one Ref, several, or a mapping of them, whose keys are kept.
-            at_least: with several Refs, continue if this many values came; the ledger says who was missing. All are
-                needed if it is None, or if the user wants the run to stop when a client is missing.
+            at_least: with several Refs, continue if this many values came; the ledger says who was
+                missing. All are needed if it is None, or if the user wants the run to stop when a
+                client is missing.
 
         Raises:
             ClientMissing: fewer came.
@@ -160,10 +191,12 @@ class Fed:
         return dict(self._each(wanted, at_least))
 
     def each(self, wanted: Iterable[Ref[T]], *, at_least: int | None = None) -> Iterator[T]:
-        """Bring values to the server one after the other, like `get`, for what is added up or averaged.
+        """Bring values to the server one after the other, like `get`, for what is added up or
+        averaged.
 
-        A value is dropped when the next one is asked for, here and where it was made: it cannot be used again, and
-        memory holds one value instead of all. In one process a task runs when its value is asked for.
+        A value is dropped when the next one is asked for, here and where it was made: it cannot be
+        used again, and memory holds one value instead of all. In one process a task runs when its
+        value is asked for.
         """
         values = self._each({ref: ref for ref in wanted}, at_least)
         while (found := next(values, None)) is not None:
@@ -181,7 +214,9 @@ class Fed:
                 self._count(ref, SERVER, "get")
             except ClientMissing:
                 missing.append(ref.owner)
-                self._note(Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True, value=ref.key))
+                self._note(
+                    Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True, value=ref.key)
+                )
                 continue
             came += 1
             yield key, value
@@ -190,9 +225,13 @@ class Fed:
             raise _no_answer(missing)
 
     @overload
-    def sum(self, task: Callable[..., T], clients: Sequence[str], *args: Any, plus: Ref[T] | None = None) -> Ref[T]: ...
+    def sum(
+        self, task: Callable[..., T], clients: Sequence[str], *args: Any, plus: Ref[T] | None = None
+    ) -> Ref[T]: ...
     @overload
-    def sum(self, task: Callable[..., A], clients: Sequence[str], *args: Any, at: Literal["server"]) -> A: ...
+    def sum(
+        self, task: Callable[..., A], clients: Sequence[str], *args: Any, at: Literal["server"]
+    ) -> A: ...
     def sum(
         self,
         task: Callable[..., Any],
@@ -201,25 +240,29 @@ class Fed:
         plus: Ref[Any] | None = None,
         at: Literal["clients", "server"] = "clients",
     ) -> Any:
-        """Ask each of `clients` to do `task`, and return the sum of their results; nothing else is needed.
+        """Ask each of `clients` to do `task`, and return the sum of their results; nothing else is
+        needed.
 
-        In a chain each client gets the sum so far as its last argument (None for the first client), and returns it with
-        its own part added (`Client.added`). A run continues without a missing client if each step calls one client.
+        In a chain each client gets the sum so far as its last argument (None for the first client),
+        and returns it with its own part added (`Client.added`). A run continues without a missing
+        client if each step calls one client.
 
-        Between machines the parts are masked. A sum from client to client is then one of all clients of the run, and
-        one that the server adds up is of `clients`. If one of them does not answer, nothing of it can be opened: the
-        sum is asked for again among the others where the transport regroups, and otherwise the run stops.
+        Between machines the parts are masked. A sum from client to client is then one of all
+        clients of the run, and one that the server adds up is of `clients`. If one of them does not
+        answer, nothing of it can be opened: the sum is asked for again among the others where the
+        transport regroups, and otherwise the run stops.
 
         Args:
             task: a function of the method marked `@on_client`.
             clients: who takes part; a chain goes through them in this order.
             args: further arguments of the task.
             plus: the result of an earlier `sum`, to which this one is added.
-            at: where to add up: from client to client, or at the server; then the last argument is None for all.
+            at: where to add up: from client to client, or at the server; then the last argument is
+                None for all.
 
         Returns:
-            The sum, which is at the last client, or its value if the server adds up. Clients that did not answer are
-            left out of it, if the run may continue without them.
+            The sum, which is at the last client, or its value if the server adds up. Clients that
+            did not answer are left out of it, if the run may continue without them.
 
         Raises:
             ClientMissing: nobody answered.
@@ -231,11 +274,23 @@ class Fed:
                 plus = self._call(task, client, (*args, plus), self.clients)
             return plus
         total: wire.Addable | None = None
-        requests = [self._request(task, client, (*args, None), tuple(clients)) for client in clients]
+        requests = [
+            self._request(task, client, (*args, None), tuple(clients)) for client in clients
+        ]
         giving = self._together(requests)
         for request in requests:
             if request.client not in giving:
-                self._note(Transfer(self._step, request.client, SERVER, "get", 0, missing=True, value=request.key))
+                self._note(
+                    Transfer(
+                        self._step,
+                        request.client,
+                        SERVER,
+                        "get",
+                        0,
+                        missing=True,
+                        value=request.key,
+                    )
+                )
                 continue
             ref: Ref[Any] = Ref(request.client, request.key)
             for part in self.each([ref], at_least=0):  # one at a time: a sum may be large
@@ -247,8 +302,8 @@ class Fed:
     def _together(self, requests: Sequence[Request]) -> list[str]:
         """Start tasks that give parts to a sum at the server; return who gives one.
 
-        Where the transport regroups, no part leaves a client before all have one. Without those who are missing, all
-        others are asked again, for parts of a smaller sum.
+        Where the transport regroups, no part leaves a client before all have one. Without those who
+        are missing, all others are asked again, for parts of a smaller sum.
         """
         asked = list(requests)
         if not self._transport.regroups:
@@ -275,9 +330,13 @@ class Fed:
         return True
 
     def sample(self, k: int) -> tuple[str, ...]:
-        """Draw `k` clients for this step, uniformly without replacement; they are in the order of `clients`."""
+        """Draw `k` clients for this step, uniformly without replacement; they are in the order of
+        `clients`.
+        """
         if not 1 <= k <= len(self.clients):
-            raise UserError(f"cannot sample {k} of {len(self.clients)} clients: choose 1 to {len(self.clients)}")
+            raise UserError(
+                f"cannot sample {k} of {len(self.clients)} clients: choose 1 to {len(self.clients)}"
+            )
         chosen = torch.randperm(len(self.clients), generator=self.generator("sample"))[:k]
         return tuple(self.clients[i] for i in sorted(chosen.tolist()))
 
@@ -285,7 +344,8 @@ class Fed:
         """Return all clients in the order that the user wants.
 
         Args:
-            order: "given", "reversed", "random" (redrawn each round) or client names separated by commas.
+            order: "given", "reversed", "random" (redrawn each round) or client names separated by
+                commas.
             round: which round it is for.
 
         Raises:
@@ -356,7 +416,9 @@ class Fed:
         try:
             size = self._transport.size(ref)
         except ClientMissing:
-            self._note(Transfer(self._step, ref.owner, target, task, 0, missing=True, value=ref.key))
+            self._note(
+                Transfer(self._step, ref.owner, target, task, 0, missing=True, value=ref.key)
+            )
             raise _no_answer([ref.owner]) from None
         self._note(Transfer(self._step, ref.owner, target, task, size, value=ref.key))
 
@@ -375,7 +437,9 @@ def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ..
         if name not in clients:
             raise unknown("client or order", name, ("given", "reversed", "random", *clients))
     if sorted(names) != sorted(clients):
-        raise UserError(f"--order must name each of the {len(clients)} clients once: {','.join(clients)}")
+        raise UserError(
+            f"--order must name each of the {len(clients)} clients once: {','.join(clients)}"
+        )
     return names
 
 
@@ -384,11 +448,14 @@ def _rounded(number: float) -> float | None:
 
 
 def _no_answer(clients: Iterable[str]) -> ClientMissing:
-    return ClientMissing(f"{', '.join(clients)} did not answer: start them again, then `ekiden resume`")
+    return ClientMissing(
+        f"{', '.join(clients)} did not answer: start them again, then `ekiden resume`"
+    )
 
 
 def _is_instruction(arg: Any) -> bool:
-    """A plain number, text or switch tells the client what to do; it carries nothing that is learned.
+    """A plain number, text or switch tells the client what to do; it carries nothing that is
+    learned.
 
     A plain tuple of such values does the same, for example the weights of neighbours.
     """

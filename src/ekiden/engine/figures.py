@@ -1,4 +1,6 @@
-"""The figures of a study, from what was counted: values, intervals, and how far binned scores can be off."""
+"""The figures of a study, from what was counted: values, intervals, and how far binned scores can
+be off.
+"""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +12,18 @@ import numpy as np
 from torch import Tensor
 
 from ekiden.engine.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers, OfTimes
-from ekiden.engine.ranked import DRAWS, Interval, Ranked, Threshold, Wanted, Z, bounds, middles, percentiles, wilson
+from ekiden.engine.ranked import (
+    DRAWS,
+    Interval,
+    Ranked,
+    Threshold,
+    Wanted,
+    Z,
+    bounds,
+    middles,
+    percentiles,
+    wilson,
+)
 
 RECALIBRATIONS = ("platt", "temperature")
 
@@ -34,7 +47,9 @@ class AtTime:
     interval: Interval  # of the Brier score, 95 %, as if weights were known
     guess: float  # Brier score of predicting the observed share for everybody
     whole: Foretold  # all samples
-    groups: tuple[Foretold, ...]  # those with a predicted survival below 10 %, below 20 %, ..., without empty ones
+    groups: tuple[
+        Foretold, ...
+    ]  # those with a predicted survival below 10 %, below 20 %, ..., without empty ones
 
 
 @dataclass(frozen=True)
@@ -43,23 +58,30 @@ class Figures:
 
     samples: int  # test samples that were counted
     silos: int  # silos that told about their samples
-    # the metrics of the task, by their names; of two classes also slope and calibration in the large
+    # the metrics of the task, by their names; of two classes also slope and calibration in the
+    # large
     values: Mapping[str, float] = field(default_factory=dict)
     # 95 % intervals of some of them, as if samples were drawn independently
     intervals: Mapping[str, Interval] = field(default_factory=dict)
-    # how far a value from binned scores can be from that of the scores themselves; absent if scores in sparse bins were
+    # how far a value from binned scores can be from that of the scores themselves; absent if scores
+    # in sparse bins were
     # moved
     errors: Mapping[str, float] = field(default_factory=dict)
-    # whether some silos moved scores in sparse bins to their neighbours, so that these errors are not known
+    # whether some silos moved scores in sparse bins to their neighbours, so that these errors are
+    # not known
     joined: bool = False
     each: tuple[Mapping[str, float], ...] = ()  # the metrics of each class, label or target
     prevalence: tuple[float, ...] = ()  # share of each class, or of samples with each label
-    majority: float | None = None  # accuracy of always giving the commonest label of the training samples
+    majority: float | None = (
+        None  # accuracy of always giving the commonest label of the training samples
+    )
     thresholds: tuple[Threshold, ...] = ()  # of two classes
     # of two classes, by tenths of the samples: samples, mean score, share of the second class
     calibration: tuple[tuple[int, float, float], ...] = ()
-    # of two classes: slope a and intercept b of the logit a·z + b, with z that of the second class's probability, which
-    # has the greatest likelihood; `platt`, and `temperature` with b = 0 (T = 1/a). 1 and 0 if probabilities are as they
+    # of two classes: slope a and intercept b of the logit a·z + b, with z that of the second
+    # class's probability, which
+    # has the greatest likelihood; `platt`, and `temperature` with b = 0 (T = 1/a). 1 and 0 if
+    # probabilities are as they
     # should be.
     recalibration: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     confusion: tuple[tuple[int, ...], ...] = ()  # samples (pixels) by label and answer
@@ -72,7 +94,9 @@ class Figures:
 
 
 def figures(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -> Figures:
-    """Return what follows from the sum of all counts; without `wanted`, no intervals, thresholds and calibration."""
+    """Return what follows from the sum of all counts; without `wanted`, no intervals, thresholds
+    and calibration.
+    """
     n = {name: values.double().numpy() for name, values in counting.split(numbers).items()}
     samples, silos = int(n["samples"]), int(n["reports"])
     if not samples:
@@ -100,7 +124,9 @@ def figures(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -
     return Figures(samples, silos, known, joined=joined, **found)
 
 
-def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *, joined: bool) -> dict[str, Any]:
+def _of_classes(
+    n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *, joined: bool
+) -> dict[str, Any]:
     """Return the figures of one class for each sample, as arguments of `Figures`."""
     table, samples = n.get("table"), int(n["samples"])
     hits, labels, answers = (
@@ -110,20 +136,38 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
     )
     recall, f1 = _recall_f1(hits, labels, answers)
     each = {"accuracy": recall, "macro_f1": f1}
-    values = {"accuracy": float(n["right"]) / samples, "balanced_accuracy": _mean(recall), "macro_f1": _mean(f1)}
-    intervals: dict[str, Interval] = {"accuracy": wilson(float(n["right"]), samples)} if wanted else {}
+    values = {
+        "accuracy": float(n["right"]) / samples,
+        "balanced_accuracy": _mean(recall),
+        "macro_f1": _mean(f1),
+    }
+    intervals: dict[str, Interval] = (
+        {"accuracy": wilson(float(n["right"]), samples)} if wanted else {}
+    )
     more: dict[str, Any] = {}
     if table is not None:
         intervals |= _of_table(table) if wanted and wanted.bootstrap else {}
         more["confusion"] = tuple(tuple(map(int, row)) for row in table[:, :-1])
     if "scores" in n:
-        ranked = [Ranked(rows[0], rows[1], middles(counting.edges), bounds(counting.edges)) for rows in n["scores"]]
+        ranked = [
+            Ranked(rows[0], rows[1], middles(counting.edges), bounds(counting.edges))
+            for rows in n["scores"]
+        ]
         two = counting.outputs == 2
         found, errors = _of_scores(ranked, n, samples=float(n["scores"][0].sum()), joined=joined)
         values |= found
         n.setdefault("top", _top_of_labels(n["scores"], counting.edges))
-        each |= {} if two else {"auroc": _all(ranked, "auroc"), "average_precision": _all(ranked, "average_precision")}
-        values["calibration_error"], errors["calibration_error"] = _calibration(n, counting.edges, joined=joined)
+        each |= (
+            {}
+            if two
+            else {
+                "auroc": _all(ranked, "auroc"),
+                "average_precision": _all(ranked, "average_precision"),
+            }
+        )
+        values["calibration_error"], errors["calibration_error"] = _calibration(
+            n, counting.edges, joined=joined
+        )
         more["errors"] = {name: error for name, error in errors.items() if not isnan(error)}
         if wanted:
             intervals |= _of_means(ranked, values, summed=True)
@@ -134,7 +178,9 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
             more["calibration"] = ranked[0].curve()
             for name, (value, ends) in ranked[0].calibration().items():
                 values[name], intervals[name] = value, ends
-            found_lines = {name: ranked[0].recalibrated(shift=name == "platt") for name in RECALIBRATIONS}
+            found_lines = {
+                name: ranked[0].recalibrated(shift=name == "platt") for name in RECALIBRATIONS
+            }
             more["recalibration"] = {name: line for name, line in found_lines.items() if line}
     counted = float(labels.sum())
     return {
@@ -147,7 +193,9 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
     }
 
 
-def _of_labels(n: dict[str, Any], counting: OfLabels, wanted: Wanted | None, *, joined: bool) -> dict[str, Any]:
+def _of_labels(
+    n: dict[str, Any], counting: OfLabels, wanted: Wanted | None, *, joined: bool
+) -> dict[str, Any]:
     """Return the figures of several labels for each sample, as arguments of `Figures`."""
     tables = n["tables"]
     samples = tables.sum((1, 2))
@@ -174,19 +222,32 @@ def _of_labels(n: dict[str, Any], counting: OfLabels, wanted: Wanted | None, *, 
             two, other = hits / there, tables[:, 0, 0] / negatives
             spreads = {
                 "accuracy": np.sqrt(shares * (1 - shares) / samples),
-                "balanced_accuracy": np.sqrt(two * (1 - two) / there + other * (1 - other) / negatives) / 2,
+                "balanced_accuracy": np.sqrt(
+                    two * (1 - two) / there + other * (1 - other) / negatives
+                )
+                / 2,
                 "macro_f1": np.sqrt(4 * hits * (1 - f1) ** 2 + (there + answers - 2 * hits) * f1**2)
                 / (there + answers),
             }
-        more["intervals"] = {name: _around(values[name], spread) for name, spread in spreads.items()}
+        more["intervals"] = {
+            name: _around(values[name], spread) for name, spread in spreads.items()
+        }
     if "scores" in n:
-        ranked = [Ranked(rows[0], rows[1], middles(counting.edges), bounds(counting.edges)) for rows in n["scores"]]
+        ranked = [
+            Ranked(rows[0], rows[1], middles(counting.edges), bounds(counting.edges))
+            for rows in n["scores"]
+        ]
         found, errors = _of_scores(ranked, n, samples=total, joined=joined)
         more["intervals"] |= _of_means(ranked, found, summed=False) if wanted else {}
         n["top"] = _top_of_labels(n["scores"], counting.edges)
         values |= found
-        values["calibration_error"], errors["calibration_error"] = _calibration(n, counting.edges, joined=joined)
-        each |= {"auroc": _all(ranked, "auroc"), "average_precision": _all(ranked, "average_precision")}
+        values["calibration_error"], errors["calibration_error"] = _calibration(
+            n, counting.edges, joined=joined
+        )
+        each |= {
+            "auroc": _all(ranked, "auroc"),
+            "average_precision": _all(ranked, "average_precision"),
+        }
         more["errors"] = {name: error for name, error in errors.items() if not isnan(error)}
     guess = None
     if n["trained"] and total:
@@ -223,27 +284,38 @@ def _of_numbers(n: dict[str, Any], counting: OfNumbers, wanted: Wanted | None) -
             "rmse": of_squares / (2 * np.sqrt(squared)) * std,
             "mae": np.sqrt(np.maximum(squared - absolute**2, 0) / samples) * std,
             "mse": of_squares * std**2,
-            "r2": np.sqrt(np.maximum(e4 - 2 * ratio * both + ratio**2 * fourth, 0) / samples) / spread,
+            "r2": np.sqrt(np.maximum(e4 - 2 * ratio * both + ratio**2 * fourth, 0) / samples)
+            / spread,
         }
     values = {name: _mean(found) for name, found in each.items()}
     limits = {"r2": (-inf, 1.0)}
-    ends = {name: _around(values[name], found, *limits.get(name, (0.0, inf))) for name, found in errors.items()}
+    ends = {
+        name: _around(values[name], found, *limits.get(name, (0.0, inf)))
+        for name, found in errors.items()
+    }
     return {
         "values": values,
-        "intervals": {name: found for name, found in ends.items() if not isnan(found[0])} if wanted else {},
+        "intervals": {name: found for name, found in ends.items() if not isnan(found[0])}
+        if wanted
+        else {},
         "each": _rows(each, counting.outputs),
     }
 
 
 def _of_times(n: dict[str, Any], counting: OfTimes, wanted: Wanted | None) -> dict[str, Any]:
-    """Return the C-index over pairs inside silos, with the interval of the infinitesimal jackknife."""
+    """Return the C-index over pairs inside silos, with the interval of the infinitesimal
+    jackknife.
+    """
     found: dict[str, Any] = {"values": {}}
     if "grouped" in n:
         every = zip(counting.survival.times, n["grouped"] / FIXED, n["errors"] / FIXED, strict=True)
         found["survival"] = tuple(_at_time(*one) for one in every if one[1][0].any())
     if not n["comparable"]:
         return found
-    pairs, value = float(n["comparable"]), min(float(n["ordered"]) / 2 / float(n["comparable"]), 1.0)
+    pairs, value = (
+        float(n["comparable"]),
+        min(float(n["ordered"]) / 2 / float(n["comparable"]), 1.0),
+    )
     aa, ab, bb = n["squares"]
     found["values"] = {"c_index": value}
     if wanted:
@@ -252,7 +324,9 @@ def _of_times(n: dict[str, Any], counting: OfTimes, wanted: Wanted | None) -> di
     return found
 
 
-def _at_time(time: float, grouped: "np.ndarray[Any, Any]", errors: "np.ndarray[Any, Any]") -> AtTime:
+def _at_time(
+    time: float, grouped: "np.ndarray[Any, Any]", errors: "np.ndarray[Any, Any]"
+) -> AtTime:
     """Return what follows from the counts of one time, (6, SHARES) and (2,); see `OfTimes`."""
     whole, samples = _foretold(grouped.sum(1)), float(grouped[0].sum())
     brier = float(errors[0]) / samples
@@ -267,16 +341,24 @@ def _foretold(sums: "np.ndarray[Any, Any]") -> Foretold:
     samples, predicted, without, had, without2, had2 = map(float, sums)
     share = without / (without + had)
     spread = without2 * (1 - share) ** 2 + had2 * share**2  # of the weights' sums, as of a ratio
-    alike = share * (1 - share) * (without + had) ** 2 / spread if spread else (without + had) ** 2 / (without2 + had2)
+    alike = (
+        share * (1 - share) * (without + had) ** 2 / spread
+        if spread
+        else (without + had) ** 2 / (without2 + had2)
+    )
     return Foretold(round(samples), predicted / samples, share, wilson(share * alike, alike))
 
 
 def _of_places(n: dict[str, Any], wanted: Wanted | None) -> dict[str, Any]:
-    """Return the figures of places; intervals are over samples, as places of one sample are not independent."""
+    """Return the figures of places; intervals are over samples, as places of one sample are not
+    independent.
+    """
     told = bool(wanted) and n["exact"] == n["samples"]
     places = float(n["places"])
     values = {"accuracy": float(n["right"]) / places if places else nan}
-    intervals = {"accuracy": _around(values["accuracy"], _of_ratio(n["right"], n["places"], n["squares"]))}
+    intervals = {
+        "accuracy": _around(values["accuracy"], _of_ratio(n["right"], n["places"], n["squares"]))
+    }
     if (table := n.get("table")) is None:
         return {"values": values, "intervals": intervals if told else {}}
     hits, labels, answers = table.diagonal(), table.sum(1), table[:, :-1].sum(0)
@@ -284,7 +366,9 @@ def _of_places(n: dict[str, Any], wanted: Wanted | None) -> dict[str, Any]:
     with np.errstate(invalid="ignore", divide="ignore"):
         iou = np.where(labels + answers > 0, hits / (labels + answers - hits), nan)
     values |= {"miou": _mean(iou), "dice": _mean(f1), "balanced_accuracy": _mean(recall)}
-    half = _of_ratio(hits, labels + answers, n["overlaps"])  # of hits / (labels + answers) = dice / 2
+    half = _of_ratio(
+        hits, labels + answers, n["overlaps"]
+    )  # of hits / (labels + answers) = dice / 2
     intervals |= {
         "dice": _around(values["dice"], 2 * half),
         "miou": _around(values["miou"], half * (1 + iou) ** 2),  # iou = x / (1 - x)
@@ -311,23 +395,31 @@ def _of_ratio(above: Any, below: Any, squares: Any) -> Any:
 
 
 def _around(value: float, errors: Any, least: float = 0.0, most: float = 1.0) -> Interval:
-    """Return a 95 % interval of the mean of some figures with these standard errors, between two limits.
+    """Return a 95 % interval of the mean of some figures with these standard errors, between two
+    limits.
 
-    The mean's error is at most the mean of the errors, however the figures depend on each other; of one figure it is
-    that. So intervals of means are rather too wide.
+    The mean's error is at most the mean of the errors, however the figures depend on each other; of
+    one figure it is that. So intervals of means are rather too wide.
     """
     reach = Z * _mean(errors)
     return max(value - reach, least), min(value + reach, most)
 
 
-def _of_means(ranked: "list[Ranked]", values: Mapping[str, float], *, summed: bool) -> dict[str, Interval]:
-    """Return intervals of AUROC and Brier score of some classes or labels; `summed`: the score is a sum over them."""
+def _of_means(
+    ranked: "list[Ranked]", values: Mapping[str, float], *, summed: bool
+) -> dict[str, Interval]:
+    """Return intervals of AUROC and Brier score of some classes or labels; `summed`: the score is a
+    sum over them.
+    """
     known = [one for one in ranked if one.both]
     if not known:
         return {}
     areas = _around(values["auroc"], [one.area_error() for one in known])
     errors = [one.brier_error() for one in ranked]
-    return {"auroc": areas, "brier": _around(values["brier"], sum(errors) if summed else errors, 0.0, inf)}
+    return {
+        "auroc": areas,
+        "brier": _around(values["brier"], sum(errors) if summed else errors, 0.0, inf),
+    }
 
 
 def _of_scores(
@@ -345,11 +437,15 @@ def _of_scores(
         "average_precision": (_mean([v for v, _ in precisions]), _mean([e for _, e in precisions])),
         "brier": (brier[0] / samples, brier[1] / samples) if samples else (nan, nan),
     }
-    return {name: value for name, (value, _) in found.items()}, {name: error for name, (_, error) in found.items()}
+    return {name: value for name, (value, _) in found.items()}, {
+        name: error for name, (_, error) in found.items()
+    }
 
 
 def _calibration(n: dict[str, Any], inner: Tensor, *, joined: bool) -> tuple[float, float]:
-    """Return Σ (n_b/n) |accuracy - confidence| over groups of equal width, and how far it can be off."""
+    """Return Σ (n_b/n) |accuracy - confidence| over groups of equal width, and how far it can be
+    off.
+    """
     wrong, right = n["top"]
     total = float((wrong + right).sum())
     if not total:
@@ -357,12 +453,18 @@ def _calibration(n: dict[str, Any], inner: Tensor, *, joined: bool) -> tuple[flo
     centres = middles(inner)
     groups = np.clip(np.ceil(centres * GROUPS).astype(int), 1, GROUPS) - 1
     rights = np.bincount(groups, right, GROUPS)
-    sums = np.bincount(groups, (wrong + right) * centres, GROUPS) if joined else n["confidence"] / FIXED
+    sums = (
+        np.bincount(groups, (wrong + right) * centres, GROUPS)
+        if joined
+        else n["confidence"] / FIXED
+    )
     return float(np.abs(rights - sums).sum()) / total, 0.0
 
 
 def _top_of_labels(scores: "np.ndarray[Any, Any]", inner: Tensor) -> "np.ndarray[Any, Any]":
-    """Return wrong and right answers by bins of max(p, 1 - p), of all labels together, (2, bins)."""
+    """Return wrong and right answers by bins of max(p, 1 - p), of all labels together, (2,
+    bins).
+    """
     low, high = scores.sum(0)
     centres = middles(inner)
     yes = centres >= 0.5
@@ -373,14 +475,21 @@ def _top_of_labels(scores: "np.ndarray[Any, Any]", inner: Tensor) -> "np.ndarray
 
 
 def _of_table(table: "np.ndarray[Any, Any]") -> dict[str, Interval]:
-    """Return percentile intervals of what follows from a confusion matrix, from samples drawn again from it."""
+    """Return percentile intervals of what follows from a confusion matrix, from samples drawn again
+    from it.
+    """
     total = int(table.sum())
     if not total:
         return {}
     found: list[tuple[Any, Any]] = []
-    draw, most = np.random.default_rng(0), max(1, 1_000_000 // table.size)  # at once: of many classes only some
+    draw, most = (
+        np.random.default_rng(0),
+        max(1, 1_000_000 // table.size),
+    )  # at once: of many classes only some
     for start in range(0, DRAWS, most):
-        again = draw.multinomial(total, table.ravel() / total, size=min(most, DRAWS - start)).astype(float)
+        again = draw.multinomial(
+            total, table.ravel() / total, size=min(most, DRAWS - start)
+        ).astype(float)
         rows = again.reshape(-1, *table.shape)
         each = _recall_f1(rows.diagonal(axis1=1, axis2=2), rows.sum(2), rows[:, :, :-1].sum(1))
         found.append(tuple(np.nanmean(values, axis=1) for values in each))
@@ -407,7 +516,8 @@ def _all(ranked: "list[Ranked]", name: str) -> "np.ndarray[Any, Any]":
 def _rows(each: Mapping[str, Any], outputs: int) -> tuple[Mapping[str, float], ...]:
     """Return the metrics of each class, without those that are not defined."""
     return tuple(
-        {name: float(values[k]) for name, values in each.items() if not isnan(values[k])} for k in range(outputs)
+        {name: float(values[k]) for name, values in each.items() if not isnan(values[k])}
+        for k in range(outputs)
     )
 
 

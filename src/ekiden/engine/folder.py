@@ -12,9 +12,10 @@ state.safetensors   the state after the last step, written atomically
 clients/            what each client keeps
 model.safetensors   the result
 
-Digests of a run's data and initial model, so that nobody resumes or measures it with something else, stand at the end.
-A client's data are hashed when the step that first calls it is done. To continue or measure the run, they are hashed
-again before anything else. Data that no step has used may still change.
+Digests of a run's data and initial model, so that nobody resumes or measures it with something
+else, stand at the end. A client's data are hashed when the step that first calls it is done. To
+continue or measure the run, they are hashed again before anything else. Data that no step has used
+may still change.
 """
 
 import contextlib
@@ -40,7 +41,14 @@ from torch import Tensor, nn
 from ekiden._version import __version__
 from ekiden.base.checks import made, reading
 from ekiden.base.errors import UserError, listed
-from ekiden.base.files import disk_error, hold_lock, read_regular, safetensors_chunks, with_digest, write
+from ekiden.base.files import (
+    disk_error,
+    hold_lock,
+    read_regular,
+    safetensors_chunks,
+    with_digest,
+    write,
+)
 from ekiden.base.settings import Hardware, Training, seeded
 from ekiden.data.samples import ClientData, Samples, Subset
 from ekiden.engine import wire
@@ -53,15 +61,16 @@ from ekiden.training.network import Network
 _CHUNK = 1 << 26  # bytes hashed at a time
 _SHOWN = 8  # outputs of the initial model that are kept
 _LISTED = 3  # clients that a message names
-_LIKE = 1e-2  # relative: more than machines and devices differ by rounding, less than other networks differ
+# relative: more than machines and devices differ by rounding, less than other networks differ
+_LIKE = 1e-2
 S = TypeVar("S", bound=State)
 FORMAT = 2
 # also in the headers of model files
 _ABOUT = ("method", "network", "classes", "input", "inputs", "task", "train", "frozen")
 _DAMAGED = "the run folder is damaged, start a new run"
 BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin"}
-"""Entries of the configuration on which the run does not depend: what wrote it, for which table, what its result is,
-and where the data lay (their digests count)."""
+"""Entries of the configuration on which the run does not depend: what wrote it, for which table,
+what its result is, and where the data lay (their digests count)."""
 _CONFIG = "config"
 _DATA = "data.jsonl"
 _PASSES = "passes.jsonl"
@@ -132,7 +141,9 @@ class InUse(UserError):
 class RunFolder:
     """A run folder, held by this process until `close`."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientData] | None = None) -> None:
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientData] | None = None
+    ) -> None:
         """Create the folder, or open one that exists.
 
         Raises:
@@ -161,7 +172,9 @@ class RunFolder:
         except OSError as error:
             if not isinstance(error, Timeout):
                 raise disk_error(error, path) from None
-            raise InUse(f"{path} is in use by another process: wait for it, or choose another folder") from None
+            raise InUse(
+                f"{path} is in use by another process: wait for it, or choose another folder"
+            ) from None
         if fresh:
             try:
                 write(path / "environment.json", [_json(_environment())])
@@ -171,7 +184,8 @@ class RunFolder:
                 raise
 
     def load(self, kind: type[State]) -> tuple[State, Marks] | None:
-        """Return the last state written and cut the growing files back to it; None before the first state.
+        """Return the last state written and cut the growing files back to it; None before the first
+        state.
 
         Raises:
             Damaged: the state file is not as it was written.
@@ -205,7 +219,11 @@ class RunFolder:
 
     def called(self, clients: Iterable[str]) -> None:
         """Note digests of the data of clients that a step has called for the first time."""
-        new = [name for name in clients if name not in self._hashed] if self._clients is not None else []
+        new = (
+            [name for name in clients if name not in self._hashed]
+            if self._clients is not None
+            else []
+        )
         for name in new:
             self.append(_DATA, {"client": name, "digest": client_digest(self._clients[name])})  # type: ignore[index]
         self._hashed.update(new)
@@ -224,13 +242,17 @@ class RunFolder:
             raise disk_error(error, self.path / name) from error
 
     def save(self, state: State, marks: Marks, written: Mapping[str, str] | None = None) -> None:
-        """Write the state after a step, from which the run resumes from now on. Delete results of earlier steps."""
+        """Write the state after a step, from which the run resumes from now on. Delete results of
+        earlier steps.
+        """
         for stale in (self.path / "model.safetensors", *self.path.glob("personal/*.safetensors")):
             stale.unlink(missing_ok=True)
         for name in ("metrics.jsonl", "ledger.jsonl", _PASSES, _DATA):
             if name in self._files:
                 os.fsync(self._files[name].fileno())
-        said = {_CONFIG: self._config} | ({} if written is None else {_WRITTEN: json.dumps(written, sort_keys=True)})
+        said = {_CONFIG: self._config} | (
+            {} if written is None else {_WRITTEN: json.dumps(written, sort_keys=True)}
+        )
         write(self.path / "state.safetensors", with_digest(wire.chunks((state, marks)), **said))
 
     def forget(self) -> None:
@@ -249,10 +271,14 @@ class RunFolder:
         return file.stat().st_size if file.exists() else 0
 
     def write_model(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write a model as a named state dict, for any tool that reads safetensors; its header describes the inputs."""
+        """Write a model as a named state dict, for any tool that reads safetensors; its header
+        describes the inputs.
+        """
         file = self.path / name
         file.parent.mkdir(exist_ok=True)
-        write(file, with_digest(safetensors_chunks(tensors, {"format": "pt", "ekiden": self._about})))
+        write(
+            file, with_digest(safetensors_chunks(tensors, {"format": "pt", "ekiden": self._about}))
+        )
 
     def close(self) -> None:
         """Release the folder for other processes."""
@@ -281,7 +307,11 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(read_regular(path / "config.json", 1 << 28))
     except (FileNotFoundError, NotADirectoryError):
         held = sorted(file.parent for file in path.glob("*/config.json")) if path.is_dir() else []
-        hint = f"it holds runs, such as {held[0]}: give one of them" if held else "give the path that the run printed"
+        hint = (
+            f"it holds runs, such as {held[0]}: give one of them"
+            if held
+            else "give the path that the run printed"
+        )
         raise UserError(f"{path} is not a run folder (it has no config.json): {hint}") from None
     except (OSError, ValueError):
         raise UserError(f"{path / 'config.json'} cannot be read: {_DAMAGED}") from None
@@ -315,26 +345,33 @@ def _listed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def settings_in(config: Mapping[str, Any]) -> tuple[Training, Hardware]:
     """Return how the clients of a run trained, and on what hardware."""
-    with reading(f"the settings of {config['recipe']['method']}", "the version of Ekiden that ran it"):
-        return made(Training, config["recipe"]["training"], "training"), made(Hardware, config["hardware"], "hardware")
+    with reading(
+        f"the settings of {config['recipe']['method']}", "the version of Ekiden that ran it"
+    ):
+        return made(Training, config["recipe"]["training"], "training"), made(
+            Hardware, config["hardware"], "hardware"
+        )
 
 
 def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mapping[str, str] | None]:
     """Return the state in a run folder, where the run stands, and `Transport.written`.
 
-    The state must have been written under the configuration with this `config_digest`; otherwise, or if the file is not
-    as it was written, it is `Damaged`.
+    The state must have been written under the configuration with this `config_digest`; otherwise,
+    or if the file is not as it was written, it is `Damaged`.
     """
     file = path / "state.safetensors"
     try:
         (state, marks), said = read_described(file, tuple[kind, Marks])  # type: ignore[valid-type]
     except wire.WireError:
         raise UserError(
-            f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or delete {path} to run it "
+            f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or "
+            f"delete {path} to run it "
             "again"
         ) from None
     if said.get(_CONFIG) != config:
-        raise UserError(f"{path / 'config.json'} was changed after the run began: restore it from a backup")
+        raise UserError(
+            f"{path / 'config.json'} was changed after the run began: restore it from a backup"
+        )
     return state, marks, json.loads(said[_WRITTEN]) if _WRITTEN in said else None
 
 
@@ -358,7 +395,9 @@ def read_passes(folder: Path) -> dict[int, Sequence[TaskPasses]]:
 
 
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
-    """Return the complete lines of a growing file, each with these keys; empty if there is no file."""
+    """Return the complete lines of a growing file, each with these keys; empty if there is no
+    file.
+    """
     rows = []
     for number, line in enumerate(read_regular(path).split(b"\n")[:-1] if path.exists() else []):
         try:
@@ -372,20 +411,28 @@ def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
 
 
 def _foreign(path: Path) -> bool:
-    """Return whether the folder holds anything that a run killed before it wrote its configuration does not leave."""
+    """Return whether the folder holds anything that a run killed before it wrote its configuration
+    does not leave.
+    """
     if not path.is_dir():
         return path.exists()
-    return any(p.name not in ("lock", "environment.json") and p.suffix != ".tmp" for p in path.iterdir())
+    return any(
+        p.name not in ("lock", "environment.json") and p.suffix != ".tmp" for p in path.iterdir()
+    )
 
 
 def _refuse_links(folder: Path) -> None:
     """Refuse links, through which the folder of somebody else would change files elsewhere."""
     if link := next((path for path in folder.rglob("*") if path.is_symlink()), None):
-        raise UserError(f"{link} is a link to another file: put the file itself there, or start a new run")
+        raise UserError(
+            f"{link} is a link to another file: put the file itself there, or start a new run"
+        )
 
 
 def _drop_broken_line(path: Path) -> None:
-    """Cut off the line that a full disk left unfinished, so that the next one does not continue it."""
+    """Cut off the line that a full disk left unfinished, so that the next one does not continue
+    it.
+    """
     data = path.read_bytes()
     if not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
@@ -399,22 +446,31 @@ def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientDa
     keys = (wanted.keys() | found.keys()) - BESIDE - {"digests", "recipe"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
     before, now = found.get("digests", {}), wanted.get("digests", {})
-    different += [] if clients is None else data_differences(path, clients, now.get("test"), before.get("test"))
+    different += (
+        []
+        if clients is None
+        else data_differences(path, clients, now.get("test"), before.get("test"))
+    )
     different += model_differences(before, now)
     if different:
         more = "; seed torch before you make the model" if "the initial model" in different else ""
         if found.get("ekiden") != __version__:
             more += f"; Ekiden {found.get('ekiden')} began this run and can continue it"
         raise UserError(
-            f"{path} holds another run ({', '.join(different)} differ): choose another folder, or put back what differs"
+            f"{path} holds another run ({', '.join(different)} differ): choose another folder, or "
+            "put back what differs"
             f"{more}"
         )
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
-    """Return a digest of a configuration, without the entries on which the result does not depend."""
+    """Return a digest of a configuration, without the entries on which the result does not
+    depend.
+    """
     decisive = {key: value for key, value in config.items() if key not in BESIDE}
-    return hashlib.blake2b(json.dumps(decisive, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(decisive, sort_keys=True).encode(), digest_size=16
+    ).hexdigest()
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -438,11 +494,18 @@ def data_digests(path: Path) -> dict[str, str]:
 
 
 def data_differences(
-    path: Path, clients: Mapping[str, ClientData], test: str | None = None, before: str | None = None
+    path: Path,
+    clients: Mapping[str, ClientData],
+    test: str | None = None,
+    before: str | None = None,
 ) -> list[str]:
-    """Say whose data differ from those that a run has used; of clients that it has not used none are read."""
+    """Say whose data differ from those that a run has used; of clients that it has not used none
+    are read.
+    """
     used = data_digests(path)
-    names = [n for n, digest in used.items() if n not in clients or client_digest(clients[n]) != digest]
+    names = [
+        n for n, digest in used.items() if n not in clients or client_digest(clients[n]) != digest
+    ]
     if names:
         return [f"the data of {listed(names, _LISTED)}"]
     return ["the test data"] if test != before else []
@@ -450,7 +513,9 @@ def data_differences(
 
 @cache
 def code_version() -> str:
-    """Return the version of this package with a digest of its source: two checkouts of one version differ."""
+    """Return the version of this package with a digest of its source: two checkouts of one version
+    differ.
+    """
     return f"{__version__}+{source_digest(Path(__file__).parents[1])}"
 
 
@@ -465,12 +530,15 @@ def source_digest(root: Path) -> str:
 
 
 def model_digest(network: Network, shape: tuple[int, ...], constants: str) -> dict[str, Any]:
-    """Return what identifies the initial model: a digest of its values and its structure, and some outputs.
+    """Return what identifies the initial model: a digest of its values and its structure, and some
+    outputs.
 
-    The outputs tell apart networks that have the same layers but use them differently. `constants` is the digest of the
-    frozen part.
+    The outputs tell apart networks that have the same layers but use them differently. `constants`
+    is the digest of the frozen part.
     """
-    structure = re.sub(r"0x[0-9a-f]+", "", repr(network.module))  # addresses differ between processes
+    structure = re.sub(
+        r"0x[0-9a-f]+", "", repr(network.module)
+    )  # addresses differ between processes
     digest = hashlib.blake2b(structure.encode(), digest_size=16)
     for name, tensor in network.module.state_dict().items():
         _add(digest, tensor, name)
@@ -495,7 +563,9 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def model_differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Say which digests of the model in a run folder differ from those wanted, where both sides have them."""
+    """Say which digests of the model in a run folder differ from those wanted, where both sides
+    have them.
+    """
     different = []
     if "model" in found and "model" in wanted:
         if found["model"].get("frozen") != wanted["model"].get("frozen"):
@@ -506,7 +576,8 @@ def model_differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> li
 
 
 def client_digest(client: ClientData) -> str:
-    """Return a digest of what a client holds: inputs and labels, in order, of its training, validation, test data.
+    """Return a digest of what a client holds: inputs and labels, in order, of its training,
+    validation, test data.
 
     It depends on the contents alone, not on the files that they came from or the machine.
     """
@@ -541,8 +612,15 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _answers(network: Network, shape: tuple[int, ...]) -> list[float]:
-    """Return outputs for two fixed inputs; none if they are not finite or the network does not take such inputs."""
-    x = torch.arange(2 * prod(shape), dtype=torch.float32).sin().reshape(2, *shape).to(network.params.device)
+    """Return outputs for two fixed inputs; none if they are not finite or the network does not take
+    such inputs.
+    """
+    x = (
+        torch.arange(2 * prod(shape), dtype=torch.float32)
+        .sin()
+        .reshape(2, *shape)
+        .to(network.params.device)
+    )
     with seeded(0), torch.inference_mode():
         try:
             out = network.module.eval()(x)
@@ -555,5 +633,7 @@ def _answers(network: Network, shape: tuple[int, ...]) -> list[float]:
 def _alike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     before, now = found["answers"], wanted["answers"]
     near = _LIKE * max((abs(v) for v in before), default=0.0)
-    same = len(before) == len(now) and all(abs(a - b) <= near for a, b in zip(before, now, strict=True))
+    same = len(before) == len(now) and all(
+        abs(a - b) <= near for a, b in zip(before, now, strict=True)
+    )
     return found["digest"] == wanted["digest"] and (same or not before or not now)

@@ -27,10 +27,12 @@ INITIAL: Ref[Weights] = Ref(EVERYONE, "initial")
 
 
 class OwnSamples:
-    """Mark, with `Annotated`, the field of a payload that holds its sender's number of training samples.
+    """Mark, with `Annotated`, the field of a payload that holds its sender's number of training
+    samples.
 
-    The field is a number, or a tensor of counts that add up to it; a float may also be 1, if all clients have the same
-    weight. Between machines the server compares it with the number that the silo gave when the run began.
+    The field is a number, or a tensor of counts that add up to it; a float may also be 1, if all
+    clients have the same weight. Between machines the server compares it with the number that the
+    silo gave when the run began.
     """
 
 
@@ -43,11 +45,14 @@ class HasModel(Protocol):
 
 
 CLASSES: frozenset[Need] = frozenset({"classes"})  # In `Traits.needs`: one class for each sample
-VECTORS: frozenset[Need] = frozenset({"vectors"})  # In `Traits.needs`: one vector of outputs for each sample
+VECTORS: frozenset[Need] = frozenset(
+    {"vectors"}
+)  # In `Traits.needs`: one vector of outputs for each sample
 NUMBERS: frozenset[Need] = frozenset({"numbers"})
 """In `Traits.needs`: inputs that are numbers, because the method makes or mixes inputs"""
 CONTINUOUS: frozenset[Need] = frozenset({"numbers", "continuous"})
-"""In `Traits.needs`: numbers without codes of categories, because the method makes them change places"""
+"""In `Traits.needs`: numbers without codes of categories, because the method makes them change
+places"""
 
 Model = Ref[Weights] | Ref[HasModel] | Weights
 
@@ -60,7 +65,8 @@ class State:
 
     Attributes:
         step: number of steps done.
-        model: the global model, or the payload that it travels in; at the end, the result. None if a method has none.
+        model: the global model, or the payload that it travels in; at the end, the result. None if
+            a method has none.
         personal: one model per client, in the order of `fed.clients`, if the method personalises.
     """
 
@@ -116,24 +122,27 @@ class Traits:
 
     Attributes:
         private: type of `client.state`, for methods whose clients keep something between steps.
-        skips: whether a run can continue without a missing client: with fewer replies in a round, or with a hop left
-            out.
-        pools_data: whether all data are brought to one place first: a yardstick for simulation, not a federated method.
+        skips: whether a run can continue without a missing client: with fewer replies in a round,
+            or with a hop left out.
+        pools_data: whether all data are brought to one place first: a yardstick for simulation, not
+            a federated method.
         needs_validation: whether every client must have validation data.
-        splits_model: whether extractor and classifier are treated differently, so that the network must declare its
-            head.
-        joins_models: whether the result is not one model but the clients' N models, which answer together.
-        averages: whether it may combine several models value by value. False if one model is handed on, or clients
-            train apart.
-        extra_outputs: outputs of the clients' network beyond one for each class, for example one for "unknown". M
-            includes them.
-        needs: what the data must have in addition to a loss: `CLASSES`, `VECTORS`, `NUMBERS`, `CONTINUOUS`, a union, or
-            nothing. A run with other data is refused before anything is written.
+        splits_model: whether extractor and classifier are treated differently, so that the network
+            must declare its head.
+        joins_models: whether the result is not one model but the clients' N models, which answer
+            together.
+        averages: whether it may combine several models value by value. False if one model is handed
+            on, or clients train apart.
+        extra_outputs: outputs of the clients' network beyond one for each class, for example one
+            for "unknown". M includes them.
+        needs: what the data must have in addition to a loss: `CLASSES`, `VECTORS`, `NUMBERS`,
+            `CONTINUOUS`, a union, or nothing. A run with other data is refused before anything is
+            written.
         one_model: whether a run ends with a global model and without personal ones.
-        weighs: whether clients train on the task's loss, in which classes can have weights (`--class-weights`). False
-            if they solve for the model or have a loss of their own.
-        releases: whether each client can give noisy sums over its samples once in a run, and nothing else about them
-            (`Client.release`), so that `--dp` holds.
+        weighs: whether clients train on the task's loss, in which classes can have weights
+            (`--class-weights`). False if they solve for the model or have a loss of their own.
+        releases: whether each client can give noisy sums over its samples once in a run, and
+            nothing else about them (`Client.release`), so that `--dp` holds.
     """
 
     private: Any = None
@@ -154,9 +163,9 @@ class Traits:
 class Method(Checked, ABC):
     """A federated method: a frozen dataclass of the paper's hyperparameters.
 
-    `run` is the paper's outer loop; functions marked `@on_client` are what clients do. A method holds no other state
-    than the `State` that it yields: only what is in that state survives a crash. Its fields are checked by their
-    annotations when it is made; see `ekiden.base.checks`.
+    `run` is the paper's outer loop; functions marked `@on_client` are what clients do. A method
+    holds no other state than the `State` that it yields: only what is in that state survives a
+    crash. Its fields are checked by their annotations when it is made; see `ekiden.base.checks`.
     """
 
     traits: ClassVar[Traits] = Traits()
@@ -169,23 +178,40 @@ class Method(Checked, ABC):
             UserError: names the class and the task or field.
         """
         super().__init_subclass__(**kwargs)
-        fields = {name for name, kind in inspect.get_annotations(cls).items() if "ClassVar" not in str(kind)}
-        tasks = {name for name, value in vars(cls).items() if getattr(value, "__on_client__", False)}
-        inherited = {name for base in cls.__mro__[1:] for name in getattr(base, "__dataclass_fields__", ())}
+        fields = {
+            name
+            for name, kind in inspect.get_annotations(cls).items()
+            if "ClassVar" not in str(kind)
+        }
+        tasks = {
+            name for name, value in vars(cls).items() if getattr(value, "__on_client__", False)
+        }
+        inherited = {
+            name for base in cls.__mro__[1:] for name in getattr(base, "__dataclass_fields__", ())
+        }
         for name in sorted(fields | tasks):
             what = "task" if name in tasks else "field"
             if hasattr(Method, name):
-                raise UserError(f"{cls.__name__} has a {what} called {name}, which has a meaning in Method: rename it")
+                raise UserError(
+                    f"{cls.__name__} has a {what} called {name}, which has a meaning in Method: "
+                    "rename it"
+                )
             if name in tasks and name in fields | inherited:
-                raise UserError(f"{cls.__name__} has a task and a field that are both called {name}: rename one")
+                raise UserError(
+                    f"{cls.__name__} has a task and a field that are both called {name}: rename one"
+                )
 
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: tasks.Task) -> nn.Module:
-        """Return the network of all parties, made from the one that the user chose; by default the same network.
+    def own_network(
+        self, network: nn.Module, shape: tuple[int, ...], classes: int, task: tasks.Task
+    ) -> nn.Module:
+        """Return the network of all parties, made from the one that the user chose; by default the
+        same network.
 
         Every party calls this, with torch's random state set by the run's seed.
 
         Args:
-            network: what the user chose, for samples of `shape` and this number of `classes`; it may be changed.
+            network: what the user chose, for samples of `shape` and this number of `classes`; it
+                may be changed.
             shape: of one sample.
             classes: K, the outputs that the network made must have.
             task: what the labels mean.
@@ -202,14 +228,20 @@ class Method(Checked, ABC):
 
     @abstractmethod
     def cost(self, clients: int, model: Size) -> int:
-        """Return the bytes that a run over this number of clients moves, for a model of `model` bytes on the wire."""
+        """Return the bytes that a run over this number of clients moves, for a model of `model`
+        bytes on the wire.
+        """
 
     def moved(self, end: Any, clients: int, model: Size) -> int:
-        """Return the bytes that a run with last state `end` moved: `cost`, unless they depend on what happened."""
+        """Return the bytes that a run with last state `end` moved: `cost`, unless they depend on
+        what happened.
+        """
         return self.cost(clients, model)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
-        """Return the network that the run's model fits, made from the clients' own; by default the same network."""
+        """Return the network that the run's model fits, made from the clients' own; by default the
+        same network.
+        """
         return network
 
     def complete(self, state: Any) -> bool:
@@ -228,7 +260,9 @@ class Method(Checked, ABC):
 
     @property
     def gives_sums(self) -> bool:
-        """Whether clients give parts to sums, which transports can mask: by default if the source asks for sums."""
+        """Whether clients give parts to sums, which transports can mask: by default if the source
+        asks for sums.
+        """
         return any("fed.sum(" in _source(kind) for kind in type(self).__mro__ if kind is not Method)
 
     @property
@@ -237,7 +271,8 @@ class Method(Checked, ABC):
         return type(self).result_network is not Method.result_network
 
     def with_source(self, model: str, pretrained: str) -> tuple[Self, str, str]:
-        """The method, its network and the file of its values, where a hyperparameter names a finished run.
+        """The method, its network and the file of its values, where a hyperparameter names a
+        finished run.
 
         Args:
             model: name of the network that the user chose, or auto.
@@ -263,21 +298,26 @@ class Method(Checked, ABC):
         """
 
     def check_network(self, model: Size) -> None:
-        """Refuse a network that the method cannot treat, before anything is written. The network is not changed.
+        """Refuse a network that the method cannot treat, before anything is written. The network is
+        not changed.
 
         Raises:
             UserError: says what to change.
         """
 
     def selection(self, select: str) -> str:
-        """Return what local training returns. It is `select`, from `--select`, unless the method itself decides it."""
+        """Return what local training returns. It is `select`, from `--select`, unless the method
+        itself decides it.
+        """
         return select
 
     def fits(self) -> tuple[int, ...] | None:
-        """Return the epochs of each `Client.fit` of a client in a run, if tasks report nothing else about samples.
+        """Return the epochs of each `Client.fit` of a client in a run, if tasks report nothing else
+        about samples.
 
-        A method that returns them can run with differential privacy: its tasks tell nothing else that depends on
-        samples, except how many there are. None, the default: no guarantee fits the method.
+        A method that returns them can run with differential privacy: its tasks tell nothing else
+        that depends on samples, except how many there are. None, the default: no guarantee fits the
+        method.
         """
         return None
 
@@ -291,11 +331,15 @@ class Method(Checked, ABC):
             return self
         if self.fits() is None:
             raise UserError(
-                f"{self.title()} tells more about its samples than the models that it trains, so --dp promises nothing "
+                f"{self.title()} tells more about its samples than the models that it trains, so "
+                "--dp promises nothing "
                 "for it: choose another method (docs/privacy.md lists them)"
             )
         if dp.honest > 1:
-            raise UserError(f"--dp honest={dp.honest} shares the noise of sums, {self.title()} has none: leave it out")
+            raise UserError(
+                f"--dp honest={dp.honest} shares the noise of sums, {self.title()} has none: leave "
+                "it out"
+            )
         return self
 
     def start(self) -> State:
@@ -310,7 +354,11 @@ class Method(Checked, ABC):
 
 def task_names(kind: type[Method]) -> list[str]:
     """Return the names of a method's tasks."""
-    return [name for name, function in inspect.getmembers(kind) if getattr(function, "__on_client__", False)]
+    return [
+        name
+        for name, function in inspect.getmembers(kind)
+        if getattr(function, "__on_client__", False)
+    ]
 
 
 def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:
@@ -324,11 +372,16 @@ def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:
     try:
         hints = get_type_hints(task)
     except NameError as error:
-        raise UserError(f"the annotations of {where} cannot be read ({error}): import what they name") from None
+        raise UserError(
+            f"the annotations of {where} cannot be read ({error}): import what they name"
+        ) from None
     arguments = list(inspect.signature(task).parameters)[1:]
     if missing := [p for p in (*arguments, "return") if p not in hints]:
         what = ", ".join("what it returns" if p == "return" else repr(p) for p in missing)
-        raise UserError(f"{where} does not say the type of {what}: annotate it, as values are checked when they arrive")
+        raise UserError(
+            f"{where} does not say the type of {what}: annotate it, as values are checked when "
+            "they arrive"
+        )
     return [hints[p] for p in arguments], hints["return"]
 
 
@@ -336,7 +389,10 @@ def task_of(method: Method, name: str) -> Callable[..., Any]:
     """Return the function `name` of `method`, if it is a task."""
     task: Callable[..., Any] | None = getattr(method, name, None)
     if task is None or not getattr(task, "__on_client__", False):
-        raise UserError(f"{method.title()} has no client task {name!r}: clients run only functions marked @on_client")
+        raise UserError(
+            f"{method.title()} has no client task {name!r}: clients run only functions marked "
+            "@on_client"
+        )
     return task
 
 

@@ -39,7 +39,9 @@ class Wanted(Checked):
     """Which thresholds are shown, in addition to 0.5 and Youden's."""
 
     threshold: Annotated[float, Range(least=0, most=1)] | None = None  # one that was chosen before
-    sensitivity: Annotated[float, Range(least=0, most=1)] = 0.95  # the least that the highest threshold must have
+    sensitivity: Annotated[float, Range(least=0, most=1)] = (
+        0.95  # the least that the highest threshold must have
+    )
     bootstrap: bool = True  # whether intervals without a formula are computed, which takes longest
 
 
@@ -58,9 +60,11 @@ class Ranked:
         return bool(self.low.sum()) and bool(self.high.sum())
 
     def auroc(self) -> tuple[float, float]:
-        """Return the area under the ROC curve, where scores in one bin are equal, and how far it can be off.
+        """Return the area under the ROC curve, where scores in one bin are equal, and how far it
+        can be off.
 
-        The area counts pairs of samples. Only pairs within a bin can be in another order than the bins say.
+        The area counts pairs of samples. Only pairs within a bin can be in another order than the
+        bins say.
         """
         if not self.both:
             return nan, nan
@@ -71,8 +75,8 @@ class Ranked:
     def average_precision(self) -> tuple[float, float]:
         """Return the average precision, and how far it can be off.
 
-        It is Σ over samples with the label, from the highest score on, of the precision down to this sample. Within a
-        bin these samples are taken to lie evenly among the others.
+        It is Σ over samples with the label, from the highest score on, of the precision down to
+        this sample. Within a bin these samples are taken to lie evenly among the others.
         """
         if not self.high.sum():
             return nan, nan
@@ -81,12 +85,16 @@ class Ranked:
         points = np.minimum(high, _POINTS)
         at = np.arange(_POINTS)[:, None]
         with np.errstate(invalid="ignore", divide="ignore"):
-            place = (at + 0.5) / points * high + 0.5  # all samples of a bin that has up to 8, otherwise 8 among them
+            place = (
+                at + 0.5
+            ) / points * high + 0.5  # all samples of a bin that has up to 8, otherwise 8 among them
             precision = (hits + place) / (hits + place + wrong + place * low / (high + 1))
             found = high * np.where(at < points, precision, 0).sum(0) / points
             best = high * (hits + high) / (hits + high + wrong)
             worst = high * (hits + 1) / (hits + 1 + wrong + low)
-        value, most, least = (float(np.nan_to_num(each).sum() / high.sum()) for each in (found, best, worst))
+        value, most, least = (
+            float(np.nan_to_num(each).sum() / high.sum()) for each in (found, best, worst)
+        )
         return value, max(most - value, value - least)
 
     def brier(self) -> tuple[float, float]:
@@ -100,31 +108,39 @@ class Ranked:
         return float(found.sum()), float(ends.max(0).sum())
 
     def recalibrated(self, *, shift: bool) -> tuple[float, float] | None:
-        """Return slope and intercept of the logistic regression of the label on the logit of the score, from counts.
+        """Return slope and intercept of the logistic regression of the label on the logit of the
+        score, from counts.
 
-        John Platt: Probabilistic outputs for support vector machines. 1999. Chuan Guo et al.: On calibration of modern
-        neural networks. ICML 2017. https://arxiv.org/abs/1706.04599
+        John Platt: Probabilistic outputs for support vector machines. 1999. Chuan Guo et al.: On
+        calibration of modern neural networks. ICML 2017. https://arxiv.org/abs/1706.04599
 
         Args:
             shift: whether there is an intercept; otherwise it is 0.
 
         Returns:
-            None if there is no such line: the scores separate the classes, or higher scores mean the other class.
+            None if there is no such line: the scores separate the classes, or higher scores mean
+                the other class.
         """
-        found = self._logistic(np.stack([self._logits, np.ones_like(self.middles)])[: 2 if shift else 1])
+        found = self._logistic(
+            np.stack([self._logits, np.ones_like(self.middles)])[: 2 if shift else 1]
+        )
         if found is None or found[0][0] <= 0:
             return None
         return float(found[0][0]), float(found[0][1]) if shift else 0.0
 
     def calibration(self) -> dict[str, tuple[float, Interval]]:
-        """Return the calibration in the large, and its slope, with 95 % intervals (Wald); 0 and 1 if all is right.
+        """Return the calibration in the large, and its slope, with 95 % intervals (Wald); 0 and 1
+        if all is right.
 
         The slope is that of `recalibrated`. In the large: the intercept, if the slope is 1.
 
         David Cox: Two further applications of a model for binary regression. Biometrika 45, 1958.
         """
         one = np.ones_like(self.middles)
-        large, slope = self._logistic(one[None], self._logits), self._logistic(np.stack([self._logits, one]))
+        large, slope = (
+            self._logistic(one[None], self._logits),
+            self._logistic(np.stack([self._logits, one])),
+        )
         found = dict[str, tuple[float, Interval]]()
         for name, line in (("calibration_in_the_large", large), ("calibration_slope", slope)):
             if line is not None:
@@ -139,7 +155,9 @@ class Ranked:
     def _logistic(
         self, x: "np.ndarray[Any, Any]", offset: Any = 0.0
     ) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None":
-        """Return coefficients of the label on columns x (C, bins), and their covariance; None if there are none."""
+        """Return coefficients of the label on columns x (C, bins), and their covariance; None if
+        there are none.
+        """
         total, line = self.low + self.high, np.zeros(len(x))
 
         def likelihood(at: "np.ndarray[Any, Any]") -> float:
@@ -170,7 +188,10 @@ class Ranked:
         return sqrt(
             sum(
                 float(weights @ (placed - area) ** 2) / max(total - 1, 1) / total
-                for weights, placed, total in ((self.high, of_high, positives), (self.low, of_low, negatives))
+                for weights, placed, total in (
+                    (self.high, of_high, positives),
+                    (self.low, of_low, negatives),
+                )
             )
         )
 
@@ -180,16 +201,19 @@ class Ranked:
         if not total:
             return nan
         mean = float(self.low @ wrong + self.high @ right) / total
-        return sqrt(float(self.low @ (wrong - mean) ** 2 + self.high @ (right - mean) ** 2)) / float(total)
+        return sqrt(
+            float(self.low @ (wrong - mean) ** 2 + self.high @ (right - mean) ** 2)
+        ) / float(total)
 
     def delong(self) -> Interval:
         """Return DeLong's interval of the area, on the logit scale.
 
-        Of few samples its variance is too small, and 0 if all pairs are in order. So with fewer than 10 of the rarer
-        kind, it is at least as wide as Wilson's interval of as large a share of these.
+        Of few samples its variance is too small, and 0 if all pairs are in order. So with fewer
+        than 10 of the rarer kind, it is at least as wide as Wilson's interval of as large a share
+        of these.
 
-        Elizabeth DeLong, David DeLong, Daniel Clarke-Pearson: Comparing the areas under two or more correlated receiver
-        operating characteristic curves. Biometrics 44, 1988.
+        Elizabeth DeLong, David DeLong, Daniel Clarke-Pearson: Comparing the areas under two or more
+        correlated receiver operating characteristic curves. Biometrics 44, 1988.
         """
         area, _ = self.auroc()
         negatives, positives = self.low.sum(), self.high.sum()
@@ -203,7 +227,9 @@ class Ranked:
         return (low, high) if rare >= _FEW else (min(low, share[0]), max(high, share[1]))
 
     def bootstrap(self) -> dict[str, Interval]:
-        """Return percentile intervals of what has no formula, from samples drawn again from the bins."""
+        """Return percentile intervals of what has no formula, from samples drawn again from the
+        bins.
+        """
         counts = np.stack([self.low, self.high])
         used = counts.sum(0) > 0
         rows = counts[:, used].ravel()
@@ -239,11 +265,16 @@ class Ranked:
             float(1 - wrong / negatives),
             float(hits / called) if called else None,
             float((negatives - wrong) / others) if others else None,
-            {"sensitivity": wilson(hits, positives), "specificity": wilson(negatives - wrong, negatives)},
+            {
+                "sensitivity": wilson(hits, positives),
+                "specificity": wilson(negatives - wrong, negatives),
+            },
         )
 
     def curve(self) -> tuple[tuple[int, float, float], ...]:
-        """Return samples, mean score and share of the label by tenths of the samples, in order of their scores."""
+        """Return samples, mean score and share of the label by tenths of the samples, in order of
+        their scores.
+        """
         totals = self.low + self.high
         middle = totals.cumsum() - totals / 2
         group = np.minimum(middle / totals.sum() * _TENTHS, _TENTHS - 1).astype(int)
@@ -259,10 +290,14 @@ class Ranked:
 def wilson(hits: float, samples: float) -> Interval:
     """Return the 95 % score interval of a share.
 
-    Edwin Wilson: Probable inference, the law of succession, and statistical inference. JASA 22, 1927.
+    Edwin Wilson: Probable inference, the law of succession, and statistical inference. JASA 22,
+    1927.
     """
     share, z = hits / samples, Z**2 / samples
-    middle, half = share + z / 2, Z * sqrt(max(share * (1 - share) / samples + z / (4 * samples), 0.0))
+    middle, half = (
+        share + z / 2,
+        Z * sqrt(max(share * (1 - share) / samples + z / (4 * samples), 0.0)),
+    )
     return max(float((middle - half) / (1 + z)), 0.0), min(float((middle + half) / (1 + z)), 1.0)
 
 

@@ -1,4 +1,6 @@
-"""The run itself, once everything is checked and made: from its first or last step to its models."""
+"""The run itself, once everything is checked and made: from its first or last step to its
+models.
+"""
 
 import logging
 from collections.abc import Callable, Generator, Mapping
@@ -55,24 +57,29 @@ class Run(Generic[X]):
 
     setup: Setup  # what the parties agree on
     clients: tuple[str, ...]  # their names
-    # makes the transport that continues from a state; it is also given what `Transport.written` said then
+    # makes the transport that continues from a state; it is also given what `Transport.written`
+    # said then
     transport: Callable[[State, Mapping[str, str] | None], X]
     evaluator: Callable[[X], Evaluator]  # makes the evaluator of models, from the transport
     build: Built  # makes a network that the result fits
     folder: RunFolder | None  # where the run is kept; None keeps it in memory
     evaluate_every: int  # steps between evaluations; 0 evaluates only at the end
     on_step: Callable[[Row], None]  # called after each step with the row of metrics
-    skip: bool = True  # whether steps whose client is missing may be left out, if the method allows it
+    skip: bool = (
+        True  # whether steps whose client is missing may be left out, if the method allows it
+    )
     stop_after: int | None = None  # number of steps after which the run stops; None runs to the end
-    # whether the clients are other parties. These have dropped what the first steps need, so a damaged run cannot begin
+    # whether the clients are other parties. These have dropped what the first steps need, so a
+    # damaged run cannot begin
     # again. After a failure they are asked for nothing more.
     elsewhere: bool = False
 
     def steps(self) -> Generator[End, None, End]:
-        """Continue from the folder's last state, or from the first step if a file that it needs is damaged or gone.
+        """Continue from the folder's last state, or from the first step if a file that it needs is
+        damaged or gone.
 
-        Where a transport is interrupted, the step is done again on a new one; two times without a step in between stop
-        the run.
+        Where a transport is interrupted, the step is done again on a new one; two times without a
+        step in between stop the run.
 
         Yields:
             What the run has after each step.
@@ -87,7 +94,9 @@ class Run(Generic[X]):
                 return (yield from self._go(done))
             except Interrupted as death:
                 if self.folder is None:
-                    raise Interrupted(f"{death}: give the run a folder, so that it can continue") from None
+                    raise Interrupted(
+                        f"{death}: give the run a folder, so that it can continue"
+                    ) from None
                 if len(done) == failed:
                     raise Interrupted(
                         f"{death} twice in one step (out of memory?): resume with fewer of them"
@@ -96,10 +105,14 @@ class Run(Generic[X]):
                 log.warning("%s; the run does this step again and gives the same result", death)
             except Damaged as damage:
                 if self.elsewhere:
-                    raise UserError(f"{damage}: restore it from a backup, or start a new run") from None
+                    raise UserError(
+                        f"{damage}: restore it from a backup, or start a new run"
+                    ) from None
                 if self.folder is None or damaged:
                     raise
-                log.warning("%s; the run goes back to its first step and gives the same result", damage)
+                log.warning(
+                    "%s; the run goes back to its first step and gives the same result", damage
+                )
                 self.folder.forget()
                 done, damaged = [], True
 
@@ -126,7 +139,9 @@ class Run(Generic[X]):
             )
             end, failed = End(state, trace, transport), True
             try:
-                for state in islice(steps, None if self.stop_after is None else self.stop_after - len(done)):
+                for state in islice(
+                    steps, None if self.stop_after is None else self.stop_after - len(done)
+                ):
                     done.append(state.step)
                     self.on_step(trace.metrics[-1])
                     end = End(state, trace, transport)
@@ -136,5 +151,7 @@ class Run(Generic[X]):
                 if not (failed and self.elsewhere):
                     weights, personal = end.models
                     if folder:
-                        write_models(folder, self.setup.build, self.build, self.clients, weights, personal)
+                        write_models(
+                            folder, self.setup.build, self.build, self.clients, weights, personal
+                        )
             return end

@@ -1,7 +1,8 @@
-"""What a run is made of, checked before it begins: the machine, who takes part with which data, and the network.
+"""What a run is made of, checked before it begins: the machine, who takes part with which data, and
+the network.
 
-Networks are made from a name, a module or a function, with the same values in every call. Also: the initial weights of
-a run, and the files of its models.
+Networks are made from a name, a module or a function, with the same values in every call. Also: the
+initial weights of a run, and the files of its models.
 """
 
 import copy
@@ -41,10 +42,14 @@ from ekiden.training.weights import Weights
 
 
 def resolved_hardware(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
-    """Replace defaults that depend on the machine and the network, so that the run folder says what was used."""
+    """Replace defaults that depend on the machine and the network, so that the run folder says what
+    was used.
+    """
     require(workers > 0, "workers", workers, "1 or more")
     if reason := why_unusable(hardware.device):
-        raise UserError(f"device {hardware.device!r} cannot be used here ({reason}): try --device=cpu")
+        raise UserError(
+            f"device {hardware.device!r} cannot be used here ({reason}): try --device=cpu"
+        )
     if hardware.threads:
         return hardware
     small = sum(p.numel() for p in build().parameters()) < 1_000_000
@@ -65,7 +70,9 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedData, folder: Path) -> None:
+def check_same_data(
+    config: Mapping[str, Any], method: Method, data: FederatedData, folder: Path
+) -> None:
     """Refuse to measure a run on other data than its own, if its folder has digests of the data."""
     before = config.get("digests", {}).get("test")
     if before is None:
@@ -73,28 +80,38 @@ def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedDa
     held = held_by(holders(method, data))
     if different := data_differences(folder, held, samples_digest(data.dataset.test), before):
         raise UserError(
-            f"{', '.join(different)} differ from what {folder} was made with: put these data back, or give other test "
+            f"{', '.join(different)} differ from what {folder} was made with: put these data back, "
+            "or give other test "
             "data by --data: a file, a folder or a data set"
         )
 
 
 def holders(method: Method, data: FederatedData) -> Sequence[ClientData]:
-    """Return the clients that take part: all of them, or the one place that all data are brought to."""
+    """Return the clients that take part: all of them, or the one place that all data are brought
+    to.
+    """
     return _pool(data) if method.traits.pools_data else data.clients
 
 
 def check_clients(clients: Mapping[str, Sizes], method: Method) -> None:
-    """Refuse a federation in which somebody has nothing to train on, or no validation data that the method needs."""
+    """Refuse a federation in which somebody has nothing to train on, or no validation data that the
+    method needs.
+    """
     if not clients:
         raise UserError("there is no client: give at least one data set")
     for name, (train, val, _) in clients.items():
         if name in ("", ".", "..", SERVER, EVERYONE) or not _FORBIDDEN.isdisjoint(name):
-            raise UserError(f"a client cannot be called {name!r}: give it another name, of letters and digits")
+            raise UserError(
+                f"a client cannot be called {name!r}: give it another name, of letters and digits"
+            )
         if not train:
-            raise UserError(f"client {name} has no training sample: leave it out or use fewer clients")
+            raise UserError(
+                f"client {name} has no training sample: leave it out or use fewer clients"
+            )
         if method.traits.needs_validation and not val:
             raise UserError(
-                f"{method.title()} needs validation data at every client, {name} has none: raise --val-fraction"
+                f"{method.title()} needs validation data at every client, {name} has none: raise "
+                "--val-fraction"
             )
 
 
@@ -102,14 +119,19 @@ _FORBIDDEN = frozenset("/\\,\0\n")
 
 
 def check_subjects(clients: Sequence[ClientData]) -> None:
-    """Refuse a subject with training samples at two clients: ε of one client does not hold for it."""
+    """Refuse a subject with training samples at two clients: ε of one client does not hold for
+    it.
+    """
     held: dict[int, str] = {}
     for client in clients:
         subjects = client.train.samples.subject
-        for subject in [] if subjects is None else torch.unique(subjects[client.train.rows]).tolist():
+        for subject in (
+            [] if subjects is None else torch.unique(subjects[client.train.rows]).tolist()
+        ):
             if (other := held.setdefault(subject, client.name)) != client.name:
                 raise UserError(
-                    f"one subject has training samples at {other} and {client.name}, and --dp is for each silo alone: "
+                    f"one subject has training samples at {other} and {client.name}, and --dp is "
+                    "for each silo alone: "
                     "give all samples of a subject to one silo"
                 )
 
@@ -118,13 +140,20 @@ def _pool(data: FederatedData) -> tuple[ClientData, ...]:
     """One client that holds everything."""
 
     def union(part: Callable[[ClientData], Subset]) -> Subset:
-        return Subset(part(data.clients[0]).samples, torch.cat([part(c).rows for c in data.clients]))
+        return Subset(
+            part(data.clients[0]).samples, torch.cat([part(c).rows for c in data.clients])
+        )
 
-    return (ClientData("all", union(lambda c: c.train), union(lambda c: c.val), union(lambda c: c.test)),)
+    return (
+        ClientData(
+            "all", union(lambda c: c.train), union(lambda c: c.val), union(lambda c: c.test)
+        ),
+    )
 
 
 def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
-    """Return what `ekiden.load_model` needs in addition to a run's method and model file; M; and perhaps digests.
+    """Return what `ekiden.load_model` needs in addition to a run's method and model file; M; and
+    perhaps digests.
 
     The network is made once for all of it: a large one takes long.
     """
@@ -135,7 +164,16 @@ def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
     return {
         "model_bytes": wire.size(network.weights()),
         "network": name,
-        **({} if name else {"architecture": {"class": f"{kind.__module__}:{kind.__qualname__}", "layers": layers}}),
+        **(
+            {}
+            if name
+            else {
+                "architecture": {
+                    "class": f"{kind.__module__}:{kind.__qualname__}",
+                    "layers": layers,
+                }
+            }
+        ),
         "frozen": {"digest": digest, "values": frozen.size(network.module)} if digest else {},
         "task": recorded(dataset.task),
         "classes": [str(name) for name in dataset.classes],
@@ -145,7 +183,11 @@ def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
             "std": [float(value) for value in dataset.std],
         },
         "inputs": kinds.to_json(dataset.inputs),
-        **({"digests": {"model": model_digest(network, setup.dataset.shape, digest)}} if digests else {}),
+        **(
+            {"digests": {"model": model_digest(network, setup.dataset.shape, digest)}}
+            if digests
+            else {}
+        ),
     }
 
 
@@ -163,7 +205,9 @@ def check_labels(data: FederatedData) -> None:
     present = dataset.task.counts(dataset.train.y, dataset.outputs) > 0
     if dataset.task.kind == "classification" and int(present.sum()) < 2:
         name = str(dataset.classes[int(present.long().argmax())])
-        raise UserError(f"all training labels are {name!r}: classification needs two classes or more")
+        raise UserError(
+            f"all training labels are {name!r}: classification needs two classes or more"
+        )
 
 
 def check_model(worker: Worker, data: FederatedData) -> None:
@@ -173,26 +217,39 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     if worker.setup.dp is not None:
         private.check_module(worker.network.module)
         if worker.setup.method.traits.releases and dataset.task.kind != "classification":
-            raise UserError("--dp adds noise to sums over classes, and these labels are none: choose another method")
+            raise UserError(
+                "--dp adds noise to sums over classes, and these labels are none: choose another "
+                "method"
+            )
     if worker.setup.method.traits.splits_model:
         _ = worker.network.head
     try:
         x, y = bench.feed.batch(
-            Subset(dataset.train, torch.arange(min(2, len(dataset.train)))), slice(None), train=False
+            Subset(dataset.train, torch.arange(min(2, len(dataset.train)))),
+            slice(None),
+            train=False,
         )
         with torch.enable_grad():
             out = worker.network.module.eval()(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(
-            f"the model cannot take samples of shape {dataset.shape} ({dataset.inputs.words}): {reason}; choose "
+            f"the model cannot take samples of shape {dataset.shape} ({dataset.inputs.words}): "
+            f"{reason}; choose "
             "a model that takes them"
         ) from None
     wanted = task.output_shape(x, y, dataset.outputs + extra)
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
-        found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
+        found = (
+            _own(tuple(out.shape[1:]), extra)
+            if isinstance(out, torch.Tensor)
+            else type(out).__name__
+        )
         if task.kind != "classification":
-            kinds = {"language-modelling": "a causal language model, --model=hf:FOLDER", "segmentation": "--model=unet"}
+            kinds = {
+                "language-modelling": "a causal language model, --model=hf:FOLDER",
+                "segmentation": "--model=unet",
+            }
             other = kinds.get(task.kind, "another --model")
             needs = f"{task.kind} with these data needs {wanted[1:]}"
             raise UserError(f"the model gives {found} per sample, but {needs}: choose {other}")
@@ -202,7 +259,8 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         )
     if not out.requires_grad:
         raise UserError(
-            "no gradient reaches the model's parameters: its output is cut off from them, by detach, no_grad or a "
+            "no gradient reaches the model's parameters: its output is cut off from them, by "
+            "detach, no_grad or a "
             "conversion to another library; take that out of forward"
         )
     _refuse_probabilities(out, data.dataset.task)
@@ -213,20 +271,33 @@ _LAST = {"Softmax": "softmax", "Sigmoid": "sigmoid", "Relu": "ReLU", "Tanh": "ta
 
 
 def _refuse_probabilities(out: torch.Tensor, task: Task) -> None:
-    """Refuse a network whose last operation bounds its outputs: they are logits, or numbers of any size."""
+    """Refuse a network whose last operation bounds its outputs: they are logits, or numbers of any
+    size.
+    """
     last = _LAST.get(type(out.grad_fn).__name__.removesuffix("Backward0"), "")
     if task.kind == "regression" and last:
         raise UserError(
-            f"the model ends in a {last}, so it cannot give all numbers: targets are scaled to mean 0 and deviation 1; "
+            f"the model ends in a {last}, so it cannot give all numbers: targets are scaled to "
+            "mean 0 and deviation 1; "
             "leave the last layer out"
         )
-    if task.kind == "classification" and out.ndim == 2 and out.shape[1] > 1 and bool((out >= 0).all()):
+    if (
+        task.kind == "classification"
+        and out.ndim == 2
+        and out.shape[1] > 1
+        and bool((out >= 0).all())
+    ):
         sums = out.detach().sum(1)
         last = "softmax" if torch.allclose(sums, torch.ones_like(sums), atol=1e-4) else last
-    if last in ("softmax", "sigmoid") and task.kind in ("classification", "segmentation", "multi-label"):
+    if last in ("softmax", "sigmoid") and task.kind in (
+        "classification",
+        "segmentation",
+        "multi-label",
+    ):
         own = "sigmoid" if task.kind == "multi-label" else "softmax"
         raise UserError(
-            f"the model ends in a {last}, but training applies the {own} itself to its outputs: leave the last layer "
+            f"the model ends in a {last}, but training applies the {own} itself to its outputs: "
+            "leave the last layer "
             "out, so that the model returns logits"
         )
 
@@ -276,16 +347,22 @@ class Made:
         with seeded(derive(self.seed, "initial")):
             module = self.make()
         if not isinstance(module, nn.Module):
-            raise UserError(f"{_named(self.make)} returns {type(module).__name__}: return a torch.nn.Module")
+            raise UserError(
+                f"{_named(self.make)} returns {type(module).__name__}: return a torch.nn.Module"
+            )
         return _complete(module)
 
 
 def _complete(module: nn.Module) -> nn.Module:
     """Refuse a network with lazy layers, whose weights do not exist yet."""
     for name, part in module.named_modules():
-        if any(is_lazy(value) for value in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+        if any(
+            is_lazy(value)
+            for value in (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        ):
             raise UserError(
-                f"layer {name!r} of the model is a {type(part).__name__} without a size: call the model on a sample "
+                f"layer {name!r} of the model is a {type(part).__name__} without a size: call the "
+                "model on a sample "
                 "first, or give the size"
             )
     return module
@@ -333,11 +410,15 @@ class Prepared:
         if self.pretrained and torch.get_default_device().type != "meta":
             models.load_weights(module, Path(self.pretrained))
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive(self.seed, "adapters"))  # copies are made on the CPU
+            torch.default_generator.manual_seed(
+                derive(self.seed, "adapters")
+            )  # copies are made on the CPU
             return frozen.fix(freeze(module, parse_part(self.train)))
 
 
-_made: dict[str, nn.Module] = {}  # the last network that was read from files, keyed by what it was made from
+_made: dict[
+    str, nn.Module
+] = {}  # the last network that was read from files, keyed by what it was made from
 
 
 @dataclass(frozen=True)
@@ -365,7 +446,9 @@ def builder(
     train: str = "all",
     pretrained: str = "",
 ) -> Callable[[], nn.Module]:
-    """Return a function that makes the initial network of a run of `method`, the same at every call."""
+    """Return a function that makes the initial network of a run of `method`, the same at every
+    call.
+    """
     dataset = data.dataset
     method.check_source(pretrained, dataset)
     shape, classes = dataset.shape, dataset.outputs
@@ -373,21 +456,35 @@ def builder(
     if isinstance(model, nn.Module):
         build = GivenNetwork(model)
     elif callable(model):
-        if needed := [p.name for p in _parameters(model) if p.default is p.empty and p.kind not in _OPTIONAL]:
+        if needed := [
+            p.name for p in _parameters(model) if p.default is p.empty and p.kind not in _OPTIONAL
+        ]:
             raise UserError(
-                f"{_named(model)} needs {', '.join(needed)}: give a module, or a function without arguments, as in "
+                f"{_named(model)} needs {', '.join(needed)}: give a module, or a function without "
+                "arguments, as in "
                 f"lambda: {_named(model)}(...)"
             )
         build = Made(model, seed)
     else:
-        name = models.default_for(dataset.name, shape, dataset.inputs, dataset.task) if model == "auto" else model
+        name = (
+            models.default_for(dataset.name, shape, dataset.inputs, dataset.task)
+            if model == "auto"
+            else model
+        )
         build = NamedNetwork(name, shape, classes, seed, dataset.inputs)
     check_part(train, method.title(), averages=method.traits.averages)
-    return of_method(Prepared(build, pretrained, train, seed), method, shape, classes, seed, dataset.task)
+    return of_method(
+        Prepared(build, pretrained, train, seed), method, shape, classes, seed, dataset.task
+    )
 
 
 def of_method(
-    build: Callable[[], nn.Module], method: Method, shape: tuple[int, ...], classes: int, seed: int, task: Task
+    build: Callable[[], nn.Module],
+    method: Method,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    task: Task,
 ) -> Callable[[], nn.Module]:
     """Return `build`, or a function that makes the parties' network of `method` from it."""
     if method.traits.extra_outputs:
@@ -398,7 +495,9 @@ def of_method(
 
 
 def network_name(build: Callable[[], nn.Module]) -> str | None:
-    """Return the name of the library's network that is built; None for a network of the user's own."""
+    """Return the name of the library's network that is built; None for a network of the user's
+    own.
+    """
     while isinstance(build, Widened | OfMethod | Prepared):
         build = build.build
     return build.name if isinstance(build, NamedNetwork) else None
@@ -436,15 +535,23 @@ def write_models(
     model: Weights | None,
     personal: Sequence[Weights],
 ) -> None:
-    """Write results as named state dicts. The global model is written last: if it exists, all do."""
+    """Write results as named state dicts. The global model is written last: if it exists, all
+    do.
+    """
     for name, weights in zip(clients, personal, strict=False):
-        folder.write_model(f"personal/{name}.safetensors", dict(as_module(own, weights).state_dict()))
+        folder.write_model(
+            f"personal/{name}.safetensors", dict(as_module(own, weights).state_dict())
+        )
     if model is not None:
         folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))
 
 
-def read_model(folder: Path, name: str, build: Callable[[], nn.Module], *, own: bool = True) -> Weights:
-    """Return a model that a run wrote, with a digest; `own=False`: the values in any safetensors file."""
+def read_model(
+    folder: Path, name: str, build: Callable[[], nn.Module], *, own: bool = True
+) -> Weights:
+    """Return a model that a run wrote, with a digest; `own=False`: the values in any safetensors
+    file.
+    """
     file = folder / name
     module = build()
     todo = "run it again" if own else "give one with the values of the run's network"
@@ -465,5 +572,7 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module], *, own: 
     except (SafetensorError, OSError, ValueError, Damaged) as error:
         raise UserError(f"{file} is damaged or not a safetensors file ({error}): {todo}") from None
     except RuntimeError:
-        raise UserError(f"{file} holds another network than the run's: {'was it replaced?' if own else todo}") from None
+        raise UserError(
+            f"{file} holds another network than the run's: {'was it replaced?' if own else todo}"
+        ) from None
     return Network(module).weights()

@@ -1,4 +1,6 @@
-"""What one client stores: values behind Refs, private state between steps, and progress within a task."""
+"""What one client stores: values behind Refs, private state between steps, and progress within a
+task.
+"""
 
 import os
 import re
@@ -20,9 +22,9 @@ _VALUE, _PRIVATE = re.compile(r"value-(.+)\.safetensors"), re.compile(r"private-
 class Store:
     """Values and private state of one client, in memory and, if there is one, in `folder`.
 
-    `commit` adds what the next state needs, and `settle` deletes what only the state before needed, so a crash between
-    the two loses nothing. With a folder, private state is in memory only during the steps that use it: with a thousand
-    clients, memory holds those of the current round.
+    `commit` adds what the next state needs, and `settle` deletes what only the state before needed,
+    so a crash between the two loses nothing. With a folder, private state is in memory only during
+    the steps that use it: with a thousand clients, memory holds those of the current round.
     """
 
     def __init__(
@@ -40,8 +42,9 @@ class Store:
             type_of: gives the return type of a task, by the task's name.
             private_type: of the client's state.
             step: steps that are done.
-            written: the number of steps after which the client's state was last written, 0 if never. That file must
-                exist. None if the transport does not know it; then the newest file is read.
+            written: the number of steps after which the client's state was last written, 0 if
+                never. That file must exist. None if the transport does not know it; then the newest
+                file is read.
         """
         self._folder = folder
         self._type_of = type_of
@@ -85,7 +88,10 @@ class Store:
         """
         if key not in self._values:
             if self._folder is None or not self._file(key).exists():
-                raise Damaged(f"value {key} is not in {self._folder or 'memory'}: the run folder is incomplete")
+                raise Damaged(
+                    f"value {key} is not in {self._folder or 'memory'}: the run folder is "
+                    "incomplete"
+                )
             self._values[key] = read(self._file(key), self._type_of(key.split("-", 2)[2]))
             self._safe.add(key)
         return self._values[key]
@@ -95,7 +101,9 @@ class Store:
         self._values.pop(key, None)
 
     def commit(self, step: int, keys: set[str]) -> None:
-        """Make values `keys` and the private state after `step` steps durable. Nothing is deleted yet."""
+        """Make values `keys` and the private state after `step` steps durable. Nothing is deleted
+        yet.
+        """
         if self._folder is None:
             return
         if keys or self._changed:
@@ -142,10 +150,14 @@ class Store:
 
 
 class FolderJournal:
-    """Progress within tasks, in files. One that is damaged or of other arguments is ignored: the work is done again."""
+    """Progress within tasks, in files. One that is damaged or of other arguments is ignored: the
+    work is done again.
+    """
 
     def __init__(self, folder: Path, arguments: Callable[[], str] = str) -> None:
-        """Keep files in `folder`; `arguments` gives a digest of the task's arguments, once it is needed."""
+        """Keep files in `folder`; `arguments` gives a digest of the task's arguments, once it is
+        needed.
+        """
         self._folder = folder
         self._arguments = cache(arguments)
 
@@ -183,4 +195,6 @@ def read_described(path: Path, expected: Any) -> tuple[Any, Mapping[str, str]]:
     except Damaged as error:
         raise Damaged(f"{path} is damaged ({error})") from None
     except wire.WireError as error:
-        raise wire.WireError(f"{path}: {error}; use the version of Ekiden that wrote it, or start a new run") from None
+        raise wire.WireError(
+            f"{path}: {error}; use the version of Ekiden that wrote it, or start a new run"
+        ) from None

@@ -1,4 +1,6 @@
-"""Tables of subgroups: who is in which, what a silo reports, and how one differs from the others."""
+"""Tables of subgroups: who is in which, what a silo reports, and how one differs from the
+others.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +34,9 @@ class Division:
     """A column that divides samples into subgroups."""
 
     column: str  # name of a column that the model gets, or "domain"
-    bounds: tuple[float, ...] = ()  # of a column of numbers, ascending: a subgroup begins at each of them
+    bounds: tuple[
+        float, ...
+    ] = ()  # of a column of numbers, ascending: a subgroup begins at each of them
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -41,9 +45,17 @@ class Division:
         try:
             bounds = tuple(map(float, places))
         except ValueError:
-            raise UserError(f"--by {text}: write a column, or a column and numbers that divide it: age:40:65") from None
-        if not column or any(not a < b for a, b in pairwise(bounds)) or not all(abs(b) < float("inf") for b in bounds):
-            raise UserError(f"--by {text}: write a column, or a column and ascending numbers: age:40:65")
+            raise UserError(
+                f"--by {text}: write a column, or a column and numbers that divide it: age:40:65"
+            ) from None
+        if (
+            not column
+            or any(not a < b for a, b in pairwise(bounds))
+            or not all(abs(b) < float("inf") for b in bounds)
+        ):
+            raise UserError(
+                f"--by {text}: write a column, or a column and ascending numbers: age:40:65"
+            )
         return cls(column, bounds)
 
     @property
@@ -59,27 +71,52 @@ class Division:
         """Return the names of the subgroups.
 
         Raises:
-            UserError: samples do not have such a column, or numbers have no bounds, or categories have some.
+            UserError: samples do not have such a column, or numbers have no bounds, or categories
+                have some.
         """
         table = Table.of(inputs)
         if self.column == DOMAIN and domains:
             found: tuple[str, ...] = tuple(domains)
         elif self.column in table.categorical:
-            found = (OTHER, *(name or MISSING for name in table.vocabularies[table.categorical.index(self.column)]))
+            found = (
+                OTHER,
+                *(
+                    name or MISSING
+                    for name in table.vocabularies[table.categorical.index(self.column)]
+                ),
+            )
         elif self.column in table.numeric:
             if not self.bounds:
-                raise UserError(f"column {self.column!r} has numbers: say where to divide it, --by {self.column}:40:65")
-            ends = (f"below {self.bounds[0]:g}", *(f"{a:g} to below {b:g}" for a, b in pairwise(self.bounds)))
-            return (*ends, f"{self.bounds[-1]:g} or more", *([MISSING] if self.column in table.gaps else []))
+                raise UserError(
+                    f"column {self.column!r} has numbers: say where to divide it, --by "
+                    f"{self.column}:40:65"
+                )
+            ends = (
+                f"below {self.bounds[0]:g}",
+                *(f"{a:g} to below {b:g}" for a, b in pairwise(self.bounds)),
+            )
+            return (
+                *ends,
+                f"{self.bounds[-1]:g} or more",
+                *([MISSING] if self.column in table.gaps else []),
+            )
         else:
             known = [*table.numeric, *table.categorical, *([DOMAIN] if domains else [])]
             if not known:
-                raise UserError("the samples have neither columns nor domains to divide them by: leave out --by")
+                raise UserError(
+                    "the samples have neither columns nor domains to divide them by: leave out --by"
+                )
             raise unknown("column", self.column, known)
         if self.bounds:
-            raise UserError(f"column {self.column!r} has categories, which no number divides: --by {self.column}")
+            raise UserError(
+                f"column {self.column!r} has categories, which no number divides: --by "
+                f"{self.column}"
+            )
         if len(found) > _MOST:
-            raise UserError(f"column {self.column!r} has {len(found)} subgroups, {_MOST} at most: choose another")
+            raise UserError(
+                f"column {self.column!r} has {len(found)} subgroups, {_MOST} at most: choose "
+                "another"
+            )
         return found
 
     def places(self, x: Tensor, inputs: Inputs, domain: Tensor | None = None) -> Tensor:
@@ -92,7 +129,9 @@ class Division:
             return domain
         at = table.numeric.index(self.column)
         centre, scale = table.centre[at], table.scale[at]
-        inner = torch.tensor([(bound - centre) / scale for bound in self.bounds], dtype=torch.float64).float()
+        inner = torch.tensor(
+            [(bound - centre) / scale for bound in self.bounds], dtype=torch.float64
+        ).float()
         found = torch.bucketize(x[:, at].float().contiguous().cpu(), inner, right=True)
         if self.column in table.gaps:
             gap = x[:, len(table.numeric) + table.gaps.index(self.column)].cpu() > 0.5
@@ -101,14 +140,18 @@ class Division:
 
 
 def check_divisions(by: Sequence[Division], dataset: Dataset) -> None:
-    """Refuse columns by which the samples of a data set cannot be divided, before models are measured."""
+    """Refuse columns by which the samples of a data set cannot be divided, before models are
+    measured.
+    """
     check_task(dataset.task)
     table = Table.of(dataset.inputs)
     for one in by:
         if not one.silos:
             one.names(dataset.inputs, dataset.domains)
         elif CLIENT in (*table.numeric, *table.categorical):
-            raise UserError(f"--by {CLIENT} means the silos, and a column has this name, too: rename the column")
+            raise UserError(
+                f"--by {CLIENT} means the silos, and a column has this name, too: rename the column"
+            )
 
 
 def divisions(by: Sequence[str], silos: str = "") -> tuple[Division, ...]:
@@ -127,37 +170,46 @@ def divisions(by: Sequence[str], silos: str = "") -> tuple[Division, ...]:
         raise UserError("--by names no column: give one, such as --by sex, or leave it out")
     columns = [one.column for one in found]
     if twice := next((name for name in columns if columns.count(name) > 1), None):
-        raise UserError(f"--by names column {twice!r} twice: two divisions subtracted would show a few samples")
+        raise UserError(
+            f"--by names column {twice!r} twice: two divisions subtracted would show a few samples"
+        )
     return found
 
 
 def check_task(task: Task) -> None:
     """Refuse tasks whose subgroups are not counted."""
     if not isinstance(task, Classification | Regression | Survival):
-        raise UserError(f"subgroups are for classes, numbers, and times, not for {task.kind}: leave out --by")
+        raise UserError(
+            f"subgroups are for classes, numbers, and times, not for {task.kind}: leave out --by"
+        )
 
 
 def told(places: Sequence[Tensor], scores: Scores, care: Care) -> Tensor:
-    """Return the samples (n,) bool of which a silo tells in its subgroups; the others are in none of them.
+    """Return the samples (n,) bool of which a silo tells in its subgroups; the others are in none
+    of them.
 
-    Samples that agree in all columns, and in their class, are a cell. Cells with fewer than `care.positives` samples
-    are left out, of numbers those with fewer than `care.samples`, of times also those with fewer events than
-    `care.positives`; and so are samples of which fewer than `care.samples` agree in all columns. Subgroups are then
-    unions of cells. So whatever sums of subgroups, of any columns, are added and subtracted, a difference is of whole
-    cells. If the cells that were left out have few samples together, which the sum of all samples would show, the
+    Samples that agree in all columns, and in their class, are a cell. Cells with fewer than
+    `care.positives` samples are left out, of numbers those with fewer than `care.samples`, of times
+    also those with fewer events than `care.positives`; and so are samples of which fewer than
+    `care.samples` agree in all columns. Subgroups are then unions of cells. So whatever sums of
+    subgroups, of any columns, are added and subtracted, a difference is of whole cells. If the
+    cells that were left out have few samples together, which the sum of all samples would show, the
     smallest other cell is left out, too (complementary suppression).
 
     Lawrence Cox: Suppression methodology and statistical disclosure control. JASA 75, 1980.
 
     Args:
-        places: the subgroups (n,) of all columns of which the silo may ever tell, whether it is asked for them or not.
+        places: the subgroups (n,) of all columns of which the silo may ever tell, whether it is
+            asked for them or not.
         scores: the answers, with labels.
         care: what few samples are.
     """
     if not len(scores) or not places:
         return torch.zeros(len(scores), dtype=torch.bool)
     classes, events = isinstance(scores.task, Classification), isinstance(scores.task, Survival)
-    cells = torch.from_numpy(np.unique(torch.stack(list(places), 1).numpy(), axis=0, return_inverse=True)[1].ravel())
+    cells = torch.from_numpy(
+        np.unique(torch.stack(list(places), 1).numpy(), axis=0, return_inverse=True)[1].ravel()
+    )
     kinds = scores.y if classes else torch.zeros_like(cells)
     shape = int(cells.max()) + 1, int(kinds.max()) + 1
     at = cells * shape[1] + kinds
@@ -188,11 +240,17 @@ def told(places: Sequence[Tensor], scores: Scores, care: Care) -> Tensor:
 
 
 def count(
-    counting: Counting, scores: Scores, places: Sequence[Tensor], sizes: Sequence[int], care: Care, asked: Sequence[int]
+    counting: Counting,
+    scores: Scores,
+    places: Sequence[Tensor],
+    sizes: Sequence[int],
+    care: Care,
+    asked: Sequence[int],
 ) -> Tensor:
     """Return what is counted of each subgroup of the columns `asked`, (subgroups, numbers) int64.
 
-    `places` are the subgroups (n,) of all columns of which the silo may tell, and `sizes` their numbers.
+    `places` are the subgroups (n,) of all columns of which the silo may tell, and `sizes` their
+    numbers.
     """
     shown = told(places, scores, care)
     rows = [((places[c] == g) & shown).nonzero().flatten() for c in asked for g in range(sizes[c])]
@@ -200,7 +258,9 @@ def count(
 
 
 class Gap(NamedTuple):
-    """A subgroup's figure minus that of all other subgroups of the column together, with its 95 % interval."""
+    """A subgroup's figure minus that of all other subgroups of the column together, with its 95 %
+    interval.
+    """
 
     value: float
     low: float | None = None
@@ -217,7 +277,9 @@ class Subgroup:
     positives: int | None = None  # of two classes, samples of the second one
     # figures, by name; sensitivity and specificity at the table's threshold; `shift` of the scores
     values: Mapping[str, float] = field(default_factory=dict)
-    intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 % intervals of some of them
+    intervals: Mapping[str, Interval] = field(
+        default_factory=dict
+    )  # 95 % intervals of some of them
     gaps: Mapping[str, Gap] = field(default_factory=dict)  # differences from the others
     # slope and intercept of the label on the logit of the score; 1 and 0 if probabilities are right
     recalibration: tuple[float, float] | None = None
@@ -230,12 +292,16 @@ class Subgroups:
     rows: tuple[Subgroup, ...]  # the subgroups about which something is reported
     # of two classes: samples with this probability of the second one, or more, are called positive
     threshold: float | None = None
-    # samples of which nothing was told, by column: in subgroups that are small, or would show small ones
+    # samples of which nothing was told, by column: in subgroups that are small, or would show small
+    # ones
     untold: Mapping[str, int] = field(default_factory=dict)
 
 
 def table(
-    counting: Counting, counts: Mapping[str, Mapping[str, Tensor]], whole: Figures, threshold: float | None = None
+    counting: Counting,
+    counts: Mapping[str, Mapping[str, Tensor]],
+    whole: Figures,
+    threshold: float | None = None,
 ) -> Subgroups:
     """Return the table that follows from counts.
 
@@ -250,31 +316,44 @@ def table(
     wanted = Wanted(threshold, bootstrap=False)
     rows, untold = [], dict[str, int]()
     for column, groups in counts.items():
-        known = {name: numbers for name, numbers in groups.items() if int(counting.split(numbers)["samples"])}
+        known = {
+            name: numbers
+            for name, numbers in groups.items()
+            if int(counting.split(numbers)["samples"])
+        }
         total = sum(known.values(), torch.zeros(counting.size, dtype=torch.int64))
         for name, numbers in known.items():
             others = figures(counting, total - numbers, wanted) if len(known) > 1 else None
             row = _subgroup(column, name, figures(counting, numbers, wanted), others)
-            moved = shift(*(counting.split(part).get("scores") for part in (numbers, total - numbers)))
-            rows.append(row if moved is None else replace(row, values={**row.values, "shift": moved}))
+            moved = shift(
+                *(counting.split(part).get("scores") for part in (numbers, total - numbers))
+            )
+            rows.append(
+                row if moved is None else replace(row, values={**row.values, "shift": moved})
+            )
         if (left := whole.samples - sum(row.samples for row in rows if row.column == column)) > 0:
             untold[column] = left
     return Subgroups(tuple(rows), threshold, untold)
 
 
 def shift(own: Tensor | None, others: Tensor | None) -> float | None:
-    """Return the population stability index Σ (p - q) ln(p / q) of the scores of two classes, by tenths of all samples.
+    """Return the population stability index Σ (p - q) ln(p / q) of the scores of two classes, by
+    tenths of all samples.
 
-    p and q are the shares of own samples and of the others in the ten parts, from counts (1, 2, bins) by bins of
-    scores; half a sample is added to each. Above 0.25 scores are usually said to differ much. Without counts it is
-    None. It is Harold Jeffreys' divergence (Proceedings of the Royal Society A 186, 1946).
+    p and q are the shares of own samples and of the others in the ten parts, from counts (1, 2,
+    bins) by bins of scores; half a sample is added to each. Above 0.25 scores are usually said to
+    differ much. Without counts it is None. It is Harold Jeffreys' divergence (Proceedings of the
+    Royal Society A 186, 1946).
     """
     if own is None or others is None or len(own) != 1 or not own.sum() or not others.sum():
         return None
     mine, theirs = (part[0].sum(0).double() for part in (own, others))
     both = mine + theirs
     tenth = ((both.cumsum(0) - both / 2) / both.sum() * _TENTHS).long().clamp(max=_TENTHS - 1)
-    p, q = (torch.zeros(_TENTHS, dtype=torch.float64).index_add(0, tenth, part) + 0.5 for part in (mine, theirs))
+    p, q = (
+        torch.zeros(_TENTHS, dtype=torch.float64).index_add(0, tenth, part) + 0.5
+        for part in (mine, theirs)
+    )
     p, q = p / p.sum(), q / q.sum()
     return float(((p - q) * (p / q).log()).sum())
 
@@ -288,7 +367,16 @@ def _subgroup(column: str, name: str, own: Figures, others: Figures | None) -> S
             if metric in theirs:
                 gaps[metric] = _gap(value, theirs[metric], intervals.get(metric), ends.get(metric))
     positives = sum(own.confusion[1]) if len(own.confusion) == 2 else None
-    return Subgroup(column, name, own.samples, positives, values, intervals, gaps, own.recalibration.get("platt"))
+    return Subgroup(
+        column,
+        name,
+        own.samples,
+        positives,
+        values,
+        intervals,
+        gaps,
+        own.recalibration.get("platt"),
+    )
 
 
 def _shown(found: Figures) -> tuple[dict[str, float], dict[str, Interval]]:
@@ -302,11 +390,12 @@ def _shown(found: Figures) -> tuple[dict[str, float], dict[str, Interval]]:
 
 
 def _gap(own: float, others: float, here: Interval | None, there: Interval | None) -> Gap:
-    """Return the difference of two figures of different samples, with the interval that follows from theirs.
+    """Return the difference of two figures of different samples, with the interval that follows
+    from theirs.
 
-    Robert Newcombe: Interval estimation for the difference between independent proportions. Statistics in Medicine 17,
-    1998 (method 10); for other figures: Guang Yong Zou, Allan Donner: Construction of confidence limits about effect
-    measures. Statistics in Medicine 27, 2008.
+    Robert Newcombe: Interval estimation for the difference between independent proportions.
+    Statistics in Medicine 17, 1998 (method 10); for other figures: Guang Yong Zou, Allan Donner:
+    Construction of confidence limits about effect measures. Statistics in Medicine 27, 2008.
     """
     value = own - others
     if here is None or there is None:
@@ -319,10 +408,16 @@ def to_json(found: Subgroups) -> dict[str, Any]:
     """Return the table as plain values, by column and name."""
     rows: dict[str, dict[str, Any]] = {}
     for row in found.rows:
-        one: dict[str, Any] = {"samples": row.samples, "positives": row.positives, "values": dict(row.values)}
+        one: dict[str, Any] = {
+            "samples": row.samples,
+            "positives": row.positives,
+            "values": dict(row.values),
+        }
         one |= {"intervals": {k: list(v) for k, v in row.intervals.items() if k in row.values}}
         one |= {"gaps": {k: [v for v in gap if v is not None] for k, gap in row.gaps.items()}}
         one |= {"recalibration": list(row.recalibration) if row.recalibration else None}
-        rows.setdefault(row.column, {})[row.name] = {k: v for k, v in one.items() if v not in (None, {})}
+        rows.setdefault(row.column, {})[row.name] = {
+            k: v for k, v in one.items() if v not in (None, {})
+        }
     about = {"threshold": found.threshold, "untold": dict(found.untold)}
     return {"groups": rows} | {k: v for k, v in about.items() if v not in (None, {})}

@@ -1,6 +1,7 @@
 """The contract of transports, which bring tasks to clients and values to those who use them.
 
-What several parties add up is taken apart here into whole numbers that masks can hide, and put together again.
+What several parties add up is taken apart here into whole numbers that masks can hide, and put
+together again.
 """
 
 import dataclasses
@@ -27,7 +28,9 @@ class ClientMissing(UserError):
 
 
 class Interrupted(UserError):
-    """A process in which clients run died. A run in a folder continues from its last state on a new transport."""
+    """A process in which clients run died. A run in a folder continues from its last state on a new
+    transport.
+    """
 
 
 @dataclass(frozen=True)
@@ -61,18 +64,21 @@ class Request:
 
 
 class Transport(ABC):
-    """How tasks reach clients and how values travel. Only the run loop uses it; methods never see it.
+    """How tasks reach clients and how values travel. Only the run loop uses it; methods never see
+    it.
 
     What a transport promises:
 
-    - It does each task as `Worker.execute` does, with the private state after the client's previous task. Tasks of one
-      client are done in the order in which they were submitted.
-    - Arguments arrive unchanged, with each Ref replaced by its value. `value` gives what the task returned, bit for
-      bit, as often as it is called. All parties can make the value behind `INITIAL` themselves.
-    - After `commit` and `settle`, a transport that is made with the new state has the values that this state names, and
-      the clients' private state of that moment, whatever was done later.
-    - Where a client does not answer, the transport raises `ClientMissing`, and the task counts as not done. Where what
-      died can be started again, it raises `Interrupted`, and the run does the step again on a new transport.
+    - It does each task as `Worker.execute` does, with the private state after the client's previous
+      task. Tasks of one client are done in the order in which they were submitted.
+    - Arguments arrive unchanged, with each Ref replaced by its value. `value` gives what the task
+      returned, bit for bit, as often as it is called. All parties can make the value behind
+      `INITIAL` themselves.
+    - After `commit` and `settle`, a transport that is made with the new state has the values that
+      this state names, and the clients' private state of that moment, whatever was done later.
+    - Where a client does not answer, the transport raises `ClientMissing`, and the task counts as
+      not done. Where what died can be started again, it raises `Interrupted`, and the run does the
+      step again on a new transport.
 
     `ekiden.conformance.check_transport` measures all but the last.
     """
@@ -91,9 +97,11 @@ class Transport(ABC):
 
     @abstractmethod
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:
-        """Wait for all tasks; make durable what the state after `step` steps needs: private state and values `live`.
+        """Wait for all tasks; make durable what the state after `step` steps needs: private state
+        and values `live`.
 
-        Until `settle` a run may still resume from the state before, so what that state needs is kept too.
+        Until `settle` a run may still resume from the state before, so what that state needs is
+        kept too.
 
         Returns:
             The compute of each task since the last commit, by its result.
@@ -111,23 +119,31 @@ class Transport(ABC):
 
     @property
     def regroups(self) -> bool:
-        """Whether parts of a sum at the server open only together, and are asked for again if a client is missing."""
+        """Whether parts of a sum at the server open only together, and are asked for again if a
+        client is missing.
+        """
         return False
 
     def reachable(self, client: str) -> bool:
-        """Wait for a client; return whether it can be asked for a part of a sum, where the transport regroups."""
+        """Wait for a client; return whether it can be asked for a part of a sum, where the
+        transport regroups.
+        """
         return True
 
     def written(self) -> Mapping[str, str] | None:
-        """Return when each client's private state was last written, as of the last commit, in a form of its own.
+        """Return when each client's private state was last written, as of the last commit, in a
+        form of its own.
 
-        It is kept with the run's state, and given to the transport of a run that resumes. So a private state that is
-        missing is told from one that was never written. None if this is not known.
+        It is kept with the run's state, and given to the transport of a run that resumes. So a
+        private state that is missing is told from one that was never written. None if this is not
+        known.
         """
         return None
 
     def trained(self) -> Mapping[str, Weights]:
-        """Return the model that each client trained last in this step, where the setup says `show_trained`."""
+        """Return the model that each client trained last in this step, where the setup says
+        `show_trained`.
+        """
         return {}
 
     def settle(self) -> None:  # noqa: B027  (a transport that keeps nothing has nothing to delete)
@@ -161,13 +177,21 @@ def resolve(value: Any, fetch: Callable[[Ref[Any]], Any]) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {key: resolve(part, fetch) for key, part in value.items()}
-    if is_dataclass(value) and not isinstance(value, (type, Weights)) and any(True for _ in refs(value)):
-        return replace(value, **{f.name: resolve(getattr(value, f.name), fetch) for f in fields(value)})
+    if (
+        is_dataclass(value)
+        and not isinstance(value, (type, Weights))
+        and any(True for _ in refs(value))
+    ):
+        return replace(
+            value, **{f.name: resolve(getattr(value, f.name), fetch) for f in fields(value)}
+        )
     return value
 
 
 def live_refs(state: Any) -> frozenset[Ref[Any]]:
-    """Return the values that a run in this state can still ask for, without those that follow from the seed."""
+    """Return the values that a run in this state can still ask for, without those that follow from
+    the seed.
+    """
     return frozenset(ref for ref in refs(state) if ref.owner != EVERYONE)
 
 
@@ -207,17 +231,23 @@ def opened(total: Masked, kind: Any) -> Any:
     words = [wide(t, b) for t, b in zip(total.numbers, total.bits, strict=True)]
     if Summands(total.form, words, total.bits, total.shared).check != total.check:
         raise UserError(
-            f"sum {total.sum} does not open: a number in it is too large (leave out silos, or some samples of the "
+            f"sum {total.sum} does not open: a number in it is too large (leave out silos, or some "
+            "samples of the "
             "largest), a silo changed it, or the silos were sent different values"
         )
     try:
         form = json.loads(total.form)
         shapes = form["shapes"]
-        named = {str(i): t.reshape(shape) for i, (t, shape) in enumerate(zip(total.numbers, shapes, strict=False))}
+        named = {
+            str(i): t.reshape(shape)
+            for i, (t, shape) in enumerate(zip(total.numbers, shapes, strict=False))
+        }
         singles = total.numbers[-1].tolist() if len(total.numbers) > len(shapes) else []
         tree = _with_numbers(form["tree"], {"number": singles, "shared": total.shared})
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError) as error:
-        raise wire.WireError(f"sum {total.sum} cannot be read ({type(error).__name__}): refused") from None
+        raise wire.WireError(
+            f"sum {total.sum} cannot be read ({type(error).__name__}): refused"
+        ) from None
     return wire.read_tree(tree, named, kind)
 
 
@@ -234,7 +264,8 @@ class _Taken(NamedTuple):
         if isinstance(value, Tensor):
             if not (bits := packed or bits_of(value)):
                 raise UserError(
-                    f"a sum of {value.dtype} cannot be masked: add up whole numbers of int32 or int64 (FedKrylov: "
+                    f"a sum of {value.dtype} cannot be masked: add up whole numbers of int32 or "
+                    "int64 (FedKrylov: "
                     "--sums=whole), or start the run with `--no-sealed` where silos allow that"
                 )
             self.tensors.append((value, bits))
@@ -243,7 +274,9 @@ class _Taken(NamedTuple):
         if type(value) is int:
             self.singles.append(value)
             return {"number": len(self.singles) - 1}
-        if (dataclasses.is_dataclass(value) and not isinstance(value, type)) or hasattr(value, "_fields"):
+        if (dataclasses.is_dataclass(value) and not isinstance(value, type)) or hasattr(
+            value, "_fields"
+        ):
             return {"record": wire.record_name(type(value)), "fields": self.record(value)}
         if isinstance(value, (list, tuple)):
             return [self.tree(part) for part in value]
@@ -257,7 +290,9 @@ class _Taken(NamedTuple):
         found = {}
         for name in wire.field_names(type(value)):  # type: ignore[arg-type]  # mypy issue 11469
             marks, part = getattr(hints[name], "__metadata__", ()), getattr(value, name)
-            packed = next((getattr(value, mark.bits) for mark in marks if isinstance(mark, Packed)), 0)
+            packed = next(
+                (getattr(value, mark.bits) for mark in marks if isinstance(mark, Packed)), 0
+            )
             if Shared in marks:
                 self.shared.append(part)
                 found[name] = {"shared": len(self.shared) - 1}

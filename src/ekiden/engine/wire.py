@@ -1,10 +1,12 @@
-"""References to values, and the wire format: typed payloads as safetensors plus a small typed header.
+"""References to values, and the wire format: typed payloads as safetensors plus a small typed
+header.
 
 Nothing that comes from a file or another machine is ever unpickled.
 
-A payload is weights, a tensor, a number, text, or a dataclass, NamedTuple, list, tuple or dict of payloads.
-Encoded, it is one safetensors file: its tensors are named "0", "1", ... and its metadata holds the tree that they
-belong to. Annotations tell the reader what to expect; whatever does not fit is refused.
+A payload is weights, a tensor, a number, text, or a dataclass, NamedTuple, list, tuple or dict of
+payloads. Encoded, it is one safetensors file: its tensors are named "0", "1", ... and its metadata
+holds the tree that they belong to. Annotations tell the reader what to expect; whatever does not
+fit is refused.
 """
 
 import dataclasses
@@ -15,7 +17,18 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Generic,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import safetensors.torch
 import torch
@@ -39,7 +52,8 @@ class Ref(Generic[T_co]):
     """A reference to a value that stays at its owner and moves only when another party uses it.
 
     Attributes:
-        owner: name of the client that holds it, or `EVERYONE` for values that all can derive from the seed.
+        owner: name of the client that holds it, or `EVERYONE` for values that all can derive from
+            the seed.
         key: its name there.
     """
 
@@ -59,7 +73,9 @@ class Addable(Protocol):
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield all tensors, numbers and texts of a payload, in order; of a masked sum, those of the payload."""
+    """Yield all tensors, numbers and texts of a payload, in order; of a masked sum, those of the
+    payload.
+    """
     if isinstance(value, Masked):
         value = (value.numbers, value.shared)
     if _is_record(value):
@@ -77,7 +93,8 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def size(value: Any) -> int:
-    """Return the bytes of content in a payload: tensors as they are, 8 for a number, 1 for a bool, text in UTF-8.
+    """Return the bytes of content in a payload: tensors as they are, 8 for a number, 1 for a bool,
+    text in UTF-8.
 
     The header around it (a few hundred bytes, whatever the model) is not counted.
     """
@@ -85,11 +102,12 @@ def size(value: Any) -> int:
 
 
 def placed(value: Any, device: torch.device | None = None) -> Any:
-    """Return `value` with its tensors on `device`, laid out in memory as if it had travelled; itself if they are so.
+    """Return `value` with its tensors on `device`, laid out in memory as if it had travelled;
+    itself if they are so.
 
-    On some CPUs the rounding of a product depends on the order and alignment of its operands in memory. Tensors are
-    therefore stored row by row, at the alignment that PyTorch gives them. A value then gives the same bits whether it
-    travelled or not.
+    On some CPUs the rounding of a product depends on the order and alignment of its operands in
+    memory. Tensors are therefore stored row by row, at the alignment that PyTorch gives them. A
+    value then gives the same bits whether it travelled or not.
     """
     if isinstance(value, Tensor):
         value = value if device is None else value.to(device)
@@ -134,7 +152,9 @@ def chunks(value: Any) -> Iterator[bytes | memoryview]:
     tensors: list[Tensor] = []
     tree = _describe(value, tensors)
     named = {str(i): t for i, t in enumerate(tensors)}
-    return safetensors_chunks(named, {"format": FORMAT, "tree": json.dumps(tree, separators=(",", ":"))})
+    return safetensors_chunks(
+        named, {"format": FORMAT, "tree": json.dumps(tree, separators=(",", ":"))}
+    )
 
 
 def read_tree(tree: Any, tensors: Mapping[str, Tensor], expected: Any) -> Any:
@@ -146,13 +166,16 @@ def read_tree(tree: Any, tensors: Mapping[str, Tensor], expected: Any) -> Any:
     return _Reader(dict(tensors)).read(tree, expected)
 
 
-def decode(data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], Any] | None = None) -> Any:
+def decode(
+    data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], Any] | None = None
+) -> Any:
     """Return the value of type `expected` that `data` holds.
 
     Args:
         data: what `encode` gave.
         expected: its type.
-        fetch: gives the value behind a Ref that stands in place of another type; without it such a Ref is refused.
+        fetch: gives the value behind a Ref that stands in place of another type; without it such a
+            Ref is refused.
 
     Raises:
         WireError: the data are truncated, not a payload, or hold a value of another type.
@@ -162,7 +185,14 @@ def decode(data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], 
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    except (SafetensorError, ValueError, KeyError, RecursionError, TypeError, AttributeError) as error:
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise _unreadable(error) from None
     return assemble(tensors, metadata, expected, fetch)
 
@@ -176,19 +206,25 @@ def assemble(
     """Return what `decode` returns, from the tensors and the metadata of the encoded value."""
     try:
         if metadata.get("format") != FORMAT:
-            raise WireError(f"not a payload of this version (expected {FORMAT}): was it written by Ekiden?")
+            raise WireError(
+                f"not a payload of this version (expected {FORMAT}): was it written by Ekiden?"
+            )
         tree = json.loads(metadata["tree"])
     except (ValueError, KeyError, RecursionError, TypeError, AttributeError) as error:
         raise _unreadable(error) from None
     reader = _Reader(tensors, fetch)
     value = reader.read(tree, expected)
     if reader.tensors:
-        raise WireError(f"payload holds {len(reader.tensors)} tensors that belong to no value: refused")
+        raise WireError(
+            f"payload holds {len(reader.tensors)} tensors that belong to no value: refused"
+        )
     return value
 
 
 def _unreadable(error: Exception) -> WireError:
-    return WireError(f"unreadable payload ({type(error).__name__}): truncated, or not written by Ekiden")
+    return WireError(
+        f"unreadable payload ({type(error).__name__}): truncated, or not written by Ekiden"
+    )
 
 
 def _leaf_size(leaf: Any) -> int:
@@ -219,7 +255,8 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         if value.dtype not in DTYPES:
             raise WireError(
-                f"a tensor of {value.dtype} cannot travel: convert it to one of {', '.join(DTYPES.values())}"
+                f"a tensor of {value.dtype} cannot travel: convert it to one of "
+                f"{', '.join(DTYPES.values())}"
             )
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
@@ -230,13 +267,18 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
         return [_describe(part, tensors) for part in value]
     if isinstance(value, Mapping) and all(isinstance(k, (str, int)) for k in value):
         return {"dict": [[k, _describe(part, tensors)] for k, part in value.items()]}
-    raise WireError(f"a {type(value).__name__} cannot travel: return weights, tensors, numbers, or dataclasses of them")
+    raise WireError(
+        f"a {type(value).__name__} cannot travel: return weights, tensors, numbers, or dataclasses "
+        "of them"
+    )
 
 
 class _Reader:
     """Builds a value of an expected type from a JSON tree. Each tensor is used once."""
 
-    def __init__(self, tensors: dict[str, Tensor], fetch: Callable[[Ref[Any]], Any] | None = None) -> None:
+    def __init__(
+        self, tensors: dict[str, Tensor], fetch: Callable[[Ref[Any]], Any] | None = None
+    ) -> None:
         self.tensors = tensors
         self._fetch = fetch
         self._depth = 0
@@ -283,7 +325,11 @@ class _Reader:
         if not isinstance(node, dict):
             raise _other(expected)
         if origin in (dict, Mapping) and isinstance(node.get("dict"), list):
-            pairs = [p for p in node["dict"] if isinstance(p, list) and len(p) == 2 and type(p[0]) is args[0]]
+            pairs = [
+                p
+                for p in node["dict"]
+                if isinstance(p, list) and len(p) == 2 and type(p[0]) is args[0]
+            ]
             if len(pairs) == len(node["dict"]):
                 return {key: self.read(part, args[1]) for key, part in pairs}
         return self._record(node, origin or expected)
@@ -302,7 +348,9 @@ class _Reader:
         try:
             return record(**values)
         except (UserError, ValueError, TypeError) as error:  # the dataclass checks its own values
-            raise WireError(f"payload holds an impossible {record.__name__} ({error}): refused") from None
+            raise WireError(
+                f"payload holds an impossible {record.__name__} ({error}): refused"
+            ) from None
 
 
 _LEAVES = (None, type(None), bool, int, str, float, Tensor)
@@ -311,11 +359,16 @@ _LEAVES = (None, type(None), bool, int, str, float, Tensor)
 def _addable(kind: Any) -> bool:
     """Return whether a masked sum can stand in place of a value of this type."""
     union = get_origin(kind) in (Union, types.UnionType)
-    return any(hasattr(get_origin(one) or one, "plus") for one in (get_args(kind) if union else (kind,)))
+    return any(
+        hasattr(get_origin(one) or one, "plus") for one in (get_args(kind) if union else (kind,))
+    )
 
 
 def _other(expected: Any) -> WireError:
-    return WireError(f"payload does not hold the {getattr(expected, '__name__', expected)} that was announced: refused")
+    return WireError(
+        f"payload does not hold the {getattr(expected, '__name__', expected)} that was announced: "
+        "refused"
+    )
 
 
 def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
@@ -354,5 +407,7 @@ def field_names(record: type) -> Sequence[str]:
 
 @cache
 def _field_types(record: type) -> Mapping[str, Any]:
-    """Return the types of the fields of a dataclass or NamedTuple. To find them takes longer than to read a record."""
+    """Return the types of the fields of a dataclass or NamedTuple. To find them takes longer than
+    to read a record.
+    """
     return get_type_hints(record)

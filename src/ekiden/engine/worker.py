@@ -43,7 +43,8 @@ class SumMasks(Protocol):
     """Masks for the parts that one task gives to sums."""
 
     def added(self, before: Any, own: Any, about: Any) -> Any:
-        """Return the sum `before`, or nothing, with the client's `own` part under its mask; if complete, the total.
+        """Return the sum `before`, or nothing, with the client's `own` part under its mask; if
+        complete, the total.
 
         Masks cancel if `about` is the same at all clients.
         """
@@ -54,7 +55,9 @@ class Setup:
     """Everything that the parties of a run agree on before it starts."""
 
     method: Method  # what is run
-    build: Callable[[], nn.Module]  # makes the network; its values are the initial model, the same at every call
+    build: Callable[
+        [], nn.Module
+    ]  # makes the network; its values are the initial model, the same at every call
     dataset: Dataset  # the sample tensors and how to feed them
     training: Training = field(default_factory=Training)  # how clients train
     hardware: Hardware = field(default_factory=Hardware)  # what they compute on
@@ -64,7 +67,9 @@ class Setup:
     dp: DP | None = None  # the promise that clients keep when they train
 
     def planned(self, client: str, samples: int) -> Spent | None:
-        """Return what a client with so many training samples tells in the whole run; None without a promise."""
+        """Return what a client with so many training samples tells in the whole run; None without a
+        promise.
+        """
         fits = self.method.fits()
         if self.dp is not None and self.method.traits.releases:
             return planned_sums(self.dp, samples, client)
@@ -73,7 +78,9 @@ class Setup:
         return planned(self.dp, fits, self.training, samples, client)
 
     def told(self, samples: Mapping[str, int]) -> dict[str, Any]:
-        """Return what a run folder says about privacy: ε of each client with its training samples, and of the run."""
+        """Return what a run folder says about privacy: ε of each client with its training samples,
+        and of the run.
+        """
         if self.dp is None:
             return {}
         clients = {}
@@ -81,7 +88,14 @@ class Setup:
             if spent := self.planned(client, count):
                 clients[client] = {**vars(spent), "epsilon": spent.epsilon(self.dp.delta)}
         worst = max((one["epsilon"] for one in clients.values()), default=0.0)
-        return {"privacy": {**vars(self.dp), "epsilon": worst, "promised": self.dp.epsilon, "clients": clients}}
+        return {
+            "privacy": {
+                **vars(self.dp),
+                "epsilon": worst,
+                "promised": self.dp.epsilon,
+                "clients": clients,
+            }
+        }
 
 
 @dataclass(frozen=True)
@@ -165,7 +179,10 @@ class Client:
     def data(self) -> ClientData:
         """The client's training, validation and test samples."""
         if self._privacy is not None and not self._released:
-            raise UserError(f"{self.name}: the task reads samples other than by training, for which --dp has no noise")
+            raise UserError(
+                f"{self.name}: the task reads samples other than by training, for which --dp has "
+                "no noise"
+            )
         return self._data
 
     @property
@@ -180,7 +197,8 @@ class Client:
 
     @property
     def work(self) -> Work:
-        """Samples that went forward and backward in this task. A task adds the passes that it makes itself.
+        """Samples that went forward and backward in this task. A task adds the passes that it makes
+        itself.
 
         `fit`, `accuracy`, `probe` with a model, `gradient` and `batches` count theirs.
         """
@@ -188,7 +206,9 @@ class Client:
 
     @property
     def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation that scale pixels in [0, 1] to inputs: for all channels, or one for each."""
+        """Mean and standard deviation that scale pixels in [0, 1] to inputs: for all channels, or
+        one for each.
+        """
         return self._bench.feed.dataset.mean, self._bench.feed.dataset.std
 
     @property
@@ -228,24 +248,35 @@ class Client:
     ) -> Weights:
         """Train from `model` on this client's training data; see `ekiden.training.fit.fit`.
 
-        `network` is trained instead of the run's own, for example one with other widths or with frozen layers.
+        `network` is trained instead of the run's own, for example one with other widths or with
+        frozen layers.
         """
         if epochs <= 0:
             return model
         self._epochs_left -= epochs
         if self._epochs_left < 0:
-            raise UserError(f"the task trains for more epochs than {self.name} allows: lower --epochs")
+            raise UserError(
+                f"the task trains for more epochs than {self.name} allows: lower --epochs"
+            )
         self._fits += 1
         training = training or self.training
         private = None
         if self._privacy is not None:
             if train is not None or network is not None or self._releases:
-                raise UserError(f"{self.name}: the task trains on a part of its own, for which --dp promises nothing")
+                raise UserError(
+                    f"{self.name}: the task trains on a part of its own, for which --dp promises "
+                    "nothing"
+                )
             dp, plan, keeper = self._privacy
             spent = replace(plan, steps=training.steps(self.n, epochs))
             private = Mechanism(dp.clip, spent, Noise(keeper.key(self._fits, spent)), self.n)
         trained = fitting.fit(
-            replace(self._bench, training=training, network=network or self._bench.network, private=private),
+            replace(
+                self._bench,
+                training=training,
+                network=network or self._bench.network,
+                private=private,
+            ),
             model,
             self._data.train if train is None else train,
             self._data.val,
@@ -260,9 +291,11 @@ class Client:
         return trained
 
     def release(self, *, centre: bool = False) -> Release | None:
-        """Return what adds noise to sums over the client's samples, or to the mean of its features; None without dp.
+        """Return what adds noise to sums over the client's samples, or to the mean of its features;
+        None without dp.
 
-        With it the task can read samples, and gives nothing that depends on them but these sums, or this mean.
+        With it the task can read samples, and gives nothing that depends on them but these sums, or
+        this mean.
         """
         if self._privacy is None:
             return None
@@ -274,21 +307,26 @@ class Client:
         return Release(dp, plan, Noise(keeper.key(0 if centre else 1, spent, note=False)))
 
     def note(self) -> None:
-        """Note that sums with noise are spent, at the end of a task: if it is refused before, nothing left."""
+        """Note that sums with noise are spent, at the end of a task: if it is refused before,
+        nothing left.
+        """
         if self._privacy is not None:
             _, plan, keeper = self._privacy
             for spent in self._released:
                 keeper.key(0 if spent == of_centre(plan) else 1, spent)
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
-        """Return the share of right answers of `model` on `subset`, by default the validation data; NaN if it is empty.
+        """Return the share of right answers of `model` on `subset`, by default the validation data;
+        NaN if it is empty.
 
         For answers that are numbers, it is R².
         """
         return self._scores(model, subset).goodness()
 
     def score(self, model: Weights, subset: Subset | None = None) -> float:
-        """Return the headline metric of `model`, with its sign turned if less is better; otherwise like `accuracy`."""
+        """Return the headline metric of `model`, with its sign turned if less is better; otherwise
+        like `accuracy`.
+        """
         return self.task.headline.better(self._scores(model, subset).score())
 
     def _scores(self, model: Weights, subset: Subset | None) -> Scores:
@@ -302,7 +340,8 @@ class Client:
 
         Args:
             x: inputs, as the network takes them.
-            model: the weights. None inside an objective of `fit`, for the weights in training; `fit` counts that pass.
+            model: the weights. None inside an objective of `fit`, for the weights in training;
+                `fit` counts that pass.
         """
         if model is not None:
             self._bench.network.load(model)
@@ -315,7 +354,9 @@ class Client:
         return torch.ones(1, *self._bench.feed.dataset.shape, device=self._bench.feed.device)
 
     def gradient(self, model: Weights) -> Tensor:
-        """Return the gradient (P,) of the loss at `model` on one batch of training data, which each task draws."""
+        """Return the gradient (P,) of the loss at `model` on one batch of training data, which each
+        task draws.
+        """
         draw = torch.Generator().manual_seed(self.seed("gradient"))
         rows = torch.randperm(self.n, generator=draw)[: self.training.batch_size]
         train = self.data.train
@@ -346,37 +387,47 @@ class Client:
 
     def fresh(self) -> Weights:
         """Return an initial model of the client's own: the network with newly drawn values."""
-        return Network(fresh(self._bench.network.module, self.seed("fresh")), self._bench.feed.device).weights()
+        return Network(
+            fresh(self._bench.network.module, self.seed("fresh")), self._bench.feed.device
+        ).weights()
 
     def batches(
         self, subset: Subset | None = None, *, passes: int = 1, shuffle: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs (b, ...) and labels (b,) of `subset` (default: training data) once, without augmentation.
+        """Yield inputs (b, ...) and labels (b,) of `subset` (default: training data) once, without
+        augmentation.
 
-        Each sample counts as this number of forward `passes`: 0 if the caller counts what it does with the batches.
-        Unless they are shuffled, the batches are the same in every step.
+        Each sample counts as this number of forward `passes`: 0 if the caller counts what it does
+        with the batches. Unless they are shuffled, the batches are the same in every step.
         """
         subset = self.data.train if subset is None else subset
         draw = torch.Generator().manual_seed(self.seed("batches"))
-        order = torch.randperm(len(subset), generator=draw) if shuffle else torch.arange(len(subset))
+        order = (
+            torch.randperm(len(subset), generator=draw) if shuffle else torch.arange(len(subset))
+        )
         for rows in torch.split(order, self.training.batch_size):
             yield self._bench.feed.batch(subset, rows, train=False)
         self.work.forward += passes * len(subset)
 
-    def added(self, before: A | None, own: A, about: Any, checked: Callable[[A], A] = lambda sums: sums) -> A:
-        """Return the client's `own` part added to the sum of the clients before it, if there is one.
+    def added(
+        self, before: A | None, own: A, about: Any, checked: Callable[[A], A] = lambda sums: sums
+    ) -> A:
+        """Return the client's `own` part added to the sum of the clients before it, if there is
+        one.
 
-        Between machines it is masked: until all clients of the sum have given their parts, nobody can read any of it.
-        So a task does nothing else with `before`.
+        Between machines it is masked: until all clients of the sum have given their parts, nobody
+        can read any of it. So a task does nothing else with `before`.
 
         Args:
             before: the sum so far.
             own: the client's part.
-            about: everything on which `own` depends that others chose, also in earlier tasks: models, features,
-                numbers; None if there is nothing. A party that sends something else to one client than to the others,
-                so that only that client's part tells anything, cannot open the sum.
-            checked: returns a sum that others gave if it is possible, and raises an error otherwise. It is called with
-                what can be read: `before`, or the total of masked parts.
+            about: everything on which `own` depends that others chose, also in earlier tasks:
+                models, features, numbers; None if there is nothing. A party that sends something
+                else to one client than to the others, so that only that client's part tells
+                anything, cannot open the sum.
+            checked: returns a sum that others gave if it is possible, and raises an error
+                otherwise. It is called with what can be read: `before`, or the total of masked
+                parts.
 
         Raises:
             UserError: the parts do not fit together, or the client does not give its part.
@@ -386,15 +437,18 @@ class Client:
             total: A = self._masks.added(before, own, about)
             return total if isinstance(total, Masked) else checked(total)
         if isinstance(before, Masked):
-            raise UserError(f"{self.name} received a masked sum, and nothing is masked here: refused")
+            raise UserError(
+                f"{self.name} received a masked sum, and nothing is masked here: refused"
+            )
         return own if before is None else checked(before).plus(own)
 
     def remember(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Return `make()`, from memory if this client made it before in the same process.
 
-        Use it for what several steps compute from the client's samples and from values that never change in a run, for
-        example frozen features: `make` must give the same bits each time. Nothing is written to the disk. All clients
-        of a process may keep 8 GB together; what does not fit is made each time.
+        Use it for what several steps compute from the client's samples and from values that never
+        change in a run, for example frozen features: `make` must give the same bits each time.
+        Nothing is written to the disk. All clients of a process may keep 8 GB together; what does
+        not fit is made each time.
 
         Args:
             name: says what it is and what it depends on, for example by a digest.
@@ -445,18 +499,25 @@ class Worker:
         self.network = Network(setup.build() if module is None else module, setup.hardware.device)
 
     def execute(
-        self, job: Job, journal: Journal | None = None, masks: SumMasks | None = None, keeper: Keeper | None = None
+        self,
+        job: Job,
+        journal: Journal | None = None,
+        masks: SumMasks | None = None,
+        keeper: Keeper | None = None,
     ) -> Outcome:
-        """Do one task. This is a pure function of `job`: the same job gives the same bits every time, in any process.
+        """Do one task. This is a pure function of `job`: the same job gives the same bits every
+        time, in any process.
 
         Args:
             job: what to do.
             journal: where the task saves its progress, so that it can continue after a crash.
             masks: masks of what the task adds to sums; None: they are not masked.
-            keeper: has the noise of the client, and counts what is spent; None: noise follows from the seed.
+            keeper: has the noise of the client, and counts what is spent; None: noise follows from
+                the seed.
 
         Raises:
-            UserError: the task is not one that clients run, or it failed for a reason the user can fix.
+            UserError: the task is not one that clients run, or it failed for a reason the user can
+                fix.
         """
         task = task_of(self.setup.method, job.task)
         bench = self.bench(f"step {job.step + 1}, client {job.client}")
@@ -471,12 +532,24 @@ class Worker:
         dp, plan = self.setup.dp, self.setup.planned(data.name, len(data.train))
         privacy = (dp, plan, keeper or SeededNoise(seed)) if dp and plan else None
         releases = self.setup.method.traits.releases
-        client = Client(bench, data, private, seed, key, self._most_epochs, self._remembered, masks, privacy, releases)
+        client = Client(
+            bench,
+            data,
+            private,
+            seed,
+            key,
+            self._most_epochs,
+            self._remembered,
+            masks,
+            privacy,
+            releases,
+        )
         try:
             value = task(client, *wire.placed(job.args, self._feed.device))
         except torch.OutOfMemoryError:
             raise UserError(
-                f"{bench.where}: the memory of {self._feed.device} is full: lower --batch-size, use fewer --workers, "
+                f"{bench.where}: the memory of {self._feed.device} is full: lower --batch-size, "
+                "use fewer --workers, "
                 "or try --precision bf16"
             ) from None
         client.note()
@@ -484,5 +557,7 @@ class Worker:
         return Outcome(wire.placed(value), wire.placed(client.state), bench.work, shown)
 
     def bench(self, where: str) -> Bench:
-        """Return what to train or evaluate on. All clients share one network, one task at a time."""
+        """Return what to train or evaluate on. All clients share one network, one task at a
+        time.
+        """
         return Bench(self.network, self._feed, self.setup.training, self.setup.hardware, where)

@@ -72,33 +72,61 @@ SORTS: dict[str, tuple[type[Method], ...]] = {
     ),
     "regression and trees: of pooled data, from sums that clients hand on": (GLM, Trees),
     "one round: each client trains once, the server combines": (
-        *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
+        *(
+            FedELMYParallel,
+            Average,
+            Ensemble,
+            OTFusion,
+            PFNM,
+            FedMA,
+            MAEcho,
+            FisherMerging,
+            RegMean,
+            FedFisher,
+            FedLPA,
+        ),
         *(DENSE, CoBoosting, FedOV, FAFI, FedPFT, FuseFL, DeepAFL, FENS),
     ),
     "rounds of parallel training": (
-        *(SPFL, FedAvg, FedProx, SCAFFOLD, FedNova, FedDyn, FedDC, MOON, FedDisco, CriticalFLServer),
+        *(
+            SPFL,
+            FedAvg,
+            FedProx,
+            SCAFFOLD,
+            FedNova,
+            FedDyn,
+            FedDC,
+            MOON,
+            FedDisco,
+            CriticalFLServer,
+        ),
     ),
     "a model for each client": (MetaFed, DFedAvgM, DFedSAM, FedPer, CriticalFL, DisPFL, UAPDFL),
     "yardsticks: each client alone, all data in one place": (Local, Centralized),
 }
 """All methods of the library by kind, in the order of `ekiden run --help`."""
 
-METHODS = tuple(method for sort in SORTS.values() for method in sort)  # The same, in the order of `ekiden list`
+METHODS = tuple(
+    method for sort in SORTS.values() for method in sort
+)  # The same, in the order of `ekiden list`
 
 
 def method_named(name: str) -> type[Method]:
     """Return the method called `name` on the command line.
 
     Args:
-        name: a title in `METHODS`, the name of an entry point in the group "ekiden.methods", or PATH.py:CLASS; behind
-            it `+lap` for a closing lap.
+        name: a title in `METHODS`, the name of an entry point in the group "ekiden.methods", or
+            PATH.py:CLASS; behind it `+lap` for a closing lap.
 
     Raises:
-        UserError: there is none, and the message names the nearest; or `name` is something else than a method.
+        UserError: there is none, and the message names the nearest; or `name` is something else
+            than a method.
     """
     if name.lower().endswith(LAP):
         return lapped(method_named(name[: -len(LAP)]))
-    plain = name.lower().replace("-", "").replace("_", "")  # fedelmy-parallel, as in the documents, is fedelmyparallel
+    plain = (
+        name.lower().replace("-", "").replace("_", "")
+    )  # fedelmy-parallel, as in the documents, is fedelmyparallel
     for method in METHODS:
         if method.title() == plain:
             return method
@@ -114,7 +142,9 @@ def method_named(name: str) -> type[Method]:
 
 
 def known(name: str) -> type[Method] | None:
-    """Return the method called `name` in a run folder; None if it, or its file, is not available."""
+    """Return the method called `name` in a run folder; None if it, or its file, is not
+    available.
+    """
     try:
         return method_named(name)
     except UserError:
@@ -122,7 +152,9 @@ def known(name: str) -> type[Method] | None:
 
 
 def name_of(kind: type[Method]) -> str:
-    """Return the name by which `method_named` finds `kind`, if it does: its title, or PATH.py:CLASS."""
+    """Return the name by which `method_named` finds `kind`, if it does: its title, or
+    PATH.py:CLASS.
+    """
     if issubclass(kind, ClosingLap):
         return name_of(kind.lapped) + LAP
     if kind in METHODS:
@@ -133,24 +165,32 @@ def name_of(kind: type[Method]) -> str:
 def between_machines(kind: type[Method]) -> Method:
     """Return the method with its defaults for runs between machines.
 
-    No party chooses the features that are summed, and sums are whole numbers, which can be masked. Features, and groups
-    of samples, are of 10 samples at least.
+    No party chooses the features that are summed, and sums are whole numbers, which can be masked.
+    Features, and groups of samples, are of 10 samples at least.
     """
     method = kind()
     if isinstance(method, FedKrylov):
         method = replace(method, sums="whole")
     if isinstance(method, Trees):
         return replace(method, min_active=10)
-    return replace(method, dictionary="seed", min_active=10) if isinstance(method, FixedFeatures) else method
+    return (
+        replace(method, dictionary="seed", min_active=10)
+        if isinstance(method, FixedFeatures)
+        else method
+    )
 
 
 def among(method: Method, clients: Sequence[str]) -> Method:
-    """Return a method whose order names other clients as one for `clients`: who is new to it comes last."""
+    """Return a method whose order names other clients as one for `clients`: who is new to it comes
+    last.
+    """
     order = plain(method).get("order")
     if not isinstance(order, str) or order in ("given", "reversed", "random"):
         return method
     named = [name for name in order.split(",") if name in clients]
-    return replace(method, **{"order": ",".join([*named, *(name for name in clients if name not in named)])})
+    return replace(
+        method, **{"order": ",".join([*named, *(name for name in clients if name not in named)])}
+    )
 
 
 def check_needs(method: Method, dataset: Dataset) -> None:
@@ -159,13 +199,18 @@ def check_needs(method: Method, dataset: Dataset) -> None:
     missing = method.needs - offers
     if isinstance(method, Trees) and isinstance(dataset.inputs, Images):
         tell(
-            "each pixel is a column of the trees, which know nothing of its place: compare with fedgram, which sees "
+            "each pixel is a column of the trees, which know nothing of its place: compare with "
+            "fedgram, which sees "
             "patches of the images"
         )
     if not missing:
         return
-    if isinstance(method, GLM) and (family := {"survival": "cox", "regression": "linear"}.get(task)):
-        raise UserError(f"logistic regression explains classes, the task is {task}: add --family={family}")
+    if isinstance(method, GLM) and (
+        family := {"survival": "cox", "regression": "linear"}.get(task)
+    ):
+        raise UserError(
+            f"logistic regression explains classes, the task is {task}: add --family={family}"
+        )
     if "classes" in missing:
         what = f"{method.title()} needs one class for each sample, the task is {task}"
     elif "vectors" in missing:

@@ -13,7 +13,13 @@ from ekiden.data.tasks import Segmentation, Task
 from ekiden.models import images, pretrained
 from ekiden.models.pretrained import LITE, is_pretrained, load_weights, located, located_file
 from ekiden.models.split import Split, SplitNetwork
-from ekiden.models.tables_and_texts import linear, table_mlp, table_transformer, text_mean, text_transformer
+from ekiden.models.tables_and_texts import (
+    linear,
+    table_mlp,
+    table_transformer,
+    text_mean,
+    text_transformer,
+)
 
 __all__ = [
     "Split",
@@ -88,17 +94,26 @@ def names() -> tuple[str, ...]:
 
 
 def described() -> dict[str, tuple[str, str]]:
-    """Return for each network of the library which samples it takes and the first line of its docstring."""
+    """Return for each network of the library which samples it takes and the first line of its
+    docstring.
+    """
     takes = {name: _TAKES[kind] for name, (kind, _) in _SPECIAL.items()}
-    builders: dict[str, Callable[..., nn.Module]] = {name: builder for name, (builder, _) in _NETWORKS.items()}
+    builders: dict[str, Callable[..., nn.Module]] = {
+        name: builder for name, (builder, _) in _NETWORKS.items()
+    }
     builders |= {name: builder for name, (_, builder) in _SPECIAL.items()}
     builders |= {name: builder for name, (builder, _) in _OF_PIXELS.items()}
     for name, (_, smallest) in _NETWORKS.items():
         takes[name] = f"images from {smallest}x{smallest} pixels" if smallest > 1 else "images"
-    takes |= {name: f"images from {least}x{least} pixels, segmentation" for name, (_, least) in _OF_PIXELS.items()}
-    takes |= {"cnn_signal": f"signals of {SHORTEST} values or more"} | dict.fromkeys(("mlp", "mlp_ma_echo"), "numbers")
+    takes |= {
+        name: f"images from {least}x{least} pixels, segmentation"
+        for name, (_, least) in _OF_PIXELS.items()
+    }
+    takes |= {"cnn_signal": f"signals of {SHORTEST} values or more"} | dict.fromkeys(
+        ("mlp", "mlp_ma_echo"), "numbers"
+    )
     takes |= {"linear": "numbers, rows of a table"}
-    return {name: (takes[name], (builders[name].__doc__ or "").split("\n")[0]) for name in builders}
+    return {name: (takes[name], outside.summary_of(builders[name])) for name in builders}
 
 
 def pretrained_names() -> tuple[str, ...]:
@@ -112,12 +127,14 @@ def check_name(name: str) -> None:
         raise unknown("model", name, ("auto", *pretrained_names(), *names()))
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> nn.Module:
+def build(
+    name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None
+) -> nn.Module:
     """Make a network with random weights, which depend on torch's random state only.
 
     Args:
-        name: one of `names()`, hf:FOLDER or hf:NAME, timm:NAME, or PATH.py:FUNCTION of a function that takes shape
-            and classes, or nothing.
+        name: one of `names()`, hf:FOLDER or hf:NAME, timm:NAME, or PATH.py:FUNCTION of a function
+            that takes shape and classes, or nothing.
         shape: of one sample, (C, H, W) or (d,).
         classes: number of outputs.
         inputs: what the samples are, which networks for tables and texts need to know.
@@ -135,7 +152,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         kind, special = _SPECIAL[name]
         if not isinstance(inputs, kind):
             raise UserError(
-                f"{name} reads {kind.words}, but these samples are {_words(inputs)}: use --model with one of "
+                f"{name} reads {kind.words}, but these samples are {_words(inputs)}: use --model "
+                "with one of "
                 f"{', '.join(fitting(shape, inputs))}"
             )
         return special(inputs, classes)
@@ -143,7 +161,9 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         of_pixels, least = _OF_PIXELS[name]
         if len(shape) != 3 or min(shape[1:]) < least:
             needs = f"images of at least {least}x{least} pixels"
-            raise _unfit(name, needs, shape, "larger images with --size" if len(shape) == 3 else "", inputs)
+            raise _unfit(
+                name, needs, shape, "larger images with --size" if len(shape) == 3 else "", inputs
+            )
         return of_pixels(shape, classes)
     if name == "linear":
         return linear(shape, classes, inputs)
@@ -151,7 +171,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         return _from_outside(name, shape, classes)
     if inputs is not None and not inputs.continuous:
         raise UserError(
-            f"{name} reads numbers, but these samples are {_words(inputs)}: use --model with one of "
+            f"{name} reads numbers, but these samples are {_words(inputs)}: use --model with one "
+            "of "
             f"{', '.join(fitting(shape, inputs))}"
         )
     builder, smallest = _NETWORKS[name]
@@ -160,12 +181,18 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         size = f"signals of {SHORTEST} values or more" if name == "cnn_signal" else size
         others = f"--model with one of {', '.join(fitting(shape, inputs))}"
         raise _unfit(
-            name, size, shape, f"{others}, or larger images with --size" if len(shape) == 3 else others, inputs
+            name,
+            size,
+            shape,
+            f"{others}, or larger images with --size" if len(shape) == 3 else others,
+            inputs,
         )
     return builder(shape, classes)
 
 
-def _unfit(name: str, needs: str, shape: tuple[int, ...], use: str, inputs: Inputs | None) -> UserError:
+def _unfit(
+    name: str, needs: str, shape: tuple[int, ...], use: str, inputs: Inputs | None
+) -> UserError:
     """Return the error about samples that a network cannot take."""
     found = f"have shape {shape}" if inputs is None else f"are {inputs.words}, of shape {shape}"
     use = use or f"--model with one of {', '.join(fitting(shape, inputs))}"
@@ -185,12 +212,16 @@ def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
 
 
 def default_for(
-    dataset_name: str, shape: tuple[int, ...], inputs: Inputs | None = None, task: Task | None = None
+    dataset_name: str,
+    shape: tuple[int, ...],
+    inputs: Inputs | None = None,
+    task: Task | None = None,
 ) -> str:
     """Return the network to take if the user names none.
 
     Args:
-        dataset_name: a named data set gets the papers' network for it, if its images are large enough.
+        dataset_name: a named data set gets the papers' network for it, if its images are large
+            enough.
         shape: of one sample; decides for other data.
         inputs: what the samples are.
         task: what the labels mean.
@@ -205,7 +236,9 @@ def default_for(
     named = _DEFAULTS.get(dataset_name)
     if named and _fits(named, shape):
         return named
-    if not _fits("lenet", shape) or (shape[0] == 1 and max(shape[1:]) <= 28):  # small, or like MNIST
+    if not _fits("lenet", shape) or (
+        shape[0] == 1 and max(shape[1:]) <= 28
+    ):  # small, or like MNIST
         return "mlp"
     return "cnn_tiny" if min(shape[1:]) >= 64 else "lenet"
 

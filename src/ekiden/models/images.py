@@ -1,4 +1,6 @@
-"""Networks for images, signals and vectors: fully connected, convolutional, ResNet-18, VGG-11, U-Net, scattering."""
+"""Networks for images, signals and vectors: fully connected, convolutional, ResNet-18, VGG-11,
+U-Net, scattering.
+"""
 
 import math
 from collections.abc import Callable
@@ -18,8 +20,9 @@ _WIDTHS = (16, 32, 64)
 class MaxPool(nn.MaxPool2d):
     """Maximum over 2x2 windows, equal to `nn.MaxPool2d(2)`.
 
-    PyTorch's kernel also finds the place of each maximum, which on a CPU and with few channels is most of a small CNN's
-    time. Passes without a gradient, such as evaluation and teachers, do not need the places.
+    PyTorch's kernel also finds the place of each maximum, which on a CPU and with few channels is
+    most of a small CNN's time. Passes without a gradient, such as evaluation and teachers, do not
+    need the places.
     """
 
     def __init__(self) -> None:
@@ -54,7 +57,8 @@ def mlp_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
 
 
 def lenet(shape: tuple[int, ...], classes: int) -> SplitNetwork:
-    """Convolutions 6 and 16 of 5x5, linear 120, 84, K; FedELMY's network for PACS and Office-Caltech-10.
+    """Convolutions 6 and 16 of 5x5, linear 120, 84, K; FedELMY's network for PACS and
+    Office-Caltech-10.
 
     62,006 parameters for 3x32x32 and 10 classes, 61,751 for 7.
     """
@@ -77,7 +81,8 @@ def lenet(shape: tuple[int, ...], classes: int) -> SplitNetwork:
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> SplitNetwork:
-    """Three unpadded 3x3 convolutions of 128 channels and one linear layer; FedELMY's and DENSE's for CIFAR-10.
+    """Three unpadded 3x3 convolutions of 128 channels and one linear layer; FedELMY's and DENSE's
+    for CIFAR-10.
 
     319,242 parameters for 3x32x32 and 10 classes.
     """
@@ -120,8 +125,9 @@ def cnn_tiny(shape: tuple[int, ...], classes: int) -> SplitNetwork:
 def cnn_ua_pdfl(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """The layers of `cnn_tiny`; the head is both linear layers, as in UA-PDFL's CNN.
 
-    UA-PDFL gives the numbers of layers (two convolutions, two linear) and the split, but no widths: those of `cnn_tiny`
-    are an assumption. With them the head has 96.4 % of the 545,098 parameters for 3x32x32 and 10 classes.
+    UA-PDFL gives the numbers of layers (two convolutions, two linear) and the split, but no widths:
+    those of `cnn_tiny` are an assumption. With them the head has 96.4 % of the 545,098 parameters
+    for 3x32x32 and 10 classes.
     """
     whole = cnn_tiny(shape, classes)
     layers = list(whole.features.children())
@@ -139,7 +145,8 @@ class XavierLinear(nn.Linear):
 
 
 def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
-    """MA-Echo's for CIFAR-10: padded 3x3 convolutions 64, 128, 256 with dropout, linear 1000, 500, K; no biases.
+    """MA-Echo's for CIFAR-10: padded 3x3 convolutions 64, 128, 256 with dropout, linear 1000, 500,
+    K; no biases.
 
     The linear layers start Xavier-normal. 4,971,368 parameters for 3x32x32 and 10 classes.
     """
@@ -162,15 +169,23 @@ def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
 class Block(nn.Module):
     """The basic residual block: two 3x3 convolutions next to a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)  # 3x3, with the stride
+        self.conv1 = nn.Conv2d(
+            inputs, outputs, 3, stride, padding=1, bias=False
+        )  # 3x3, with the stride
         self.norm1 = norm(outputs)  # after it
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)  # 3x3
         self.norm2 = norm(outputs)  # after it
-        self.shortcut = nn.Sequential()  # 1x1 convolution and norm where the shape changes, else nothing
+        self.shortcut = (
+            nn.Sequential()
+        )  # 1x1 convolution and norm where the shape changes, else nothing
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs)
+            )
         self.relu = nn.ReLU(inplace=True)  # after the first norm and after the addition
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,7 +200,8 @@ def resnet18(shape: tuple[int, ...], classes: int) -> SplitNetwork:
 
     11,173,962 parameters for 3 channels and 10 classes; 9,600 running statistics and 20 counters.
 
-    Kaiming He et al.: Deep Residual Learning for Image Recognition. CVPR 2016. https://arxiv.org/abs/1512.03385
+    Kaiming He et al.: Deep Residual Learning for Image Recognition. CVPR 2016.
+    https://arxiv.org/abs/1512.03385
     """
     return _resnet18(shape[0], classes, nn.BatchNorm2d)
 
@@ -215,7 +231,8 @@ def _resnet18(channels: int, classes: int, norm: Callable[[int], nn.Module]) -> 
 class HeConv2d(nn.Conv2d):
     """A convolution whose weights start as He et al. advise for ReLUs.
 
-    torch's default shrinks the signal at each layer, and eight of them without norm would not train.
+    torch's default shrinks the signal at each layer, and eight of them without norm would not
+    train.
     """
 
     def reset_parameters(self) -> None:
@@ -225,13 +242,14 @@ class HeConv2d(nn.Conv2d):
 
 
 def vgg11(shape: tuple[int, ...], classes: int) -> SplitNetwork:
-    """The eight convolutions of VGG-11, averaged to 512 numbers, and ONE linear layer; no BatchNorm.
+    """The eight convolutions of VGG-11, averaged to 512 numbers, and ONE linear layer; no
+    BatchNorm.
 
     The head is the form usual for CIFAR; the papers that we compare with do not state theirs.
     9,225,610 parameters for 3 channels and 10 classes.
 
-    Karen Simonyan, Andrew Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition.
-    ICLR 2015. https://arxiv.org/abs/1409.1556
+    Karen Simonyan, Andrew Zisserman: Very Deep Convolutional Networks for Large-Scale Image
+    Recognition. ICLR 2015. https://arxiv.org/abs/1409.1556
     """
     layers: list[nn.Module] = []
     inputs = shape[0]
@@ -273,10 +291,12 @@ def _block(inputs: int, outputs: int) -> nn.Module:
 
 
 def unet(shape: tuple[int, ...], classes: int) -> SplitNetwork:
-    """A small U-Net: padded 3x3 convolutions of 16, 32 and 64 with group normalisation at three scales; any size works.
+    """A small U-Net: padded 3x3 convolutions of 16, 32 and 64 with group normalisation at three
+    scales; any size works.
 
-    118,930 parameters for 3 channels and 2 classes. The head is a 1x1 convolution. The form is that of Ronneberger et
-    al. (MICCAI 2015, https://arxiv.org/abs/1505.04597), with fewer scales and channels.
+    118,930 parameters for 3 channels and 2 classes. The head is a 1x1 convolution. The form is that
+    of Ronneberger et al. (MICCAI 2015, https://arxiv.org/abs/1505.04597), with fewer scales and
+    channels.
     """
     return SplitNetwork(_UNet(shape[0]), nn.Conv2d(_WIDTHS[0], classes, 1))
 
@@ -290,12 +310,20 @@ class Channels(nn.Module):
 
 
 def cnn_signal(shape: tuple[int, ...], classes: int) -> SplitNetwork:
-    """Three 1-D convolutions of 32, 64 and 64 with group normalisation, the mean over time; any length works."""
+    """Three 1-D convolutions of 32, 64 and 64 with group normalisation, the mean over time; any
+    length works.
+    """
     layers: list[nn.Module] = [Channels()]
-    for inputs, outputs, kernel in ((shape[0] if len(shape) == 2 else 1, 32, 7), (32, 64, 5), (64, 64, 3)):
+    for inputs, outputs, kernel in (
+        (shape[0] if len(shape) == 2 else 1, 32, 7),
+        (32, 64, 5),
+        (64, 64, 3),
+    ):
         conv = nn.Conv1d(inputs, outputs, kernel, stride=2, padding=kernel // 2)
         layers += [conv, nn.GroupNorm(8, outputs), nn.ReLU()]
-    return SplitNetwork(nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten()), nn.Linear(64, classes))
+    return SplitNetwork(
+        nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten()), nn.Linear(64, classes)
+    )
 
 
 # Scattering: fixed wavelets, whitened by images that nobody took
@@ -313,17 +341,20 @@ _MAPS = 1 + 2 * _TURNS + _TURNS**2
 
 
 class Scattering(nn.Module):
-    """Wavelets, moduli and averages of two orders; normalised, cut to low spatial frequencies and whitened.
+    """Wavelets, moduli and averages of two orders; normalised, cut to low spatial frequencies and
+    whitened.
 
     Joan Bruna, Stéphane Mallat: Invariant Scattering Convolution Networks. IEEE TPAMI 2013.
-    https://arxiv.org/abs/1203.1513 (Morlet wavelets of 2 scales and 8 directions). For private learning: Florian
-    Tramèr, Dan Boneh: Differentially Private Learning Needs Better Features (or Much More Data). ICLR 2021.
-    https://arxiv.org/abs/2011.11660, from which the groups of channels are.
+    https://arxiv.org/abs/1203.1513 (Morlet wavelets of 2 scales and 8 directions). For private
+    learning: Florian Tramèr, Dan Boneh: Differentially Private Learning Needs Better Features (or
+    Much More Data). ICLR 2021. https://arxiv.org/abs/2011.11660, from which the groups of channels
+    are.
 
-    Departures: colours are turned into brightness and two differences. Of the averages only the lowest spatial
-    frequencies are kept, and the channels of each are whitened by their covariance for dead leaves, which are images of
-    random ellipses that hide each other. So nothing depends on data, and usual images have about the same variance in
-    all directions. Noise of differential privacy then hides none of them first.
+    Departures: colours are turned into brightness and two differences. Of the averages only the
+    lowest spatial frequencies are kept, and the channels of each are whitened by their covariance
+    for dead leaves, which are images of random ellipses that hide each other. So nothing depends on
+    data, and usual images have about the same variance in all directions. Noise of differential
+    privacy then hides none of them first.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -332,9 +363,13 @@ class Scattering(nn.Module):
         colours, *sides = shape
         maps = colours * _MAPS
         # k, spatial frequencies in each direction
-        self.keep = max(1, min(_KEEP, math.isqrt(_MOST // maps), *(-(-side // _SCALE) for side in sides)))
+        self.keep = max(
+            1, min(_KEEP, math.isqrt(_MOST // maps), *(-(-side // _SCALE) for side in sides))
+        )
         self.width = maps * self.keep**2  # D, the number of features, at most 2,200
-        self.centre = nn.Parameter(torch.zeros(self.keep**2, maps))  # (k², C) the mean of each channel, for dead leaves
+        self.centre = nn.Parameter(
+            torch.zeros(self.keep**2, maps)
+        )  # (k², C) the mean of each channel, for dead leaves
         self.whiten = nn.Parameter(torch.zeros(self.keep**2, maps, maps))  # (k², C, C)
         if not self.centre.is_meta:
             with torch.no_grad(), torch.device("cpu"):
@@ -357,7 +392,9 @@ def scattering(shape: tuple[int, ...], classes: int) -> SplitNetwork:
 
 
 def _scattered(x: Tensor, keep: int) -> Tensor:
-    """Return (B, k², 81·C), low spatial frequencies of the normalised scattering of images (B, C, H, W)."""
+    """Return (B, k², 81·C), low spatial frequencies of the normalised scattering of images (B, C,
+    H, W).
+    """
     if x.shape[1] == 3:
         red, green, blue = x.unbind(1)
         x = torch.stack([x.mean(1), red - blue, (red + blue) / 2 - green], 1)
@@ -386,7 +423,9 @@ def _cut(spectrum: Tensor) -> Tensor:
     """Return the lower half of the frequencies in each direction."""
     for dim in (-2, -1):
         half = spectrum.shape[dim] // 4
-        spectrum = torch.cat([spectrum.narrow(dim, 0, half), spectrum.narrow(dim, -half, half)], dim)
+        spectrum = torch.cat(
+            [spectrum.narrow(dim, 0, half), spectrum.narrow(dim, -half, half)], dim
+        )
     return spectrum
 
 
@@ -400,7 +439,8 @@ def _cosines(side: int, keep: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _bank(sides: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Return spectra of the wavelets of both scales, and averages of rows and columns at each resolution.
+    """Return spectra of the wavelets of both scales, and averages of rows and columns at each
+    resolution.
 
     Everything after the first wavelets has half the resolution.
     """
@@ -412,14 +452,21 @@ def _bank(sides: tuple[int, int]) -> tuple[Tensor, ...]:
         return fine, _cut(coarse) / 4, *averages
 
 
-def _gaussian(sides: tuple[int, int], sigma: float, slant: float, turn: float, shift: float) -> Tensor:
-    """Return the spectrum of a Gaussian that is `slant` times as wide across, moved along by `shift`; periodic."""
+def _gaussian(
+    sides: tuple[int, int], sigma: float, slant: float, turn: float, shift: float
+) -> Tensor:
+    """Return the spectrum of a Gaussian that is `slant` times as wide across, moved along by
+    `shift`; periodic.
+    """
     total = torch.zeros(sides, dtype=torch.float64)
     y, x = (2 * math.pi * torch.fft.fftfreq(side, dtype=torch.float64) for side in sides)
     for down in range(-2, 3):
         for over in range(-2, 3):
             v, h = (y + 2 * math.pi * down)[:, None], x + 2 * math.pi * over
-            along, across = h * math.cos(turn) + v * math.sin(turn) - shift, v * math.cos(turn) - h * math.sin(turn)
+            along, across = (
+                h * math.cos(turn) + v * math.sin(turn) - shift,
+                v * math.cos(turn) - h * math.sin(turn),
+            )
             total += torch.exp(-(sigma**2) / 2 * (along**2 + (across * slant) ** 2))
     return total
 
@@ -442,22 +489,30 @@ def _average(side: int, step: int) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _whitening(shape: tuple[int, ...], keep: int) -> tuple[Tensor, Tensor]:
-    """Return the means (k², C) of dead leaves' channels, and for each frequency a matrix (C, C) that whitens them.
+    """Return the means (k², C) of dead leaves' channels, and for each frequency a matrix (C, C)
+    that whitens them.
 
-    Both are computed in double precision and rounded, so that silos with other processors have the same bits.
+    Both are computed in double precision and rounded, so that silos with other processors have the
+    same bits.
     """
-    maps = torch.cat([_scattered(part, keep) for part in torch.split(dead_leaves(_IMAGES, shape), 4)])
+    maps = torch.cat(
+        [_scattered(part, keep) for part in torch.split(dead_leaves(_IMAGES, shape), 4)]
+    )
     centred = (maps - maps.mean(0)).transpose(0, 1)  # (k², images, C)
     covariance = centred.mT @ centred / _IMAGES
     variances = covariance.diagonal(dim1=1, dim2=2)
     variances.add_(_REST * variances.mean(1, keepdim=True))
     whiten = torch.linalg.inv(torch.linalg.cholesky(covariance)).mT
-    centre, whiten = ((t * 2**_PLACES).round() / 2**_PLACES + 0.0 for t in (maps.mean(0), whiten))  # no -0
+    centre, whiten = (
+        (t * 2**_PLACES).round() / 2**_PLACES + 0.0 for t in (maps.mean(0), whiten)
+    )  # no -0
     return centre.float(), whiten.float()
 
 
 def dead_leaves(count: int, shape: tuple[int, ...]) -> Tensor:
-    """Return images (count, C, H, W) of 30 ellipses that hide each other, of mean 0 and deviation 1."""
+    """Return images (count, C, H, W) of 30 ellipses that hide each other, of mean 0 and deviation
+    1.
+    """
     draw = torch.Generator().manual_seed(0)
     channels, height, width = shape
 
@@ -467,12 +522,20 @@ def dead_leaves(count: int, shape: tuple[int, ...]) -> Tensor:
     images = some(channels, 1, 1).expand(count, *shape)
     y, x = (torch.arange(side, dtype=torch.float64) + 0.5 for side in (height, width))
     for _ in range(30):
-        radius = 0.06 * min(height, width) * (some(1, 1) * 35 / 36 + 1 / 36).rsqrt()  # density as r^-3
-        right, down, turn = x - some(1, 1) * width, y[:, None] - some(1, 1) * height, some(1, 1) * math.pi
+        radius = (
+            0.06 * min(height, width) * (some(1, 1) * 35 / 36 + 1 / 36).rsqrt()
+        )  # density as r^-3
+        right, down, turn = (
+            x - some(1, 1) * width,
+            y[:, None] - some(1, 1) * height,
+            some(1, 1) * math.pi,
+        )
         along = right * turn.cos() + down * turn.sin()
         across = (down * turn.cos() - right * turn.sin()) / (0.4 + 0.6 * some(1, 1))
         cover = (radius - (along**2 + across**2).sqrt() + 0.5).clamp(0, 1)[:, None]
         colour = some(1, 1, 1) + (0.25 * (some(channels, 1, 1) - 0.5) if channels > 1 else 0)
-        shade = (1 + 0.5 * (some(1, 1) - 0.5) * along / radius.clamp(min=1)).clamp(0.3, 1.7)[:, None]
+        shade = (1 + 0.5 * (some(1, 1) - 0.5) * along / radius.clamp(min=1)).clamp(0.3, 1.7)[
+            :, None
+        ]
         images = images * (1 - cover) + (colour.clamp(0, 1) * shade).clamp(0, 1) * cover
     return (images - 0.5) / 0.25

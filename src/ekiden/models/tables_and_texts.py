@@ -10,7 +10,9 @@ from ekiden.base.errors import UserError
 from ekiden.data.kinds import Inputs, Table, Tokens
 from ekiden.models.split import SplitNetwork
 
-OTHER = " = other"  # the end of the name of a term for all categories that are not in the vocabulary
+OTHER = (
+    " = other"  # the end of the name of a term for all categories that are not in the vocabulary
+)
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,9 @@ class Term:
 def terms(inputs: Inputs | None, width: int) -> list[Term]:
     """Return what enters the head of a linear network, in order.
 
-    Of a table: its numbers; for each column with gaps whether the number is missing; for each category but the first
-    one whether the row has it. `other` is any category that is not in the vocabulary. A sample that is not a row of a
-    table has `width` numbers.
+    Of a table: its numbers; for each column with gaps whether the number is missing; for each
+    category but the first one whether the row has it. `other` is any category that is not in the
+    vocabulary. A sample that is not a row of a table has `width` numbers.
     """
     if not isinstance(inputs, Table):
         return [Term(f"x{k}") for k in range(width)]
@@ -40,7 +42,9 @@ def terms(inputs: Inputs | None, width: int) -> list[Term]:
 
 
 def _levels(known: tuple[str, ...]) -> list[int]:
-    """Return the codes that get an indicator: all but that of the first category that is not a gap."""
+    """Return the codes that get an indicator: all but that of the first category that is not a
+    gap.
+    """
     usual = next((code for code, name in enumerate(known, 1) if name), 1)
     return [code for code in range(len(known) + 1) if code != usual]
 
@@ -74,7 +78,9 @@ class Linear(SplitNetwork):
 def linear(shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> Linear:
     """Numbers, and indicators of categories, times weights: as in a regression."""
     if isinstance(inputs, Tokens):
-        raise UserError("linear reads numbers, but these samples are texts: use --model with text_mean")
+        raise UserError(
+            "linear reads numbers, but these samples are texts: use --model with text_mean"
+        )
     names = [term.name for term in terms(inputs, torch.Size(shape).numel())]
     return Linear(Indicators(inputs) if isinstance(inputs, Table) else nn.Flatten(), names, classes)
 
@@ -92,13 +98,16 @@ class Row(nn.Module):
         super().__init__()
         self.numbers = table.numbers
         self.embeddings = nn.ModuleList(
-            nn.Embedding(codes, width) for codes, width in zip(table.cardinalities, widths, strict=True)
+            nn.Embedding(codes, width)
+            for codes, width in zip(table.cardinalities, widths, strict=True)
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(b, d) rows to (b, numbers) and, for each category, (b, width)."""
         codes = x[:, self.numbers :].long()
-        return x[:, : self.numbers].clamp(-_FAR, _FAR), [e(codes[:, k]) for k, e in enumerate(self.embeddings)]
+        return x[:, : self.numbers].clamp(-_FAR, _FAR), [
+            e(codes[:, k]) for k, e in enumerate(self.embeddings)
+        ]
 
 
 class MlpFeatures(nn.Module):
@@ -120,7 +129,8 @@ class MlpFeatures(nn.Module):
 
 
 class TableTransformerFeatures(nn.Module):
-    """A token for each column, then attention: FT-Transformer (Gorishniy et al., 2021, https://arxiv.org/abs/2106.11959).
+    """A token for each column, then attention: FT-Transformer (Gorishniy et al., 2021,
+    https://arxiv.org/abs/2106.11959).
 
     The number x of column j becomes x w_j + b_j. A further token gathers what the head gets.
     """
@@ -135,7 +145,8 @@ class TableTransformerFeatures(nn.Module):
         self.norm = nn.LayerNorm(_COLUMN)
 
     def _get_name(self) -> str:
-        return "TransformerFeatures"  # in the digests of run folders, which hold the network's description
+        # in the digests of run folders, which hold the network's description
+        return "TransformerFeatures"
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, d) rows to (b, 32)."""
@@ -147,13 +158,21 @@ class TableTransformerFeatures(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Transformer blocks, normalised before attention and before the two layers (pre-norm), without dropout."""
+    """Transformer blocks, normalised before attention and before the two layers (pre-norm), without
+    dropout.
+    """
 
     def __init__(self, width: int, heads: int, blocks: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width, heads, 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+                width,
+                heads,
+                2 * width,
+                dropout=0.0,
+                activation="gelu",
+                batch_first=True,
+                norm_first=True,
             )
             for _ in range(blocks)
         )
@@ -204,7 +223,8 @@ class TextTransformerFeatures(nn.Module):
         self.norm = nn.LayerNorm(_WIDTH)
 
     def _get_name(self) -> str:
-        return "TransformerFeatures"  # in the digests of run folders, which hold the network's description
+        # in the digests of run folders, which hold the network's description
+        return "TransformerFeatures"
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, L) tokens to (b, 64)."""

@@ -12,14 +12,20 @@ from ekiden.base.errors import UserError
 from ekiden.base.sums import LARGEST
 from ekiden.models import patches
 
-EXACT = 2**24 - 1  # float32 holds whole numbers up to here exactly, so products of matrices are exact in any order
+EXACT = (
+    2**24 - 1
+)  # float32 holds whole numbers up to here exactly, so products of matrices are exact in any order
 SPREAD = 4  # inputs further from their mean than this number of standard deviations are cut off
-REACH = 3.0  # largest sum that a feature of patches tells from larger ones, in usual sums, where nobody settles it
+# largest sum that a feature of patches tells from larger ones, in usual sums, where nobody settles
+# it
+REACH = 3.0
 _MOST_INPUTS = 100_000
 _MOST_CANDIDATES = 8192  # features, among which filters are chosen
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation of pixels in [0, 1], one for all or one for each channel; see `Client.scaling`."""
-AMPLITUDE = 126  # largest value of a feature; no cosine of a rational angle lies half-way between two of its parts
+"""Mean and standard deviation of pixels in [0, 1], one for all or one for each channel; see
+`Client.scaling`."""
+# largest value of a feature; no cosine of a rational angle lies half-way between two of its parts
+AMPLITUDE = 126
 _TURNS = 2**16  # parts of a turn in which the offsets are drawn
 _PAIRED = 512  # samples whose distances are measured
 
@@ -27,7 +33,8 @@ _PAIRED = 512  # samples whose distances are measured
 class WholeFeatures(nn.Module, ABC):
     """An extractor whose outputs are whole numbers from -127 to 127, as float32.
 
-    Some of its values depend on data: a client settles them from samples of its own, the others adopt them.
+    Some of its values depend on data: a client settles them from samples of its own, the others
+    adopt them.
     """
 
     width: int  # D, the number of features
@@ -44,7 +51,8 @@ class WholeFeatures(nn.Module, ABC):
 
     @abstractmethod
     def fix(self) -> None:
-        """Set these values by formula, from the seed alone. No client's samples matter, and no client can choose them.
+        """Set these values by formula, from the seed alone. No client's samples matter, and no
+        client can choose them.
 
         What `settle` then still sets follows from how the inputs were normalised.
         """
@@ -56,30 +64,42 @@ class WholeFeatures(nn.Module, ABC):
     def adopt(self, told: Sequence[Tensor]) -> None:
         """Adopt what another party's `tell` gave."""
         found = [(tuple(t.shape), t.dtype) for t in told]
-        if found != [(tuple(self.get_buffer(name).shape), kind) for name, kind in self.settled.items()]:
-            raise UserError("the features received are of another kind than here: use the same method and data kind")
+        if found != [
+            (tuple(self.get_buffer(name).shape), kind) for name, kind in self.settled.items()
+        ]:
+            raise UserError(
+                "the features received are of another kind than here: use the same method and data "
+                "kind"
+            )
         for name, values in zip(self.settled, told, strict=True):
             if not bool(torch.isfinite(values).all()):
                 raise UserError("the features received hold values that are not finite: refused")
             self.get_buffer(name).copy_(values)
         for name in ("scale", "gain", "std"):
             if name in self.settled and not bool((self.get_buffer(name) > 0).all()):
-                raise UserError(f"the features received have a {name} that is not positive: refused")
+                raise UserError(
+                    f"the features received have a {name} that is not positive: refused"
+                )
 
     def told_bytes(self) -> int:
         """Bytes of `tell()`."""
-        return sum(self.get_buffer(name).numel() * kind.itemsize for name, kind in self.settled.items())
+        return sum(
+            self.get_buffer(name).numel() * kind.itemsize for name, kind in self.settled.items()
+        )
 
 
 class OfVectors(WholeFeatures):
-    """Features of vectors u: the inputs (d,), standardised by the client that settles them, as whole numbers."""
+    """Features of vectors u: the inputs (d,), standardised by the client that settles them, as
+    whole numbers.
+    """
 
     def __init__(self, inputs: int) -> None:
         """Prepare for vectors of `inputs` numbers."""
         super().__init__()
         if inputs > _MOST_INPUTS:
             raise UserError(
-                f"random features are for samples of at most {_MOST_INPUTS} numbers, but these have {inputs}: "
+                f"random features are for samples of at most {_MOST_INPUTS} numbers, but these "
+                f"have {inputs}: "
                 "use --size or other --features"
             )
         self.inputs = inputs  # d
@@ -91,7 +111,9 @@ class OfVectors(WholeFeatures):
         self.fixed, self.settled = True, {}
 
     def standardise(self, x: Tensor) -> None:
-        """Standardise by the mean and the spread of these inputs; an input that hardly varies uses the mean spread."""
+        """Standardise by the mean and the spread of these inputs; an input that hardly varies uses
+        the mean spread.
+        """
         rows = x.flatten(1).double()
         spread = rows.std(0, correction=0)
         spread = torch.where(spread > 1e-3 * spread.mean(), spread, spread.mean().clamp(min=1e-6))
@@ -105,10 +127,11 @@ class OfVectors(WholeFeatures):
 
 
 class RandomReLU(OfVectors):
-    """Random rectified linear units of a vector: relu(R u + b) with standardised inputs u as whole numbers.
+    """Random rectified linear units of a vector: relu(R u + b) with standardised inputs u as whole
+    numbers.
 
-    R and b are Gaussian, drawn once and rounded so that R u + b is exact in float32. With `direct` the inputs u are the
-    first features, followed by the units.
+    R and b are Gaussian, drawn once and rounded so that R u + b is exact in float32. With `direct`
+    the inputs u are the first features, followed by the units.
     """
 
     settled: Mapping[str, torch.dtype] = dict.fromkeys(("centre", "scale", "gain"), torch.float32)
@@ -143,7 +166,9 @@ class RandomReLU(OfVectors):
             inputs = self.whole(x)
             if self.linear is None:
                 return inputs
-            units = (self.linear(inputs).relu() * self.get_buffer("gain")).round().clamp(max=LARGEST)
+            units = (
+                (self.linear(inputs).relu() * self.get_buffer("gain")).round().clamp(max=LARGEST)
+            )
             return torch.cat([inputs, units], 1) if self.direct else units
 
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
@@ -153,22 +178,28 @@ class RandomReLU(OfVectors):
         self.standardise(x)
         if self.linear is not None:
             top = self.linear(self.whole(x)).amax(0)
-            self.get_buffer("gain").copy_(LARGEST / torch.where(top > 0, top, top.abs().max()).clamp(min=1))
+            self.get_buffer("gain").copy_(
+                LARGEST / torch.where(top > 0, top, top.abs().max()).clamp(min=1)
+            )
 
     def fix(self) -> None:
-        """Let an answer of four deviations be 127, if the inputs have deviation 1 and do not depend on each other."""
+        """Let an answer of four deviations be 127, if the inputs have deviation 1 and do not depend
+        on each other.
+        """
         super().fix()
         if self.linear is not None:
             with torch.no_grad():
                 deviation = self.linear.weight.norm(dim=1) * (LARGEST / SPREAD)
-                self.get_buffer("gain").copy_(LARGEST / (SPREAD * deviation + self.linear.bias.abs()).clamp(min=1))
+                self.get_buffer("gain").copy_(
+                    LARGEST / (SPREAD * deviation + self.linear.bias.abs()).clamp(min=1)
+                )
 
 
 class FrozenNetwork(WholeFeatures):
     """The features of a network that is not trained, as whole numbers, and random units of them.
 
-    The network computes in floating point. Its features are the same on equal machines; between other machines,
-    rounding removes most differences.
+    The network computes in floating point. Its features are the same on equal machines; between
+    other machines, rounding removes most differences.
     """
 
     settled: Mapping[str, torch.dtype] = RandomReLU.settled
@@ -208,16 +239,25 @@ class FrozenNetwork(WholeFeatures):
 
 
 class BlockAverages(nn.Module):
-    """What the blocks of a network give, except the last one: each is averaged over the image, or the signal."""
+    """What the blocks of a network give, except the last one: each is averaged over the image, or
+    the signal.
+    """
 
     def __init__(self, network: nn.Module) -> None:
-        """Take apart `network`, a sequence. A block begins with a child that has filters or a matrix."""
+        """Take apart `network`, a sequence. A block begins with a child that has filters or a
+        matrix.
+        """
         super().__init__()
         children = [*network.children()] if type(network) is nn.Sequential else []
-        values = [(*child.parameters(), *child.buffers()) for child in children]  # frozen ones are buffers
+        values = [
+            (*child.parameters(), *child.buffers()) for child in children
+        ]  # frozen ones are buffers
         starts = [i for i, each in enumerate(values) if any(t.dim() > 1 for t in each)]
         if len(starts) < 2:
-            raise UserError("--features blocks needs a network that is a sequence of two blocks or more: give network")
+            raise UserError(
+                "--features blocks needs a network that is a sequence of two blocks or more: give "
+                "network"
+            )
         self.layers = nn.Sequential(*children[: starts[-1]])
         self.ends = frozenset(starts[1:])
 
@@ -232,7 +272,9 @@ class BlockAverages(nn.Module):
 
 
 class PatchFeatures(WholeFeatures):
-    """The features of `Patches`, whose dictionary is patches of the images of the client that settles them."""
+    """The features of `Patches`, whose dictionary is patches of the images of the client that
+    settles them.
+    """
 
     settled: Mapping[str, torch.dtype] = {
         "filters": torch.int8,
@@ -257,15 +299,17 @@ class PatchFeatures(WholeFeatures):
             width: as many features as this or a few less.
             sizes: p, sides of patches in pixels; each gets as many of the filters.
             how: responses become features.
-            candidates: how many patches are drawn for each filter, if the settling client knows its labels; fewer for
-                many filters, so that their features are 8192 at most.
+            candidates: how many patches are drawn for each filter, if the settling client knows its
+                labels; fewer for many filters, so that their features are 8192 at most.
         """
         super().__init__()
         filters, channels = patches.filters_of(width, how.pool), shape[0]
         counts = [len(range(i, filters, len(sizes))) for i in range(len(sizes))]
         self.sizes = tuple(zip(counts, sizes, strict=True))
         dictionaries = patches.blank(channels, counts, sizes)
-        self.patches = patches.Patches(shape, dictionaries, how, mean=(0.0,) * channels, std=(1.0,) * channels)
+        self.patches = patches.Patches(
+            shape, dictionaries, how, mean=(0.0,) * channels, std=(1.0,) * channels
+        )
         self.candidates = candidates
         self.width = self.patches.width
         self.seed = torch.initial_seed()  # the run's, where its network is made
@@ -283,10 +327,18 @@ class PatchFeatures(WholeFeatures):
         """Take over filters and scales."""
         super().adopt(told)
         parts = [count * self.patches.shape[0] * size**2 for count, size in self.sizes]
-        for (count, _), part in zip(self.sizes, torch.split(self.get_buffer("filters"), parts), strict=True):
+        for (count, _), part in zip(
+            self.sizes, torch.split(self.get_buffer("filters"), parts), strict=True
+        ):
             filters = part.view(count, -1)
-            if bool((filters.sum(1) != 0).any()) or float(filters.abs().sum(1).max()) * 2 * 255 > EXACT:
-                raise UserError("the filters received do not sum to zero, or are too large for exact sums: refused")
+            if (
+                bool((filters.sum(1) != 0).any())
+                or float(filters.abs().sum(1).max()) * 2 * 255 > EXACT
+            ):
+                raise UserError(
+                    "the filters received do not sum to zero, or are too large for exact sums: "
+                    "refused"
+                )
 
     def settle(
         self,
@@ -298,11 +350,13 @@ class PatchFeatures(WholeFeatures):
     ) -> None:
         """Make filters, and let the largest answer of these images to each be 127.
 
-        Filters are patches of these images, if there are more `candidates` those that say most about the `targets`
-        (b, K) of `x`; or, given second `moments` of patches of each size, random directions among patches whitened by
-        these, which are the same whatever `x` and `draw`.
+        Filters are patches of these images, if there are more `candidates` those that say most
+        about the `targets` (b, K) of `x`; or, given second `moments` of patches of each size,
+        random directions among patches whitened by these, which are the same whatever `x` and
+        `draw`.
 
-        Inputs that do not come from bytes are scaled so that each channel of `x` goes from 0 to 255.
+        Inputs that do not come from bytes are scaled so that each channel of `x` goes from 0 to
+        255.
         """
         self._scale_by(*scaling)
         if self.fixed:
@@ -316,7 +370,9 @@ class PatchFeatures(WholeFeatures):
             drawn = torch.Generator().manual_seed(self.seed)
             channels = images.shape[1]
             found = [
-                patches.from_sums(patches.PatchSums(*(part.cpu() for part in of)), count, drawn, channels)
+                patches.from_sums(
+                    patches.PatchSums(*(part.cpu() for part in of)), count, drawn, channels
+                )
                 for of, (count, _) in zip(moments, self.sizes, strict=True)
             ]
         self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
@@ -326,20 +382,30 @@ class PatchFeatures(WholeFeatures):
     def fix(self) -> None:
         """Random directions among patches of usual images, and scales of what they answer to these.
 
-        Neighbouring pixels of usual images are alike (`USUAL`). Whitened responses to patches with texture are then
-        about normal, and `scale` is `REACH` times what they add up to in a region.
+        Neighbouring pixels of usual images are alike (`USUAL`). Whitened responses to patches with
+        texture are then about normal, and `scale` is `REACH` times what they add up to in a region.
         """
         drawn = torch.Generator().manual_seed(self.seed)
         with torch.no_grad(), torch.device("cpu"):
-            found = [patches.usual_filters(count, drawn, self.patches.shape[0], side) for count, side in self.sizes]
-            filters, gain = (torch.cat([part.flatten() for part in parts]) for parts in zip(*found, strict=True))
+            found = [
+                patches.usual_filters(count, drawn, self.patches.shape[0], side)
+                for count, side in self.sizes
+            ]
+            filters, gain = (
+                torch.cat([part.flatten() for part in parts]) for parts in zip(*found, strict=True)
+            )
             scale = self.patches.usual_sums(gain) * REACH
         for name, values in (("filters", filters), ("gain", gain), ("scale", scale)):
             self.get_buffer(name).copy_(values)
         self.fixed, self.settled = True, {"mean": torch.float32, "std": torch.float32}
 
     def _from_images(
-        self, x: Tensor, images: Tensor, targets: Tensor | None, part: tuple[int, int], draw: torch.Generator
+        self,
+        x: Tensor,
+        images: Tensor,
+        targets: Tensor | None,
+        part: tuple[int, int],
+        draw: torch.Generator,
     ) -> patches.Dictionary:
         """Filters of one size, all that are drawn or the best of them."""
         count, size = part
@@ -349,7 +415,9 @@ class PatchFeatures(WholeFeatures):
         if targets is None or drawn == count:
             return of
         mean, std = (self.get_buffer(name).flatten().tolist() for name in ("mean", "std"))
-        answers = patches.Patches(self.patches.shape, [of], self.patches.how, mean=mean, std=std).to(x.device)
+        answers = patches.Patches(
+            self.patches.shape, [of], self.patches.how, mean=mean, std=std
+        ).to(x.device)
         best = patches.chosen(answers.sums(x).view(len(x), drawn, each).cpu(), targets.cpu(), count)
         return patches.Dictionary(of.filters[best], of.gain[best])
 
@@ -360,7 +428,8 @@ class PatchFeatures(WholeFeatures):
         for x in batches:
             if not self._are_bytes(x):
                 raise UserError(
-                    "--dictionary=all needs images of bytes, or of numbers from 0 to 1, since all clients must scale "
+                    "--dictionary=all needs images of bytes, or of numbers from 0 to 1, since all "
+                    "clients must scale "
                     "them alike: leave it out, or divide the images by their largest value"
                 )
             images = self._bytes(x)
@@ -369,10 +438,14 @@ class PatchFeatures(WholeFeatures):
         return total
 
     def _scale_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Take what was subtracted from each channel of the images, and what they were divided by."""
+        """Take what was subtracted from each channel of the images, and what they were divided
+        by.
+        """
         for name, values in (("mean", mean), ("std", std)):
             buffer = self.get_buffer(name)
-            buffer.copy_(torch.tensor(values, device=buffer.device).view(-1, 1, 1).expand_as(buffer))
+            buffer.copy_(
+                torch.tensor(values, device=buffer.device).view(-1, 1, 1).expand_as(buffer)
+            )
 
     def _are_bytes(self, x: Tensor) -> bool:
         pixels = (x * self.get_buffer("std") + self.get_buffer("mean")) * 255
@@ -390,14 +463,16 @@ class PatchFeatures(WholeFeatures):
 
 
 class RandomFourier(OfVectors):
-    """Cosines of random projections of a vector: 126·cos(2π((R u mod q)/q + b)) with standardised inputs u.
+    """Cosines of random projections of a vector: 126·cos(2π((R u mod q)/q + b)) with standardised
+    inputs u.
 
     Ali Rahimi, Benjamin Recht: Random Features for Large-Scale Kernel Machines. NIPS 2007.
     https://papers.nips.cc/paper/3182-random-features-for-large-scale-kernel-machines
 
-    R is Gaussian and rounded so that R u is exact in float32. The mean over features of 2φ(x)φ(x')/126² tends to the
-    kernel exp(-‖x - x'‖²/(2σ²)) of standardised inputs. The whole number q follows from σ, which is `bandwidth` times
-    the median distance between samples of the client that settles it. With `direct` the inputs u are also features.
+    R is Gaussian and rounded so that R u is exact in float32. The mean over features of
+    2φ(x)φ(x')/126² tends to the kernel exp(-‖x - x'‖²/(2σ²)) of standardised inputs. The whole
+    number q follows from σ, which is `bandwidth` times the median distance between samples of the
+    client that settles it. With `direct` the inputs u are also features.
 
     Attributes:
         period: (1,) q.
@@ -405,7 +480,9 @@ class RandomFourier(OfVectors):
 
     settled: Mapping[str, torch.dtype] = dict.fromkeys(("centre", "scale", "period"), torch.float32)
 
-    def __init__(self, inputs: int, width: int, *, bandwidth: float = 1.0, direct: bool = False) -> None:
+    def __init__(
+        self, inputs: int, width: int, *, bandwidth: float = 1.0, direct: bool = False
+    ) -> None:
         """Draw projections and offsets.
 
         Args:
@@ -424,7 +501,9 @@ class RandomFourier(OfVectors):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the projections, whole numbers as large as float32 can add up exactly, and the offsets."""
+        """Draw the projections, whole numbers as large as float32 can add up exactly, and the
+        offsets.
+        """
         self.linear.requires_grad_(False)
         if self.linear.weight.is_meta:
             return
@@ -441,7 +520,10 @@ class RandomFourier(OfVectors):
         with torch.autocast(x.device.type, enabled=False):
             inputs = self.whole(x)
             period = self.get_buffer("period").double()
-            turns = self.linear(inputs).double().remainder(period) / period + self.get_buffer("offset") / _TURNS
+            turns = (
+                self.linear(inputs).double().remainder(period) / period
+                + self.get_buffer("offset") / _TURNS
+            )
             units = (AMPLITUDE * (2 * pi * turns).cos()).round().float()
             return torch.cat([inputs, units], 1) if self.direct else units
 
@@ -475,4 +557,7 @@ class RandomFourier(OfVectors):
         super().adopt(told)
         period = float(self.get_buffer("period"))
         if not (2 <= period <= EXACT and period == round(period)):
-            raise UserError(f"the features received have a period of {period:g}, not a whole number above 1: refused")
+            raise UserError(
+                f"the features received have a period of {period:g}, not a whole number above 1: "
+                "refused"
+            )

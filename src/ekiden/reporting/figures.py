@@ -1,4 +1,6 @@
-"""Figures of numbers: accuracy, clients and classes, who sent how much to whom; and where a model fails."""
+"""Figures of numbers: accuracy, clients and classes, who sent how much to whom; and where a model
+fails.
+"""
 
 import textwrap
 from collections import Counter
@@ -62,7 +64,8 @@ COMPUTE = Axis(
     "against compute",
     "forward + 2 × backward samples",
     lambda run, row: float(row["forward"] + 2 * row["backward"]),
-    "Samples that went through a network, backward counted twice. A dotted line is a method that counts none. ",
+    "Samples that went through a network, backward counted twice. A dotted line is a method that "
+    "counts none. ",
 )
 STEPS = Axis(
     "steps",
@@ -74,8 +77,14 @@ STEPS = Axis(
 
 
 def curves(number: int, groups: Sequence[Group], devices: Devices | None = None) -> list[Drawing]:
-    """Draw the figures of one setting, without those that would show nothing; with devices, one over simulated time."""
-    axes = (BYTES, COMPUTE, STEPS) if devices is None else (BYTES, COMPUTE, STEPS, _time(groups, devices))
+    """Draw the figures of one setting, without those that would show nothing; with devices, one
+    over simulated time.
+    """
+    axes = (
+        (BYTES, COMPUTE, STEPS)
+        if devices is None
+        else (BYTES, COMPUTE, STEPS, _time(groups, devices))
+    )
     drawn = [_draw(axis, number, groups) for axis in axes]
     return [drawing for drawing in drawn if drawing]
 
@@ -90,19 +99,29 @@ def _time(groups: Sequence[Group], devices: Devices) -> Axis:
 
     name = next((f"`{name}`" for name, its in PRESETS.items() if its == devices), "of your own")
     note = (
-        f"What the run would have taken on devices {name}, from its bytes and passes. Methods that count no passes, "
+        f"What the run would have taken on devices {name}, from its bytes and passes. Methods that "
+        "count no passes, "
         "such as trees, are without their computing. "
     )
     return Axis("time", "over simulated time", "simulated seconds", seconds, note)
 
 
-def track(group: Group, axis: Axis, metric: str = "accuracy") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (s, t) what was spent and (s, t) the metric, shares in per cent, for each seed and each evaluated step."""
-    steps = [{row["step"]: row for row in run.metrics if row.get(metric) is not None} for run in group.runs]
+def track(
+    group: Group, axis: Axis, metric: str = "accuracy"
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (s, t) what was spent and (s, t) the metric, shares in per cent, for each seed and
+    each evaluated step.
+    """
+    steps = [
+        {row["step"]: row for row in run.metrics if row.get(metric) is not None}
+        for run in group.runs
+    ]
     common = [step for step in steps[0] if all(step in rows for rows in steps)]
     pairs = list(zip(group.runs, steps, strict=True))
     spent = np.array([[axis.measure(run, rows[step]) for step in common] for run, rows in pairs])
-    return spent, np.array([[group.shown.scale * rows[step][metric] for step in common] for rows in steps])
+    return spent, np.array(
+        [[group.shown.scale * rows[step][metric] for step in common] for rows in steps]
+    )
 
 
 def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
@@ -114,7 +133,9 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     ends = [end for spent, _ in tracks.values() if (end := float(spent.mean(0)[-1])) > 0]
     if not ends or (axis is STEPS and max(ends) == 1):
         return None
-    best = sorted(tracks, key=lambda group: float(tracks[group][1].mean(0)[-1]), reverse=unit.higher)[:_MOST]
+    best = sorted(
+        tracks, key=lambda group: float(tracks[group][1].mean(0)[-1]), reverse=unit.higher
+    )[:_MOST]
     logarithmic = max(ends) > 12 * min(ends)
     figure, axes = blank()
     rows: list[list[Value]] = []
@@ -122,7 +143,10 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
         x, y = spent.mean(0), accuracy.mean(0)
         several = len(accuracy) > 1
         std = accuracy.std(0, ddof=1) if several else np.zeros_like(y)
-        numbers = ((float(a), float(b), float(c) if several else None) for a, b, c in zip(x, y, std, strict=True))
+        numbers = (
+            (float(a), float(b), float(c) if several else None)
+            for a, b, c in zip(x, y, std, strict=True)
+        )
         rows += [[group.name, *three, len(group.runs)] for three in numbers]
         if group in best:
             _series(axes, group, x, y, std, logarithmic)
@@ -143,17 +167,27 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
 
 
 def _series(axes: Any, group: Group, x: _Line, y: _Line, std: _Line, logarithmic: bool) -> None:
-    """Draw one method as a line with a mark at its end, or as a line across the figure if it spent nothing."""
+    """Draw one method as a line with a mark at its end, or as a line across the figure if it spent
+    nothing.
+    """
     style = line_style(group.place)
     if not x[-1] > 0:
-        axes.axhline(y[-1], color=style["color"], linestyle=(0, (1, 2)), label=shown(f"{group.name} (none)"))
+        axes.axhline(
+            y[-1], color=style["color"], linestyle=(0, (1, 2)), label=shown(f"{group.name} (none)")
+        )
         return
     drawn = x > 0 if logarithmic else x >= 0
     every = max(1, drawn.sum() // 10)
     axes.plot(x[drawn], y[drawn], **style, markersize=3.5, markevery=every, linewidth=1.5)
-    axes.fill_between(x[drawn], (y - std)[drawn], (y + std)[drawn], color=style["color"], alpha=0.15, linewidth=0)
-    axes.errorbar(x[-1], y[-1], yerr=std[-1] or None, color=style["color"], capsize=2.5, linewidth=1.2)
-    axes.plot(x[-1:], y[-1:], **style, markersize=8, markeredgecolor="none", label=shown(group.name))
+    axes.fill_between(
+        x[drawn], (y - std)[drawn], (y + std)[drawn], color=style["color"], alpha=0.15, linewidth=0
+    )
+    axes.errorbar(
+        x[-1], y[-1], yerr=std[-1] or None, color=style["color"], capsize=2.5, linewidth=1.2
+    )
+    axes.plot(
+        x[-1:], y[-1:], **style, markersize=8, markeredgecolor="none", label=shown(group.name)
+    )
 
 
 def heat(
@@ -166,7 +200,9 @@ def heat(
     limits: tuple[float, float] | None = None,
     labels: tuple[str, str] = ("", ""),
 ) -> tuple[Any, Any]:
-    """Draw a matrix as coloured cells. Cells have their numbers in them if there is room; NaN is left blank."""
+    """Draw a matrix as coloured cells. Cells have their numbers in them if there is room; NaN is
+    left blank.
+    """
     n, m = values.shape
     cell = 0.42 if max(n, m) <= 20 else max(0.11, 8.8 / max(n, m))
     written = cell >= 0.3
@@ -175,7 +211,9 @@ def heat(
     room = 0.25 if written else 1.0
     figure, axes = blank(max(3.0, cell * m + beside + room), max(1.4, high_cell * n + below + 0.25))
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
-    mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=HEAT, vmin=low, vmax=high or 1.0, edgecolors="none")
+    mesh = axes.pcolormesh(
+        np.ma.masked_invalid(values), cmap=HEAT, vmin=low, vmax=high or 1.0, edgecolors="none"
+    )
     axes.invert_yaxis()
     bare(axes)
     _names(axes, rows, columns)
@@ -202,10 +240,13 @@ def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
     axes.tick_params(length=0)
 
 
-def matrix_rows(values: NDArray[np.float64], rows: Sequence[str], columns: Sequence[str]) -> list[list[Value]]:
+def matrix_rows(
+    values: NDArray[np.float64], rows: Sequence[str], columns: Sequence[str]
+) -> list[list[Value]]:
     """Return the numbers of a heat map, one line per row."""
     return [
-        [name, *(float(v) if np.isfinite(v) else None for v in line)] for name, line in zip(rows, values, strict=True)
+        [name, *(float(v) if np.isfinite(v) else None for v in line)]
+        for name, line in zip(rows, values, strict=True)
     ]
 
 
@@ -214,17 +255,30 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
     known = [g for g in groups if g.first.last.get("clients")]
     if not known:
         return Missing(setting, "runs list the accuracies of up to 100 clients that have test data")
-    named = [g.first.config["clients"] for g in known if not g.yardstick]  # a yardstick has one client with all data
-    clients = list(named[0]) if named else [f"client {i}" for i in range(len(known[0].first.last["clients"]))]
+    named = [
+        g.first.config["clients"] for g in known if not g.yardstick
+    ]  # a yardstick has one client with all data
+    clients = (
+        list(named[0])
+        if named
+        else [f"client {i}" for i in range(len(known[0].first.last["clients"]))]
+    )
     metric = known[0].shown
     known = [g for g in known if g.shown.name == metric.name]
     values = np.array([_scaled(g.first.last["clients"], metric) for g in known])
     names = [g.name for g in known]
-    figure, _ = heat(values, names, clients, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric))
+    figure, _ = heat(
+        values, names, clients, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric)
+    )
     seed = known[0].first.recipe["seed"]
     note = f"{_named(metric)} on each client's own test data, of its personal model where there is one; seed {seed}."
     return Drawing(
-        f"clients-{number}", "By client", note, figure, ["method", *clients], matrix_rows(values, names, clients)
+        f"clients-{number}",
+        "By client",
+        note,
+        figure,
+        ["method", *clients],
+        matrix_rows(values, names, clients),
     )
 
 
@@ -235,13 +289,19 @@ def by_group(
     methods = list(accuracies)
     groups = list(accuracies[methods[0]])
     values = np.array([[metric.scale * accuracies[m][g][1] for g in groups] for m in methods])
-    figure, _ = heat(values, methods, groups, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric))
+    figure, _ = heat(
+        values, methods, groups, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric)
+    )
     note = f"{_named(metric)} of the final models; of personal models, their mean."
-    return Drawing(name, f"By {kind}", note, figure, ["method", *groups], matrix_rows(values, methods, groups))
+    return Drawing(
+        name, f"By {kind}", note, figure, ["method", *groups], matrix_rows(values, methods, groups)
+    )
 
 
 def hops(run: Summary) -> list[str] | None:
-    """Return who trained in each step if the model went from client to client and nothing else moved; else None."""
+    """Return who trained in each step if the model went from client to client and nothing else
+    moved; else None.
+    """
     clients: list[str] = []
     for row in read_ledger(run.folder):
         source, target, step = row["source"], row["target"], row["step"]
@@ -257,7 +317,9 @@ def hops(run: Summary) -> list[str] | None:
 
 
 def forgetting(group: Group, number: int) -> Drawing | Missing | None:
-    """Draw accuracy on each client's data after each hop, clients in the order of their first hop. None: no hops."""
+    """Draw accuracy on each client's data after each hop, clients in the order of their first hop.
+    None: no hops.
+    """
     run = group.first
     path = hops(run)
     if path is None:
@@ -268,29 +330,46 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
     names = list(run.config["clients"])
     order = list(dict.fromkeys(path))
     metric = group.shown
-    values = np.array([_scaled(line, metric) for _, line in rows])[:, [names.index(client) for client in order]]
+    values = np.array([_scaled(line, metric) for _, line in rows])[
+        :, [names.index(client) for client in order]
+    ]
     down = [f"{i + 1} · {path[i]}" for i, _ in rows]
     unit, limits = f"{metric.name}{metric.unit}", _limits(values, metric)
-    figure, axes = heat(values, down, order, unit=unit, limits=limits, labels=("after hop", "on the data of"))
+    figure, axes = heat(
+        values, down, order, unit=unit, limits=limits, labels=("after hop", "on the data of")
+    )
     trained = [order.index(path[i]) for i, _ in rows]
     for place, column in enumerate(trained):
-        frame = Rectangle((column + 0.06, place + 0.06), 0.88, 0.88, fill=False, edgecolor=_FRAME, linewidth=2)
+        frame = Rectangle(
+            (column + 0.06, place + 0.06), 0.88, 0.88, fill=False, edgecolor=_FRAME, linewidth=2
+        )
         axes.add_patch(frame)
-    lost = lost_points(values if metric.higher else -values, trained) if len(rows) == len(path) else None
+    lost = (
+        lost_points(values if metric.higher else -values, trained)
+        if len(rows) == len(path)
+        else None
+    )
     note = f"Seed {run.recipe['seed']}; {_named(metric, first=False)}. Framed: the client that has just trained. "
     if lost is None:
         note += "Not every hop was measured."
     else:
         note += f"Mean forgetting: {f'{lost:.1f} points' if metric.share else f'{lost:.4g}'}."
     return Drawing(
-        f"forgetting-{number}", group.name, note, figure, ["after hop", *order], matrix_rows(values, down, order)
+        f"forgetting-{number}",
+        group.name,
+        note,
+        figure,
+        ["after hop", *order],
+        matrix_rows(values, down, order),
     )
 
 
 def lost_points(values: NDArray[np.float64], trained: Sequence[int]) -> float | None:
-    """Return the mean forgetting: the best accuracy since a client trained minus the last, without the last client.
+    """Return the mean forgetting: the best accuracy since a client trained minus the last, without
+    the last client.
 
-    `values` are accuracies (hops, clients), and `trained` the column of the client that trained in each hop.
+    `values` are accuracies (hops, clients), and `trained` the column of the client that trained in
+    each hop.
     """
     losses = []
     for column in set(trained[:-1]) - {trained[-1]}:
@@ -305,7 +384,9 @@ def _scaled(values: Sequence[float | None], metric: Metric) -> list[float]:
 
 
 def _limits(values: NDArray[np.float64], metric: Metric) -> tuple[float, float] | None:
-    """Return 0 and 100 % for shares; for other metrics None, which takes the range of the values."""
+    """Return 0 and 100 % for shares; for other metrics None, which takes the range of the
+    values.
+    """
     return (0, 100) if metric.share or np.isnan(values).all() else None
 
 
@@ -323,17 +404,20 @@ def ledger(group: Group, number: int) -> Drawing | Missing:
         return Missing(group.name, "nothing moved")
     clients = hops(run) or list(run.config["clients"])
     moved = [party for edge in sent for party in edge]
-    gone = [party for party in moved if party != SERVER]  # a client that was forgotten took part, too
+    gone = [
+        party for party in moved if party != SERVER
+    ]  # a client that was forgotten took part, too
     parties = [*dict.fromkeys([*clients, *gone]), *([SERVER] if SERVER in moved else [])]
     total, largest = sum(sent.values()), max(sent.values())
     note = (
-        f"Seed {run.recipe['seed']}: {size(total)} in all along {len(sent)} edges, at most {size(largest)} along one"
-        + (f"; {failed} times nobody answered" if failed else "")
-        + "."
+        f"Seed {run.recipe['seed']}: {size(total)} in all along {len(sent)} edges, at most "
+        f"{size(largest)} along one" + (f"; {failed} times nobody answered" if failed else "") + "."
     )
     rows: list[list[Value]] = [[a, b, n] for (a, b), n in sorted(sent.items())]
     draw = _graph if len(parties) <= _MOST_NODES else _matrix
-    return Drawing(f"ledger-{number}", group.name, note, draw(parties, sent), ["from", "to", "bytes"], rows)
+    return Drawing(
+        f"ledger-{number}", group.name, note, draw(parties, sent), ["from", "to", "bytes"], rows
+    )
 
 
 def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
@@ -352,7 +436,9 @@ def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
     figure, axes = blank(4.4, 3.3)
     around = [party for party in parties if party != SERVER]
     angles = np.pi / 2 - 2 * np.pi * np.arange(len(around)) / len(around)
-    places = {party: np.array([np.cos(a), np.sin(a)]) for party, a in zip(around, angles, strict=True)}
+    places = {
+        party: np.array([np.cos(a), np.sin(a)]) for party, a in zip(around, angles, strict=True)
+    }
     places[SERVER] = np.zeros(2)
     largest = max(sent.values())
     crowd = min(1.0, 40 / len(sent))
@@ -374,7 +460,9 @@ def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
     for party in parties:
         x, y = places[party]
         server = party == SERVER
-        axes.plot(x, y, "s" if server else "o", color=SERIES[1] if server else SERIES[0], markersize=11)
+        axes.plot(
+            x, y, "s" if server else "o", color=SERIES[1] if server else SERIES[0], markersize=11
+        )
         axes.text(
             x * 1.14,
             y * 1.14 - (0.2 if server else 0),
@@ -382,7 +470,9 @@ def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
             ha="center" if abs(x) < 0.3 else "left" if x > 0 else "right",
             va="center",
             color=INK,
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5, "alpha": 0.8} if server else None,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5, "alpha": 0.8}
+            if server
+            else None,
         )
     axes.set(xlim=(-1.8, 1.8), ylim=(-1.3, 1.3), xticks=[], yticks=[])
     axes.set_aspect("equal")
@@ -402,14 +492,18 @@ def _matrix(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
 _FIGURES = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "mae", "c_index")
 _SHARES = frozenset(("auroc", "sensitivity", "specificity", "accuracy", "c_index"))
 _NOTE = (
-    "From counts, with 95 % intervals. A gap is the difference from all others of the column together. Slope and "
-    "intercept are those of the label on the logit of the score: 1 and 0 if probabilities are right. Shift is the "
+    "From counts, with 95 % intervals. A gap is the difference from all others of the column "
+    "together. Slope and "
+    "intercept are those of the label on the logit of the score: 1 and 0 if probabilities are "
+    "right. Shift is the "
     "population stability index of the scores against the others; above 0.25 they differ much."
 )
 
 
 def failing(number: int, groups: Sequence[Group]) -> Iterator[PlainTable | Drawing]:
-    """Yield a table for each run whose subgroups were measured, and a figure of the calibration of all."""
+    """Yield a table for each run whose subgroups were measured, and a figure of the calibration of
+    all.
+    """
     for place, group in enumerate(groups):
         if found := kept_subgroups(group.first.folder):
             yield _table(f"subgroups-{number}-{place}", group.name, found)
@@ -419,9 +513,17 @@ def failing(number: int, groups: Sequence[Group]) -> Iterator[PlainTable | Drawi
 
 def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
     """Return one row for each subgroup."""
-    every = [(column, name, row) for column, rows in found["groups"].items() for name, row in rows.items()]
+    every = [
+        (column, name, row)
+        for column, rows in found["groups"].items()
+        for name, row in rows.items()
+    ]
     names = [name for name in _FIGURES if any(name in row["values"] for _, _, row in every)]
-    more = [name for name in ("calibration_error", "shift") if any(name in row["values"] for _, _, row in every)]
+    more = [
+        name
+        for name in ("calibration_error", "shift")
+        if any(name in row["values"] for _, _, row in every)
+    ]
     slopes = any("recalibration" in row for _, _, row in every)
     rows, data = [], []
     for column, subgroup, row in every:
@@ -429,21 +531,44 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
         cells += [_cell(row, name) for name in names]
         cells += [f"{row['values'][name]:.3f}" if name in row["values"] else "–" for name in more]
         if slopes:
-            cells.append("{:.2f}, {:+.2f}".format(*row["recalibration"]) if "recalibration" in row else "–")
+            cells.append(
+                "{:.2f}, {:+.2f}".format(*row["recalibration"]) if "recalibration" in row else "–"
+            )
         rows.append(cells)
         values: list[Value] = [column, subgroup, row["samples"], row.get("positives")]
         for figure in names:
             ends, gap = row.get("intervals", {}).get(figure), row.get("gaps", {}).get(figure, [])
-            values += [row["values"].get(figure), *(ends or (None, None)), *(*gap, None, None, None)[:3]]
-        data.append([*values, *(row["values"].get(name) for name in more), *(row.get("recalibration") or (None, None))])
+            values += [
+                row["values"].get(figure),
+                *(ends or (None, None)),
+                *(*gap, None, None, None)[:3],
+            ]
+        data.append(
+            [
+                *values,
+                *(row["values"].get(name) for name in more),
+                *(row.get("recalibration") or (None, None)),
+            ]
+        )
     header = ["subgroup", "samples", "positives"]
     header += [f"{name} %" if name in _SHARES else name for name in names]
     header += [name.replace("_", " ") for name in more] + (["slope, intercept"] if slopes else [])
     ends = ("", "_low", "_high", "_gap", "_gap_low", "_gap_high")
-    numbers = ["column", *header[:3], *(name + end for name in names for end in ends), *more, "slope", "intercept"]
-    at = f" Sensitivity and specificity at {found['threshold']:.4g}." if "threshold" in found else ""
+    numbers = [
+        "column",
+        *header[:3],
+        *(name + end for name in names for end in ends),
+        *more,
+        "slope",
+        "intercept",
+    ]
+    at = (
+        f" Sensitivity and specificity at {found['threshold']:.4g}." if "threshold" in found else ""
+    )
     untold = found.get("untold", {}).items()
-    left = "".join(f" {column}: {n} samples in small subgroups are left out." for column, n in untold)
+    left = "".join(
+        f" {column}: {n} samples in small subgroups are left out." for column, n in untold
+    )
     return PlainTable(name, f"Subgroups: {title}", _NOTE + at + left, header, rows, numbers, data)
 
 
@@ -456,7 +581,11 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
     if ends := row.get("intervals", {}).get(name):
         text += f"; {scale * ends[0]:.{digits}f} to {scale * ends[1]:.{digits}f}"
     if gap := row.get("gaps", {}).get(name):
-        within = f" ({scale * gap[1]:+.{digits}f} to {scale * gap[2]:+.{digits}f})" if len(gap) == 3 else ""
+        within = (
+            f" ({scale * gap[1]:+.{digits}f} to {scale * gap[2]:+.{digits}f})"
+            if len(gap) == 3
+            else ""
+        )
         text += f"; gap {scale * gap[0]:+.{digits}f}{within}"
     return text
 
@@ -473,9 +602,23 @@ def _calibration(number: int, groups: Sequence[Group]) -> Drawing | None:
     axes.plot([0, most], [0, most], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
     for group, points in known:
         _, scores, shares = zip(*points, strict=True)
-        axes.plot(scores, shares, **line_style(group.place), markersize=4, linewidth=1.5, label=shown(group.name))
+        axes.plot(
+            scores,
+            shares,
+            **line_style(group.place),
+            markersize=4,
+            linewidth=1.5,
+            label=shown(group.name),
+        )
         rows += [[group.name, *point] for point in points]
     axes.set(xlabel="mean probability of the second class", ylabel="share of the second class")
     legend(figure, axes)
     note = "By tenths of the test samples, in order of their scores. On the dotted line probabilities are right."
-    return Drawing(f"calibration-{number}", "Calibration", note, figure, ["method", "samples", "score", "share"], rows)
+    return Drawing(
+        f"calibration-{number}",
+        "Calibration",
+        note,
+        figure,
+        ["method", "samples", "score", "share"],
+        rows,
+    )

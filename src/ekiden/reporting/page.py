@@ -1,4 +1,6 @@
-"""The page of a report: one HTML file that needs no network, with figures and numbers in files next to it."""
+"""The page of a report: one HTML file that needs no network, with figures and numbers in files next
+to it.
+"""
 
 import os
 import shutil
@@ -19,7 +21,15 @@ from ekiden.data.samples import FederatedData
 from ekiden.reporting.figures import by_client, by_group, curves, failing, forgetting, heat, ledger
 from ekiden.reporting.runs import Found, Group, Opened, Opener, accuracies, collect
 from ekiden.reporting.style import Drawing, Heading, Missing, Value, as_csv, data_uri, look, publish
-from ekiden.reporting.tables import PlainTable, ResultTable, commands, costs, environments, promises, results
+from ekiden.reporting.tables import (
+    PlainTable,
+    ResultTable,
+    commands,
+    costs,
+    environments,
+    promises,
+    results,
+)
 from ekiden.results.clock import Devices
 from ekiden.results.result import ModelSource
 
@@ -49,10 +59,14 @@ class Details:
     closed: tuple[Missing, ...]  # why data and models of other runs cannot be read
 
 
-def compose(found: Found, details: int, say: Say, opener: Opener, devices: Devices | None = None) -> Iterator[Section]:
+def compose(
+    found: Found, details: int, say: Say, opener: Opener, devices: Devices | None = None
+) -> Iterator[Section]:
     """Return all sections, each made when it is asked for."""
     yield _section("results", "Results", "Results", "", results(found))
-    yield _section("cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)]))
+    yield _section(
+        "cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)])
+    )
     say("curves")
     drawn = _each(found, lambda i, s, g: curves(i, g, devices))
     yield _section("curves", "Curves", "Results against bytes, compute and steps", _CURVES, drawn)
@@ -61,21 +75,30 @@ def compose(found: Found, details: int, say: Say, opener: Opener, devices: Devic
     opened, closed = chosen.opened, chosen.closed
     yield _section("groups", "Groups", _FAILS, _GROUPS, _groups(found, chosen))
     yield _section("data", "Data", "Who holds what", _DATA, [*_holders(opened), *closed])
-    yield _section("forgetting", "Forgetting", "Forgetting along the hops", _FORGETTING, _forgetting(chosen))
+    yield _section(
+        "forgetting", "Forgetting", "Forgetting along the hops", _FORGETTING, _forgetting(chosen)
+    )
     say("ledgers")
     sent = _by_setting(chosen.groups, lambda g, i: [ledger(g, i)])
     yield _section("ledger", "Ledger", "Who sent how much to whom", _LEDGER, sent)
     yield _section(
-        "runs", "Commands", "Commands and environments", "", [commands(found), *promises(found), environments(found)]
+        "runs",
+        "Commands",
+        "Commands and environments",
+        "",
+        [commands(found), *promises(found), environments(found)],
     )
     yield _section("left-out", "Left out", "Left out", "", _left_out(found.left_out))
 
 
 _MOST_BUBBLES = 24  # clients in the drawing of `ekiden data`; more are a heat map
 _COST = (
-    "Accuracy (or another metric that heads its column) is measured on the union of all clients' test data; for "
-    "personal models it is their mean. Own test data: each client on its own test data, averaged over the "
-    "clients. Forward and backward: samples that went through a network, the same on any machine. Means "
+    "Accuracy (or another metric that heads its column) is measured on the union of all clients' "
+    "test data; for "
+    "personal models it is their mean. Own test data: each client on its own test data, averaged "
+    "over the "
+    "clients. Forward and backward: samples that went through a network, the same on any machine. "
+    "Means "
     "over the seeds, ± standard deviation."
 )
 _CURVES = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
@@ -83,14 +106,17 @@ _FAILS = "Where it fails: clients, domains, classes, subgroups"
 _GROUPS = "The first seed of each method. The command ekiden evaluate RUN --by COLUMN adds tables of subgroups."
 _DATA = "Training and validation samples of each class at each client; a larger mark means more."
 _FORGETTING = (
-    "Accuracy on every client's test data after each hop. Mean forgetting: how far the accuracy at the end is below "
+    "Accuracy on every client's test data after each hop. Mean forgetting: how far the accuracy at "
+    "the end is below "
     "the best since the client trained, averaged over all clients but the last."
 )
 _LEDGER = "Bytes over the whole run; a wider and darker arrow means more."
 
 
 def _section(key: str, short: str, title: str, intro: str, items: Iterable[Item | None]) -> Section:
-    """Make a section. Leave out what does not apply, and state each reason for missing figures once."""
+    """Make a section. Leave out what does not apply, and state each reason for missing figures
+    once.
+    """
     shown: list[Item] = []
     why: dict[str, list[str]] = defaultdict(list)
     for item in items:
@@ -102,7 +128,9 @@ def _section(key: str, short: str, title: str, intro: str, items: Iterable[Item 
     return Section(key, short, title, intro, (*shown, *reasons))
 
 
-def _each(found: Found, make: Callable[[int, str, Sequence[Group]], Sequence[Item]]) -> Iterator[Item]:
+def _each(
+    found: Found, make: Callable[[int, str, Sequence[Group]], Sequence[Item]]
+) -> Iterator[Item]:
     """Make items for each setting, under the setting's name if there are several."""
     settings = found.by_setting()
     for number, (setting, groups) in enumerate(settings.items(), 1):
@@ -113,25 +141,38 @@ def _each(found: Found, make: Callable[[int, str, Sequence[Group]], Sequence[Ite
 
 
 def _details(found: Found, most: int, opener: Opener) -> Details:
-    """Open the first run of each method, setting by setting, as long as whole settings fit into `most`."""
+    """Open the first run of each method, setting by setting, as long as whole settings fit into
+    `most`.
+    """
     groups: list[Group] = []
     closed, opened = [], {}
     for setting, peers in found.by_setting().items():
         fitting = peers[:most] if not groups else peers if len(groups) + len(peers) <= most else []
         groups += fitting
         if len(fitting) < len(peers):
-            closed.append(Missing(setting, f"--details {len(found.groups)} draws the other methods and settings too"))
+            closed.append(
+                Missing(
+                    setting,
+                    f"--details {len(found.groups)} draws the other methods and settings too",
+                )
+            )
     for group in groups:
         try:
             opened[group] = opener(group.first)
         except UserError as error:
-            away = "run between machines: the data stayed there" if group.first.config.get("on") else ""
+            away = (
+                "run between machines: the data stayed there"
+                if group.first.config.get("on")
+                else ""
+            )
             closed.append(Missing(group.name, away or str(error)))
     return Details(tuple(groups), opened, tuple(closed))
 
 
 def _groups(found: Found, chosen: Details) -> Iterator[Item]:
-    """Draw accuracies by client, as the runs reported them, and by domain and class, computed from their models."""
+    """Draw accuracies by client, as the runs reported them, and by domain and class, computed from
+    their models.
+    """
     measured: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for group, run in chosen.opened.items():
         same = group.shown.name == next(iter(found.by_setting()[group.setting])).shown.name
@@ -142,7 +183,9 @@ def _groups(found: Found, chosen: Details) -> Iterator[Item]:
     def make(number: int, setting: str, groups: Sequence[Group]) -> Sequence[Item]:
         kinds, metric = measured[setting], groups[0].shown
         shown = [
-            by_group(kind, f"{kind}-{number}", kinds[kind], metric) for kind in ("domain", "class") if kind in kinds
+            by_group(kind, f"{kind}-{number}", kinds[kind], metric)
+            for kind in ("domain", "class")
+            if kind in kinds
         ]
         return [by_client(setting, number, groups), *shown, *failing(number, groups)]
 
@@ -159,16 +202,22 @@ def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
         held, classes = counts(run.data), held_names(run.data)
         if len(run.data.clients) > _MOST_BUBBLES:
             clients = [client.name for client in run.data.clients]
-            figure, _ = heat(held.T.astype(float), classes, clients, unit="samples", labels=("class", "client"))
+            figure, _ = heat(
+                held.T.astype(float), classes, clients, unit="samples", labels=("class", "client")
+            )
         else:
             figure = picture(run.data)
             figure.axes[0].set_title("")
-        rows: list[list[Value]] = [[c.name, *map(int, n)] for c, n in zip(run.data.clients, held, strict=True)]
+        rows: list[list[Value]] = [
+            [c.name, *map(int, n)] for c, n in zip(run.data.clients, held, strict=True)
+        ]
         note = f"Seed {group.first.recipe['seed']}."
         yield Drawing(f"holds-{number}", setting, note, figure, ["client", *classes], rows)
 
 
-def _by_setting(groups: Iterable[Group], make: Callable[[Group, int], Sequence[Item]]) -> list[Item]:
+def _by_setting(
+    groups: Iterable[Group], make: Callable[[Group, int], Sequence[Item]]
+) -> list[Item]:
     """Make items for each group, under the setting's name if there are several settings."""
     made: dict[str, list[Item]] = defaultdict(list)
     for number, group in enumerate(groups, 1):
@@ -180,7 +229,10 @@ def _by_setting(groups: Iterable[Group], make: Callable[[Group, int], Sequence[I
     return [
         item
         for setting, items in made.items()
-        for item in ([Heading(setting)] if several and any(isinstance(i, Drawing) for i in items) else []) + items
+        for item in (
+            [Heading(setting)] if several and any(isinstance(i, Drawing) for i in items) else []
+        )
+        + items
     ]
 
 
@@ -189,7 +241,10 @@ def _forgetting(chosen: Details) -> list[Item]:
         item = forgetting(group, number)
         return [item] if item is not None else []
 
-    none = Missing(", ".join(dict.fromkeys(g.name for g in chosen.groups)), "no model is handed from client to client")
+    none = Missing(
+        ", ".join(dict.fromkeys(g.name for g in chosen.groups)),
+        "no model is handed from client to client",
+    )
     return _by_setting(chosen.groups, make) or ([none] if chosen.groups else [])
 
 
@@ -251,7 +306,10 @@ def report(
 def _check(out: Path) -> None:
     """Refuse to overwrite anything except an older report."""
     if out.suffix.lower() in (".html", ".htm"):
-        raise UserError(f"--out names a folder, which gets index.html and its figures: try --out {out.with_suffix('')}")
+        raise UserError(
+            "--out names a folder, which gets index.html and its figures: try --out "
+            f"{out.with_suffix('')}"
+        )
     if not out.exists():
         return
     if not out.is_dir():
@@ -270,7 +328,9 @@ def _view(item: Item, folder: Path) -> View:
         svg, numbers = publish(item, folder)
         return View("figure", item, numbers, svg)
     header, rows = (
-        item.csv() if isinstance(item, ResultTable) else (item.numbers or item.header, item.data or item.rows)
+        item.csv()
+        if isinstance(item, ResultTable)
+        else (item.numbers or item.header, item.data or item.rows)
     )
     table = as_csv(header, rows)
     (folder / "data" / f"{item.name}.csv").write_text(table, encoding="utf-8")
@@ -280,7 +340,9 @@ def _view(item: Item, folder: Path) -> View:
 def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) -> str:
     """Return the page. Everything that comes from runs is escaped."""
     template = files("ekiden.reporting").joinpath("page.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.from_string(template).render(
         made_by=_MADE_BY,
         version=__version__,

@@ -21,7 +21,16 @@ from ekiden.engine.setup import check_same_data
 from ekiden.methods import known
 from ekiden.results.result import ModelSource, Result
 from ekiden.runs.plan import TaskName, loaded, stored
-from ekiden.runs.summary import Summary, chosen_model, going_on, headline, metric_of, revised, summarise, value_of
+from ekiden.runs.summary import (
+    Summary,
+    chosen_model,
+    going_on,
+    headline,
+    metric_of,
+    revised,
+    summarise,
+    value_of,
+)
 from ekiden.serving.loading import open_models
 from ekiden.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, runs_in
 from ekiden.tables.verdicts import CellResult, unmeasured
@@ -67,7 +76,9 @@ class Found:
     """The contents of the given folders."""
 
     groups: tuple[Group, ...]  # finished runs
-    sweeps: tuple[tuple[Sweep, tuple[CellResult, ...]], ...]  # each with the finished runs of its cells
+    sweeps: tuple[
+        tuple[Sweep, tuple[CellResult, ...]], ...
+    ]  # each with the finished runs of its cells
     loose: tuple[Group, ...]  # groups of runs that belong to none of the sweeps
     left_out: tuple[tuple[Path, str], ...]  # folders that are in no table or figure, and why
 
@@ -81,7 +92,9 @@ class Found:
 
 def collect(paths: Sequence[Path]) -> Found:
     """Read all runs and sweeps in the given folders and in folders below them."""
-    paths = [path for path in paths if path.name not in OWN]  # a pattern such as runs/sweep/* also matches these files
+    paths = [
+        path for path in paths if path.name not in OWN
+    ]  # a pattern such as runs/sweep/* also matches these files
     if not paths:
         raise UserError("name the run folders and sweep folders to report on")
     left_out: list[tuple[Path, str]] = []
@@ -98,7 +111,12 @@ def collect(paths: Sequence[Path]) -> Found:
         except UserError as error:
             left_out.append((folder, str(error)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            left_out.append((folder, f"cannot be read ({type(error).__name__}: {error}): the run folder is damaged"))
+            left_out.append(
+                (
+                    folder,
+                    f"cannot be read ({type(error).__name__}: {error}): the run folder is damaged",
+                )
+            )
     if not runs:
         folder, why = left_out[0]
         more = f"; {len(left_out) - 1} more are left out too" if len(left_out) > 1 else ""
@@ -111,8 +129,14 @@ def collect(paths: Sequence[Path]) -> Found:
             left_out.append((folder, f"its table is missing: {error}"))
     seeded = [tuple(seeds[s] for s in sorted(seeds)) for seeds in alike.values() if seeds]
     order = [run.folder for _, results in sweeps for result in results for run in result.runs]
-    left_out += [(run.folder, f"the same run as {twin.folder}") for run, twin in twins if run.folder not in order]
-    seeded.sort(key=lambda runs: order.index(runs[0].folder) if runs[0].folder in order else len(order))
+    left_out += [
+        (run.folder, f"the same run as {twin.folder}")
+        for run, twin in twins
+        if run.folder not in order
+    ]
+    seeded.sort(
+        key=lambda runs: order.index(runs[0].folder) if runs[0].folder in order else len(order)
+    )
     columns = {swept.experiment.name for swept, _ in sweeps if not swept.experiment.methods_in_rows}
     groups = _named(seeded, columns)
     loose = tuple(group for group in groups if any(run.folder not in order for run in group.runs))
@@ -135,7 +159,10 @@ def find(path: Path) -> list[Path]:
         raise UserError(f"{path} {what}: give run folders, or a folder that holds them")
     found = runs_in(path)
     if not found:
-        raise UserError(f"{path} holds no run (no config.json in or below it): give the path that the run printed")
+        raise UserError(
+            f"{path} holds no run (no config.json in or below it): give the path that the run "
+            "printed"
+        )
     return found
 
 
@@ -155,7 +182,10 @@ def _read(folder: Path) -> Summary:
     run = summarise(folder)
     if not run.finished:
         raise UserError(f"stopped after step {run.last.get('step', 0)}: {going_on(run)}")
-    if any(value_of(run, key) is None for key in ("accuracy", str(_swept(run.config).get("metric", "accuracy")))):
+    if any(
+        value_of(run, key) is None
+        for key in ("accuracy", str(_swept(run.config).get("metric", "accuracy")))
+    ):
         raise UserError("its test data were not measured")
     return run
 
@@ -168,7 +198,11 @@ def _results(
     for one in sweep.runs():
         if found := runs.get(one.folder.resolve()):
             state = one.state
-            if why := state.damage or next(iter(state.changed), "") or unmeasured(found, one.cell.metric):
+            if (
+                why := state.damage
+                or next(iter(state.changed), "")
+                or unmeasured(found, one.cell.metric)
+            ):
                 left_out.append((one.folder, f"not in its table: {why}"))
             else:
                 done[one.cell.slug].append(found)
@@ -182,12 +216,19 @@ def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _alike(config: Mapping[str, Any]) -> str:
-    """Return everything that identifies a run, except the seed and what does not change its result."""
+    """Return everything that identifies a run, except the seed and what does not change its
+    result.
+    """
     named = ("data", "silos", "reading", "task", "size", "val_fraction")
     plan = {k: v for k, v in said_in(config).items() if k in named}
     plan["tune"] = bool(said_in(config).get("tune"))
     recipe = ("method", "hyperparameters", "training", "model", "evaluate_on")
-    fields = [config["dataset"], *(config["recipe"][k] for k in recipe), config["recipe"].get("dp"), _machine(config)]
+    fields = [
+        config["dataset"],
+        *(config["recipe"][k] for k in recipe),
+        config["recipe"].get("dp"),
+        _machine(config),
+    ]
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
     who = [list(config["clients"]), revised(config)]
     return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
@@ -207,7 +248,9 @@ def _pools_data(config: Mapping[str, Any]) -> bool:
 
 def _setting(run: Summary, dataset: str) -> str:
     config = run.config
-    pooled = _pools_data(config)  # one client holds all training data; the test data are still those of all clients
+    pooled = _pools_data(
+        config
+    )  # one client holds all training data; the test data are still those of all clients
     clients = len((pooled and run.last.get("clients")) or config["clients"])
     parts = [dataset, partition(config), f"{clients} client{'s' * (clients != 1)}"]
     parts += [outside.short(model)] if (model := chosen_model(config)) != "auto" else []
@@ -223,8 +266,13 @@ def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Gr
     groups = tuple(groups)
     paths = dict.fromkeys(str(runs[0].config["dataset"]) for runs in groups)
     files = [Path(path).name for path in paths]  # which are enough if no two are equal
-    short = {path: file if files.count(file) == 1 else path for path, file in zip(paths, files, strict=True)}
-    bare = [Group("", _setting(runs[0], short[str(runs[0].config["dataset"])]), runs) for runs in groups]
+    short = {
+        path: file if files.count(file) == 1 else path
+        for path, file in zip(paths, files, strict=True)
+    }
+    bare = [
+        Group("", _setting(runs[0], short[str(runs[0].config["dataset"])]), runs) for runs in groups
+    ]
     named: list[Group] = []
     places: dict[str, int] = {}
     for setting in dict.fromkeys(group.setting for group in bare):
@@ -237,25 +285,40 @@ def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Gr
 
 
 def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
-    """Return its label in a sweep's table, or its method with the settings that differ between runs of that method."""
+    """Return its label in a sweep's table, or its method with the settings that differ between runs
+    of that method.
+    """
     swept = _swept(group.first.config)
     labels = [str(swept[k]) for k in ("row", "column") if swept.get(k)]
     if len(labels) == 2:
         labels = labels[::-1] if swept.get("experiment") in columns else labels
         twins = [_swept(p.first.config) for p in peers if p is not group]
-        return " · ".join(labels) if any(labels[0] in (t.get("row"), t.get("column")) for t in twins) else labels[0]
+        return (
+            " · ".join(labels)
+            if any(labels[0] in (t.get("row"), t.get("column")) for t in twins)
+            else labels[0]
+        )
     mine = _settings(group)
-    others = [_settings(p) for p in peers if p.first.recipe["method"] == group.first.recipe["method"]]
+    others = [
+        _settings(p) for p in peers if p.first.recipe["method"] == group.first.recipe["method"]
+    ]
     differing = {k: v for k, v in mine.items() if any(other.get(k) != v for other in others)}
     kind = known(group.first.recipe["method"])
     title = kind.__name__ if kind else outside.short(group.first.recipe["method"])
-    return f"{title} ({', '.join(f'{k}={v}' for k, v in differing.items())})" if differing else title
+    return (
+        f"{title} ({', '.join(f'{k}={v}' for k, v in differing.items())})" if differing else title
+    )
 
 
 def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
     recipe = config["recipe"]
-    return {**recipe["hyperparameters"], **recipe["training"], "dp": recipe.get("dp", ""), **_machine(config)}
+    return {
+        **recipe["hyperparameters"],
+        **recipe["training"],
+        "dp": recipe.get("dp", ""),
+        **_machine(config),
+    }
 
 
 @dataclass(frozen=True)
@@ -299,17 +362,23 @@ class Opener:
 
 
 @lru_cache(maxsize=2)
-def _dataset(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName) -> Dataset:
+def _dataset(
+    data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName
+) -> Dataset:
     """Read and decode the data once for all runs of a report."""
     return loaded(data, silos, size, reading, task)
 
 
 def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
-    """Return test samples and headline metric by class, and by domain if there are any; of personal models the mean."""
+    """Return test samples and headline metric by class, and by domain if there are any; of personal
+    models the mean.
+    """
     scores = [opened.test.scores(model, personal=opened.personal) for model in opened.models]
     kinds = {"class": opened.test.by_class, "domain": opened.test.by_domain}
     found: dict[str, Mapping[str, tuple[int, float]]] = {}
     for kind, measure in kinds.items():
         each = [measure(s) for s in scores]
-        found[kind] = {g: (n, float(np.mean([one[g][1] for one in each]))) for g, (n, _) in each[0].items()}
+        found[kind] = {
+            g: (n, float(np.mean([one[g][1] for one in each]))) for g, (n, _) in each[0].items()
+        }
     return found

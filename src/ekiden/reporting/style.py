@@ -1,4 +1,6 @@
-"""The style of figures: colours that colour-blind readers can tell apart, in light and dark, in print and on phones."""
+"""The style of figures: colours that colour-blind readers can tell apart, in light and dark, in
+print and on phones.
+"""
 
 import base64
 import csv
@@ -16,7 +18,15 @@ from matplotlib.figure import Figure
 
 INK, MUTED, LINE, PAPER = "#1b1f24", "#5d6570", "#d9dde2", "#ffffff"
 WHITE = "#fefefe"  # on top of a dark cell: white in both modes
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")  # Okabe and Ito, grey for black
+SERIES = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#4d4d4d",
+)  # Okabe and Ito, grey for black
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 STROKES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 HEAT = "cividis"  # made for colour-blind readers, readable without colour
@@ -66,7 +76,9 @@ class Drawing:
 
     @property
     def width(self) -> str:
-        """The width that the figure takes on the page: a third of a line, half a line or a full line."""
+        """The width that the figure takes on the page: a third of a line, half a line or a full
+        line.
+        """
         inches = self.figure.get_figwidth()
         return "third" if inches <= 4.7 else "half" if inches <= 7.8 else "full"
 
@@ -108,11 +120,17 @@ def bare(axes: Any) -> None:
 def line_style(i: int) -> dict[str, Any]:
     """Return colour, marker and stroke of the i-th series; each of the three tells series apart."""
     stroke = STROKES[i // len(SERIES) % len(STROKES)]
-    return {"color": SERIES[i % len(SERIES)], "marker": MARKERS[i % len(MARKERS)], "linestyle": stroke}
+    return {
+        "color": SERIES[i % len(SERIES)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "linestyle": stroke,
+    }
 
 
 def shown(name: str) -> str:
-    """Return a name as the label of a series. matplotlib omits labels that begin with an underscore from the legend."""
+    """Return a name as the label of a series. matplotlib omits labels that begin with an underscore
+    from the legend.
+    """
     return f"\u200b{name}" if name.startswith("_") else name
 
 
@@ -129,15 +147,23 @@ def legend(figure: Any, axes: Any) -> None:
     widest = 46 + 5.8 * max(map(len, names))  # in points: the mark and the letters
     fit = max(1, min(len(names), int(figure.get_figwidth() * 72 / widest)))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // fit))
-    figure.legend(handles, names, loc="outside lower center", ncols=fit, handlelength=2.0, columnspacing=1.2)
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=fit, handlelength=2.0, columnspacing=1.2
+    )
 
 
 def publish(drawing: Drawing, folder: Path) -> tuple[str, str]:
-    """Write a drawing as PNG, SVG and CSV into `folder`; return for the page its SVG, and its numbers as an address."""
+    """Write a drawing as PNG, SVG and CSV into `folder`; return for the page its SVG, and its
+    numbers as an address.
+    """
     text = io.StringIO()
     drawing.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    drawing.figure.set_layout_engine(None)  # keep the layout of the SVG, without another draw to find it
-    drawing.figure.savefig(folder / "figures" / f"{drawing.name}.png", format="png", dpi=160, metadata={})
+    drawing.figure.set_layout_engine(
+        None
+    )  # keep the layout of the SVG, without another draw to find it
+    drawing.figure.savefig(
+        folder / "figures" / f"{drawing.name}.png", format="png", dpi=160, metadata={}
+    )
     svg = text.getvalue()
     (folder / "figures" / f"{drawing.name}.svg").write_text(svg, encoding="utf-8")
     table = as_csv(drawing.header, drawing.rows)
@@ -146,7 +172,9 @@ def publish(drawing: Drawing, folder: Path) -> tuple[str, str]:
 
 
 def for_page(svg: str, name: str) -> str:
-    """Return an SVG for use inside the page: with the page's colours, its own ids, and its size in the style."""
+    """Return an SVG for use inside the page: with the page's colours, its own ids, and its size in
+    the style.
+    """
     svg = svg[svg.index("<svg") :]
     for colour, variable in _THEMED.items():
         svg = re.sub(rf"{colour}\b", f"var(--{variable})", svg, flags=re.IGNORECASE)
@@ -154,7 +182,9 @@ def for_page(svg: str, name: str) -> str:
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = svg.replace("'DejaVu Sans'", "var(--font)")
     width = float(re.findall(r'width="([\d.]+)pt"', svg)[0]) * 96 / 72
-    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"|height="[\d.]+pt" width="[\d.]+pt"', "", svg, count=1)
+    svg = re.sub(
+        r'width="[\d.]+pt" height="[\d.]+pt"|height="[\d.]+pt" width="[\d.]+pt"', "", svg, count=1
+    )
     return svg.replace("<svg", f'<svg role="img" aria-hidden="true" style="--w:{width:.0f}px"', 1)
 
 
@@ -168,10 +198,16 @@ def as_csv(header: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
 
 
 def _cell(value: Value) -> Value:
-    """Return a cell of a table for a spreadsheet, which takes texts that begin like this for formulas."""
+    """Return a cell of a table for a spreadsheet, which takes texts that begin like this for
+    formulas.
+    """
     if value is None:
         return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )
 
 
 def data_uri(table: str) -> str:

@@ -1,4 +1,6 @@
-"""Tables of a report: results as papers print them, what the accuracy cost, and the command and machine of each run."""
+"""Tables of a report: results as papers print them, what the accuracy cost, and the command and
+machine of each run.
+"""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -24,16 +26,21 @@ METRICS = {
 }
 _HOW = "Accuracy in per cent on the union of all clients' test data, mean ± standard deviation over the seeds."
 _HEADLINE = (
-    "Headline metric (accuracy unless another is named) on the union of all clients' test data, shares in per cent, "
+    "Headline metric (accuracy unless another is named) on the union of all clients' test data, "
+    "shares in per cent, "
     "mean ± standard deviation over the seeds."
 )
 _ERROR = (
-    "Published: the printed value, and ours minus it in standard errors √(s₁²/n₁ + s₂²/n₂): s₁ over our n₁ seeds; a "
-    "printed spread or number of runs that is not known is assumed to equal ours; in points with one seed."
+    "Published: the printed value, and ours minus it in standard errors √(s₁²/n₁ + s₂²/n₂): s₁ "
+    "over our n₁ seeds; a "
+    "printed spread or number of runs that is not known is assumed to equal ours; in points with "
+    "one seed."
 )
 _PAIRED = (
-    "Differences over the seeds that both have, ± s/√n; in brackets the number of seeds if some are missing. "
-    "Best other method: the one with the smallest difference that is not a form of this one and does not pool the data."
+    "Differences over the seeds that both have, ± s/√n; in brackets the number of seeds if some "
+    "are missing. "
+    "Best other method: the one with the smallest difference that is not a form of this one and "
+    "does not pool the data."
 )
 
 
@@ -52,11 +59,17 @@ class Entry:
     @property
     def difference(self) -> float | None:
         """Ours minus theirs in standard errors; None if that is not known or 0."""
-        return Comparison(self.mean, self.std, self.seeds, self.published).t if self.published else None
+        return (
+            Comparison(self.mean, self.std, self.seeds, self.published).t
+            if self.published
+            else None
+        )
 
     @property
     def unit(self) -> str:
-        """What the metric is, or what it was measured on, if it is not the accuracy on the union of the test data."""
+        """What the metric is, or what it was measured on, if it is not the accuracy on the union of
+        the test data.
+        """
         return METRICS.get(self.metric, "" if self.metric == "accuracy" else self.metric)
 
     @property
@@ -66,7 +79,11 @@ class Entry:
             return ""
         spread = "" if self.published.std is None else f" ± {self.published.std:.2f}"
         points = self.mean - self.published.mean
-        far = f"{points:+.2f} points" if self.difference is None else f"{self.difference:+.1f} standard errors"
+        far = (
+            f"{points:+.2f} points"
+            if self.difference is None
+            else f"{self.difference:+.1f} standard errors"
+        )
         return f"published {self.published.mean:.2f}{spread}; {far}"
 
 
@@ -77,13 +94,25 @@ class ResultTable:
     name: str  # name of its file
     title: str  # the heading
     columns: Sequence[str]  # names of the columns
-    rows: Sequence[tuple[str, Sequence[Entry | str]]]  # name, and one entry per column; a text if there is no value
+    rows: Sequence[
+        tuple[str, Sequence[Entry | str]]
+    ]  # name, and one entry per column; a text if there is no value
     notes: Sequence[str]  # how to read the table and what to know about it, one paragraph each
     link: str = ""  # address of the publication
 
     def csv(self) -> tuple[list[str], list[list[Value]]]:
         """Return one line per entry."""
-        header = ["row", "column", "mean", "std", "seeds", "metric", "rank", "published", "published_std"]
+        header = [
+            "row",
+            "column",
+            "mean",
+            "std",
+            "seeds",
+            "metric",
+            "rank",
+            "published",
+            "published_std",
+        ]
         lines: list[list[Value]] = []
         for name, entries in self.rows:
             for column, e in zip(self.columns, entries, strict=True):
@@ -103,18 +132,24 @@ class PlainTable:
     note: str  # what the columns mean
     header: Sequence[str]  # names of the columns
     rows: Sequence[Sequence[str]]  # the texts that are shown
-    numbers: Sequence[str] = ()  # names of the numbers in the CSV file, if these differ from the header
+    numbers: Sequence[
+        str
+    ] = ()  # names of the numbers in the CSV file, if these differ from the header
     data: Sequence[Sequence[Value]] = ()  # these numbers
     texts: frozenset[int] = frozenset()  # columns of text, which are left-aligned and may wrap
 
 
 def results(found: Found) -> list[ResultTable | PlainTable]:
-    """Return a table for each sweep, with its paired differences, and one table for runs that belong to no sweep."""
+    """Return a table for each sweep, with its paired differences, and one table for runs that
+    belong to no sweep.
+    """
     tables: list[ResultTable | PlainTable] = []
     for number, (sweep, done) in enumerate(found.sweeps, 1):
         tables.append(_published(number, sweep.experiment, done))
         compared = contrasts(sweep.experiment, done)
-        tables += [_paired(f"paired-{number}-{i}", contrast) for i, contrast in enumerate(compared, 1)]
+        tables += [
+            _paired(f"paired-{number}-{i}", contrast) for i, contrast in enumerate(compared, 1)
+        ]
     return tables + ([_loose(len(found.sweeps) + 1, found.loose)] if found.loose else [])
 
 
@@ -125,15 +160,30 @@ def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
     header += [f"worst client{metric.unit}", "moved", "forward", "backward"]
     rows, data = [], []
     for group in groups:
-        shares = [group.values(key, group.shown.scale) for key in (metric.name, "client_mean", "client_worst")]
+        shares = [
+            group.values(key, group.shown.scale)
+            for key in (metric.name, "client_mean", "client_worst")
+        ]
         work = [mean(group.values(key)) for key in ("bytes", "forward", "backward")]
         seconds = mean(run.seconds for run in group.runs)
         shown = [spread(values) or "–" for values in shares]
         passes = [f"{w:,.0f}" for w in work[1:]]
-        rows.append([group.name, str(len(group.runs)), *shown, size(work[0]), *passes, duration(seconds)])
+        rows.append(
+            [group.name, str(len(group.runs)), *shown, size(work[0]), *passes, duration(seconds)]
+        )
         means = [mean(values) if values else None for values in shares]
         data.append([group.name, len(group.runs), *means, *work, seconds])
-    numbers = ["method", "seeds", metric.name, "client_mean", "client_worst", "bytes", "forward", "backward", "seconds"]
+    numbers = [
+        "method",
+        "seeds",
+        metric.name,
+        "client_mean",
+        "client_worst",
+        "bytes",
+        "forward",
+        "backward",
+        "seconds",
+    ]
     return PlainTable(f"cost-{number}", setting, "", [*header, "time"], rows, numbers, data)
 
 
@@ -158,14 +208,18 @@ def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) 
             else ("cannot be run" if cell.skip else "not run")
             + (f"; published {cell.published.mean:.2f}" if cell.published else "")
         )
-    rows = [(row, [entries.get((row, column), "") for column in experiment.columns]) for row in experiment.rows]
+    rows = [
+        (row, [entries.get((row, column), "") for column in experiment.columns])
+        for row in experiment.rows
+    ]
     scaled = sorted({str(s) for result in done for s in result.cell.scaled})
     why = sorted({result.cell.differs for result in done if result.runs and result.cell.differs})
     best = f"Best of a {'column' if experiment.methods_in_rows else 'row'} bold, second underlined."
     reading = [_HOW, best, _ERROR if any(result.cell.published for result in done) else ""]
     about = [
         f"Source: {experiment.source}." if experiment.source else "",
-        f"Scaled down (budget {experiment.budget}): {', '.join(scaled)}; {len(experiment.seeds)} of "
+        f"Scaled down (budget {experiment.budget}): {', '.join(scaled)}; {len(experiment.seeds)} "
+        "of "
         f"{experiment.all_seeds} seeds."
         if scaled or len(experiment.seeds) < experiment.all_seeds
         else "",
@@ -175,7 +229,9 @@ def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) 
         experiment.note,
     ]
     notes = [" ".join(" ".join(lines).split()) for lines in (reading, about)]
-    return ResultTable(f"results-{number}", experiment.title, experiment.columns, rows, notes, experiment.link)
+    return ResultTable(
+        f"results-{number}", experiment.title, experiment.columns, rows, notes, experiment.link
+    )
 
 
 def _paired(name: str, contrast: Contrast) -> PlainTable:
@@ -193,24 +249,36 @@ def _paired(name: str, contrast: Contrast) -> PlainTable:
 
 def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
     """Return methods by data, in the order in which they first appear."""
-    names, columns = (list(dict.fromkeys(getattr(g, part) for g in groups)) for part in ("name", "setting"))
+    names, columns = (
+        list(dict.fromkeys(getattr(g, part) for g in groups)) for part in ("name", "setting")
+    )
     entries: dict[tuple[str, str], Entry] = {}
     for column in columns:
         inside = [g for g in groups if g.setting == column]
         metric = inside[0].shown
         alike = [g for g in inside if g.shown.name == metric.name]
-        order = sorted({mean(g.values(metric.name)) for g in alike if not g.yardstick}, reverse=metric.higher)[:2]
+        order = sorted(
+            {mean(g.values(metric.name)) for g in alike if not g.yardstick}, reverse=metric.higher
+        )[:2]
         for group in inside:
             values = group.values(group.shown.name, group.shown.scale)
             ours = mean(group.values(group.shown.name))
-            rank = order.index(ours) + 1 if ours in order and not group.yardstick and len(inside) > 1 else 0
+            rank = (
+                order.index(ours) + 1
+                if ours in order and not group.yardstick and len(inside) > 1
+                else 0
+            )
             std = stdev(values) if len(values) > 1 else None
-            entries[group.name, column] = Entry(mean(values), std, len(values), rank, group.shown.name)
+            entries[group.name, column] = Entry(
+                mean(values), std, len(values), rank, group.shown.name
+            )
     rows = [(name, [entries.get((name, column), "–") for column in columns]) for name in names]
     how = _HOW if all(g.shown.name == "accuracy" for g in groups) else _HEADLINE
     note = f"{how} Best of a column bold, second underlined; methods that pool the data are not ranked."
     known = {
-        g.setting: g.values("majority", 100) for g in groups if g.shown.name == "accuracy" and g.values("majority")
+        g.setting: g.values("majority", 100)
+        for g in groups
+        if g.shown.name == "accuracy" and g.values("majority")
     }
     if known:
         guesses = ", ".join(f"{setting} {mean(shares):.2f}" for setting, shares in known.items())
@@ -223,8 +291,16 @@ def commands(found: Found) -> PlainTable:
     rows = []
     for group in found.groups:
         for run in group.runs:
-            typed = dict.fromkeys(_typed(row.get("command")) for row in _lines(run.folder / "attempts.jsonl"))
-            cells = [group.name, str(run.recipe["seed"]), str(run.folder), _repeat(run), "; ".join(typed)]
+            typed = dict.fromkeys(
+                _typed(row.get("command")) for row in _lines(run.folder / "attempts.jsonl")
+            )
+            cells = [
+                group.name,
+                str(run.recipe["seed"]),
+                str(run.folder),
+                _repeat(run),
+                "; ".join(typed),
+            ]
             rows.append([*cells, duration(run.seconds)])
     note = "The command that repeats a run alone, bit for bit on the same kind of machine; and what was typed."
     header = ["method", "seed", "folder", "repeat it by", "typed", "time"]
@@ -238,11 +314,20 @@ def promises(found: Found) -> list[PlainTable]:
         for run in group.runs:
             if told := run.config.get("privacy"):
                 noise = max(one["noise"] for one in told["clients"].values())
-                bound = [f"{told['epsilon']:.3g}", f"{told['delta']:g}", f"{told['clip']:g}", f"{noise:.3g}"]
-                rows.append([group.name, str(run.recipe["seed"]), *bound, str(told.get("honest", 1))])
+                bound = [
+                    f"{told['epsilon']:.3g}",
+                    f"{told['delta']:g}",
+                    f"{told['clip']:g}",
+                    f"{noise:.3g}",
+                ]
+                rows.append(
+                    [group.name, str(run.recipe["seed"]), *bound, str(told.get("honest", 1))]
+                )
     note = (
-        "Differential privacy of each training sample, for each silo and the whole run: ε at δ, the norm to which "
-        "samples are clipped, the largest noise of a silo in this norm, and the number of silos that must add theirs."
+        "Differential privacy of each training sample, for each silo and the whole run: ε at δ, "
+        "the norm to which "
+        "samples are clipped, the largest noise of a silo in this norm, and the number of silos "
+        "that must add theirs."
     )
     header = ["method", "seed", "ε", "δ", "clip", "noise", "honest silos"]
     return [PlainTable("privacy", "Differential privacy", note, header, rows)] if rows else []
@@ -253,11 +338,15 @@ def environments(found: Found) -> PlainTable:
     made: dict[tuple[str, ...], list[str]] = {}
     for group in found.groups:
         for run in group.runs:
-            made.setdefault(_environment(run), []).append(f"{group.name} (seed {run.recipe['seed']})")
+            made.setdefault(_environment(run), []).append(
+                f"{group.name} (seed {run.recipe['seed']})"
+            )
     rows = [[*environment, ", ".join(runs)] for environment, runs in made.items()]
     header = ["Ekiden", "Python", "torch", "platform", "cores", "GPU", "runs"]
     note = "What the runs were made on."
-    return PlainTable("environments", "Environments", note, header, rows, texts=frozenset({3, 5, 6}))
+    return PlainTable(
+        "environments", "Environments", note, header, rows, texts=frozenset({3, 5, 6})
+    )
 
 
 def command(plan: Plan[Method]) -> str:
@@ -301,7 +390,10 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 def _environment(run: Summary) -> tuple[str, ...]:
     values = (run.environment.get(key) for key in ("python", "torch", "platform", "cores", "gpu"))
-    return (str(run.config.get("ekiden", "")), *("–" if value is None else str(value) for value in values))
+    return (
+        str(run.config.get("ekiden", "")),
+        *("–" if value is None else str(value) for value in values),
+    )
 
 
 def _default(field: "Field[Any]") -> Any:

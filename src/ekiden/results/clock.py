@@ -1,8 +1,9 @@
 """Simulated time: how long a finished run would have taken on other devices, from what it counted.
 
-A run counts the bytes of each value that moved and the passes of each task. With the speeds of devices and links, these
-give the time of every task and transfer, and what waits for what gives the time of every step. The run itself does not
-depend on it, so one run can be timed on any devices, and afterwards.
+A run counts the bytes of each value that moved and the passes of each task. With the speeds of
+devices and links, these give the time of every task and transfer, and what waits for what gives the
+time of every step. The run itself does not depend on it, so one run can be timed on any devices,
+and afterwards.
 """
 
 import os
@@ -27,15 +28,17 @@ _BACKWARD = 2  # A backward pass computes two products of matrices for each one 
 
 @dataclass(frozen=True)
 class Devices(Checked):
-    """The devices of clients and server. What differs from client to client has a log-normal distribution.
+    """The devices of clients and server. What differs from client to client has a log-normal
+    distribution.
 
     Attributes:
-        speed: median of the samples that a client passes forward through the network in a second; a backward pass takes
-            two times as long.
+        speed: median of the samples that a client passes forward through the network in a second; a
+            backward pass takes two times as long.
         speed_spread: standard deviation of the logarithm of the speed; 0 makes all clients equal.
         upload: median, in bytes a second.
         download: median, in bytes a second.
-        link_spread: standard deviation of the logarithm of a client's bandwidth; both directions have the same factor.
+        link_spread: standard deviation of the logarithm of a client's bandwidth; both directions
+            have the same factor.
         latency: seconds that each value needs in addition, whatever its size.
         patience: seconds after which the run goes on without a client that does not answer.
         server_speed: like `speed`, of the server; None is the clients' median.
@@ -59,10 +62,16 @@ class Devices(Checked):
     def device(self, party: str) -> "Device":
         """Return the device of a client, or of the server."""
         if party == SERVER:
-            return Device(self.server_speed or self.speed, self.server_upload or inf, self.server_download or inf)
+            return Device(
+                self.server_speed or self.speed,
+                self.server_upload or inf,
+                self.server_download or inf,
+            )
         link = self._factor(party, "link", self.link_spread)
         return Device(
-            self.speed * self._factor(party, "speed", self.speed_spread), self.upload * link, self.download * link
+            self.speed * self._factor(party, "speed", self.speed_spread),
+            self.upload * link,
+            self.download * link,
         )
 
     def _factor(self, party: str, what: str, spread: float) -> float:
@@ -82,14 +91,21 @@ PRESETS = {
     "equal": Devices(),
     "hospitals": Devices(speed_spread=0.5, link_spread=0.5),
     "phones": Devices(
-        speed=50.0, speed_spread=1.0, upload=0.6e6, download=2.5e6, link_spread=0.8, latency=0.1, patience=120.0
+        speed=50.0,
+        speed_spread=1.0,
+        upload=0.6e6,
+        download=2.5e6,
+        link_spread=0.8,
+        latency=0.1,
+        patience=120.0,
     ),
 }
 """Devices by name. Their numbers are assumptions, to compare methods by; they were not measured."""
 
 
 def devices_of(given: str | os.PathLike[str] | Devices) -> Devices:
-    """Return the devices that a name of `PRESETS` or a TOML file with the fields of `Devices` stands for.
+    """Return the devices that a name of `PRESETS` or a TOML file with the fields of `Devices`
+    stands for.
 
     Raises:
         UserError: there is no such name or file, or it has wrong values.
@@ -116,21 +132,28 @@ class Timed(NamedTuple):
 
     Attributes:
         seconds: when each step was done, from the start of the run.
-        computing: the share of the clients' time in which they computed; the rest they sent, received, and waited. None
-            if no task counted a pass, as tasks of `trees` do: `seconds` are then without their computing.
+        computing: the share of the clients' time in which they computed; the rest they sent,
+            received, and waited. None if no task counted a pass, as tasks of `trees` do: `seconds`
+            are then without their computing.
     """
 
     seconds: tuple[float, ...]
     computing: float | None
 
 
-def timed(devices: Devices, clients: Sequence[str], steps: int, ledger: Iterable[Transfer], passes: PassesOf) -> Timed:
+def timed(
+    devices: Devices,
+    clients: Sequence[str],
+    steps: int,
+    ledger: Iterable[Transfer],
+    passes: PassesOf,
+) -> Timed:
     """Return the simulated time of a run.
 
-    - A task begins when its client has done its earlier tasks, when the values that it uses have arrived, and when the
-      server has what it read in earlier steps.
-    - A party sends its values one after the other. A value arrives after the latency and its bytes at the slower one of
-      both ends; several values at one receiver share its bandwidth.
+    - A task begins when its client has done its earlier tasks, when the values that it uses have
+      arrived, and when the server has what it read in earlier steps.
+    - A party sends its values one after the other. A value arrives after the latency and its bytes
+      at the slower one of both ends; several values at one receiver share its bandwidth.
     - Nothing else waits: a client that nobody needs does not hold up a step of others.
 
     Raises:
@@ -142,12 +165,17 @@ def timed(devices: Devices, clients: Sequence[str], steps: int, ledger: Iterable
     clock, seconds, counted = _Clock(devices), [], False
     for step in range(steps):
         if step not in passes:
-            raise UserError(f"passes.jsonl says nothing of step {step + 1}: run it again to have its simulated time")
+            raise UserError(
+                f"passes.jsonl says nothing of step {step + 1}: run it again to have its simulated "
+                "time"
+            )
         clock.step(moved[step], passes[step])
         counted = counted or any(task.forward or task.backward for task in passes[step])
         seconds.append(clock.now)
     whole = len(clients) * clock.now
-    return Timed(tuple(seconds), sum(clock.computed.values()) / whole if whole and counted else None)
+    return Timed(
+        tuple(seconds), sum(clock.computed.values()) / whole if whole and counted else None
+    )
 
 
 class _Clock:
@@ -155,14 +183,18 @@ class _Clock:
 
     def __init__(self, devices: Devices) -> None:
         self.now = 0.0  # when the last of all was done
-        self.computed: dict[str, float] = defaultdict(float)  # seconds in which each client computed
+        self.computed: dict[str, float] = defaultdict(
+            float
+        )  # seconds in which each client computed
         self._given = devices
         self._devices: dict[str, Device] = {}
         self._free: dict[str, float] = defaultdict(float)  # when a party has done its tasks
         self._sent: dict[str, float] = defaultdict(float)  # when its upload is free
         self._received: dict[str, float] = defaultdict(float)  # when its download is free
         self._ready: dict[tuple[str, str], float] = {}  # when a value was made
-        self._coming: dict[tuple[str, str], list[tuple[float, float]]] = {}  # values on the way to a task
+        self._coming: dict[
+            tuple[str, str], list[tuple[float, float]]
+        ] = {}  # values on the way to a task
         self._tasks: dict[str, Iterator[TaskPasses]] = {}  # of this step, those that are left
         self._began = 0.0
 
@@ -196,14 +228,20 @@ class _Clock:
         else:
             if (row.source, row.value) not in self._ready and row.value.startswith(f"{row.step}-"):
                 self._work(row.source, row.value)
-            made = self._ready.get((row.source, row.value), 0.0)  # from another run, if no task made it
+            made = self._ready.get(
+                (row.source, row.value), 0.0
+            )  # from another run, if no task made it
         start = max(made, self._sent[row.source])
         self._sent[row.source] = start + row.bytes / source.upload
         there = start + self._given.latency + row.bytes / min(source.upload, target.download)
-        self._coming.setdefault((row.target, row.task), []).append((there, row.bytes / target.download))
+        self._coming.setdefault((row.target, row.task), []).append(
+            (there, row.bytes / target.download)
+        )
 
     def _work(self, client: str, last: str = "") -> None:
-        """Do the client's tasks of this step, up to the one that gives the value `last`, or all that are left."""
+        """Do the client's tasks of this step, up to the one that gives the value `last`, or all
+        that are left.
+        """
         for task in self._tasks.get(client, ()):
             self._receive(client, task.value.split("-", 2)[2])
             seconds = self._duration(task)

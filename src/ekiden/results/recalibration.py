@@ -1,4 +1,6 @@
-"""What is measured of a run's model and kept in its folder: how it is recalibrated, and its last table of subgroups."""
+"""What is measured of a run's model and kept in its folder: how it is recalibrated, and its last
+table of subgroups.
+"""
 
 import hashlib
 import json
@@ -22,12 +24,16 @@ Form = Literal["platt", "temperature"]
 
 @dataclass(frozen=True)
 class Recalibration(Checked):
-    """Slope and intercept of the logit of the second class's probability, and the threshold that was chosen."""
+    """Slope and intercept of the logit of the second class's probability, and the threshold that
+    was chosen.
+    """
 
     form: Form  # how they were fitted
     slope: Positive  # factor of the logit z; 1/T for a temperature T
     intercept: float  # added to it; 0 for a temperature
-    threshold: Fraction  # samples whose recalibrated probability is this or more are of the second class
+    threshold: (
+        Fraction  # samples whose recalibrated probability is this or more are of the second class
+    )
     rule: str  # how the threshold was chosen
     samples: Count  # validation samples that it was fitted to
     model: str  # digest of the file of the model, see `model_in`
@@ -41,8 +47,10 @@ class Recalibration(Checked):
         """
         if form not in found.recalibration:
             raise UserError(
-                "no recalibration follows from the validation samples: they are few, or of one class, or their scores "
-                "part the classes almost without error, or are not higher for the second class. Use the model as it "
+                "no recalibration follows from the validation samples: they are few, or of one "
+                "class, or their scores "
+                "part the classes almost without error, or are not higher for the second class. "
+                "Use the model as it "
                 "is, or more validation samples"
             )
         slope, intercept = found.recalibration[form]
@@ -63,7 +71,8 @@ class Recalibration(Checked):
             found = made(cls, json.loads(read_regular(file)))
         if found.model != model_in(folder):
             raise UserError(
-                f"{file} is of an earlier model of {folder}: remove it, or recalibrate by `ekiden evaluate --calibrate`"
+                f"{file} is of an earlier model of {folder}: remove it, or recalibrate by `ekiden "
+                "evaluate --calibrate`"
             )
         return found
 
@@ -94,7 +103,9 @@ class Recalibrated(nn.Module):
 
 
 def recalibration_in(about: Mapping[str, Any]) -> Recalibration | None:
-    """Return the recalibration in the configuration of a run that was opened; None if there is none."""
+    """Return the recalibration in the configuration of a run that was opened; None if there is
+    none.
+    """
     found = about.get("recalibration")
     return found if isinstance(found, Recalibration) else None
 
@@ -103,7 +114,9 @@ SUBGROUPS = "subgroups.json"  # file in a run folder
 
 
 def keep_subgroups(folder: Path, table: Mapping[str, Any]) -> None:
-    """Put the entry `subgroups` of a row of metrics into a run folder, in place of an earlier one."""
+    """Put the entry `subgroups` of a row of metrics into a run folder, in place of an earlier
+    one.
+    """
     kept = {"model": model_in(folder), **table}
     write(folder / SUBGROUPS, [json.dumps(kept, indent=1).encode() + b"\n"])
 
@@ -115,5 +128,7 @@ def kept_subgroups(folder: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):
-        raise UserError(f"{folder / SUBGROUPS} is damaged: remove it, or run `ekiden evaluate --by` again") from None
+        raise UserError(
+            f"{folder / SUBGROUPS} is damaged: remove it, or run `ekiden evaluate --by` again"
+        ) from None
     return found if found.get("model") == model_in(folder) else {}

@@ -1,4 +1,6 @@
-"""What regressions tell: estimates with standard errors, and the baseline hazard, from which survival follows."""
+"""What regressions tell: estimates with standard errors, and the baseline hazard, from which
+survival follows.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +17,9 @@ from ekiden.data.kinds import Inputs
 from ekiden.data.tasks import Regression, Survival, Task
 from ekiden.models.tables_and_texts import OTHER, Term, terms
 
-_HOW = "run glm --family cox with --times, or predict from rows whose hazard it is (--baseline FILE)"
+_HOW = (
+    "run glm --family cox with --times, or predict from rows whose hazard it is (--baseline FILE)"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,9 @@ class Baseline(Checked):
     mean: Positive | None = None
 
     @classmethod
-    def of(cls, task: Task, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self | None:
+    def of(
+        cls, task: Task, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Self | None:
         """Return the baseline of a run's model; None if it has none."""
         if not isinstance(task, Survival):
             return None
@@ -36,7 +42,9 @@ class Baseline(Checked):
             return cls(mean=task.mean[0])
         if "hazard" not in tensors:
             return None
-        told = zip(map(float, settings["times"].split(",")), tensors["hazard"].tolist(), strict=True)
+        told = zip(
+            map(float, settings["times"].split(",")), tensors["hazard"].tolist(), strict=True
+        )
         known = [(time, value) for time, value in told if value > 0]
         return cls(tuple(time for time, _ in known), tuple(value for _, value in known))
 
@@ -65,11 +73,16 @@ class Baseline(Checked):
             return tuple(time / self.mean for time in times)
         if lacking := [time for time in times if time not in self.times]:
             known = ", ".join(f"{time:g}" for time in self.times)
-            raise UserError(f"survival at {lacking[0]:g} is not known, only at {known}: choose one of these, or {_HOW}")
+            raise UserError(
+                f"survival at {lacking[0]:g} is not known, only at {known}: choose one of these, "
+                f"or {_HOW}"
+            )
         return tuple(self.hazard[self.times.index(time)] for time in times)
 
     def survival(self, answers: Tensor, times: Sequence[float]) -> Tensor:
-        """Return the share (n, T) that has not had the event at the times, for samples with these answers (n, 1)."""
+        """Return the share (n, T) that has not had the event at the times, for samples with these
+        answers (n, 1).
+        """
         hazard = torch.tensor(self.hazard_at(times), dtype=torch.float64)
         return (-hazard * answers.double().exp()).exp()
 
@@ -77,7 +90,9 @@ class Baseline(Checked):
 def baseline_of(found: Baseline | None, task: Task) -> Baseline:
     """Return the baseline of a model, or refuse a model without one."""
     if not isinstance(task, Survival):
-        raise UserError(f"survival at a time is for times and events, the task is {task.kind}: leave out --at")
+        raise UserError(
+            f"survival at a time is for times and events, the task is {task.kind}: leave out --at"
+        )
     if found is None:
         raise UserError(f"Cox regression tells no baseline hazard by itself: {_HOW}")
     return found
@@ -95,7 +110,9 @@ class Coefficient:
     estimate: float | None  # of the logit, the mean, or the logarithm of the rate or the hazard
     error: float | None  # standard error
     statistic: float | None  # estimate / error
-    p: float | None  # two-sided, from the normal distribution; for linear regression from Student's t
+    p: (
+        float | None
+    )  # two-sided, from the normal distribution; for linear regression from Student's t
     low: float | None  # lower end of the 95 % interval
     high: float | None  # upper end
 
@@ -113,55 +130,81 @@ def coefficients(
     """
     from scipy import stats  # noqa: PLC0415  takes a second, and few need it
 
-    weight, bias, covariance = (tensors[name].double() for name in ("head.weight", "head.bias", "covariance"))
+    weight, bias, covariance = (
+        tensors[name].double() for name in ("head.weight", "head.bias", "covariance")
+    )
     entering = [*terms(inputs, weight.shape[1]), Term("constant")]
     rows, first = torch.cat([weight, bias[:, None]], 1), 1 if family == "logistic" else 0
     samples, found = int(tensors["samples"]), []
-    # what makes coefficients of columns in their own units of those of columns as they enter: (P, P)
+    # what makes coefficients of columns in their own units of those of columns as they enter: (P,
+    # P)
     own = torch.diag(torch.tensor([1 / term.scale for term in entering], dtype=torch.float64))
-    own[-1, :-1] = torch.tensor([-term.centre / term.scale for term in entering[:-1]], dtype=torch.float64)
+    own[-1, :-1] = torch.tensor(
+        [-term.centre / term.scale for term in entering[:-1]], dtype=torch.float64
+    )
     scales = [(0.0, 1.0)] * len(rows)  # mean and standard deviation of each target
     if isinstance(task, Regression) and family == "linear":
-        scales = list(zip(*(one * len(rows) if len(one) == 1 else one for one in (task.mean, task.std)), strict=True))
+        scales = list(
+            zip(
+                *(one * len(rows) if len(one) == 1 else one for one in (task.mean, task.std)),
+                strict=True,
+            )
+        )
     for k, row in enumerate(rows[first:]):
         start = k * len(entering) if family == "logistic" else 0
-        of = covariance[0 if family == "logistic" else k][start : start + len(entering), start : start + len(entering)]
+        of = covariance[0 if family == "logistic" else k][
+            start : start + len(entering), start : start + len(entering)
+        ]
         known = of.diagonal() > 0
         mean, std = scales[k + first]
         estimates = std * (own @ row)
         estimates[-1] += mean
         errors = std * (own @ of @ own.T).diagonal().clamp(min=0).sqrt()
         spread = stats.t(samples - int(known.sum())) if family == "linear" else stats.norm()
-        for term, estimate, error, there in zip(entering, estimates.tolist(), errors.tolist(), known, strict=True):
+        for term, estimate, error, there in zip(
+            entering, estimates.tolist(), errors.tolist(), known, strict=True
+        ):
             if not there and term.name.endswith(OTHER):
                 continue  # every category is known
             if family == "cox" and term is entering[-1]:
                 continue  # each client has its own hazard
-            found.append(_coefficient(classes[k + first], term.name, estimate, error if there else 0.0, spread))
+            found.append(
+                _coefficient(
+                    classes[k + first], term.name, estimate, error if there else 0.0, spread
+                )
+            )
     return tuple(found)
 
 
-def _coefficient(output: str, column: str, estimate: float, error: float, spread: Any) -> Coefficient:
+def _coefficient(
+    output: str, column: str, estimate: float, error: float, spread: Any
+) -> Coefficient:
     if not error:
         return Coefficient(output, column, *[None] * 6)
     reach = float(spread.ppf((1 + _LEVEL) / 2)) * error
     statistic = estimate / error
     p = 2 * float(spread.sf(abs(statistic)))
-    return Coefficient(output, column, estimate, error, statistic, p, estimate - reach, estimate + reach)
+    return Coefficient(
+        output, column, estimate, error, statistic, p, estimate - reach, estimate + reach
+    )
 
 
 def hazard_counts(y: Numbers, risk: Numbers, times: Sequence[float]) -> tuple[Numbers, Numbers]:
-    """Return between each time and the one before the events, and the exposure by which they are divided, (T,) each.
+    """Return between each time and the one before the events, and the exposure by which they are
+    divided, (T,) each.
 
-    Their ratio is what Breslow's estimate of the cumulative baseline hazard, Σ d / Σ exp(risk) over times of events,
-    grows by. So the ratio of sums over silos is that of all rows together if no row ends between two of the times, and
-    near it otherwise. `y` (n, 2) holds times and events, `risk` (n,) logarithms of the relative hazard.
+    Their ratio is what Breslow's estimate of the cumulative baseline hazard, Σ d / Σ exp(risk) over
+    times of events, grows by. So the ratio of sums over silos is that of all rows together if no
+    row ends between two of the times, and near it otherwise. `y` (n, 2) holds times and events,
+    `risk` (n,) logarithms of the relative hazard.
 
     Norman Breslow, in the discussion of David Cox: Regression models and life-tables. JRSS B, 1972.
     """
     ends, place = np.unique(y[:, 0], return_inverse=True)
     share = np.exp(risk)
-    at_risk = np.append(np.bincount(place, share)[::-1].cumsum()[::-1], 0.0)  # at each end, and later
+    at_risk = np.append(
+        np.bincount(place, share)[::-1].cumsum()[::-1], 0.0
+    )  # at each end, and later
     deaths = np.bincount(place, y[:, 1])
     inside, size = np.searchsorted(times, ends), len(times)
     events = np.asarray(np.bincount(inside, deaths, size + 1)[:size], dtype=np.float64)
@@ -173,7 +216,9 @@ def hazard_counts(y: Numbers, risk: Numbers, times: Sequence[float]) -> tuple[Nu
 
 
 def baseline(events: Numbers, exposure: Numbers, least: int) -> Numbers:
-    """Return the cumulative hazard (T,) of counts by `hazard_counts`; 0 at times after fewer events than `least`."""
+    """Return the cumulative hazard (T,) of counts by `hazard_counts`; 0 at times after fewer events
+    than `least`.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         total, since = np.where(events > 0, events / exposure, 0).cumsum(), 0.0
     for k, count in enumerate(events):

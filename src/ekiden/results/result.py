@@ -1,4 +1,6 @@
-"""The result of a run: its models and numbers, in memory or from a run folder; a model takes samples as they are."""
+"""The result of a run: its models and numbers, in memory or from a run folder; a model takes
+samples as they are.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ModelSource = nn.Module | Callable[[], nn.Module]
-"""The module that a run was started with, or a function that makes one; its values do not matter."""
+"""The module that a run was started with, or a function that makes one; its values do not
+matter."""
 
 
 class LoadedModel(nn.Module):
@@ -50,10 +53,14 @@ class LoadedModel(nn.Module):
         shape: shape of one sample, (C, H, W) for images.
         mean: per channel, subtracted from pixels in [0, 1].
         std: per channel, divided by.
-        inputs: the kind of samples, and how raw samples become tensors: `model(model.inputs.encode(files))`.
-        task: the meaning of the outputs: `model.task.answers(outputs, full=True)` are probabilities, or values.
-        recalibration: what was done to the logits of two classes, with the threshold that was chosen; None if nothing.
-        baseline: of times and events, the hazard from which survival follows; None if the model has none.
+        inputs: the kind of samples, and how raw samples become tensors:
+            `model(model.inputs.encode(files))`.
+        task: the meaning of the outputs: `model.task.answers(outputs, full=True)` are
+            probabilities, or values.
+        recalibration: what was done to the logits of two classes, with the threshold that was
+            chosen; None if nothing.
+        baseline: of times and events, the hazard from which survival follows; None if the model has
+            none.
     """
 
     def __init__(
@@ -84,10 +91,11 @@ class LoadedModel(nn.Module):
         """Return outputs (b, K) for a batch; for classes these are logits.
 
         Args:
-            x: tensor or array (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or float features, if
-                the run had such data. Mean and standard deviation are applied here. Texts are (b, L) int64 tokens. Or
-                what the run's data were made of: rows of a table (a frame, or a dict of columns), or a list of texts.
-                Only with tensors do the outputs have gradients.
+            x: tensor or array (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1];
+                or float features, if the run had such data. Mean and standard deviation are applied
+                here. Texts are (b, L) int64 tokens. Or what the run's data were made of: rows of a
+                table (a frame, or a dict of columns), or a list of texts. Only with tensors do the
+                outputs have gradients.
 
         Raises:
             UserError: samples of another shape, or of another kind than the run's.
@@ -98,23 +106,42 @@ class LoadedModel(nn.Module):
         tokens = self.inputs.ragged and x.ndim == 2
         if tuple(x.shape[1:]) != self.shape and not tokens:
             one = ", which is one sample: give x[None]" if tuple(x.shape) == self.shape else ""
-            raise UserError(f"the model takes a batch of samples of shape {self.shape}, not {tuple(x.shape)}{one}")
-        if isinstance(self.inputs, Images) and x.is_floating_point() and len(x) and (top := float(x.amax())) > 2:
-            raise UserError(f"float pixels are from 0 to 1, these go up to {top:g}: scale them, or give uint8 pixels")
+            raise UserError(
+                f"the model takes a batch of samples of shape {self.shape}, not "
+                f"{tuple(x.shape)}{one}"
+            )
+        if (
+            isinstance(self.inputs, Images)
+            and x.is_floating_point()
+            and len(x)
+            and (top := float(x.amax())) > 2
+        ):
+            raise UserError(
+                f"float pixels are from 0 to 1, these go up to {top:g}: scale them, or give uint8 "
+                "pixels"
+            )
         logits: Tensor = self.network(normalise(x, self.mean, self.std))
         return logits
 
     def _tensor(self, x: Any) -> Tensor:
-        """Return what is not a tensor as one; arrays have no names of columns, so they cannot be rows of a table."""
+        """Return what is not a tensor as one; arrays have no names of columns, so they cannot be
+        rows of a table.
+        """
         if isinstance(self.inputs, Images) and isinstance(x, list) and x and isinstance(x[0], list):
-            raise UserError("pixels are a tensor or an array, not a list of lists: give np.array(x)")
+            raise UserError(
+                "pixels are a tensor or an array, not a list of lists: give np.array(x)"
+            )
         if not isinstance(x, np.ndarray):
             return self.inputs.for_model(x, self.shape)
         if isinstance(self.inputs, Table):
             columns = ", ".join((*self.inputs.numeric, *self.inputs.categorical)[:10])
-            raise UserError(f"an array does not say which columns it has: give a frame or a dict with {columns}")
+            raise UserError(
+                f"an array does not say which columns it has: give a frame or a dict with {columns}"
+            )
         if x.dtype.kind not in "biuf":
-            raise UserError(f"an array of {x.dtype} holds no numbers: give pixels, features or tokens")
+            raise UserError(
+                f"an array of {x.dtype} holds no numbers: give pixels, features or tokens"
+            )
         return torch.from_numpy(x).float() if x.dtype.kind == "f" else torch.from_numpy(x)
 
 
@@ -148,7 +175,9 @@ def not_finished(config: Mapping[str, Any], step: int) -> str:
     return f"the run stopped after step {step} of {config['steps']}: this is its model so far"
 
 
-Models = tuple[Weights | None, tuple[Weights, ...]]  # The global model, if there is one, and the personal models
+Models = tuple[
+    Weights | None, tuple[Weights, ...]
+]  # The global model, if there is one, and the personal models
 
 
 def _elsewhere() -> FederatedData:
@@ -208,25 +237,35 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """The metric of a step's score: the task's own, or another if silos do not report enough for it."""
+        """The metric of a step's score: the task's own, or another if silos do not report enough
+        for it.
+        """
         usual = task_in(self.config).headline.name
-        row = next((row for row in reversed(self.metrics) if "loss" in row), {})  # not every step is measured
-        return next((name for name in (usual, str(row.get("metric")), "accuracy") if name in row), usual)
+        row = next(
+            (row for row in reversed(self.metrics) if "loss" in row), {}
+        )  # not every step is measured
+        return next(
+            (name for name in (usual, str(row.get("metric")), "accuracy") if name in row), usual
+        )
 
     @property
     def model(self) -> nn.Module:
-        """The global model as a module, in evaluation mode. It takes normalised samples; see `load_model`.
+        """The global model as a module, in evaluation mode. It takes normalised samples; see
+        `load_model`.
 
         Raises:
             UserError: the method has only personal models.
         """
         if self.weights is None:
-            raise UserError("this method gives no global model: take `personal`, one model per client")
+            raise UserError(
+                "this method gives no global model: take `personal`, one model per client"
+            )
         return as_module(self.build, self.weights)
 
     @property
     def coefficients(self) -> tuple[Coefficient, ...]:
-        """The table of a regression: estimates in the columns' own units, errors, p-values, intervals.
+        """The table of a regression: estimates in the columns' own units, errors, p-values,
+        intervals.
 
         Raises:
             UserError: the method makes none.
@@ -241,23 +280,30 @@ class Result:
             UserError: that step was not measured, or the task has no accuracy.
         """
         if self.metrics and "metric" in self.metrics[-1] and "accuracy" not in self.metrics[-1]:
-            raise UserError(f"this task has no accuracy: take `score`, the {self.metrics[-1]['metric']}")
+            raise UserError(
+                f"this task has no accuracy: take `score`, the {self.metrics[-1]['metric']}"
+            )
         if not self.metrics or "accuracy" not in self.metrics[-1]:
-            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
+            raise UserError(
+                "models were not measured after this step: lower evaluate_every, or finish the run"
+            )
         return float(self.metrics[-1]["accuracy"])
 
     @property
     def majority(self) -> float | None:
-        """What always giving the commonest training label would score as accuracy on the same test data.
+        """What always giving the commonest training label would score as accuracy on the same test
+        data.
 
-        None if the run has not ended, the task has no accuracy, or the silos do not report their labels.
+        None if the run has not ended, the task has no accuracy, or the silos do not report their
+        labels.
         """
         found = self.metrics[-1].get("majority") if self.metrics else None
         return None if found is None else float(found)
 
     @property
     def score(self) -> float:
-        """The headline metric on the union of all clients' test data after the last step, see `ekiden.run`.
+        """The headline metric on the union of all clients' test data after the last step, see
+        `ekiden.run`.
 
         Raises:
             UserError: that step was not measured, or the metric is not defined for these data.
@@ -265,12 +311,16 @@ class Result:
         row = self.metrics[-1] if self.metrics else {}
         value = row.get(self.headline)
         if value is None:
-            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
+            raise UserError(
+                "models were not measured after this step: lower evaluate_every, or finish the run"
+            )
         return float(value)
 
     @property
     def diverged(self) -> bool:
-        """Whether the models are far worse than guessing at the end; see `ekiden.engine.evaluation.diverged`."""
+        """Whether the models are far worse than guessing at the end; see
+        `ekiden.engine.evaluation.diverged`.
+        """
         return bool(self.metrics and self.metrics[-1].get("diverged"))
 
     @property
@@ -279,10 +329,12 @@ class Result:
         return sum(row.bytes for row in self.ledger)
 
     def simulated(self, devices: str | os.PathLike[str] | Devices = "equal") -> Timed:
-        """Return how long the run would have taken on other devices, from the bytes and passes that it counted.
+        """Return how long the run would have taken on other devices, from the bytes and passes that
+        it counted.
 
         Args:
-            devices: "equal", "hospitals", "phones", a TOML file, or `ekiden.Devices`; see docs/time.md.
+            devices: "equal", "hospitals", "phones", a TOML file, or `ekiden.Devices`; see
+                docs/time.md.
 
         Raises:
             UserError: there are no such devices.
@@ -300,13 +352,16 @@ class Result:
         """
         if not client:
             return wrapped(self.model, self.config)
-        return wrapped(as_module(self.build.own, self._personal(client)), {**self.config, "recalibration": None})
+        return wrapped(
+            as_module(self.build.own, self._personal(client)),
+            {**self.config, "recalibration": None},
+        )
 
     def baseline(self, data: Any, times: Sequence[float], **columns: Any) -> Baseline:
         """Return Breslow's baseline hazard of other rows with times and events, for `predict`.
 
-        So survival is that of these rows' hospital: in Cox regression, which is stratified by client, each client has
-        its own. Nothing leaves the machine.
+        So survival is that of these rows' hospital: in Cox regression, which is stratified by
+        client, each client has its own. Nothing leaves the machine.
 
         Args:
             data: as in `evaluate`; all rows are used.
@@ -314,21 +369,24 @@ class Result:
             **columns: as in `evaluate`.
 
         Raises:
-            UserError: the labels are not times and events, or the rows say nothing about these times.
+            UserError: the labels are not times and events, or the rows say nothing about these
+                times.
         """
         dataset = silos_in(data, self.config, columns).dataset
         _check_like(dataset, self.config)
         model, parts = self.load_model(), (dataset.train, dataset.test)
         baseline_of(Baseline(mean=1.0), model.task)
         with torch.inference_mode():
-            risk = torch.cat([model(x)[:, 0].double() for part in parts for x in torch.split(part.x, 4096)])
+            risk = torch.cat(
+                [model(x)[:, 0].double() for part in parts for x in torch.split(part.x, 4096)]
+            )
         return Baseline.fitted(torch.cat([part.y for part in parts]).numpy(), risk.numpy(), times)
 
     def history(self) -> "pandas.DataFrame":
         """Return the metrics as a DataFrame with one row a step, indexed by the step.
 
-        Values of each client are in columns such as client_accuracy_NAME; the method's notes have columns of their
-        names.
+        Values of each client are in columns such as client_accuracy_NAME; the method's notes have
+        columns of their names.
 
         Raises:
             UserError: pandas is not installed.
@@ -342,33 +400,51 @@ class Result:
 
     @property
     def per_client(self) -> dict[str, float]:
-        """The headline metric on each client's own test data (of its own model, if it has one), after the last step.
+        """The headline metric on each client's own test data (of its own model, if it has one),
+        after the last step.
 
         Raises:
             UserError: that step was not measured, or there are more than 100 clients.
         """
         values = self.metrics[-1].get("clients") if self.metrics else None
         if values is None:
-            raise UserError("clients were not measured one by one after this step: finish the run, or call evaluate()")
-        return {name: nan if value is None else value for name, value in zip(self.clients, values, strict=False)}
+            raise UserError(
+                "clients were not measured one by one after this step: finish the run, or call "
+                "evaluate()"
+            )
+        return {
+            name: nan if value is None else value
+            for name, value in zip(self.clients, values, strict=False)
+        }
 
     @property
     def per_class(self) -> dict[str, float]:
-        """The headline metric of each class, label or target that has test data, after the last step.
+        """The headline metric of each class, label or target that has test data, after the last
+        step.
 
         Raises:
-            UserError: the run has not ended, its silos do not report this, or there are more than 100 classes.
+            UserError: the run has not ended, its silos do not report this, or there are more than
+                100 classes.
         """
         groups = self.metrics[-1].get("groups", {}) if self.metrics else {}
         if "class" not in groups:
-            raise UserError("classes were not measured one by one after this step: finish the run, or call evaluate()")
-        return {name: row[self.headline] for name, row in groups["class"].items() if self.headline in row}
+            raise UserError(
+                "classes were not measured one by one after this step: finish the run, or call "
+                "evaluate()"
+            )
+        return {
+            name: row[self.headline]
+            for name, row in groups["class"].items()
+            if self.headline in row
+        }
 
     @cached_property
     def validation(self) -> float:
-        """The headline metric on the union of all clients' validation data; choose settings by this, not by `score`.
+        """The headline metric on the union of all clients' validation data; choose settings by
+        this, not by `score`.
 
-        The models are measured when this is read, for a run in a folder on data that are read again.
+        The models are measured when this is read, for a run in a folder on data that are read
+        again.
 
         Raises:
             UserError: there are no validation data, or the run's data are not here: use `evaluate`.
@@ -387,37 +463,45 @@ class Result:
         """Measure the models on the run's own test data, or on others.
 
         Args:
-            data: silos, a data set, its name or path, a frame, or (x, y) with raw samples; None means the run's own.
-                Only the test part is measured; of (x, y) everything. Files and frames are read and scaled as the run's
-                data were. Personal models need the same silos.
+            data: silos, a data set, its name or path, a frame, or (x, y) with raw samples; None
+                means the run's own. Only the test part is measured; of (x, y) everything. Files and
+                frames are read and scaled as the run's data were. Personal models need the same
+                silos.
             client: name of a client whose personal model is measured instead of all models.
-            by: columns that divide the test samples into subgroups, as in ["sex", "age:40:65"]: numbers need bounds.
-                "domain" stands for the domains, "client" for the silos.
-            at: of times and events: times at which predicted survival is compared with what was observed, in
-                `figures`.
-            **columns: the meaning of a table's or frame's columns, as in `ekiden.load`; by default the meaning in the
-                run, if its folder has that.
+            by: columns that divide the test samples into subgroups, as in ["sex", "age:40:65"]:
+                numbers need bounds. "domain" stands for the domains, "client" for the silos.
+            at: of times and events: times at which predicted survival is compared with what was
+                observed, in `figures`.
+            **columns: the meaning of a table's or frame's columns, as in `ekiden.load`; by default
+                the meaning in the run, if its folder has that.
 
         Returns:
-            A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`. With `by` also what its
-            method `subgroups` returns.
+            A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`. With `by`
+            also what its method `subgroups` returns.
 
         Raises:
-            UserError: the data have other classes, samples of another shape, or other silos than the personal models,
-                or there is no such column.
+            UserError: the data have other classes, samples of another shape, or other silos than
+                the personal models, or there is no such column.
         """
         if columns and not _has_columns(data):
-            raise UserError(f"unknown argument {next(iter(columns))!r}: only a file or a frame has columns to name")
+            raise UserError(
+                f"unknown argument {next(iter(columns))!r}: only a file or a frame has columns to "
+                "name"
+            )
         silos_by = said_in(self.config).get("reading", {}).get("group_column", "")
         divided = divisions((by,) if isinstance(by, str) else by, silos_by)
         if (divided or at) and (client or self.weights is None):
-            raise UserError("by and at are for a run's global model: leave them out, or measure another run")
+            raise UserError(
+                "by and at are for a run's global model: leave them out, or measure another run"
+            )
         silos = self.data() if data is None else silos_in(data, self.config, columns)
         test = self.judge(silos)
         if divided:
             check_divisions(divided, silos.dataset)
         if at:
-            test = test.at_times(at, baseline_of(self.load_model().baseline, test.task).hazard_at(at))
+            test = test.at_times(
+                at, baseline_of(self.load_model().baseline, test.task).hazard_at(at)
+            )
         if not client:
             row = test(self.weights, self.personal, last=True)
             if divided and self.weights is not None:
@@ -425,7 +509,11 @@ class Result:
                 row |= found | {"groups": row.get("groups", {}) | found["groups"]}
             return row
         scores = test.scores(self._personal(client), personal=True)
-        return {test.task.headline.name: scores.score(), "loss": scores.mean_loss(), "samples": len(scores)}
+        return {
+            test.task.headline.name: scores.score(),
+            "loss": scores.mean_loss(),
+            "samples": len(scores),
+        }
 
     def _personal(self, client: str) -> Weights:
         """Return the personal model of a client."""
@@ -436,7 +524,8 @@ class Result:
         return self.personal[self.clients.index(client)]
 
     def judge(self, silos: FederatedData) -> TestSet:
-        """Return what measures the run's models on the test samples of `silos`, prepared as in training.
+        """Return what measures the run's models on the test samples of `silos`, prepared as in
+        training.
 
         Raises:
             UserError: as in `evaluate`.
@@ -444,7 +533,8 @@ class Result:
         _check_like(silos.dataset, self.config)
         if self.personal and len(silos.clients) != len(self.clients):
             raise UserError(
-                f"there is a model for each of {len(self.clients)} clients, but the data have {len(silos.clients)}: "
+                f"there is a model for each of {len(self.clients)} clients, but the data have "
+                f"{len(silos.clients)}: "
                 "give the clients' silos, or use load_model(client=NAME)"
             )
         worker = Worker(_setup(self.build, self.config, silos.dataset), {})
@@ -476,7 +566,9 @@ class Result:
             raise unknown("metric", metric, {name for row in rows for name in row} - {"step"})
         axes = ax or pyplot.subplots()[1]
         axes.plot(
-            *zip(*found, strict=True), marker="o" if len(found) == 1 else None, label=self.config["recipe"]["method"]
+            *zip(*found, strict=True),
+            marker="o" if len(found) == 1 else None,
+            label=self.config["recipe"]["method"],
         )
         axes.set_xlabel("step")
         axes.set_ylabel(metric.replace("_", " "))
@@ -494,10 +586,12 @@ class Result:
         dataset = str(config["dataset"])
         dataset = Path(dataset).name if Path(dataset).is_absolute() else dataset
         lines = [
-            f"{short(config['recipe']['method'])} on {dataset}: {counted(len(self.clients), 'client')}, "
+            f"{short(config['recipe']['method'])} on {dataset}: "
+            f"{counted(len(self.clients), 'client')}, "
             f"{counted(len(config['classes']), 'class', 'classes')}",
             f"step {self.state.step} of {config['steps']}{measured}{diverged}",
-            f"{self.bytes:,} bytes moved in {counted(sum(not row.missing for row in self.ledger), 'transfer')}",
+            f"{self.bytes:,} bytes moved in "
+            f"{counted(sum(not row.missing for row in self.ledger), 'transfer')}",
             *([f"run folder: {self.folder}"] if self.folder else []),
         ]
         return "\n  ".join(["Result: " + lines[0], *lines[1:]])
@@ -511,37 +605,57 @@ class Result:
         groups = {"client": dict(zip(self.clients, row.get("clients") or (), strict=False))}
         for kind, each in row.get("groups", {}).items():
             groups[kind] = {name: values.get(metric.name) for name, values in each.items()}
-        return text + "".join(_folded(kind, found, metric) for kind, found in groups.items() if found)
+        return text + "".join(
+            _folded(kind, found, metric) for kind, found in groups.items() if found
+        )
 
 
-def coefficients_in(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Coefficient, ...]:
-    """Return the table of a regression from its run's configuration and the tensors of its model."""
+def coefficients_in(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[Coefficient, ...]:
+    """Return the table of a regression from its run's configuration and the tensors of its
+    model.
+    """
     if "covariance" not in tensors:
-        raise UserError(f"{config['recipe']['method']} estimates no coefficients with errors: run glm")
+        raise UserError(
+            f"{config['recipe']['method']} estimates no coefficients with errors: run glm"
+        )
     family = config["recipe"]["hyperparameters"]["family"]
-    return coefficients(tensors, family, task_in(config), inputs_of(config), tuple(map(str, config["classes"])))
+    return coefficients(
+        tensors, family, task_in(config), inputs_of(config), tuple(map(str, config["classes"]))
+    )
 
 
 def _folded(kind: str, values: Mapping[str, float | None], metric: Metric) -> str:
     """Return a table in HTML, folded until it is clicked."""
     shown = {name: "–" if value is None else metric.shown(value) for name, value in values.items()}
-    rows = "".join(f"<tr><th>{escape(name)}</th><td>{value}</td></tr>" for name, value in shown.items())
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{value}</td></tr>" for name, value in shown.items()
+    )
     head = f"<summary>{escape(metric.name)}{metric.unit} by {kind}</summary>"
     return f"<details>{head}<table>{rows}</table></details>"
 
 
 def flat(row: Row, clients: Sequence[str]) -> dict[str, Any]:
-    """Return the numbers of a row of metrics by name: those of clients, and what the method noted, too."""
+    """Return the numbers of a row of metrics by name: those of clients, and what the method noted,
+    too.
+    """
     numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
     each, metric = zip(clients, row.get("clients", ()), strict=False), row.get("metric", "accuracy")
     found = {f"client_{metric}_{name}": value for name, value in each}
     for name, value in row.get("notes", {}).items():
-        found |= {f"{name} {key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        found |= (
+            {f"{name} {key}": one for key, one in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
     return numbers | {name: value for name, value in found.items() if value is not None}
 
 
 def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
-    """Return what measures a run's models on the test samples of `dataset`, prepared as in training."""
+    """Return what measures a run's models on the test samples of `dataset`, prepared as in
+    training.
+    """
     given = config["input"]
     fed = replace(dataset, mean=tuple(given["mean"]), std=tuple(given["std"]), task=task_in(config))
     training, hardware = settings_in(config)
@@ -571,7 +685,12 @@ def silos_in(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -
     if _has_columns(data):
         inputs, said = inputs_of(config), made(Reading, said_in(config).get("reading", {}))
         chosen = {**said.with_schema().for_model(config["recipe"]["model"]).chosen(), **columns}
-        for column in ("schema", "group_column", "subject_column", "time_column"):  # which other data need not have
+        for column in (
+            "schema",
+            "group_column",
+            "subject_column",
+            "time_column",
+        ):  # which other data need not have
             if column not in columns:
                 chosen.pop(column, None)
         size = config["input"]["shape"][-1] if inputs.sized else None
@@ -586,8 +705,19 @@ def _like(config: Mapping[str, Any]) -> Dataset:
     """Return a data set without samples that has the run's classes, scaling and task."""
     given = config["input"]
     nothing = Samples(torch.zeros(0, *given["shape"]), torch.zeros(0, dtype=torch.int64))
-    mean, std, classes = (tuple(values) for values in (given["mean"], given["std"], config["classes"]))
-    return Dataset("", nothing, nothing, classes, mean=mean, std=std, task=task_in(config), inputs=inputs_of(config))
+    mean, std, classes = (
+        tuple(values) for values in (given["mean"], given["std"], config["classes"])
+    )
+    return Dataset(
+        "",
+        nothing,
+        nothing,
+        classes,
+        mean=mean,
+        std=std,
+        task=task_in(config),
+        inputs=inputs_of(config),
+    )
 
 
 def _check_like(dataset: Dataset, config: Mapping[str, Any]) -> None:
@@ -596,10 +726,12 @@ def _check_like(dataset: Dataset, config: Mapping[str, Any]) -> None:
     if dataset.classes != classes:
         ours, theirs = (", ".join(names[:10]) for names in (classes, dataset.classes))
         raise UserError(
-            f"the model gives {ours}; the labels of these data are {theirs}: evaluate on data with the same labels"
+            f"the model gives {ours}; the labels of these data are {theirs}: evaluate on data with "
+            "the same labels"
         )
     if own.agreed and dataset.inputs != own:
         raise UserError(
-            "these data are scaled differently from the run's: give their path or frame to evaluate, which then "
+            "these data are scaled differently from the run's: give their path or frame to "
+            "evaluate, which then "
             "reads them as the run did"
         )

@@ -28,7 +28,9 @@ from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.results.result import flat
 
-Advance = Callable[[str, int], None]  # (text, done): what is shown behind the bar, and how many parts are done
+Advance = Callable[
+    [str, int], None
+]  # (text, done): what is shown behind the bar, and how many parts are done
 log = logging.getLogger("ekiden")
 Config = Mapping[str, Any]
 BETWEEN_LINES = 30.0  # seconds between two lines of progress where no bar can be drawn
@@ -49,7 +51,9 @@ def bars(console: Console, *, transient: bool = False) -> Progress:
 
 @contextmanager
 def bar(name: str, total: int, *, quiet: bool) -> Iterator[Advance]:
-    """Show one bar on the standard error stream while the block runs; where none can be drawn, a line now and then."""
+    """Show one bar on the standard error stream while the block runs; where none can be drawn, a
+    line now and then.
+    """
     console = Console(stderr=True)
     if quiet:
         yield lambda text, done: None
@@ -100,7 +104,8 @@ class TensorBoard:
     def begin(self, folder: Path, config: Config) -> int:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
 
-        # Rows that an earlier process wrote are written again, because its last rows may be missing.
+        # Rows that an earlier process wrote are written again, because its last rows may be
+        # missing.
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
         rows = "\n".join(f"| {name} | {value} |" for name, value in settings(config).items())
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)
@@ -118,7 +123,9 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of MLflow, as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say; resumed runs continue theirs."""
+    """A run of MLflow, as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say; resumed runs continue
+    theirs.
+    """
 
     _KEPT = "mlflow.json"
 
@@ -130,7 +137,10 @@ class MLflow:
         if kept.exists():
             self._run = json.loads(kept.read_text(encoding="utf-8"))["run_id"]
             self._client.update_run(self._run, status="RUNNING")
-            return max((point.step for point in self._client.get_metric_history(self._run, "bytes")), default=0)
+            return max(
+                (point.step for point in self._client.get_metric_history(self._run, "bytes")),
+                default=0,
+            )
         made = self._client.create_run(self._experiment(), run_name=folder.name)
         self._run = made.info.run_id
         write(kept, [json.dumps({"run_id": self._run}).encode()])
@@ -156,7 +166,9 @@ class MLflow:
 
 @dataclass
 class WandbLike:
-    """A run of Weights & Biases or a program like it (`init`, `log`, `finish`); resumed runs continue theirs."""
+    """A run of Weights & Biases or a program like it (`init`, `log`, `finish`); resumed runs
+    continue theirs.
+    """
 
     package: str  # its module, `wandb`, or `trackio`, which keeps all on this machine
 
@@ -184,7 +196,8 @@ class WandbLike:
 
     def end(self, model: Path | None) -> None:
         self._module.finish()
-        # Only now it is known that the rows arrived: they are sent from a thread, which a kill ends too.
+        # Only now it is known that the rows arrived: they are sent from a thread, which a kill ends
+        # too.
         self._note(self._last)
 
     def _note(self, step: int) -> None:
@@ -197,7 +210,8 @@ TRACKERS: Mapping[str, tuple[Callable[[], Tracker], str]] = {
     "wandb": (partial(WandbLike, "wandb"), "wandb"),
     "trackio": (partial(WandbLike, "trackio"), "trackio"),
 }
-"""For each name: what makes the tracker, and the package that it needs, which is also the extra's name."""
+"""For each name: what makes the tracker, and the package that it needs, which is also the extra's
+name."""
 
 
 def check(names: Sequence[str], folder: Path | None) -> None:
@@ -216,7 +230,9 @@ def check(names: Sequence[str], folder: Path | None) -> None:
 def following(
     names: Sequence[str], folder: Path | None, config: Config, on_step: Callable[[Row], None]
 ) -> Iterator[Callable[[Row], None]]:
-    """Give a callable that gets each row once it is saved: it calls `on_step`, then the trackers."""
+    """Give a callable that gets each row once it is saved: it calls `on_step`, then the
+    trackers.
+    """
     if not names or folder is None:
         yield on_step
         return
@@ -236,7 +252,9 @@ def following(
 
 @contextmanager
 def watching(names: Sequence[str], folder: Path, steps: int) -> Iterator[Callable[[], None]]:
-    """Give a callable that tells the trackers what another process has written into `folder` since the last call."""
+    """Give a callable that tells the trackers what another process has written into `folder` since
+    the last call.
+    """
     followers: list[_Follower] = []
     last = 0
 
@@ -289,16 +307,22 @@ class _Follower:
             if self._tracker is not None and not self._failed:
                 files = [self._folder / "model.safetensors", self._folder / "personal"]
                 done = self._last >= self._config["steps"]
-                self._tracker.end(next((file for file in files if file.exists()), None) if done else None)
+                self._tracker.end(
+                    next((file for file in files if file.exists()), None) if done else None
+                )
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # errors of any kind, from another program, its disk or its network
+        except (
+            Exception
+        ) as error:  # errors of any kind, from another program, its disk or its network
             self._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            log.warning("tracker %s failed and is left out; the run continues: %s", self._name, reason)
+            log.warning(
+                "tracker %s failed and is left out; the run continues: %s", self._name, reason
+            )
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -307,7 +331,13 @@ def settings(config: Config) -> dict[str, Any]:
     recipe = config["recipe"]
     chosen = {key: recipe[key] for key in ("method", "model", "seed")}
     chosen |= {key: config[key] for key in ("dataset", "steps", "model_bytes")}
-    return {**chosen, "clients": len(config["clients"]), **recipe["hyperparameters"], **recipe["training"], **plan}
+    return {
+        **chosen,
+        "clients": len(config["clients"]),
+        **recipe["hyperparameters"],
+        **recipe["training"],
+        **plan,
+    }
 
 
 def _allowed(name: str) -> str:

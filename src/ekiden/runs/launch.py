@@ -1,8 +1,9 @@
-"""Execute several independent runs at once, one process each; or as jobs of a queue, such as Slurm, by submitit.
+"""Execute several independent runs at once, one process each; or as jobs of a queue, such as Slurm,
+by submitit.
 
-A failing run does not stop the others. A job is a command and the name of a run folder. What a job did is read from
-that folder and never from what submitit pickles. A job that is requeued executes its command again, and the run
-continues where it was.
+A failing run does not stop the others. A job is a command and the name of a run folder. What a job
+did is read from that folder and never from what submitit pickles. A job that is requeued executes
+its command again, and the run continues where it was.
 """
 
 import os
@@ -51,7 +52,9 @@ class LaunchedRun:
 
 
 def transport_of(on: str) -> MakesTransport | None:
-    """Return what makes the transport of clients that are "here" (None), on "ray", or on "ray:ADDRESS"."""
+    """Return what makes the transport of clients that are "here" (None), on "ray", or on
+    "ray:ADDRESS".
+    """
     kind, _, address = on.partition(":")
     if kind == "ray":
         return OnRay(address)
@@ -73,7 +76,9 @@ class Event:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended. `error` is empty if it went well; `elsewhere` means that another process is working on it."""
+    """How a run ended. `error` is empty if it went well; `elsewhere` means that another process is
+    working on it.
+    """
 
     run: int
     folder: Path
@@ -86,22 +91,29 @@ _MOST_LINES = 50  # about this many for the steps of one run
 _SILENCE = 60.0  # seconds without a line during a step
 _DIED = "its process died (out of memory?): run fewer at once, then `ekiden resume`"
 _NOT_STARTED = (
-    "its process ended with an error before it began, which Python printed: in a script, put what starts runs under "
+    "its process ended with an error before it began, which Python printed: in a script, put what "
+    "starts runs under "
     '`if __name__ == "__main__":`'
 )
 
 
 def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = None) -> list[RunEnd]:
-    """Execute all runs on all cores, with a bar for each on a terminal, otherwise with plain lines."""
+    """Execute all runs on all cores, with a bar for each on a terminal, otherwise with plain
+    lines.
+    """
     if not console.is_terminal:
         return execute(jobs, Lines(console, jobs), cores)
     with bars(console) as progress:
-        shown = [progress.add_task("", total=None, name=job.folder.name, text="waiting") for job in jobs]
+        shown = [
+            progress.add_task("", total=None, name=job.folder.name, text="waiting") for job in jobs
+        ]
 
         def report(event: Event | RunEnd) -> None:
             if isinstance(event, Event):
                 if event.lines:
-                    progress.console.print(event.lines, soft_wrap=True, markup=False, highlight=False)
+                    progress.console.print(
+                        event.lines, soft_wrap=True, markup=False, highlight=False
+                    )
                 _update(progress, shown[event.run], event)
 
         return execute(jobs, report, cores)
@@ -110,7 +122,8 @@ def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = No
 class Lines:
     """Prints plain lines while runs go on, for pipes and log files; `execute` calls it.
 
-    There is one line for each step, or every k-th step of a long run, and a sign of life during long steps.
+    There is one line for each step, or every k-th step of a long run, and a sign of life during
+    long steps.
     """
 
     def __init__(self, console: Console, jobs: Sequence[LaunchedRun]) -> None:
@@ -126,15 +139,29 @@ class Lines:
             return
         run = event.run
         if event.lines:
-            self._console.print(event.lines, soft_wrap=True, markup=False, emoji=False, highlight=False)
+            self._console.print(
+                event.lines, soft_wrap=True, markup=False, emoji=False, highlight=False
+            )
         if event.total is not None:
             self._total[run] = event.total
             self._print(run, counted(event.total, "step"))
         elif event.step is not None and event.step != self._step[run]:
             self._step[run] = event.step
-            if event.step % max(1, -(-self._total[run] // _MOST_LINES)) == 0 or event.step == self._total[run]:
-                self._print(run, ", ".join(filter(None, (f"step {event.step} of {self._total[run]}", event.text))))
-        elif event.step is None and self._total[run] and time.monotonic() - self._last[run] >= _SILENCE:
+            if (
+                event.step % max(1, -(-self._total[run] // _MOST_LINES)) == 0
+                or event.step == self._total[run]
+            ):
+                self._print(
+                    run,
+                    ", ".join(
+                        filter(None, (f"step {event.step} of {self._total[run]}", event.text))
+                    ),
+                )
+        elif (
+            event.step is None
+            and self._total[run]
+            and time.monotonic() - self._last[run] >= _SILENCE
+        ):
             self._print(run, f"in step {self._step[run] + 1} of {self._total[run]}, {event.text}")
 
     def _print(self, run: int, text: str) -> None:
@@ -144,11 +171,14 @@ class Lines:
         self._console.file.flush()
 
 
-def execute(jobs: Sequence[LaunchedRun], report: Report, cores: int | None = None, apart: bool = False) -> list[RunEnd]:
+def execute(
+    jobs: Sequence[LaunchedRun], report: Report, cores: int | None = None, apart: bool = False
+) -> list[RunEnd]:
     """Execute all runs, and report what happens in them and how each ends.
 
-    They start in this order, side by side on so many cores, by default on all; `report` is called from one thread at a
-    time. `apart` puts even a single run into its own process, so that nothing in it can end this process.
+    They start in this order, side by side on so many cores, by default on all; `report` is called
+    from one thread at a time. `apart` puts even a single run into its own process, so that nothing
+    in it can end this process.
     """
     cores = cores or core_count()
     if not apart and (len(jobs) == 1 or cores == 1):
@@ -175,7 +205,11 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
 
     def begin() -> None:  # after the checks: refused runs get a single line, the reason
         lines = "" if run else str(description(data))
-        report(Event(run, "starting", total=job.plan.recipe.method.steps(len(data.clients)), lines=lines))
+        report(
+            Event(
+                run, "starting", total=job.plan.recipe.method.steps(len(data.clients)), lines=lines
+            )
+        )
 
     def on_step(row: Row) -> None:
         report(Event(run, measured(data.dataset.task.headline, row), row["step"]))
@@ -188,7 +222,9 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
         transport = transport_of(job.on)
         data = job.plan.federation()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DivergenceWarning)  # the command line prints its own line about it
+            warnings.simplefilter(
+                "ignore", DivergenceWarning
+            )  # the command line prints its own line about it
             result = job.plan.run(
                 job.folder,
                 data,
@@ -208,7 +244,9 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
 
 
 def _in_processes(jobs: Sequence[LaunchedRun], report: Report, side_by_side: int) -> list[RunEnd]:
-    """Execute runs in processes: each of `side_by_side` threads starts one after the other and listens to it."""
+    """Execute runs in processes: each of `side_by_side` threads starts one after the other and
+    listens to it.
+    """
     lock = threading.Lock()
 
     def heard(event: Event | RunEnd) -> None:
@@ -283,7 +321,9 @@ def _child(run: int, job: LaunchedRun, to: "Connection[Any, Any]") -> None:
         outcome = _guarded(run, job, to.send)
     except Exception as error:
         line = " ".join(str(error).split())
-        hint = f"`ekiden resume {job.folder}` shows where" if job.folder.exists() else "is this a bug?"
+        hint = (
+            f"`ekiden resume {job.folder}` shows where" if job.folder.exists() else "is this a bug?"
+        )
         outcome = RunEnd(run, job.folder, f"{type(error).__name__}: {line} ({hint})")
     to.send(outcome)
 
@@ -294,7 +334,9 @@ class Board:
     def __init__(self, console: Console, names: Sequence[str]) -> None:
         """Start with no run begun."""
         self._console, self._names = console, names
-        self._running: dict[int, tuple[TaskID, float]] = {}  # bar and start of each run that has begun
+        self._running: dict[
+            int, tuple[TaskID, float]
+        ] = {}  # bar and start of each run that has begun
         self._done, self._began = 0, time.monotonic()
         self.progress = bars(console)
         self._all = self.progress.add_task("", total=len(names), name="all runs", text="")
@@ -303,7 +345,10 @@ class Board:
         """Show an event."""
         now = time.monotonic()
         if event.run not in self._running:
-            self._running[event.run] = self.progress.add_task("", total=None, name=self._names[event.run], text=""), now
+            self._running[event.run] = (
+                self.progress.add_task("", total=None, name=self._names[event.run], text=""),
+                now,
+            )
         bar, began = self._running[event.run]
         if isinstance(event, Event):
             return _update(self.progress, bar, event)
@@ -311,12 +356,16 @@ class Board:
         self.progress.remove_task(bar)
         self._done += 1
         waiting = len(self._names) - self._done
-        left = f"about {duration((now - self._began) / self._done * waiting)} left" if waiting else ""
+        left = (
+            f"about {duration((now - self._began) / self._done * waiting)} left" if waiting else ""
+        )
         self.progress.update(self._all, completed=self._done, text=left)
         error = "another process is working on it" if event.elsewhere else event.error
         how = ", ".join(filter(None, (error or f"done in {duration(now - began)}", left)))
         place = f"[{self._done}/{len(self._names)}]"
-        self._console.print(f"{place} {self._names[event.run]}: {how}", markup=False, highlight=False)
+        self._console.print(
+            f"{place} {self._names[event.run]}: {how}", markup=False, highlight=False
+        )
 
 
 def _update(progress: Progress, bar: TaskID, event: Event) -> None:
@@ -347,7 +396,9 @@ class Command:
         return self._child.wait()
 
     def checkpoint(self) -> Any:
-        """Return what a requeued job executes; submitit calls this before a job is preempted or runs out of time."""
+        """Return what a requeued job executes; submitit calls this before a job is preempted or
+        runs out of time.
+        """
         if self._child is not None:
             self._child.kill()  # the run folder is safe to kill
         return submitit.helpers.DelayedSubmission(Command(self._words, self._place))
@@ -362,7 +413,8 @@ def submit(
     settings: Mapping[str, str | int],
     report: Callable[[Event | RunEnd], None],
 ) -> None:
-    """Submit runs of a sweep, and report how they go on until all have ended. If this process ends, the jobs go on.
+    """Submit runs of a sweep, and report how they go on until all have ended. If this process ends,
+    the jobs go on.
 
     What jobs print, and what submitit stores, is in the folder `jobs` of the sweep.
 
@@ -377,12 +429,24 @@ def submit(
     """
     require_extra("submitit", f"--on {place}", "submitit")
     out, track = jobs[0].folder.parent, jobs[0].track
-    command = [sys.executable, "-m", "ekiden", "sweep", str(file), "--budget", budget, "--device", device]
+    command = [
+        sys.executable,
+        "-m",
+        "ekiden",
+        "sweep",
+        str(file),
+        "--budget",
+        budget,
+        "--device",
+        device,
+    ]
     command += ["--out", str(out), *(["--track", *track] if track else []), "--job"]
     executor = submitit.AutoExecutor(folder=out / "jobs", cluster=CLUSTERS[place])
     cores = max(job.plan.workers * max(1, job.plan.hardware.threads) for job in jobs)
     try:
-        executor.update_parameters(**{"name": "ekiden", "timeout_min": _DAY, "cpus_per_task": cores, **settings})
+        executor.update_parameters(
+            **{"name": "ekiden", "timeout_min": _DAY, "cpus_per_task": cores, **settings}
+        )
     except (NameError, ValueError, TypeError) as error:
         raise UserError(f"--queue: {error}") from None
     with executor.batch():
@@ -390,12 +454,18 @@ def submit(
     waiting = dict(enumerate(sent))
     steps = dict.fromkeys(waiting, -1)
     while waiting:
-        left = _queued() if place == "slurm" else {job.job_id for job in waiting.values() if not job.done()}
+        left = (
+            _queued()
+            if place == "slurm"
+            else {job.job_id for job in waiting.values() if not job.done()}
+        )
         for run, job in list(waiting.items()):
             reached = _step(jobs[run].folder)
             if reached > steps[run]:
                 steps[run] = reached
-                report(Event(run, f"job {job.job_id}", reached, read_config(jobs[run].folder)["steps"]))
+                report(
+                    Event(run, f"job {job.job_id}", reached, read_config(jobs[run].folder)["steps"])
+                )
             if left is not None and job.job_id not in left:
                 del waiting[run]
                 report(RunEnd(run, jobs[run].folder, _error(jobs[run].folder, job)))
@@ -406,7 +476,8 @@ def submit(
 def _queued() -> set[str] | None:
     """Return the ids of the user's jobs in Slurm's queue; None if it does not answer now.
 
-    submitit calls a job done once its process has ended. Slurm may still requeue it, and then it is in the queue.
+    submitit calls a job done once its process has ended. Slurm may still requeue it, and then it is
+    in the queue.
     """
     said = subprocess.run(_SQUEUE, capture_output=True, text=True, check=False)
     return None if said.returncode else set(said.stdout.split())
@@ -437,6 +508,13 @@ def _error(folder: Path, job: Any) -> str:
     except UserError as error:
         return str(error)
     log = job.paths.stderr
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
-    why = next((line for line in reversed(lines) if line.startswith("ekiden:")), lines[-1] if lines else "no output")
+    lines = (
+        [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        if log.exists()
+        else []
+    )
+    why = next(
+        (line for line in reversed(lines) if line.startswith("ekiden:")),
+        lines[-1] if lines else "no output",
+    )
     return f"job {job.job_id} ended: {why.strip()}; see {log}"

@@ -1,4 +1,6 @@
-"""A plan: everything that identifies a run over a named or stored data set, also as a file of settings."""
+"""A plan: everything that identifies a run over a named or stored data set, also as a file of
+settings.
+"""
 
 import json
 import tomllib
@@ -32,7 +34,13 @@ from ekiden.transports import MakesTransport
 M = TypeVar("M", bound=Method)
 GIVE_AGAIN = "as in ekiden.resume(folder, silos, network=...) and ekiden.evaluate(folder, silos)"
 TaskName = Literal[
-    "auto", "classification", "multi-label", "regression", "survival", "segmentation", "language-modelling"
+    "auto",
+    "classification",
+    "multi-label",
+    "regression",
+    "survival",
+    "segmentation",
+    "language-modelling",
 ]
 
 
@@ -42,23 +50,25 @@ class Plan(Checked, Generic[M]):
 
     recipe: Recipe[M]
     data: str = "digits"
-    """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, a table (Parquet,
-    CSV), or arrays (.npz, safetensors)"""
+    """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, a
+    table (Parquet, CSV), or arrays (.npz, safetensors)"""
     partition: str = "auto"
-    """who holds what: iid, dirichlet:BETA, domains[:A,B,...][:dirichlet:BETA] (with labels skewed within domains),
-    classes:K, natural; auto: natural with --silos or --group-column, by domain where the data have domains, else
-    dirichlet:0.5, or iid if samples are few"""
+    """who holds what: iid, dirichlet:BETA, domains[:A,B,...][:dirichlet:BETA] (with labels skewed
+    within domains), classes:K, natural; auto: natural with --silos or --group-column, by domain
+    where the data have domains, else dirichlet:0.5, or iid if samples are few"""
     clients: Count | None = None
-    """N, number of clients; by default one per domain or natural owner, else 10, fewer if samples are few"""
+    """N, number of clients; by default one per domain or natural owner, else 10, fewer if samples
+    are few"""
     size: Count | None = None
     """side of the images in pixels, if not the data set's own"""
     without: str = ""
-    """clients to leave out, with their test data: names separated by commas; the data of the others do not change"""
+    """clients to leave out, with their test data: names separated by commas; the data of the others
+    do not change"""
     val_fraction: BelowOne = 0.1
     """share of each client's training data that is used to select epochs"""
     silos: tuple[str, ...] = ()
-    """instead of --data, the files or folders of the silos; or one folder that holds a file or a folder for each; or a
-    TOML file that names them"""
+    """instead of --data, the files or folders of the silos; or one folder that holds a file or a
+    folder for each; or a TOML file that names them"""
     task: TaskName = "auto"
     """what the labels mean; auto decides by their values"""
     reading: Reading = field(default_factory=Reading)
@@ -79,24 +89,34 @@ class Plan(Checked, Generic[M]):
             parse(self.partition)
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
-        """Return the data, divided among the clients. Pass `dataset` if the data are already loaded."""
+        """Return the data, divided among the clients. Pass `dataset` if the data are already
+        loaded.
+        """
         data = api.with_metric(self._divided(dataset), self.recipe.metric)
         data = data.without(*self.without.split(",")) if self.without else data
         return data.for_tuning() if self.tune else data
 
     def _divided(self, dataset: Dataset | None) -> FederatedData:
         if self.silos and (self.partition != "auto" or self.clients is not None):
-            raise UserError("--silos says which silo holds what: leave out --partition and --clients")
+            raise UserError(
+                "--silos says which silo holds what: leave out --partition and --clients"
+            )
         if dataset is None and not self.silos:
             given = silos(self.data, val_fraction=self.val_fraction, seed=self._data_seed)
             if given is not None:
-                if self.partition != "auto" or self.clients is not None or self.reading != Reading():
+                if (
+                    self.partition != "auto"
+                    or self.clients is not None
+                    or self.reading != Reading()
+                ):
                     raise UserError(
-                        f"{self.data} says which silo holds what: leave out --partition, --clients and columns"
+                        f"{self.data} says which silo holds what: leave out --partition, --clients "
+                        "and columns"
                     )
                 if self.task not in ("auto", given.dataset.task.kind):
                     raise UserError(
-                        f"{self.data} says what the labels mean ({given.dataset.task.kind}): leave out --task"
+                        f"{self.data} says what the labels mean ({given.dataset.task.kind}): leave "
+                        "out --task"
                     )
                 return given
         dataset = dataset or self.dataset()
@@ -108,7 +128,9 @@ class Plan(Checked, Generic[M]):
         except Unmet:
             if self.partition != "auto":
                 raise
-            return split(dataset, Iid(), self.clients, **how)  # few samples: each client gets some of them
+            return split(
+                dataset, Iid(), self.clients, **how
+            )  # few samples: each client gets some of them
 
     @property
     def _data_seed(self) -> int:
@@ -116,7 +138,9 @@ class Plan(Checked, Generic[M]):
 
     def dataset(self) -> Dataset:
         """Return the data before they are divided."""
-        return loaded(self.data, self.silos, self.size, self.reading.for_model(self.recipe.model), self.task)
+        return loaded(
+            self.data, self.silos, self.size, self.reading.for_model(self.recipe.model), self.task
+        )
 
     def run(
         self,
@@ -132,7 +156,9 @@ class Plan(Checked, Generic[M]):
         stop_after: int | None = None,
         transport: MakesTransport | None = None,
     ) -> api.Result:
-        """Run it over `data` (from `federation`) in `folder`, or resume it; note `about` in a new folder."""
+        """Run it over `data` (from `federation`) in `folder`, or resume it; note `about` in a new
+        folder.
+        """
         how = api.How(
             hardware=self.hardware,
             folder=folder,
@@ -149,7 +175,9 @@ class Plan(Checked, Generic[M]):
         return api.prepared(self.recipe, data, how).end()
 
     def _noted(self, folder: Path) -> dict[str, Any]:
-        """Return what a run folder says about the plan; one from Python has an origin of data instead."""
+        """Return what a run folder says about the plan; one from Python has an origin of data
+        instead.
+        """
         if (folder / "config.json").exists() and "plan" not in (config := read_config(folder)):
             return {name: value for name, value in config.items() if name in config.get("own", ())}
         return {"plan": {name: value for name, value in self.to_json().items() if name != "recipe"}}
@@ -158,12 +186,20 @@ class Plan(Checked, Generic[M]):
         values = plain(self) | {"recipe": self.recipe.to_json(), "reading": self.reading.chosen()}
         if self.data_seed is None:
             del values["data_seed"]
-        files = (self.recipe.name, self.recipe.model, self.data, self.recipe.metric, self.reading.sample_kind)
+        files = (
+            self.recipe.name,
+            self.recipe.model,
+            self.data,
+            self.recipe.metric,
+            self.reading.sample_kind,
+        )
         code = outside.digests(files)
         return values | ({"code": code} if code else {})
 
 
-def loaded(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName = "auto") -> Dataset:
+def loaded(
+    data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName = "auto"
+) -> Dataset:
     """Return the data that `data` names, or the files of `silos`."""
     how: dict[str, Any] = {"size": size, "task": "" if task == "auto" else task, **reading.chosen()}
     return join(silos, **how) if silos else load(data, **how)
@@ -185,9 +221,16 @@ def stored(folder: Path) -> Plan[Method]:
 def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
     """Return the plan in the configuration of a run."""
     if config.get("on") == "flower":
-        raise UserError(f"{where} is a run over silos, which keep its data: add --on flower, or see `ekiden show`")
+        raise UserError(
+            f"{where} is a run over silos, which keep its data: add --on flower, or see `ekiden "
+            "show`"
+        )
     with at(str(where)):
-        return from_json({**config["plan"], "recipe": config["recipe"]}) if "plan" in config else _from_python(config)
+        return (
+            from_json({**config["plan"], "recipe": config["recipe"]})
+            if "plan" in config
+            else _from_python(config)
+        )
 
 
 def federation_in(config: Mapping[str, Any], where: Path) -> FederatedData:
@@ -199,7 +242,9 @@ def federation_in(config: Mapping[str, Any], where: Path) -> FederatedData:
 
 
 def _from_python(config: Mapping[str, Any]) -> Plan[Method]:
-    """Return the plan of a run that was started in Python, if data and network are not of its session only."""
+    """Return the plan of a run that was started in Python, if data and network are not of its
+    session only.
+    """
     plan = _data_in(config)
     if why := in_memory(config):
         raise UserError(f"{why}: give it again, {GIVE_AGAIN}")
@@ -213,7 +258,9 @@ def _data_in(config: Mapping[str, Any]) -> Plan[Method]:
     if not origin.kept:
         raise UserError(f"{in_memory(config)}: give them again, {GIVE_AGAIN}")
     return Plan(
-        replace(recipe_of(config["recipe"]), model="auto"),  # the network may be of the session only
+        replace(
+            recipe_of(config["recipe"]), model="auto"
+        ),  # the network may be of the session only
         data=origin.data or "digits",
         silos=origin.silos,
         partition="auto" if origin.silos else origin.partition,
@@ -229,7 +276,9 @@ def _data_in(config: Mapping[str, Any]) -> Plan[Method]:
 
 
 def in_memory(config: Mapping[str, Any]) -> str:
-    """Say what only the Python session had that started a run; empty if its folder tells everything."""
+    """Say what only the Python session had that started a run; empty if its folder tells
+    everything.
+    """
     if "plan" in config:
         return ""
     if config.get("on"):
@@ -240,7 +289,11 @@ def in_memory(config: Mapping[str, Any]) -> str:
         return f"its network ({config['recipe']['model']}) was made in Python"
     metric = config["task"].get("metric", "")
     known = {one.name for one in task_of(config["task"]).metrics}
-    return "" if not metric or metric in known or outside.is_file(metric) else f"its metric ({metric}) is a function"
+    return (
+        ""
+        if not metric or metric in known or outside.is_file(metric)
+        else f"its metric ({metric}) is a function"
+    )
 
 
 def rerun(
@@ -267,7 +320,11 @@ _PARTS: dict[str, type[Any]] = {"reading": Reading, "training": Training, "hardw
 @cache
 def common_settings() -> dict[str, Any]:
     """Return the type of every setting that all methods share, by its name."""
-    own = {k: v for k, v in (_hints(Plan) | _hints(Recipe)).items() if k not in ("recipe", "method", "seed", *_PARTS)}
+    own = {
+        k: v
+        for k, v in (_hints(Plan) | _hints(Recipe)).items()
+        if k not in ("recipe", "method", "seed", *_PARTS)
+    }
     return own | _hints(Reading) | _hints(Training) | _hints(Hardware)
 
 
@@ -288,10 +345,14 @@ def plan_of(method: str, values: Mapping[str, Any]) -> Plan[Method]:
         return listed({f.name: values[f.name] for f in fields(part) if f.name in values})  # type: ignore[no-any-return]
 
     parts = {name: made(part, of(part)) for name, part in _PARTS.items()}
-    recipe = made(Recipe, of(Recipe) | {"training": parts.pop("training"), "method": made(kind, of(kind))})
+    recipe = made(
+        Recipe, of(Recipe) | {"training": parts.pop("training"), "method": made(kind, of(kind))}
+    )
     plan = made(Plan, of(Plan) | parts | {"recipe": recipe})
     places = tuple(map(located_silo, plan.silos))
-    plan = replace(plan, data=outside.located(plan.data), silos=places, reading=plan.reading.located())
+    plan = replace(
+        plan, data=outside.located(plan.data), silos=places, reading=plan.reading.located()
+    )
     if plan.recipe.model != "auto":
         models.check_name(plan.recipe.model)
     if plan.partition != "auto":
@@ -312,7 +373,8 @@ def read(path: Path, method: str = "") -> Plan[Method]:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(
-                f"it cannot be read ({error.strerror}): `ekiden run METHOD --print-config` writes one"
+                f"it cannot be read ({error.strerror}): `ekiden run METHOD --print-config` writes "
+                "one"
             ) from None
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UserError(f"it is not valid TOML: {error}") from None
@@ -328,10 +390,14 @@ def written(plan: Plan[Any]) -> str:
     """Return all settings of a plan as the text of such a file."""
     recipe, rest = plain(plan.recipe), plain(plan)
     parts = [rest[name] for name in ("reading", "hardware")]
-    own = {name: value for name, value in rest.items() if name not in ("recipe", "reading", "hardware")}
+    own = {
+        name: value for name, value in rest.items() if name not in ("recipe", "reading", "hardware")
+    }
     training, hyper = recipe.pop("training"), recipe.pop("method")
     tables = [{"method": plan.recipe.name}, hyper, own, parts[0], recipe, training, parts[1]]
-    return "".join(f"{name} = {_toml(v)}\n" for one in tables for name, v in one.items() if v is not None)
+    return "".join(
+        f"{name} = {_toml(v)}\n" for one in tables for name, v in one.items() if v is not None
+    )
 
 
 def _toml(value: Any) -> str:

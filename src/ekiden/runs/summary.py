@@ -50,7 +50,9 @@ class Summary:
     config: dict[str, Any]  # its config.json
     metrics: list[dict[str, Any]]  # its rows, one per step; a record has only the last
     seconds: float  # time of all steps
-    environment: Mapping[str, Any] = field(default_factory=dict)  # its environment.json; empty if that cannot be read
+    environment: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # its environment.json; empty if that cannot be read
     recorded: bool = False  # whether this is the record of a finished run
 
     @property
@@ -68,7 +70,9 @@ class Summary:
         steps = config.get("steps") if method is None else method.steps(len(config["clients"]))
         done = self.last.get("step", 0) == steps
         personal = len(list(self.folder.glob("personal/*.safetensors")))
-        return done and ((self.folder / "model.safetensors").exists() or personal >= len(self.config["clients"]))
+        return done and (
+            (self.folder / "model.safetensors").exists() or personal >= len(self.config["clients"])
+        )
 
     @property
     def last(self) -> dict[str, Any]:
@@ -82,12 +86,18 @@ def summarise(folder: Path) -> Summary:
     with at(str(folder)):
         _method(config)
     times, metrics = read_lines(folder / "times.jsonl"), read_lines(folder / "metrics.jsonl")
-    for name, rows, keys in (("times", times, {"seconds"}), ("metrics", metrics, {"step", *COUNTED})):
+    for name, rows, keys in (
+        ("times", times, {"seconds"}),
+        ("metrics", metrics, {"step", *COUNTED}),
+    ):
         if any(type(row.get(key)) not in (int, float) for row in rows for key in keys):
             raise UserError(
-                f"{folder / name}.jsonl lacks a number that every line has: the run folder is damaged, start a new run"
+                f"{folder / name}.jsonl lacks a number that every line has: the run folder is "
+                "damaged, start a new run"
             )
-    return Summary(folder, config, metrics, sum(row["seconds"] for row in times), _environment(folder))
+    return Summary(
+        folder, config, metrics, sum(row["seconds"] for row in times), _environment(folder)
+    )
 
 
 def _environment(folder: Path) -> dict[str, Any]:
@@ -99,12 +109,16 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def simulated(run: Summary, devices: Devices | None) -> Timed | None:
-    """Return how long a run would have taken on these devices; None without devices, or of a record."""
+    """Return how long a run would have taken on these devices; None without devices, or of a
+    record.
+    """
     if devices is None or run.recorded:
         return None
     ledger = [Transfer(**row) for row in read_ledger(run.folder)]
     with at(str(run.folder)):
-        return timed(devices, list(run.config["clients"]), len(run.metrics), ledger, read_passes(run.folder))
+        return timed(
+            devices, list(run.config["clients"]), len(run.metrics), ledger, read_passes(run.folder)
+        )
 
 
 def as_record(run: Summary, devices: Devices | None = None) -> dict[str, Any]:
@@ -126,12 +140,18 @@ def as_record(run: Summary, devices: Devices | None = None) -> dict[str, Any]:
         "seconds": run.seconds,
         **({"simulated": clock._asdict()} if clock else {}),
         "metrics": run.metrics,
-        **({"coefficients": [one.to_json() for one in found]} if (found := coefficients_of(run)) else {}),
+        **(
+            {"coefficients": [one.to_json() for one in found]}
+            if (found := coefficients_of(run))
+            else {}
+        ),
     }
 
 
 def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> list[dict[str, Any]]:
-    """Return the rows of `comparison` as plain values: shares as numbers from 0 to 1, means over finished runs."""
+    """Return the rows of `comparison` as plain values: shares as numbers from 0 to 1, means over
+    finished runs.
+    """
     rows = []
     for group in _grouped(summaries).values():
         done = [run for run in group.values() if run.finished]
@@ -149,7 +169,9 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
                 "values": values,
                 "mean": mean(values) if values else None,
                 "std": stdev(values) if len(values) > 1 else None,
-                **{name: mean(run.last[name] for run in done) if done else None for name in COUNTED},
+                **{
+                    name: mean(run.last[name] for run in done) if done else None for name in COUNTED
+                },
                 "seconds": mean(run.seconds for run in done) if done else None,
                 **({"simulated": _took(clocks), "computing": _computed(clocks)} if devices else {}),
                 "diverged": sum(bool(run.last.get("diverged")) for run in done),
@@ -179,9 +201,11 @@ def _grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
 
 
 def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> Table:
-    """Return a table with a row for all runs that differ only in the seed: mean ± standard deviation over the seeds.
+    """Return a table with a row for all runs that differ only in the seed: mean ± standard
+    deviation over the seeds.
 
-    With devices it also has the simulated time on them, and the share of it in which clients compute.
+    With devices it also has the simulated time on them, and the share of it in which clients
+    compute.
     """
     groups = [[*group.values()] for group in _grouped(summaries).values()]
     every = [run for group in groups for run in group]
@@ -192,9 +216,19 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
     table = Table(title=f"{named} on the union of all clients' test data", title_justify="left")
     table.add_column("method")
     table.add_column("data")
-    known = one is not None and one.name == "accuracy" and any("majority" in run.last for run in every)
+    known = (
+        one is not None and one.name == "accuracy" and any("majority" in run.last for run in every)
+    )
     clocked = ("simulated time", "computing") if devices else ()
-    columns = ("seeds", heading, *(("majority guess %",) * known), "bytes moved", "forward", "backward", "time")
+    columns = (
+        "seeds",
+        heading,
+        *(("majority guess %",) * known),
+        "bytes moved",
+        "forward",
+        "backward",
+        "time",
+    )
     for column in (*columns, *clocked):
         table.add_column(column, justify="right")
     for row, group in zip(compared(every, devices), groups, strict=True):
@@ -213,19 +247,27 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
         table.add_row(
             *(name, row["data"], str(len(done)), _result(done, alone=one is not None)),
             *((_majority(done),) * known),
-            *(size(row["bytes"]), *(f"{row[kind]:,.0f}" for kind in ("forward", "backward")), *took),
+            *(
+                size(row["bytes"]),
+                *(f"{row[kind]:,.0f}" for kind in ("forward", "backward")),
+                *took,
+            ),
         )
     return table
 
 
 def _majority(runs: Sequence[Summary]) -> str:
-    """Return what always giving the commonest training label scores, in per cent; a dash if it is not known."""
+    """Return what always giving the commonest training label scores, in per cent; a dash if it is
+    not known.
+    """
     values = [run.last["majority"] for run in runs if "majority" in run.last]
     return f"{100 * mean(values):.2f}" if values else "-"
 
 
 def _result(done: Sequence[Summary], *, alone: bool) -> str:
-    """Return the headline metric of finished runs, with its name if other rows of the table have another metric."""
+    """Return the headline metric of finished runs, with its name if other rows of the table have
+    another metric.
+    """
     values = [value for s in done if (value := value_of(s, headline(s).name)) is not None]
     metric = headline(done[0])
     text = spread([metric.scale * value for value in values], metric)
@@ -250,7 +292,9 @@ def headline(run: Summary) -> Metric:
 
 
 def metric_named(config: Mapping[str, Any], name: str) -> Metric:
-    """Return a metric of a run's task. A metric of the user's own is known only by its name and direction."""
+    """Return a metric of a run's task. A metric of the user's own is known only by its name and
+    direction.
+    """
     known = {metric.name: metric for metric in task_in(config).metrics}
     higher = bool(config["task"].get("higher", True))
     return known.get(name) or Metric(name, _unmeasurable, higher=higher, share=False)
@@ -262,7 +306,8 @@ def _unmeasurable(scores: Scores) -> float:
 
 
 def value_of(run: Summary, key: str) -> float | None:
-    """Return a number of the last row, or a metric among all that were measured; None if there is none.
+    """Return a number of the last row, or a metric among all that were measured; None if there is
+    none.
 
     If the task has no accuracy, `accuracy` is the headline metric.
     """
@@ -276,11 +321,15 @@ def value_of(run: Summary, key: str) -> float | None:
 def thresholds_in(run: Summary) -> dict[str, float]:
     """Return the thresholds of two classes that were measured last, by their rules."""
     row: Mapping[str, Any] = next((row for row in reversed(run.metrics) if "figures" in row), {})
-    return {one["rule"]: float(one["threshold"]) for one in row.get("figures", {}).get("thresholds", ())}
+    return {
+        one["rule"]: float(one["threshold"]) for one in row.get("figures", {}).get("thresholds", ())
+    }
 
 
 def metric_of(run: Summary, key: str) -> Metric:
-    """Return the metric that `value_of` gives for a key; means over clients are of the headline metric."""
+    """Return the metric that `value_of` gives for a key; means over clients are of the headline
+    metric.
+    """
     known = {metric.name for metric in task_in(run.config).metrics}
     return metric_named(run.config, key) if key in known else headline(run)
 
@@ -288,12 +337,21 @@ def metric_of(run: Summary, key: str) -> Metric:
 def about(run: Summary) -> str:
     """Describe data, training and result in a few lines."""
     training = ", ".join(f"{k} {v}" for k, v in trained(run.config, run.last).items() if v != [])
-    state = "finished" if run.finished else f"stopped after step {run.last.get('step', 0)}: {going_on(run)}"
+    state = (
+        "finished"
+        if run.finished
+        else f"stopped after step {run.last.get('step', 0)}: {going_on(run)}"
+    )
     return (
-        f"{_data(run.config)}; seed {run.recipe['seed']}; model of {size(run.config['model_bytes'])}\n"
+        f"{_data(run.config)}; seed {run.recipe['seed']}; model of "
+        f"{size(run.config['model_bytes'])}\n"
         + (f"{training}\n" if training else "")
         + f"{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
-        + (f"\nalways giving the commonest class: {_majority([run])} % accuracy" if "majority" in run.last else "")
+        + (
+            f"\nalways giving the commonest class: {_majority([run])} % accuracy"
+            if "majority" in run.last
+            else ""
+        )
         + (f"\n{line}" if (line := divergence(run)) else "")
     )
 
@@ -321,7 +379,13 @@ def shown(folder: Path, devices: Devices | None = None) -> list[str | Table]:
         took = f"simulated time: {duration(clock.seconds[-1])}, {share}"
     said = (notes(run), network(run), sums(run), privacy(run.config), took, again)
     table = estimates(run)
-    parts: list[str | Table] = [label(run.config), about(run), steps(run, clock), *([table] if table else []), *said]
+    parts: list[str | Table] = [
+        label(run.config),
+        about(run),
+        steps(run, clock),
+        *([table] if table else []),
+        *said,
+    ]
     return [part for part in parts if part]
 
 
@@ -364,30 +428,48 @@ def as_text(parts: Iterable[str | Table], width: int = 160) -> str:
 
 
 def network(run: Summary) -> str:
-    """Say what crossed the network, who could read it, and who was away; empty for a run on one machine."""
+    """Say what crossed the network, who could read it, and who was away; empty for a run on one
+    machine.
+    """
     if run.config.get("on") != "flower":
         return ""
-    rows = read_lines(run.folder / "network.jsonl", "kind", "client", "sent", "received", "engine", "waited")
+    rows = read_lines(
+        run.folder / "network.jsonl", "kind", "client", "sent", "received", "engine", "waited"
+    )
     measuring = sum(_crossed(row) for row in rows if row["kind"] == "evaluate")
     engine = sum(row["engine"] for row in rows)
     lines = [
-        f"crossed the network: {size(sum(map(_crossed, rows)))} in {len(rows)} messages and answers, {size(measuring)} "
+        f"crossed the network: {size(sum(map(_crossed, rows)))} in {len(rows)} messages and "
+        f"answers, {size(measuring)} "
         f"of it to measure models, {size(engine)} put around it by Flower"
     ]
     ledger = read_ledger(run.folder)
     served = sum(row["bytes"] for row in ledger if SERVER in (row["source"], row["target"]))
     silos = size(sum(row["bytes"] for row in ledger) - served)
     if run.config["sealed"]:
-        lines.append(f"sealed from silo to silo: {silos}; read by the server: {size(served)} and the result")
+        lines.append(
+            f"sealed from silo to silo: {silos}; read by the server: {size(served)} and the result"
+        )
     else:
-        lines.append(f"NOT sealed: SuperLink and coordinator could read all, including {silos} from silo to silo")
-    lines += [f"step {row['step'] + 1}: {row['source']} was absent" for row in ledger if row["missing"]]
-    lines += [f"{row['client']} was away for {duration(row['waited'])}" for row in rows if row["waited"] > 0]
+        lines.append(
+            f"NOT sealed: SuperLink and coordinator could read all, including {silos} from silo to "
+            "silo"
+        )
+    lines += [
+        f"step {row['step'] + 1}: {row['source']} was absent" for row in ledger if row["missing"]
+    ]
+    lines += [
+        f"{row['client']} was away for {duration(row['waited'])}"
+        for row in rows
+        if row["waited"] > 0
+    ]
     return "\n".join(lines)
 
 
 def sums(run: Summary) -> str:
-    """Say whether the sums of clients were masked; empty if the run's method has none that transports can mask."""
+    """Say whether the sums of clients were masked; empty if the run's method has none that
+    transports can mask.
+    """
     method = _method(run.config)
     if method is None or not method.gives_sums:
         return ""
@@ -403,12 +485,15 @@ def privacy(config: Mapping[str, Any]) -> str:
     if not (found := config.get("privacy")):
         return ""
     lines = [
-        f"differential privacy of each training sample: epsilon {found['epsilon']:.3g} at delta {found['delta']:g}, "
-        f"for each silo and the whole run{condition(found)}; see docs/privacy.md for what is not promised"
+        f"differential privacy of each training sample: epsilon {found['epsilon']:.3g} at delta "
+        f"{found['delta']:g}, "
+        f"for each silo and the whole run{condition(found)}; see docs/privacy.md for what is not "
+        "promised"
     ]
     for client, one in found["clients"].items():
         lines.append(
-            f"{client}: epsilon {one['epsilon']:.3g}; noise {one['noise']:.3g} x clip {found['clip']:g}, "
+            f"{client}: epsilon {one['epsilon']:.3g}; noise {one['noise']:.3g} x clip "
+            f"{found['clip']:g}, "
             f"{one['steps']} steps, each with {one['rate']:.2%} of the samples"
         )
     return "\n".join(lines)
@@ -419,12 +504,16 @@ def _crossed(row: dict[str, Any]) -> int:
 
 
 def steps(run: Summary, clock: Timed | None = None) -> Table:
-    """Return a table with one row per step; with a clock, also when it was done in simulated time."""
+    """Return a table with one row per step; with a clock, also when it was done in simulated
+    time.
+    """
     moved: dict[int, list[str]] = defaultdict(list)
     for row in read_ledger(run.folder):
         moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
     table, seconds = Table(), dict(enumerate(clock.seconds, 1)) if clock else {}
-    sized = any("parameters" in row for row in run.metrics)  # if the result is not the clients' own network
+    sized = any(
+        "parameters" in row for row in run.metrics
+    )  # if the result is not the clients' own network
     metric = headline(run)
     for column in (
         "step",
@@ -438,7 +527,11 @@ def steps(run: Summary, clock: Timed | None = None) -> Table:
     table.add_column("what moved")
     for row in run.metrics:
         value = row.get(metric.name)
-        values = ["" if value is None else metric.shown(value), f"{row['loss']:.3f}"] if "loss" in row else ["", ""]
+        values = (
+            ["" if value is None else metric.shown(value), f"{row['loss']:.3f}"]
+            if "loss" in row
+            else ["", ""]
+        )
         worst = metric.shown(row["client_worst"]) if "client_worst" in row else ""
         transfers = moved[row["step"]]
         more = f" and {len(transfers) - 3} more" if len(transfers) > 3 else ""
@@ -450,12 +543,18 @@ def steps(run: Summary, clock: Timed | None = None) -> Table:
 
 def notes(run: Summary) -> str:
     """Return what the method noted, one line per step; of more than 20 steps only the last 20."""
-    lines = [f"step {row['step']}: {told(row['notes'])}" for row in run.metrics if isinstance(row.get("notes"), dict)]
+    lines = [
+        f"step {row['step']}: {told(row['notes'])}"
+        for row in run.metrics
+        if isinstance(row.get("notes"), dict)
+    ]
     return "\n".join(lines[-_STEPS_TOLD:])
 
 
 def label(config: dict[str, Any]) -> str:
-    """Name the method, its settings that differ from the default and change the result, and what a budget reduced."""
+    """Name the method, its settings that differ from the default and change the result, and what a
+    budget reduced.
+    """
     kind = known(config["recipe"]["method"])
     usual = (plain(kind()) if kind else {}) | plain(Training()) | plain(Hardware())
     hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
@@ -468,33 +567,43 @@ def label(config: dict[str, Any]) -> str:
     name = outside.short(config["recipe"]["method"])
     told = [f"{k}={v}" for k, v in chosen.items()]
     name = f"{name} ({', '.join(told)})" if told else name
-    return f"{name}{_budget(config)}" + "".join(f", {who} {_CHANGES[change]}" for change, who in revised(config))
+    return f"{name}{_budget(config)}" + "".join(
+        f", {who} {_CHANGES[change]}" for change, who in revised(config)
+    )
 
 
 def revised(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the changes of the clients since the original run, in order: what happened, and to which client.
+    """Return the changes of the clients since the original run, in order: what happened, and to
+    which client.
 
-    Runs that differ only in the seed have equal changes, whatever folders and totals they started from.
+    Runs that differ only in the seed have equal changes, whatever folders and totals they started
+    from.
     """
     made = [change for revision in config.get("revisions", []) for change in revision.items()]
     return [(change, who) for change, who in made if change in _CHANGES]
 
 
 def trained(config: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how clients trained, as the method decided it; nothing if they did not train up to the last row."""
+    """Return how clients trained, as the method decided it; nothing if they did not train up to the
+    last row.
+    """
     if last.get("backward") == 0:
         return {}
     return {**config["recipe"]["training"], "select": selection(config)}
 
 
 def selection(config: Mapping[str, Any]) -> str:
-    """Return what local training returned in a run. It differs from `--select` if the method decides it."""
+    """Return what local training returned in a run. It differs from `--select` if the method
+    decides it.
+    """
     method, select = _method(config), config["recipe"]["training"]["select"]
     return str(config["selection"]) if method is None else method.selection(select)
 
 
 def _method(config: Mapping[str, Any]) -> Method | None:
-    """Return the method of a run; None if it was made in Python, or in a file that is gone or has changed."""
+    """Return the method of a run; None if it was made in Python, or in a file that is gone or has
+    changed.
+    """
     settings_in(config)
     return recipe_of(config["recipe"]).method if known(config["recipe"]["method"]) else None
 
@@ -508,12 +617,20 @@ def _budget(config: dict[str, Any]) -> str:
 
 def _all_but_the_seed(config: dict[str, Any]) -> str:
     recipe = {k: v for k, v in config["recipe"].items() if k != "seed"}
-    others = [config.get("plan"), config["hardware"], config["dataset"], list(config["clients"]), revised(config)]
+    others = [
+        config.get("plan"),
+        config["hardware"],
+        config["dataset"],
+        list(config["clients"]),
+        revised(config),
+    ]
     return json.dumps([recipe, *others], sort_keys=True)
 
 
 def spread(values: Sequence[float], metric: Metric | None = None) -> str:
-    """Return mean ± standard deviation, shares in per cent; for one value only the mean, for none nothing."""
+    """Return mean ± standard deviation, shares in per cent; for one value only the mean, for none
+    nothing.
+    """
     digits = ".2f" if metric is None or metric.share else ".4g"
     if len(values) > 1:
         return f"{mean(values):{digits}} ± {stdev(values):{digits}}"
@@ -552,18 +669,23 @@ def _data(config: dict[str, Any]) -> str:
 
 
 def chosen_model(config: Mapping[str, Any]) -> str:
-    """Return the network that the user chose; "auto" if nobody did, or the method has one of its own."""
+    """Return the network that the user chose; "auto" if nobody did, or the method has one of its
+    own.
+    """
     model: str = config["recipe"]["model"]
     method = _method(config)
     return "auto" if method and method.with_source("auto", "")[1] == model else model
 
 
 def table(runs: Sequence[Summary]) -> "pa.Table":
-    """Make a table with a row for each run and step: columns that identify the run, then its metrics, empty if missing.
+    """Make a table with a row for each run and step: columns that identify the run, then its
+    metrics, empty if missing.
 
     Each element of a list gets its own column; for clients this is client_accuracy_NAME.
     """
-    rows = [_identity(run) | flat(row, run.config["clients"]) for run in runs for row in run.metrics]
+    rows = [
+        _identity(run) | flat(row, run.config["clients"]) for run in runs for row in run.metrics
+    ]
     if not rows:
         raise UserError("none of these runs has finished a step: let them run first")
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -571,7 +693,9 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
 
 
 def write(runs: Sequence[Summary], file: Path) -> int:
-    """Write the table as Parquet or CSV, depending on the file's suffix, and return the number of rows."""
+    """Write the table as Parquet or CSV, depending on the file's suffix, and return the number of
+    rows.
+    """
     if file.suffix not in (".parquet", ".csv"):
         raise UserError(f"{file} must end in .parquet or .csv")
     made = table(runs)
@@ -585,7 +709,9 @@ def write(runs: Sequence[Summary], file: Path) -> int:
     except OSError as error:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise UserError(f"cannot write {file} ({error.strerror or error}): choose another place") from None
+        raise UserError(
+            f"cannot write {file} ({error.strerror or error}): choose another place"
+        ) from None
     return int(made.num_rows)
 
 

@@ -1,4 +1,6 @@
-"""What a run gives away: attacks on its models that guess which samples were trained on, and who got what."""
+"""What a run gives away: attacks on its models that guess which samples were trained on, and who
+got what.
+"""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +32,8 @@ Values = np.ndarray[Any, np.dtype[np.float64]]
 class Attack:
     """How well a loss below a threshold tells training samples from others.
 
-    Thresholds are chosen on one half of the samples, and all but the AUC is measured on the other half.
+    Thresholds are chosen on one half of the samples, and all but the AUC is measured on the other
+    half.
     """
 
     model: str  # the global model, or the client whose model it is
@@ -39,8 +42,11 @@ class Attack:
     auc: float  # probability that a training sample has the lower loss; 0.5 is guessing
     tpr_1: float  # share of training samples found at a false alarm for 1 % of the others
     tpr_01: float | None  # at 0.1 %; None with fewer than 2,000 others
-    advantage: float  # share of training samples found minus share of false alarms, at the best threshold
-    # a model with a smaller ε (and the δ of the run) would not give away as much, with 95 % confidence; see
+    advantage: (
+        float  # share of training samples found minus share of false alarms, at the best threshold
+    )
+    # a model with a smaller ε (and the δ of the run) would not give away as much, with 95 %
+    # confidence; see
     # `epsilon_from`
     epsilon: float
 
@@ -61,10 +67,11 @@ class Audit:
 def audit(result: Result, data: FederatedData | None = None, shadows: int = 0) -> Audit:
     """Attack the models of a run on one machine with its own training and test samples.
 
-    The attack: Samuel Yeom, Irene Giacomelli, Matt Fredrikson, Somesh Jha: Privacy Risk in Machine Learning. CSF 2018.
-    https://arxiv.org/abs/1709.01604. Rates at few false alarms: Nicholas Carlini et al.: Membership Inference Attacks
-    From First Principles. IEEE S&P 2022. https://arxiv.org/abs/2112.03570. It is a weak attack: that it finds nothing
-    does not prove that there is nothing to find. With `shadows`, the global model is also attacked as in that paper
+    The attack: Samuel Yeom, Irene Giacomelli, Matt Fredrikson, Somesh Jha: Privacy Risk in Machine
+    Learning. CSF 2018. https://arxiv.org/abs/1709.01604. Rates at few false alarms: Nicholas
+    Carlini et al.: Membership Inference Attacks From First Principles. IEEE S&P 2022.
+    https://arxiv.org/abs/2112.03570. It is a weak attack: that it finds nothing does not prove that
+    there is nothing to find. With `shadows`, the global model is also attacked as in that paper
     (LiRA), see `likelihood_ratios`.
 
     Raises:
@@ -72,20 +79,31 @@ def audit(result: Result, data: FederatedData | None = None, shadows: int = 0) -
     """
     if 0 < shadows < _FEWEST:
         raise UserError(
-            f"{counted(shadows, 'shadow model')} say too little about single samples: give {_FEWEST} or more"
+            f"{counted(shadows, 'shadow model')} say too little about single samples: give "
+            f"{_FEWEST} or more"
         )
     silos = result.data() if data is None else data
     delta = float(result.config.get("privacy", {}).get("delta", 0.0))
     attacks = []
     if result.weights is not None:
         rows = [client.train.rows for client in silos.clients]
-        attacks.append(_attack(result, silos, "global", result.weights, rows, delta, personal=False))
+        attacks.append(
+            _attack(result, silos, "global", result.weights, rows, delta, personal=False)
+        )
         if shadows:
-            attacks.append(attack(f"global (LiRA, {shadows})", *likelihood_ratios(result, silos, shadows), delta))
+            attacks.append(
+                attack(
+                    f"global (LiRA, {shadows})", *likelihood_ratios(result, silos, shadows), delta
+                )
+            )
     elif shadows:
-        raise UserError("shadow models attack a global model, and the run has none: leave out --shadows")
+        raise UserError(
+            "shadow models attack a global model, and the run has none: leave out --shadows"
+        )
     for client, weights in zip(silos.clients, result.personal, strict=False):
-        attacks.append(_attack(result, silos, client.name, weights, [client.train.rows], delta, personal=True))
+        attacks.append(
+            _attack(result, silos, client.name, weights, [client.train.rows], delta, personal=True)
+        )
     if not attacks:
         raise UserError("the run has no model yet: let it end")
     promised = result.config.get("privacy", {}).get("epsilon")
@@ -104,21 +122,26 @@ def _attack(
 ) -> Attack:
     """Attack one model that was trained on these rows."""
     members = silos.dataset.train.taken(torch.cat(list(rows)))
-    clients = tuple(replace(client, test=Subset(members, torch.arange(0))) for client in silos.clients)
+    clients = tuple(
+        replace(client, test=Subset(members, torch.arange(0))) for client in silos.clients
+    )
     seen = replace(silos, dataset=replace(silos.dataset, test=members), clients=clients)
     inside, outside = (
-        result.judge(data).scores(model, personal=personal).loss.double().numpy() for data in (seen, silos)
+        result.judge(data).scores(model, personal=personal).loss.double().numpy()
+        for data in (seen, silos)
     )
     return attack(name, inside, outside, delta)
 
 
 def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tuple[Values, Values]:
-    """Return how much likelier it is that a sample was not in training, as logarithms: training samples, then others.
+    """Return how much likelier it is that a sample was not in training, as logarithms: training
+    samples, then others.
 
-    The attacker of LiRA trains shadow models by the recipe of the run, each on a random half of every silo's training
-    and test samples. For each sample it takes log(p/(1 - p)), where p is what a model gives to the label, as Gaussian:
-    with one mean where the sample was trained on, another where it was not, and two variances that all samples share.
-    Other tasks than classification have minus the loss instead. Shadows have seeds, and so noise, of their own.
+    The attacker of LiRA trains shadow models by the recipe of the run, each on a random half of
+    every silo's training and test samples. For each sample it takes log(p/(1 - p)), where p is what
+    a model gives to the label, as Gaussian: with one mean where the sample was trained on, another
+    where it was not, and two variances that all samples share. Other tasks than classification have
+    minus the loss instead. Shadows have seeds, and so noise, of their own.
     """
     recipe, dataset = recipe_of(result.config["recipe"]), silos.dataset
     everything = _joined(dataset.train, dataset.test)
@@ -128,7 +151,10 @@ def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tup
     seen = replace(
         silos,
         dataset=replace(dataset, test=everything),
-        clients=tuple(replace(c, test=Subset(everything, pool)) for c, pool in zip(silos.clients, pools, strict=True)),
+        clients=tuple(
+            replace(c, test=Subset(everything, pool))
+            for c, pool in zip(silos.clients, pools, strict=True)
+        ),
     )
     network = None if result.config["network"] else result.build
 
@@ -141,7 +167,10 @@ def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tup
     inside, answers = [], []
     for number in range(shadows):
         draw = torch.Generator().manual_seed(number)
-        halves = [pool[torch.randperm(len(pool), generator=draw)[: max(1, len(pool) // 2)]] for pool in pools]
+        halves = [
+            pool[torch.randperm(len(pool), generator=draw)[: max(1, len(pool) // 2)]]
+            for pool in pools
+        ]
         clients = tuple(
             replace(c, train=Subset(everything, rows), val=Subset(everything, c.val.rows))
             for c, rows in zip(silos.clients, halves, strict=True)
@@ -157,7 +186,9 @@ def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tup
         count = part.sum(0)
         usual = float(found[part].mean())
         mean = np.where(count, (found * part).sum(0) / np.maximum(count, 1), usual)
-        variance = float(((found - mean)[part] ** 2).sum() / max((count - 1).clip(min=0).sum(), 1)) + 1e-6
+        variance = (
+            float(((found - mean)[part] ** 2).sum() / max((count - 1).clip(min=0).sum(), 1)) + 1e-6
+        )
         ratio -= sign * ((target - mean) ** 2 / variance + math.log(variance)) / 2
     trained = torch.isin(mine, torch.cat([c.train.rows for c in silos.clients])).numpy()
     return -ratio[trained], -ratio[~trained]
@@ -169,16 +200,22 @@ def _joined(first: Samples, second: Samples) -> Samples:
     def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return None if a is None or b is None else torch.cat([a, b])
 
-    rest = {name: both(getattr(first, name), getattr(second, name)) for name in ("domain", "group", "subject", "time")}
+    rest = {
+        name: both(getattr(first, name), getattr(second, name))
+        for name in ("domain", "group", "subject", "time")
+    }
     joined: dict[str, Any] = rest
-    return replace(first, x=torch.cat([first.x, second.x]), y=torch.cat([first.y, second.y]), **joined)
+    return replace(
+        first, x=torch.cat([first.x, second.x]), y=torch.cat([first.y, second.y]), **joined
+    )
 
 
 def attack(name: str, members: Values, others: Values, delta: float = 0.0) -> Attack:
     """Return how well losses tell `members` (n,) from `others` (m,)."""
     if min(len(members), len(others)) < _LEAST:
         raise UserError(
-            f"{counted(len(members), 'training sample')} and {len(others)} others are too few to attack {name}: "
+            f"{counted(len(members), 'training sample')} and {len(others)} others are too few to "
+            f"attack {name}: "
             f"{_LEAST} of each are needed"
         )
     draw = np.random.default_rng(_SEED)
@@ -189,7 +226,9 @@ def attack(name: str, members: Values, others: Values, delta: float = 0.0) -> At
         return float((judged_in <= threshold).mean())
 
     def at(rate: float) -> float:
-        """Return the threshold with this share of false alarms in the half on which it is chosen."""
+        """Return the threshold with this share of false alarms in the half on which it is
+        chosen.
+        """
         allowed = int(rate * len(chosen_out))
         return float(np.nextafter(np.sort(chosen_out)[allowed], -np.inf))
 
@@ -197,7 +236,10 @@ def attack(name: str, members: Values, others: Values, delta: float = 0.0) -> At
     hits = np.searchsorted(np.sort(chosen_in), grid, "right")
     alarms = np.searchsorted(np.sort(chosen_out), grid, "right")
     best = grid[int(np.argmax(hits / len(chosen_in) - alarms / len(chosen_out)))]
-    bounds = [epsilon_from(h, len(chosen_in), a, len(chosen_out), delta) for h, a in zip(hits, alarms, strict=True)]
+    bounds = [
+        epsilon_from(h, len(chosen_in), a, len(chosen_out), delta)
+        for h, a in zip(hits, alarms, strict=True)
+    ]
     strongest = grid[int(np.argmax(bounds))]
     counts = int((judged_in <= strongest).sum()), int((judged_out <= strongest).sum())
     return Attack(
@@ -213,12 +255,13 @@ def attack(name: str, members: Values, others: Values, delta: float = 0.0) -> At
 
 
 def epsilon_from(hits: int, members: int, alarms: int, others: int, delta: float = 0.0) -> float:
-    """Return the least ε for which rates as good as these are possible, with 95 % confidence for independent samples.
+    """Return the least ε for which rates as good as these are possible, with 95 % confidence for
+    independent samples.
 
-    Under (ε, δ) every test finds a share of at most exp(ε) times its false alarms + δ, and the same holds for what it
-    does not find (Kairouz, Oh, Viswanath, ICML 2015). Both rates are replaced by the pessimistic ends of Clopper and
-    Pearson's intervals. Samples of one training
-    are not quite independent, so this is an estimate and no proof.
+    Under (ε, δ) every test finds a share of at most exp(ε) times its false alarms + δ, and the same
+    holds for what it does not find (Kairouz, Oh, Viswanath, ICML 2015). Both rates are replaced by
+    the pessimistic ends of Clopper and Pearson's intervals. Samples of one training are not quite
+    independent, so this is an estimate and no proof.
     """
     from scipy.special import betaincinv  # noqa: PLC0415  takes a while, and few need it
 
@@ -250,21 +293,27 @@ def shown(result: Result) -> list[str]:
         given = [row for row in moved if row.target == reader and row.source != SERVER]
         givers = list(dict.fromkeys(row.source for row in given))
         if givers:
-            named = ", ".join(givers[:5]) + (f" and {len(givers) - 5} more" if len(givers) > 5 else "")
+            named = ", ".join(givers[:5]) + (
+                f" and {len(givers) - 5} more" if len(givers) > 5 else ""
+            )
             given_bytes = size(sum(row.bytes for row in given))
             lines.append(f"{reader} got {counted(len(given), 'value')} ({given_bytes}) of {named}")
     if method.gives_sums:
         lines.append(
-            "values are sums over silos. On one machine they are not masked; between machines, in sealed runs, only "
+            "values are sums over silos. On one machine they are not masked; between machines, in "
+            "sealed runs, only "
             "the total over all silos can be read"
         )
     elif method.fits() is not None:
-        lines.append("values are models that one silo trained; a party that gets one can attack it as above")
+        lines.append(
+            "values are models that one silo trained; a party that gets one can attack it as above"
+        )
     else:
         lines.append(f"values are what {method.title()} sends: see the page of the method")
     if dp := config.get("privacy"):
         lines.append(
-            f"each silo added noise: epsilon {dp['epsilon']:.3g} at delta {dp['delta']:g} for a sample{condition(dp)}"
+            f"each silo added noise: epsilon {dp['epsilon']:.3g} at delta {dp['delta']:g} for a "
+            f"sample{condition(dp)}"
         )
     else:
         lines.append("no noise was added: nothing bounds what better attacks find (--dp adds it)")

@@ -1,6 +1,7 @@
-"""A model card: what was trained, on how much data of which silos, how, how good it is, and what is not known."""
+"""A model card: what was trained, on how much data of which silos, how, how good it is, and what is
+not known.
+"""
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,12 +34,15 @@ _MOST = 100  # silos that are listed individually
 
 
 def card(result: Result) -> str:
-    """Return the card of a run in Markdown. Of the data it has only counts, shapes, and names of classes and silos."""
+    """Return the card of a run in Markdown. Of the data it has only counts, shapes, and names of
+    classes and silos.
+    """
     config = result.config
     task = task_in(config)
     name, data = outside.short(config["recipe"]["method"]), _short(config["dataset"])
     lines = [
-        f"# {config['recipe']['method'] if '/' not in config['recipe']['method'] else name}: {task.kind} of {data}",
+        f"# {config['recipe']['method'] if '/' not in config['recipe']['method'] else name}: "
+        f"{task.kind} of {data}",
         "",
     ]
     lines += [_summary(result), ""]
@@ -62,7 +66,9 @@ def card(result: Result) -> str:
 
 
 def usage(model: LoadedModel, takes: str, pretrained: bool = False) -> str:
-    """Return how an exported folder is used in plain PyTorch, and with `pretrained` also in transformers."""
+    """Return how an exported folder is used in plain PyTorch, and with `pretrained` also in
+    transformers.
+    """
     raw = [f"torch.zeros(1, {', '.join(map(str, model.shape))}, dtype={model.inputs.dtype})"]
     if isinstance(model.inputs, Table):
         count = {"float64": len(model.inputs.numeric), "int64": len(model.inputs.categorical)}
@@ -91,7 +97,7 @@ network takes scaled samples. These two files contain no code.
 def _summary(result: Result) -> str:
     last, method = _last(result), result.config["recipe"]["method"]
     kind = known(method)
-    about = (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ") if kind else ""
+    about = outside.summary_of(kind) if kind else ""
     text = f"Trained by `{outside.short(method)}` over {len(result.clients)} silos whose data stayed where they were. "
     text += about
     if result.headline in last:
@@ -110,7 +116,10 @@ def _model(config: Mapping[str, Any]) -> list[str]:
         f"- Takes: {inputs_of(config).takes(given['shape'])}",
     ]
     if any(given["mean"]) or any(s != 1 for s in given["std"]):
-        rows.append(f"- Scaling: mean {_numbers(given['mean'])}, standard deviation {_numbers(given['std'])}.")
+        rows.append(
+            f"- Scaling: mean {_numbers(given['mean'])}, standard deviation "
+            f"{_numbers(given['std'])}."
+        )
     gives: dict[type, str] = {
         Classification: "one of the classes",
         MultiLabel: "any of the labels",
@@ -118,7 +127,9 @@ def _model(config: Mapping[str, Any]) -> list[str]:
         Survival: "the logarithm of the relative hazard, for the time",
     }
     names = [str(name) for name in config["classes"]]
-    shown = ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
+    shown = ", ".join(names[:_MOST]) + (
+        f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    )
     return [*rows, f"- Gives {gives.get(type(task), task.kind)}: {shown}."]
 
 
@@ -163,9 +174,14 @@ def _communication(result: Result) -> list[str]:
     moved = [row for row in result.ledger if not row.missing]
     between = sum(row.bytes for row in moved if "server" not in (row.source, row.target))
     return [
-        f"- {size(result.bytes)} in {counted(len(moved), 'transfer')}; {size(between)} of it from silo to silo.",
+        f"- {size(result.bytes)} in {counted(len(moved), 'transfer')}; {size(between)} of it from "
+        "silo to silo.",
         f"- One model is {size(result.config['model_bytes'])}.",
-        *([f"- Absent {counted(len(result.ledger) - len(moved), 'time')}."] if len(moved) < len(result.ledger) else []),
+        *(
+            [f"- Absent {counted(len(result.ledger) - len(moved), 'time')}."]
+            if len(moved) < len(result.ledger)
+            else []
+        ),
     ]
 
 
@@ -180,7 +196,12 @@ def _measured(result: Result) -> list[str]:
     where = "validation data, which chose the settings" if validation else "test data"
     if result.personal_only:
         where += "; mean of the silos' own models"
-    lines = [f"After step {last['step']}, on the union of all silos' {where}:", "", "| metric | value |", "|---|---:|"]
+    lines = [
+        f"After step {last['step']}, on the union of all silos' {where}:",
+        "",
+        "| metric | value |",
+        "|---|---:|",
+    ]
     shown = {"majority": "accuracy of always giving the commonest class"}
     lines += [
         f"| {shown.get(name, name.replace('_', ' '))} | {numbers[name]:.4f} |"
@@ -191,33 +212,57 @@ def _measured(result: Result) -> list[str]:
     if how := recalibration_in(result.config):
         lines += [
             "",
-            f"These figures are of the model as it was trained. Afterwards it was recalibrated on {how.samples} "
-            f"validation samples ({how.form}): its logit z became {how.slope:.4g}·z {how.intercept:+.4g}. From a "
-            f"probability of {how.threshold:.4g} on ({how.rule}) a sample is {result.config['classes'][1]}. "
+            "These figures are of the model as it was trained. Afterwards it was recalibrated on "
+            f"{how.samples} "
+            f"validation samples ({how.form}): its logit z became {how.slope:.4g}·z "
+            f"{how.intercept:+.4g}. From a "
+            f"probability of {how.threshold:.4g} on ({how.rule}) a sample is "
+            f"{result.config['classes'][1]}. "
             "`load_model`, `predict` and `export` use both.",
         ]
-    each = [(name, value) for name, value in zip(result.clients, last.get("clients", ()), strict=False)]
+    each = [
+        (name, value) for name, value in zip(result.clients, last.get("clients", ()), strict=False)
+    ]
     if each:
         lines += ["", f"| silo | {result.headline} on its test data |", "|---|---:|"]
-        lines += [f"| {_cell(name)} | {'-' if value is None else f'{value:.4f}'} |" for name, value in each[:_MOST]]
+        lines += [
+            f"| {_cell(name)} | {'-' if value is None else f'{value:.4f}'} |"
+            for name, value in each[:_MOST]
+        ]
     return lines
 
 
 def _figures(found: Mapping[str, Any]) -> list[str]:
-    """Return intervals and thresholds from figures as a row of metrics has them; nothing without them."""
+    """Return intervals and thresholds from figures as a row of metrics has them; nothing without
+    them.
+    """
     lines: list[str] = []
     if intervals := found.get("intervals"):
         lines += ["", "| metric, from counts | value | 95 % interval |", "|---|---:|---:|"]
         for name, (low, high) in intervals.items():
-            lines.append(f"| {name.replace('_', ' ')} | {found['values'][name]:.4f} | {low:.4f} to {high:.4f} |")
+            lines.append(
+                f"| {name.replace('_', ' ')} | {found['values'][name]:.4f} | {low:.4f} to "
+                f"{high:.4f} |"
+            )
     if thresholds := found.get("thresholds"):
-        lines += ["", "| threshold | at | sensitivity | 95 % interval | specificity | 95 % interval |"]
+        lines += [
+            "",
+            "| threshold | at | sensitivity | 95 % interval | specificity | 95 % interval |",
+        ]
         lines += ["|---|---:|---:|---:|---:|---:|"]
         for one in thresholds:
-            within = [f"{low:.3f} to {high:.3f}" for low, high in map(one["intervals"].get, _SHARES)]
-            shown = f"{one['sensitivity']:.3f} | {within[0]} | {one['specificity']:.3f} | {within[1]}"
+            within = [
+                f"{low:.3f} to {high:.3f}" for low, high in map(one["intervals"].get, _SHARES)
+            ]
+            shown = (
+                f"{one['sensitivity']:.3f} | {within[0]} | {one['specificity']:.3f} | {within[1]}"
+            )
             lines.append(f"| {one['rule']} | {one['threshold']:.4g} | {shown} |")
-        lines += ["", "Thresholds were chosen on these test data, so their sensitivity and specificity are optimistic."]
+        lines += [
+            "",
+            "Thresholds were chosen on these test data, so their sensitivity and specificity are "
+            "optimistic.",
+        ]
     return lines
 
 
@@ -225,12 +270,16 @@ def _coefficients(result: Result) -> list[str]:
     """Return the table of a regression; nothing for other models."""
     if "family" not in result.config["recipe"]["hyperparameters"] or result.weights is None:
         return []
-    lines = ["| output | column | estimate | standard error | p | 95 % interval |", "|---|---|---:|---:|---:|---:|"]
+    lines = [
+        "| output | column | estimate | standard error | p | 95 % interval |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
     for one in result.coefficients:
         if one.estimate is not None:
             ends = f"{one.low:.4g} to {one.high:.4g}"
             lines.append(
-                f"| {_cell(one.output)} | {_cell(one.column)} | {one.estimate:.4g} | {one.error:.4g} | {one.p:.3g} | "
+                f"| {_cell(one.output)} | {_cell(one.column)} | {one.estimate:.4g} | "
+                f"{one.error:.4g} | {one.p:.3g} | "
                 f"{ends} |"
             )
     return lines
@@ -243,11 +292,16 @@ def _baseline(result: Result) -> list[str]:
     if (found := result.load_model().baseline) is None:
         return []
     rows = zip(found.times, found.hazard, strict=True)
-    lines = ["| time | cumulative hazard |", "|---:|---:|", *(f"| {time:g} | {value:.6g} |" for time, value in rows)]
+    lines = [
+        "| time | cumulative hazard |",
+        "|---:|---:|",
+        *(f"| {time:g} | {value:.6g} |" for time, value in rows),
+    ]
     return [
         *lines,
         "",
-        "Of all silos together, where the model gives z = 0. A share exp(-hazard·exp(z)) has not had the event yet.",
+        "Of all silos together, where the model gives z = 0. A share exp(-hazard·exp(z)) has not "
+        "had the event yet.",
     ]
 
 
@@ -257,22 +311,30 @@ def _limits(result: Result) -> list[str]:
     columns = ", ".join(map(_cell, groups))
     lines = [
         *(
-            [f"- It was also measured for subgroups ({columns}): `ekiden report` shows where it fails."]
+            [
+                f"- It was also measured for subgroups ({columns}): `ekiden report` shows where it "
+                "fails."
+            ]
             if groups
             else []
         ),
-        "- The numbers above are for test data of the same silos. The model was not measured on data of other silos.",
+        "- The numbers above are for test data of the same silos. The model was not measured on "
+        "data of other silos.",
         "- This is one run with one seed: it does not show how much another seed would change.",
-        f"- Not measured: {'' if groups else 'fairness between groups of people, '}robustness against changed or "
+        f"- Not measured: {'' if groups else 'fairness between groups of people, '}robustness "
+        "against changed or "
         "hostile inputs, calibration unless it is named above.",
         f"- Data stayed at the silos, models did not. {_privacy(config)}",
-        "- Where the data come from, their licence, and whether people agreed to this use: not known here.",
+        "- Where the data come from, their licence, and whether people agreed to this use: not "
+        "known here.",
     ]
     if config.get("on") != "flower":
         lines.append("- The silos were simulated on one machine.")
     worst = _last(result).get("client_worst")
     if worst is not None:
-        lines.append(f"- The lowest {result.headline} of a silo is {worst:.4f}: look at the table of silos.")
+        lines.append(
+            f"- The lowest {result.headline} of a silo is {worst:.4f}: look at the table of silos."
+        )
     return lines
 
 
@@ -280,8 +342,10 @@ def _privacy(config: Mapping[str, Any]) -> str:
     """Say what is promised about single training samples."""
     if found := config.get("privacy"):
         return (
-            f"Differential privacy of each training sample: epsilon = {found['epsilon']:.3g} at delta = "
-            f"{found['delta']:g}, for each silo and the whole run{condition(found)}. It is for samples, not for people "
+            f"Differential privacy of each training sample: epsilon = {found['epsilon']:.3g} at "
+            "delta = "
+            f"{found['delta']:g}, for each silo and the whole run{condition(found)}. It is for "
+            "samples, not for people "
             "with several, and not for validation and test data."
         )
     return "What a model reveals about its training samples was not measured; no differential privacy was applied."

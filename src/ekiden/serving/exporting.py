@@ -1,7 +1,7 @@
 """Write a trained network as a file for other software, and check it before it is put in place.
 
-An exported model of a table takes unscaled rows: their encoding goes into it. The body of a network from transformers
-becomes a folder that `AutoModel.from_pretrained` opens.
+An exported model of a table takes unscaled rows: their encoding goes into it. The body of a network
+from transformers becomes a folder that `AutoModel.from_pretrained` opens.
 """
 
 import copy
@@ -44,7 +44,8 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-4
 _LARGEST = 2**31 - 2**24  # bytes in an ONNX file, which is one protobuf message
 _EXTRA = 'pip install "ekiden[onnx]"'
 Program = Callable[[Any], Tensor]
-"""Returns the outputs of an exported model for raw samples: a tensor, or the rows of an Arrow table."""
+"""Returns the outputs of an exported model for raw samples: a tensor, or the rows of an Arrow
+table."""
 
 
 class Rows(nn.Module):
@@ -65,8 +66,8 @@ class Rows(nn.Module):
         """Return outputs (b, K).
 
         Args:
-            *parts: (b, numeric) float64 numbers, NaN if one is missing, and (b, categorical) int64 codes; a table
-                without columns of a kind lacks that part.
+            *parts: (b, numeric) float64 numbers, NaN if one is missing, and (b, categorical) int64
+                codes; a table without columns of a kind lacks that part.
         """
         found = []
         if self.numeric:
@@ -88,7 +89,10 @@ def part_names(table: Table) -> list[str]:
 
 def example_columns(table: Table) -> tuple[Tensor, ...]:
     """Return two rows of zeros, as the parts that `Rows` takes."""
-    kinds = {"numbers": (len(table.numeric), torch.float64), "codes": (len(table.categorical), torch.int64)}
+    kinds = {
+        "numbers": (len(table.numeric), torch.float64),
+        "codes": (len(table.categorical), torch.int64),
+    }
     return tuple(torch.zeros(2, kinds[name][0], dtype=kinds[name][1]) for name in part_names(table))
 
 
@@ -100,7 +104,9 @@ def row_parts(raw: Any, table: Table) -> tuple[Tensor, ...]:
     if table.categorical:
         places = [{name: i for i, name in enumerate(known, 1)} for known in table.vocabularies]
         named = zip(places, table.categorical, strict=True)
-        found.append(torch.tensor([[place.get(text, 0) for text in given[name]] for place, name in named]).T)
+        found.append(
+            torch.tensor([[place.get(text, 0) for text in given[name]] for place, name in named]).T
+        )
     return tuple(found)
 
 
@@ -108,32 +114,46 @@ def row_columns(raw: Any, table: Table) -> dict[str, Any]:
     """Return raw rows of an Arrow table as the inputs of an ONNX file, by column."""
     found: dict[str, Any] = {}
     for name in table.numeric:
-        column = pc.divide(raw[name].cast("int64").cast("float64"), DAY) if name in table.dates else raw[name]
+        column = (
+            pc.divide(raw[name].cast("int64").cast("float64"), DAY)
+            if name in table.dates
+            else raw[name]
+        )
         found[name] = np.array(column.to_pylist(), dtype=np.float64)
     texts = {name: [text or "" for text in raw[name].to_pylist()] for name in table.categorical}
     return found | {name: np.array(column, dtype=object) for name, column in texts.items()}
 
 
 def columns_taken(table: Table, *, named: bool) -> str:
-    """Return in words what an exported model takes; `named`: whether it has an input for each column."""
+    """Return in words what an exported model takes; `named`: whether it has an input for each
+    column.
+    """
     numbers = "number" + "s" * (len(table.numeric) != 1)
     days = f", days since 1970 for dates ({', '.join(table.dates)})" * bool(table.dates)
     if named:
-        kinds = [f"float64 for {numbers} ({', '.join(table.numeric)}){days}, NaN if missing"] * bool(table.numeric)
-        kinds += [f"text for categories ({', '.join(table.categorical)}), empty if missing"] * bool(table.categorical)
+        kinds = [
+            f"float64 for {numbers} ({', '.join(table.numeric)}){days}, NaN if missing"
+        ] * bool(table.numeric)
+        kinds += [f"text for categories ({', '.join(table.categorical)}), empty if missing"] * bool(
+            table.categorical
+        )
         return f"an input (n,) for each column, by its name: {'; '.join(kinds)}"
-    kinds = [f"float64 numbers (n, {len(table.numeric)}): {', '.join(table.numeric)}{days}, NaN if missing"] * bool(
-        table.numeric
-    )
+    kinds = [
+        f"float64 numbers (n, {len(table.numeric)}): {', '.join(table.numeric)}{days}, NaN if "
+        "missing"
+    ] * bool(table.numeric)
     kinds += [
-        f"int64 codes (n, {len(table.categorical)}): {', '.join(table.categorical)}, each the place of the category in "
+        f"int64 codes (n, {len(table.categorical)}): {', '.join(table.categorical)}, each the "
+        "place of the category in "
         "inputs.vocabularies, counted from 1, and 0 for others"
     ] * bool(table.categorical)
     return "; then ".join(kinds)
 
 
 def take_columns(model: Any, table: Table) -> None:
-    """Change an ONNX model (`onnx_ir.Model`) that takes parts of `Rows`: it gets a named input for each column."""
+    """Change an ONNX model (`onnx_ir.Model`) that takes parts of `Rows`: it gets a named input for
+    each column.
+    """
     import onnx_ir as ir  # noqa: PLC0415  (comes with the extra)
 
     graph = model.graph
@@ -148,7 +168,9 @@ def take_columns(model: Any, table: Table) -> None:
         inputs.append(ir.Input(name, shape=ir.Shape([batch]), type=ir.TensorType(kind)))
         return inputs[-1]
 
-    def node(kind: str, taken: list[Any], name: str, attributes: dict[str, Any], domain: str = "") -> Any:
+    def node(
+        kind: str, taken: list[Any], name: str, attributes: dict[str, Any], domain: str = ""
+    ) -> Any:
         out = ir.Value(name=f"ekiden.{name}")
         made.append(ir.node(kind, taken, attributes, domain=domain, outputs=[out]))
         return out
@@ -158,10 +180,16 @@ def take_columns(model: Any, table: Table) -> None:
         column = added(name, ir.DataType.DOUBLE)
         stacked["numbers"].append(node("Unsqueeze", [column, one], f"number.{k}", {}))
     for k, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True)):
-        places = {"keys_strings": list(known), "values_int64s": list(range(1, len(known) + 1)), "default_int64": 0}
+        places = {
+            "keys_strings": list(known),
+            "values_int64s": list(range(1, len(known) + 1)),
+            "default_int64": 0,
+        }
         if not known:  # the operator needs a key
             places |= {"keys_strings": [""], "values_int64s": [0]}
-        code = node("LabelEncoder", [added(name, ir.DataType.STRING)], f"category.{k}", places, _DOMAIN)
+        code = node(
+            "LabelEncoder", [added(name, ir.DataType.STRING)], f"category.{k}", places, _DOMAIN
+        )
         stacked["codes"].append(node("Unsqueeze", [code, one], f"code.{k}", {}))
     for name, part in given.items():
         ir.convenience.replace_all_uses_with(part, node("Concat", stacked[name], name, {"axis": 1}))
@@ -174,16 +202,25 @@ def take_columns(model: Any, table: Table) -> None:
 
 def _free_names(graph: Any, taken: set[str]) -> None:
     """Rename values inside the graph that are called like a column."""
-    inside = [*graph.inputs, *graph.initializers.values(), *(value for n in graph for value in n.outputs)]
+    inside = [
+        *graph.inputs,
+        *graph.initializers.values(),
+        *(value for n in graph for value in n.outputs),
+    ]
     names = {value.name for value in inside}
     for value in inside:
         if value.name in taken:
-            free = next(name for k in range(len(names) + 2) if (name := f"ekiden.{k}.{value.name}") not in names)
+            free = next(
+                name
+                for k in range(len(names) + 2)
+                if (name := f"ekiden.{k}.{value.name}") not in names
+            )
             value.name = free
 
 
 def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
-    """Write the body of the network to `folder`/backbone, with its adapters merged, and open it again to compare.
+    """Write the body of the network to `folder`/backbone, with its adapters merged, and open it
+    again to compare.
 
     Returns:
         Whether the network has a body of transformers; otherwise nothing is written.
@@ -196,7 +233,10 @@ def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
     body: Any = merged(features.backbone)
     place = folder / "backbone"
     body.save_pretrained(place, state_dict=dict(body.state_dict()))
-    if isinstance(model.inputs, Tokens) and (Path(model.inputs.tokenizer) / "tokenizer.json").is_file():
+    if (
+        isinstance(model.inputs, Tokens)
+        and (Path(model.inputs.tokenizer) / "tokenizer.json").is_file()
+    ):
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
             if (file := Path(model.inputs.tokenizer) / name).is_file():
                 shutil.copy(file, place / name)
@@ -207,13 +247,16 @@ def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
         ours, theirs = features(x), again(x)
     if float((ours - theirs).abs().max()) > _APART * float(ours.abs().max()):
         raise UserError(
-            "the body of the network cannot be written for transformers, because its outputs would differ: use --to=pt2"
+            "the body of the network cannot be written for transformers, because its outputs would "
+            "differ: use --to=pt2"
         )
     return True
 
 
 def merged(backbone: nn.Module) -> nn.Module:
-    """Return a copy in which nothing is frozen, and each layer with an adapter is merged with it."""
+    """Return a copy in which nothing is frozen, and each layer with an adapter is merged with
+    it.
+    """
     body = copy.deepcopy(backbone)
     for path, value in list(fixed(body)):
         above, _, name = path.rpartition(".")
@@ -224,7 +267,9 @@ def merged(backbone: nn.Module) -> nn.Module:
             part.register_parameter(name, nn.Parameter(value.clone(), requires_grad=False))
         else:
             part.register_buffer(name, value)
-    adapted = [(path, part) for path, part in body.named_modules() if hasattr(part, "get_base_layer")]
+    adapted = [
+        (path, part) for path, part in body.named_modules() if hasattr(part, "get_base_layer")
+    ]
     for path, part in adapted:
         layer: Any = part
         layer.merge()
@@ -279,14 +324,18 @@ def export(
 
 def _check_format(to: str) -> None:
     if to == "torchscript":
-        raise UserError("PyTorch has deprecated TorchScript: use --to=pt2 (torch.export), which replaces it")
+        raise UserError(
+            "PyTorch has deprecated TorchScript: use --to=pt2 (torch.export), which replaces it"
+        )
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
 
 
 def _check_target(path: Path, to: str, overwrite: bool) -> None:
     if path.is_dir() and to == "hf":
-        ours = overwrite and (path / "config.json").exists() and (path / "model.safetensors").exists()
+        ours = (
+            overwrite and (path / "config.json").exists() and (path / "model.safetensors").exists()
+        )
         if any(path.iterdir()) and not ours:
             raise UserError(f"{path} is a folder that is not empty: choose another name")
         return
@@ -294,25 +343,38 @@ def _check_target(path: Path, to: str, overwrite: bool) -> None:
 
 
 def _compared(model: LoadedModel, exported: Program, raw: Any) -> float:
-    """Return the largest difference between both models' outputs, for raw samples together and for a single one."""
+    """Return the largest difference between both models' outputs, for raw samples together and for
+    a single one.
+    """
     largest = 0.0
     for part in (raw, raw[:1]):
         with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DataWarning)  # made-up rows hold unknown categories on purpose
+            warnings.simplefilter(
+                "ignore", DataWarning
+            )  # made-up rows hold unknown categories on purpose
             ours, theirs = model(part).float(), exported(part).float()
         ulp = torch.zeros(())
-        if isinstance(model.task, Regression):  # in standard deviations; a float32 holds 7 digits of the number itself
+        if isinstance(
+            model.task, Regression
+        ):  # in standard deviations; a float32 holds 7 digits of the number itself
             there = model.task.answers(ours, full=True)
-            ulp = model.task.standardised(there + torch.finfo(torch.float32).eps * there.abs()) - ours
+            ulp = (
+                model.task.standardised(there + torch.finfo(torch.float32).eps * there.abs()) - ours
+            )
             theirs = model.task.standardised(theirs)
         if ours.shape != theirs.shape:
-            raise UserError(f"the exported model gives {tuple(theirs.shape)}, not {tuple(ours.shape)}: nothing written")
+            raise UserError(
+                f"the exported model gives {tuple(theirs.shape)}, not {tuple(ours.shape)}: nothing "
+                "written"
+            )
         apart = (ours - theirs).abs()
         largest = max(largest, float(apart.max()))
         if not (apart <= ABSOLUTE + RELATIVE * ours.abs() + 2 * ulp.abs()).all():
             raise UserError(
-                f"the exported model's outputs differ from the run's (by up to {largest:.3g}, allowed "
-                f"are {ABSOLUTE:g} + {RELATIVE:g} of the output): nothing written; try another format"
+                f"the exported model's outputs differ from the run's (by up to {largest:.3g}, "
+                "allowed "
+                f"are {ABSOLUTE:g} + {RELATIVE:g} of the output): nothing written; try another "
+                "format"
             )
     return largest
 
@@ -334,12 +396,20 @@ def _traced(model: LoadedModel) -> Any:
     if isinstance(model.inputs, Table):
         whole = Rows(whole, model.inputs)
     examples = _examples(model)
-    shapes: Any = (dims,) if not isinstance(model.inputs, Table) else (tuple(dims for _ in examples),)
+    shapes: Any = (
+        (dims,) if not isinstance(model.inputs, Table) else (tuple(dims for _ in examples),)
+    )
     with _quiet():
         try:
             return torch.export.export(whole, examples, dynamic_shapes=shapes, strict=False)
-        except Exception as error:  # errors of any kind, from PyTorch's tracer or the user's own code
-            reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        except (
+            Exception
+        ) as error:  # errors of any kind, from PyTorch's tracer or the user's own code
+            reason = (
+                str(error).strip().splitlines()[0][:160]
+                if str(error).strip()
+                else type(error).__name__
+            )
             raise UserError(f"the network cannot be traced by torch.export ({reason})") from error
 
 
@@ -355,14 +425,19 @@ class _Raw(nn.Module):
             return
         unit = 255.0 if model.inputs.dtype == torch.uint8 else 1.0
         shape = (1, -1, *[1] * (len(model.shape) - 1))
-        mean, std = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (model.mean, model.std))
+        mean, std = (
+            torch.tensor(values, dtype=torch.float64).view(shape)
+            for values in (model.mean, model.std)
+        )
         self.scale: Tensor
         self.offset: Tensor
         self.register_buffer("scale", (1 / (unit * std)).float())
         self.register_buffer("offset", (-mean / std).float())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return outputs (b, K) for raw samples (b, ...): numbers in their unit, otherwise logits."""
+        """Return outputs (b, K) for raw samples (b, ...): numbers in their unit, otherwise
+        logits.
+        """
         if self.scaled:
             x = x.float() * self.scale + self.offset
         out: Tensor = self.network(x)
@@ -388,18 +463,26 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
         raise UserError(f"ONNX needs an extra: {_EXTRA}") from None
     size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     if size > _LARGEST:
-        raise UserError(f"the model has {size:,} bytes, but an ONNX file holds at most 2 GB: use --to=pt2")
+        raise UserError(
+            f"the model has {size:,} bytes, but an ONNX file holds at most 2 GB: use --to=pt2"
+        )
     program = _traced(model)
     names = part_names(model.inputs) if isinstance(model.inputs, Table) else ["input"]
     with _quiet():
         try:
-            made = torch.onnx.export(program, dynamo=True, input_names=names, output_names=["output"], verbose=False)
+            made = torch.onnx.export(
+                program, dynamo=True, input_names=names, output_names=["output"], verbose=False
+            )
         except Exception as error:  # of an operator that ONNX lacks; all kinds
-            raise UserError(f"the network cannot be written as ONNX ({_first(error)}): use --to=pt2") from error
+            raise UserError(
+                f"the network cannot be written as ONNX ({_first(error)}): use --to=pt2"
+            ) from error
         assert made is not None, "the dynamo exporter returns a program"
         if isinstance(model.inputs, Table):
             take_columns(made.model, model.inputs)
-        made.model.metadata_props.update({key: json.dumps(value) for key, value in about(model, named=True).items()})
+        made.model.metadata_props.update(
+            {key: json.dumps(value) for key, value in about(model, named=True).items()}
+        )
         made.save(str(file), external_data=False)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
@@ -411,10 +494,14 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
     return answer
 
 
-def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None, raw: Any) -> Program:
+def _hf(
+    model: LoadedModel, folder: Path, run: Path, network: ModelSource | None, raw: Any
+) -> Program:
     folder.mkdir()
     result = open_run(run, network=network)
-    state = {name: value.detach() for name, value in model.network.state_dict().items()} | dict(fixed(model.network))
+    state = {name: value.detach() for name, value in model.network.state_dict().items()} | dict(
+        fixed(model.network)
+    )
     config = about(model, named=False) | {
         "architectures": [result.config["network"] or result.config["recipe"]["model"]],
         "id2label": {str(k): name for k, name in enumerate(model.classes)},
@@ -434,25 +521,39 @@ def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None
 
 
 def about(model: LoadedModel, *, named: bool) -> dict[str, Any]:
-    """Return what a user of an exported model must know, as plain values; `named`: whether its inputs have names."""
+    """Return what a user of an exported model must know, as plain values; `named`: whether its
+    inputs have names.
+    """
     return {
         "classes": list(model.classes),
         "task": recorded(model.task),
         "inputs": to_json(model.inputs) | {"shape": list(model.shape)},
         "takes": takes(model, named=named),
         "normalisation": {"mean": list(model.mean), "std": list(model.std), "inside": True},
-        "outputs": {"regression": "values", "survival": "log hazards"}.get(model.task.kind, "logits"),
+        "outputs": {"regression": "values", "survival": "log hazards"}.get(
+            model.task.kind, "logits"
+        ),
         **({"baseline": plain(model.baseline)} if model.baseline else {}),
-        **({"recalibration": {"inside": True, **plain(model.recalibration)}} if model.recalibration else {}),
+        **(
+            {"recalibration": {"inside": True, **plain(model.recalibration)}}
+            if model.recalibration
+            else {}
+        ),
     }
 
 
 def takes(model: LoadedModel, *, named: bool) -> str:
-    """Return in words what an exported model takes; `named`: whether it has an input for each column of a table."""
+    """Return in words what an exported model takes; `named`: whether it has an input for each
+    column of a table.
+    """
     shape = ", ".join(map(str, model.shape))
     match model.inputs:
         case Images(fit=fit, window=window):
-            scaled = f", values from {window[0]:g} to {window[1]:g} brought to 0 to 255" if window else ""
+            scaled = (
+                f", values from {window[0]:g} to {window[1]:g} brought to 0 to 255"
+                if window
+                else ""
+            )
             how = "scaled to" if fit == "stretch" else "scaled and cut to"
             return f"uint8 pixels (n, {shape}), {how} {model.shape[2]} x {model.shape[1]} before{scaled}"
         case Table() as table:
@@ -473,7 +574,10 @@ def front_matter(model: LoadedModel) -> str:
 
 
 def _problem(model: LoadedModel) -> str:
-    kinds = {"classification": "single_label_classification", "multi-label": "multi_label_classification"}
+    kinds = {
+        "classification": "single_label_classification",
+        "multi-label": "multi_label_classification",
+    }
     return kinds.get(model.task.kind, model.task.kind)
 
 

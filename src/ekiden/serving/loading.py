@@ -14,9 +14,24 @@ from ekiden.base.files import path_of
 from ekiden.data.kinds import from_json
 from ekiden.data.samples import FederatedData, said_in
 from ekiden.engine.evaluation import Built
-from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_passes, read_state
+from ekiden.engine.folder import (
+    config_digest,
+    read_config,
+    read_ledger,
+    read_lines,
+    read_passes,
+    read_state,
+)
 from ekiden.engine.method import Method
-from ekiden.engine.setup import GivenNetwork, Made, NamedNetwork, Prepared, as_module, of_method, read_model
+from ekiden.engine.setup import (
+    GivenNetwork,
+    Made,
+    NamedNetwork,
+    Prepared,
+    as_module,
+    of_method,
+    read_model,
+)
 from ekiden.engine.transport import Transfer
 from ekiden.recipe import recipe_of
 from ekiden.results.recalibration import Recalibration
@@ -25,14 +40,16 @@ from ekiden.runs.plan import federation_in
 from ekiden.training import frozen
 
 
-def load_model(folder: str | os.PathLike[str], *, client: str = "", network: ModelSource | None = None) -> LoadedModel:
+def load_model(
+    folder: str | os.PathLike[str], *, client: str = "", network: ModelSource | None = None
+) -> LoadedModel:
     """Load the model of a run.
 
     Args:
         folder: the run folder.
         client: name of a client whose personal model is wanted instead of the global one.
-        network: the module that the run was started with, or a function that makes one, if the network is not from the
-            library. Only its frozen values matter.
+        network: the module that the run was started with, or a function that makes one, if the
+            network is not from the library. Only its frozen values matter.
 
     Returns:
         The model in evaluation mode, on the CPU. It takes raw samples; see `LoadedModel.forward`.
@@ -46,13 +63,16 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
     build = run.build.own if client else run.build
     own = build()  # if the user's own network is needed, this says so before anything is read
     weights = read_model(run.folder, name, lambda: own)
-    return wrapped(as_module(build, weights), {**run.config, **({"recalibration": None} if client else {})})
+    return wrapped(
+        as_module(build, weights), {**run.config, **({"recalibration": None} if client else {})}
+    )
 
 
 def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = None) -> Result:
     """Open a run folder and return what `ekiden.run` returned when it finished or stopped.
 
-    Models are read when they are used; only these need `network` if the run had a network of your own.
+    Models are read when they are used; only these need `network` if the run had a network of your
+    own.
 
     Args:
         folder: the run folder.
@@ -66,14 +86,28 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
     if (run.folder / "state.safetensors").exists():
         state, _, _ = read_state(run.folder, type(state), config_digest(read_config(run.folder)))
     # Rows of a step that was interrupted by a kill do not count.
-    metrics = [row for row in read_lines(run.folder / "metrics.jsonl", "step") if row["step"] <= state.step]
+    metrics = [
+        row for row in read_lines(run.folder / "metrics.jsonl", "step") if row["step"] <= state.step
+    ]
     ledger = [Transfer(**row) for row in read_ledger(run.folder) if row["step"] < state.step]
     passes = read_passes(run.folder)
-    return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models, run.data, passes)
+    return Result(
+        state,
+        tuple(metrics),
+        tuple(ledger),
+        run.folder,
+        run.build,
+        run.config,
+        run.models,
+        run.data,
+        passes,
+    )
 
 
 def open_models(folder: Path, *, network: ModelSource | None = None) -> Result:
-    """Open a run folder for its models only; rows of metrics and transfers are not read, and may be damaged."""
+    """Open a run folder for its models only; rows of metrics and transfers are not read, and may be
+    damaged.
+    """
     run = _Opened.of(folder, network)
     return Result(run.method.start(), (), (), folder, run.build, run.config, run.models, run.data)
 
@@ -95,7 +129,14 @@ class _Opened:
             method = recipe_of(config["recipe"]).method
         shape, task = tuple(config["input"]["shape"]), task_in(config)
         outputs = task.outputs(config["classes"])
-        made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["recipe"]["seed"], task)
+        made = of_method(
+            _own(config, shape, outputs, network),
+            method,
+            shape,
+            outputs,
+            config["recipe"]["seed"],
+            task,
+        )
         own = _Same(made, config["frozen"].get("digest", ""))
         if (how := Recalibration.of(folder)) is not None:
             config["recalibration"] = how
@@ -126,7 +167,8 @@ class _Unknown:
 
     def __call__(self) -> nn.Module:
         raise UserError(
-            f"the run trained its own network ({self.model}): give it by --network, a module or what "
+            f"the run trained its own network ({self.model}): give it by --network, a module or "
+            "what "
             "makes it (FILE.py:NAME on the command line)"
         )
 
@@ -157,7 +199,8 @@ class _Same:
         module = self.build()
         if (found := frozen.digest(module)) != self.frozen:
             raise UserError(
-                f"the frozen part of the network is not that of the run ({found or 'none'} instead of "
+                f"the frozen part of the network is not that of the run ({found or 'none'} instead "
+                "of "
                 f"{self.frozen or 'none'}): give the values that the run began with"
             )
         return module
@@ -169,10 +212,19 @@ def _check_there(run: _Opened, name: str, client: str) -> None:
         return
     personal = sorted(file.stem for file in run.folder.glob("personal/*.safetensors"))
     if personal:
-        both = ", and the global one" if (run.folder / "model.safetensors").exists() else ", and no global one"
-        wanted = f"{run.folder} has models of {', '.join(personal)}{both}: choose one by client=NAME"
+        both = (
+            ", and the global one"
+            if (run.folder / "model.safetensors").exists()
+            else ", and no global one"
+        )
+        wanted = (
+            f"{run.folder} has models of {', '.join(personal)}{both}: choose one by client=NAME"
+        )
         raise UserError(f"there is no model of {client!r}: {wanted}" if client else wanted)
     if client:
         if client not in run.config["clients"]:
             raise unknown("client", client, run.config["clients"])
-        raise UserError(f"{run.config['recipe']['method']} gives no personal models: leave out the client {client!r}")
+        raise UserError(
+            f"{run.config['recipe']['method']} gives no personal models: leave out the client "
+            f"{client!r}"
+        )

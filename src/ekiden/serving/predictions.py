@@ -1,4 +1,6 @@
-"""Read files for a trained model, in batches that fit into memory, and write its predictions: a table or masks."""
+"""Read files for a trained model, in batches that fit into memory, and write its predictions: a
+table or masks.
+"""
 
 import colorsys
 import csv
@@ -28,7 +30,13 @@ from ekiden.data.kinds.images import Notes
 from ekiden.data.raster import split
 from ekiden.data.samples import said_in
 from ekiden.data.sources import NAMED
-from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, ScaledTask, Segmentation
+from ekiden.data.tasks import (
+    Classification,
+    LanguageModelling,
+    MultiLabel,
+    ScaledTask,
+    Segmentation,
+)
 from ekiden.data.tasks.base import IGNORED
 from ekiden.engine.folder import read_config
 from ekiden.results.regressions import Baseline, baseline_of
@@ -54,7 +62,9 @@ class SampleReader:
 
     inputs: Inputs  # kind of the samples, and how they become tensors
     shape: tuple[int, ...]  # shape of one sample
-    column: str = ""  # the column of tables with the images, texts or arrays; "" means `image`, `text` or `x`
+    column: str = (
+        ""  # the column of tables with the images, texts or arrays; "" means `image`, `text` or `x`
+    )
     batch: int = 256  # number of samples at a time
 
     def found(self, paths: Sequence[Path]) -> list[Path]:
@@ -118,10 +128,16 @@ class SampleReader:
             raise UserError(f"there is no file or folder {path}: name {self._wanted}")
         if path.is_dir():
             below = sorted(file for file in path.rglob("*") if self._takes(file) and file.is_file())
-            below = [f for f in below if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+            below = [
+                f
+                for f in below
+                if not any(part.startswith(".") for part in f.relative_to(path).parts)
+            ]
             if not below:
                 why = f" ({holdings.no_image(path)})" if self.inputs.sized else ""
-                raise UserError(f"{path} holds nothing to predict{why}: this model takes {self._wanted}")
+                raise UserError(
+                    f"{path} holds nothing to predict{why}: this model takes {self._wanted}"
+                )
             return below
         if not self._takes(path):
             raise UserError(f"{path} is not a file that this model takes: name {self._wanted}")
@@ -144,18 +160,32 @@ class SampleReader:
             array = self._channels_first(array)
         wanted = np.uint8 if self.inputs.dtype == torch.uint8 else np.floating
         if array.ndim < 2 or not np.issubdtype(array.dtype, wanted):
-            kind, each = "uint8" if wanted is np.uint8 else "floats", ", ".join(map(str, self.shape))
-            raise UserError(f"{file} holds {array.dtype} of shape {array.shape}: give {kind} of shape (n, {each})")
+            kind, each = (
+                "uint8" if wanted is np.uint8 else "floats",
+                ", ".join(map(str, self.shape)),
+            )
+            raise UserError(
+                f"{file} holds {array.dtype} of shape {array.shape}: give {kind} of shape (n, "
+                f"{each})"
+            )
         for start in range(0, len(array), self.batch):
             x = torch.from_numpy(np.array(array[start : start + self.batch]))
-            x = self._fitting(x if x.dtype == torch.uint8 else x.float(), [f"{row_text(start)} of {file}"])
+            x = self._fitting(
+                x if x.dtype == torch.uint8 else x.float(), [f"{row_text(start)} of {file}"]
+            )
             yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
 
     def _channels_first(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return images (n, H, W) or (n, H, W, C) as the model takes them; another array unchanged."""
+        """Return images (n, H, W) or (n, H, W, C) as the model takes them; another array
+        unchanged.
+        """
         if array.ndim == 3:
             return array[:, None]
-        fits = array.ndim == 4 and array.shape[1:] != self.shape and array.shape[3:] + array.shape[1:3] == self.shape
+        fits = (
+            array.ndim == 4
+            and array.shape[1:] != self.shape
+            and array.shape[3:] + array.shape[1:3] == self.shape
+        )
         return np.moveaxis(array, 3, 1) if fits else array
 
     def _opened(self, file: Path) -> NDArray[Any]:
@@ -163,7 +193,10 @@ class SampleReader:
         if file.suffix.lower() != ".npy":
             found, name = arrays.read(file), self.column or "x"
             if name not in found:
-                raise UserError(f"{file} has no array {name!r}, only {', '.join(found)}: name one of these by --column")
+                raise UserError(
+                    f"{file} has no array {name!r}, only {', '.join(found)}: name one of these by "
+                    "--column"
+                )
             return found[name]
         try:
             return np.load(file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
@@ -175,19 +208,26 @@ class SampleReader:
     def _table(self, source: Any, file: str, notes: Notes) -> Iterator[Batch]:
         """Yield the rows of a Parquet or CSV file, or of a frame."""
         start = 0
-        if isinstance(self.inputs, Table):  # all rows together say how numbers and dates are written
+        if isinstance(
+            self.inputs, Table
+        ):  # all rows together say how numbers and dates are written
             table = frames.arrow(source, file)
-            _check_columns(table.column_names, [*self.inputs.numeric, *self.inputs.categorical], file)
+            _check_columns(
+                table.column_names, [*self.inputs.numeric, *self.inputs.categorical], file
+            )
             whole = self.inputs.read(table, file)
             for rows in np.split(np.arange(len(whole)), range(self.batch, len(whole), self.batch)):
                 x = self.inputs.encode(whole.taken(rows))
                 yield Batch([file] * len(x), rows.tolist(), x)
             return
-        for part in _parts(source, file, self.batch, tuple(filter(None, [self.column or self.inputs.column]))):
+        for part in _parts(
+            source, file, self.batch, tuple(filter(None, [self.column or self.inputs.column]))
+        ):
             names = [f"{row_text(start + i)} of {file}" for i in range(part.num_rows)]
             if self.inputs.ragged and (lost := part.column(0).is_null().to_pylist()) and any(lost):
                 raise UserError(
-                    f"{names[lost.index(True)]} has no text in column {part.column_names[0]!r}: give it one"
+                    f"{names[lost.index(True)]} has no text in column {part.column_names[0]!r}: "
+                    "give it one"
                 )
             raw = self.inputs.of_cells(part, file)
             x = self._encoded(raw, names, notes)
@@ -213,12 +253,16 @@ class SampleReader:
     def _fitting(self, x: Tensor, names: Sequence[str]) -> Tensor:
         if tuple(x.shape[1:]) != self.shape and not self.inputs.ragged:
             where = names[0] if len(names) == 1 else f"{names[0]} and following"
-            raise UserError(f"{where}: the model takes samples of shape {self.shape}, not {tuple(x.shape[1:])}")
+            raise UserError(
+                f"{where}: the model takes samples of shape {self.shape}, not {tuple(x.shape[1:])}"
+            )
         return x
 
 
 def _parts(source: Any, file: str, batch: int, columns: Sequence[str]) -> Iterator[Any]:
-    """Yield some rows of a table at a time, with these columns. Only Parquet is read in parts; other files at once."""
+    """Yield some rows of a table at a time, with these columns. Only Parquet is read in parts;
+    other files at once.
+    """
     if not isinstance(source, Path) or source.suffix.lower() != ".parquet":
         table = frames.arrow(source, file)
         _check_columns(table.column_names, columns, file)
@@ -231,7 +275,9 @@ def _parts(source: Any, file: str, batch: int, columns: Sequence[str]) -> Iterat
             for part in opened.iter_batches(batch, columns=list(columns) or None):
                 yield pa.Table.from_batches([part])
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file} cannot be read as Parquet, copy or write it again ({frames.first(error)})") from None
+        raise UserError(
+            f"{file} cannot be read as Parquet, copy or write it again ({frames.first(error)})"
+        ) from None
 
 
 def _check_columns(has: Sequence[str], wanted: Sequence[str], file: str) -> None:
@@ -248,7 +294,9 @@ def _text(file: Path) -> str:
 
 
 def column_in(config: Mapping[str, Any]) -> str:
-    """Return the column with images, texts or arrays in the run's own tables; "" if the run's plan does not name it."""
+    """Return the column with images, texts or arrays in the run's own tables; "" if the run's plan
+    does not name it.
+    """
     reading = said_in(config).get("reading", {})
     named = [reading.get(f"{kind}_column") for kind in ("image", "text", "array")]
     if reading.get("sample_kind") and len(features := reading.get("feature_columns", ())) == 1:
@@ -260,9 +308,9 @@ def column_in(config: Mapping[str, Any]) -> str:
 def samples_of(folder: Path, model: LoadedModel) -> tuple[Any, int]:
     """Return raw samples for the model of a run, and how many of them are of its own test data.
 
-    For a table these are rows of an Arrow table, for other models a tensor (b, ...). If the run's data are not
-    available (made in Python, at silos, or the files are gone), samples are made up from a fixed seed. Rows with
-    missing numbers and unknown categories are always among them.
+    For a table these are rows of an Arrow table, for other models a tensor (b, ...). If the run's
+    data are not available (made in Python, at silos, or the files are gone), samples are made up
+    from a fixed seed. Rows with missing numbers and unknown categories are always among them.
     """
     try:
         test = plan_in(read_config(folder), folder).federation().dataset.test
@@ -277,10 +325,12 @@ def samples_of(folder: Path, model: LoadedModel) -> tuple[Any, int]:
 def raw_rows(x: Tensor, table: Table) -> Any:
     """Return an Arrow table of raw rows that are encoded as `x`, (n, d).
 
-    A missing number that the encoding does not tell from the mean is the mean, and an unknown category is missing or,
-    if that is known, another text.
+    A missing number that the encoding does not tell from the mean is the mean, and an unknown
+    category is missing or, if that is known, another text.
     """
-    numbers = x[:, : len(table.numeric)].double().numpy() * np.array(table.scale) + np.array(table.centre)
+    numbers = x[:, : len(table.numeric)].double().numpy() * np.array(table.scale) + np.array(
+        table.centre
+    )
     for k, name in enumerate(table.gaps):
         numbers[x[:, len(table.numeric) + k].numpy() > 0, table.numeric.index(name)] = np.nan
     names = []
@@ -292,7 +342,9 @@ def raw_rows(x: Tensor, table: Table) -> Any:
 
 def _unknown(known: tuple[str, ...]) -> str:
     """Return a text that is not a known category."""
-    return next(text for text in ("", *(f"other {k}" for k in range(len(known) + 1))) if text not in known)
+    return next(
+        text for text in ("", *(f"other {k}" for k in range(len(known) + 1))) if text not in known
+    )
 
 
 def _arrow(table: Table, numbers: Any, names: Any) -> Any:
@@ -300,27 +352,38 @@ def _arrow(table: Table, numbers: Any, names: Any) -> Any:
     for k, name in enumerate(table.numeric):
         lost = np.isnan(numbers[:, k])
         dates = (
-            np.where(lost, 0, np.rint(numbers[:, k] * DAY)).astype("datetime64[us]") if name in table.dates else None
+            np.where(lost, 0, np.rint(numbers[:, k] * DAY)).astype("datetime64[us]")
+            if name in table.dates
+            else None
         )
         columns[name] = pa.array(numbers[:, k] if dates is None else dates, mask=lost)
-    return pa.table(columns | {name: pa.array(names[k], pa.string()) for k, name in enumerate(table.categorical)})
+    return pa.table(
+        columns
+        | {name: pa.array(names[k], pa.string()) for k, name in enumerate(table.categorical)}
+    )
 
 
 def _made_up(model: LoadedModel) -> Any:
     generator = torch.Generator().manual_seed(0)
     match model.inputs:
         case Images():
-            return torch.randint(0, 256, (_TRIED, *model.shape), generator=generator, dtype=torch.uint8)
+            return torch.randint(
+                0, 256, (_TRIED, *model.shape), generator=generator, dtype=torch.uint8
+            )
         case Tokens(vocabulary=vocabulary):
             return torch.randint(0, vocabulary, (_TRIED, *model.shape), generator=generator)
         case Table() as table:
-            numbers = torch.randn(_TRIED, len(table.numeric), generator=generator, dtype=torch.float64).numpy()
+            numbers = torch.randn(
+                _TRIED, len(table.numeric), generator=generator, dtype=torch.float64
+            ).numpy()
             numbers = numbers * np.array(table.scale) + np.array(table.centre)
             numbers[torch.rand(numbers.shape, generator=generator).numpy() < 0.2] = np.nan
             names = []
             for known in table.vocabularies:
                 each = np.array(["", _unknown(known), *known], dtype=np.str_)
-                names.append(each[torch.randint(0, len(each), (_TRIED,), generator=generator).numpy()])
+                names.append(
+                    each[torch.randint(0, len(each), (_TRIED,), generator=generator).numpy()]
+                )
             return _arrow(table, numbers, names)
         case _:
             return torch.randn(_TRIED, *model.shape, generator=generator)
@@ -330,7 +393,10 @@ TABLE = "masks.csv"
 _MOST = 256  # most classes of a PNG with a palette
 STDOUT = "-"
 _FORMATS = (".parquet", ".csv")
-_AT_ONCE = {LanguageModelling: 8, Segmentation: 16}  # samples per batch, because their outputs are large
+_AT_ONCE = {
+    LanguageModelling: 8,
+    Segmentation: 16,
+}  # samples per batch, because their outputs are large
 
 
 @dataclass(frozen=True)
@@ -338,29 +404,36 @@ class Answers:
     """Run a model and name its outputs."""
 
     model: LoadedModel
-    threshold: float | None = None  # of two classes, the probability from which on a sample is of the second one
+    threshold: float | None = (
+        None  # of two classes, the probability from which on a sample is of the second one
+    )
     times: Sequence[float] = ()  # of times and events, at which survival is told
     baseline: Baseline | None = None  # the hazard from which it follows
 
     def __post_init__(self) -> None:
         if self.times:
-            baseline_of(self.baseline, self.model.task).survival(torch.zeros(1, 1), self.times)  # refuse other times
+            baseline_of(self.baseline, self.model.task).survival(
+                torch.zeros(1, 1), self.times
+            )  # refuse other times
         if self.threshold is None:
             return
         if not isinstance(self.model.task, Classification) or len(self.model.classes) != 2:
             raise UserError("a threshold is for two classes: leave out --threshold")
         if not 0 <= self.threshold <= 1:
-            raise UserError(f"--threshold {self.threshold:g} is not a share: give a number from 0 to 1")
+            raise UserError(
+                f"--threshold {self.threshold:g} is not a share: give a number from 0 to 1"
+            )
 
     def __call__(self, x: Tensor) -> dict[str, Any]:
         """Return columns for samples (b, ...).
 
-        classification: `prediction`, the class by name (the most probable one, or by the threshold), and
-        `probability_NAME` of each. multi-label: `prediction`, the
-        labels with a probability of 1/2 or more, separated by semicolons, and `probability_NAME` of each. regression:
-        `prediction`, in the unit of the targets, or `prediction_NAME` of each of several. survival: `prediction`, the
-        logarithm of the relative hazard, and `survival_TIME`, the share that has not had the event at each of the
-        times. language-modelling: see `_of_texts`.
+        classification: `prediction`, the class by name (the most probable one, or by the
+        threshold), and `probability_NAME` of each. multi-label: `prediction`, the labels with a
+        probability of 1/2 or more, separated by semicolons, and `probability_NAME` of each.
+        regression: `prediction`, in the unit of the targets, or `prediction_NAME` of each of
+        several. survival: `prediction`, the logarithm of the relative hazard, and `survival_TIME`,
+        the share that has not had the event at each of the times. language-modelling: see
+        `_of_texts`.
         """
         with torch.inference_mode():
             outputs = self.model(x).float()
@@ -379,17 +452,23 @@ class Answers:
         if isinstance(self.model.task, MultiLabel):
             there = (answers >= 0.5).tolist()
             return {
-                "prediction": [";".join(n for n, yes in zip(names, row, strict=True) if yes) for row in there]
+                "prediction": [
+                    ";".join(n for n, yes in zip(names, row, strict=True) if yes) for row in there
+                ]
             } | columns
-        chosen = answers.argmax(1) if self.threshold is None else (answers[:, 1] >= self.threshold).long()
+        chosen = (
+            answers.argmax(1)
+            if self.threshold is None
+            else (answers[:, 1] >= self.threshold).long()
+        )
         return {"prediction": np.array(names, dtype=object)[chosen.numpy()].tolist(), **columns}
 
     def _of_texts(self, x: Tensor, outputs: Tensor) -> dict[str, Any]:
         """Return how well the model predicts texts (b, L), given its outputs (b, L, K).
 
-        `tokens` is the number of predicted tokens, all except the first; `loss` is the mean over them of -ln p;
-        `perplexity` is exp of that. A text of one token has neither loss nor perplexity. `prediction` is the most
-        probable next token, if the tokenizer can name it.
+        `tokens` is the number of predicted tokens, all except the first; `loss` is the mean over
+        them of -ln p; `perplexity` is exp of that. A text of one token has neither loss nor
+        perplexity. `prediction` is the most probable next token, if the tokenizer can name it.
         """
         tokens, task = self.model.inputs, self.model.task
         assert isinstance(tokens, Tokens)
@@ -399,7 +478,11 @@ class Answers:
         loss = task.loss(outputs, y).masked_fill(counted == 0, torch.nan)
         last = (tokens.lengths(x) - 1).clamp(min=0)
         following = texts.decode(outputs[torch.arange(len(x)), last].argmax(-1).tolist(), tokens)
-        columns: dict[str, Any] = {"tokens": counted.numpy(), "loss": _gaps(loss), "perplexity": _gaps(loss.exp())}
+        columns: dict[str, Any] = {
+            "tokens": counted.numpy(),
+            "loss": _gaps(loss),
+            "perplexity": _gaps(loss.exp()),
+        }
         return columns | ({} if following is None else {"prediction": following})
 
 
@@ -412,10 +495,14 @@ def check_mask_folder(out: str, overwrite: bool) -> None:
     """Refuse an output before anything is computed."""
     folder = Path(out)
     if out == "-" or folder.suffix:
-        raise UserError("a segmentation gives a mask for each image: name a folder for them by -o FOLDER")
+        raise UserError(
+            "a segmentation gives a mask for each image: name a folder for them by -o FOLDER"
+        )
     ours = _is_ours(folder)
     if folder.exists() and not (overwrite and ours):
-        raise UserError(f"{folder} exists: choose another name{', or add --overwrite' if ours else ''}")
+        raise UserError(
+            f"{folder} exists: choose another name{', or add --overwrite' if ours else ''}"
+        )
     if not folder.absolute().parent.is_dir():
         raise UserError(f"cannot write {folder}: there is no folder {folder.parent}")
 
@@ -431,13 +518,17 @@ def _is_ours(folder: Path) -> bool:
 
 
 def write_masks(model: LoadedModel, batches: Iterable[Batch], out: Path) -> int:
-    """Write a PNG for each image, with the numbers of the classes as pixels, and `masks.csv`; return how many.
+    """Write a PNG for each image, with the numbers of the classes as pixels, and `masks.csv`;
+    return how many.
 
-    Masks have the size at which the model sees images. The table has `file`, `row`, `mask` (the name of the PNG), and
-    `share_NAME`, the share of the pixels that belong to each class. The folder appears only when everything is done.
+    Masks have the size at which the model sees images. The table has `file`, `row`, `mask` (the
+    name of the PNG), and `share_NAME`, the share of the pixels that belong to each class. The
+    folder appears only when everything is done.
     """
     if len(model.classes) > _MOST:
-        raise UserError(f"a mask as PNG has at most {_MOST} classes, but the model has {len(model.classes)}")
+        raise UserError(
+            f"a mask as PNG has at most {_MOST} classes, but the model has {len(model.classes)}"
+        )
     try:
         unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
     except OSError as error:
@@ -474,7 +565,9 @@ def _write(model: LoadedModel, batches: Iterable[Batch], folder: Path) -> int:
                 image = Image.fromarray(answer.to(torch.uint8).numpy(), "L")
                 image.putpalette(palette)
                 image.save(folder / mask)
-                table.writerow([name, "" if row is None else row, mask, *_shares(answer, len(model.classes))])
+                table.writerow(
+                    [name, "" if row is None else row, mask, *_shares(answer, len(model.classes))]
+                )
                 count += 1
     return count
 
@@ -485,7 +578,9 @@ def _shares(answer: Tensor, classes: int) -> list[float]:
 
 
 def _palette(classes: int) -> list[int]:
-    """Return red, green and blue of each class: black first, then colours around the colour circle."""
+    """Return red, green and blue of each class: black first, then colours around the colour
+    circle.
+    """
     colours = [colorsys.hsv_to_rgb(k / max(classes - 1, 1), 0.8, 1.0) for k in range(classes - 1)]
     return [0, 0, 0, *(round(255 * part) for colour in colours for part in colour)]
 
@@ -501,7 +596,9 @@ def predict(
     at: Sequence[float] = (),
     baseline: Baseline | None = None,
 ) -> int:
-    """Write the model's prediction for each sample, and return their number; see `ekiden.predict`."""
+    """Write the model's prediction for each sample, and return their number; see
+    `ekiden.predict`.
+    """
     answers = _answers(model, threshold, at, baseline)
     if isinstance(model.task, Segmentation):
         check_mask_folder(out, overwrite)
@@ -522,7 +619,9 @@ def rows(
     at: Sequence[float] = (),
     baseline: Baseline | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the model's prediction for each sample, with the columns that `predict` writes; arguments as there."""
+    """Return the model's prediction for each sample, with the columns that `predict` writes;
+    arguments as there.
+    """
     if isinstance(model.task, Segmentation):
         raise UserError("a segmentation gives a mask for each image: name a folder for them, --out")
     answers = _answers(model, threshold, at, baseline)
@@ -531,10 +630,15 @@ def rows(
 
 
 def _answers(
-    model: LoadedModel, threshold: float | None, at: Sequence[float], baseline: Baseline | None = None
+    model: LoadedModel,
+    threshold: float | None,
+    at: Sequence[float],
+    baseline: Baseline | None = None,
 ) -> Answers:
     chosen = model.recalibration.threshold if model.recalibration else None
-    return Answers(model, chosen if threshold is None else threshold, at, baseline or model.baseline)
+    return Answers(
+        model, chosen if threshold is None else threshold, at, baseline or model.baseline
+    )
 
 
 def is_frame(source: Any) -> bool:
@@ -542,7 +646,9 @@ def is_frame(source: Any) -> bool:
     return isinstance(source, dict) or frames.is_frame(source)
 
 
-def _batches(model: LoadedModel, source: Any, column: str) -> tuple[Iterator[Batch], tuple[str, ...]]:
+def _batches(
+    model: LoadedModel, source: Any, column: str
+) -> tuple[Iterator[Batch], tuple[str, ...]]:
     """Return the samples, and which columns name them."""
     reader = SampleReader(model.inputs, model.shape, column, _AT_ONCE.get(type(model.task), 256))
     if is_frame(source):
@@ -557,7 +663,9 @@ def check_out(out: str, overwrite: bool) -> None:
         return
     file = Path(out)
     if file.suffix not in _FORMATS:
-        raise UserError(f"{out} must end in .parquet or .csv, or be - for CSV to the standard output")
+        raise UserError(
+            f"{out} must end in .parquet or .csv, or be - for CSV to the standard output"
+        )
     check_free(file, overwrite)
 
 
@@ -565,7 +673,10 @@ def check_free(path: Path, overwrite: bool) -> None:
     """Refuse to write where something exists, or where nothing can be written."""
     if path.exists() and (not overwrite or path.is_dir()):
         what = "is a folder" if path.is_dir() else "exists"
-        raise UserError(f"{path} {what}: choose another name" + ("" if path.is_dir() else ", or add --overwrite"))
+        raise UserError(
+            f"{path} {what}: choose another name"
+            + ("" if path.is_dir() else ", or add --overwrite")
+        )
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
@@ -581,7 +692,9 @@ def _table(batch: Batch, answers: Answers, named: Sequence[str]) -> Any:
 
 @contextmanager
 def _writer(out: str) -> Iterator[Any]:
-    """Open a file for tables that are written one after the other. The file appears only when all are written."""
+    """Open a file for tables that are written one after the other. The file appears only when all
+    are written.
+    """
     folder = Path(tempfile.gettempdir()) if out == STDOUT else Path(out).parent
     unfinished = folder / f".{Path(out).name}.{os.getpid()}.tmp"
     writer: Any = None
@@ -592,7 +705,9 @@ def _writer(out: str) -> Iterator[Any]:
         import pyarrow.parquet  # noqa: PLC0415
 
         if writer is None:
-            kind = pyarrow.parquet.ParquetWriter if out.endswith(".parquet") else pyarrow.csv.CSVWriter
+            kind = (
+                pyarrow.parquet.ParquetWriter if out.endswith(".parquet") else pyarrow.csv.CSVWriter
+            )
             writer = kind(str(unfinished), table.schema)
         writer.write_table(table)
         return int(table.num_rows)

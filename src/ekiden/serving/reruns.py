@@ -1,7 +1,7 @@
 """A client leaves a finished run, or joins it: the run is made again without it, or with it.
 
-The new run equals one that never had the client, or always had it, because it is one. What is checked is that nothing
-else has changed: the other clients' samples, and the network.
+The new run equals one that never had the client, or always had it, because it is one. What is
+checked is that nothing else has changed: the other clients' samples, and the network.
 """
 
 import os
@@ -34,17 +34,18 @@ def forget(
     network: ModelSource | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> api.Result:
-    """Make a run again without one of its clients. The new run has the bits of a run that never had the client.
+    """Make a run again without one of its clients. The new run has the bits of a run that never had
+    the client.
 
-    The client's test data are left out, too. The old run folder does not change and still has a model that learned from
-    the client: delete that folder to forget the client there, too.
+    The client's test data are left out, too. The old run folder does not change and still has a
+    model that learned from the client: delete that folder to forget the client there, too.
 
     Args:
         folder: the run folder.
         client: the client to forget.
         data: the run's data, if it was given data in Python.
-        network: the module that the run was started with, or a function that makes one, if the network is not in the
-            library.
+        network: the module that the run was started with, or a function that makes one, if the
+            network is not in the library.
         out: the new run folder; by default FOLDER-without-CLIENT.
 
     Raises:
@@ -67,13 +68,16 @@ def join(
     network: ModelSource | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> api.Result:
-    """Make a run again with one more client. The new run has the bits of a run that always had the client.
+    """Make a run again with one more client. The new run has the bits of a run that always had the
+    client.
 
     Args:
         folder: the run folder.
-        client: the client that joins. It comes where the data have it; last, if the run named the order of its clients.
-        data: data with this client and the clients of the run, unchanged; by default the run's own data, for a client
-            that `--without` left out. If the run names its data, this is a name, too.
+        client: the client that joins. It comes where the data have it; last, if the run named the
+            order of its clients.
+        data: data with this client and the clients of the run, unchanged; by default the run's own
+            data, for a client that `--without` left out. If the run names its data, this is a name,
+            too.
         network: as in `forget`.
         out: the new run folder; by default FOLDER-with-CLIENT.
 
@@ -82,7 +86,9 @@ def join(
     """
     run = _read(folder)
     if client in run.clients:
-        raise UserError(f"{client} is in {run.folder} already: name a client of its data that is not")
+        raise UserError(
+            f"{client} is in {run.folder} already: name a client of its data that is not"
+        )
     if run.plan and isinstance(data, str):
         run, data = replace(run, plan=replace(run.plan, data=data)), None
     held = run.data(data)
@@ -90,10 +96,13 @@ def join(
         left = [name for name in names if name not in run.clients]
         if not left:
             raise UserError(
-                f"the data of {run.folder} have no client {client!r}, and all of theirs are in it: give other --data"
+                f"the data of {run.folder} have no client {client!r}, and all of theirs are in it: "
+                "give other --data"
             )
         raise unknown("client", client, left)
-    return _again(run, held, [*run.clients, client], network, out, f"with-{client}", {"joined": client})
+    return _again(
+        run, held, [*run.clients, client], network, out, f"with-{client}", {"joined": client}
+    )
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,9 @@ class _Before:
     folder: Path
     config: Mapping[str, Any]  # its configuration
     recipe: Recipe[Method]  # what was run
-    plan: Plan[Method] | None  # the plan that repeats the run; None if the run was made from Python with its own data
+    plan: (
+        Plan[Method] | None
+    )  # the plan that repeats the run; None if the run was made from Python with its own data
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -114,10 +125,15 @@ class _Before:
         """Return the data of all clients that can be in the run."""
         if self.plan and not isinstance(given, FederatedData):
             if given is not None:
-                raise UserError(f"{self.folder} names its data: leave out `data`, or give the name of others")
+                raise UserError(
+                    f"{self.folder} names its data: leave out `data`, or give the name of others"
+                )
             return replace(self.plan, without="").federation()
         if not isinstance(given, FederatedData):
-            raise UserError(f"{self.folder} was made from Python with its own data: give `data`, as to `ekiden.run`")
+            raise UserError(
+                f"{self.folder} was made from Python with its own data: give `data`, as to "
+                "`ekiden.run`"
+            )
         return given
 
 
@@ -126,7 +142,8 @@ def _read(folder: str | os.PathLike[str]) -> _Before:
     config = read_config(path)
     if config.get("on") == "flower":
         raise UserError(
-            f"{path} is a run between machines: use the commands `ekiden forget` and `ekiden join` at its coordinator"
+            f"{path} is a run between machines: use the commands `ekiden forget` and `ekiden join` "
+            "at its coordinator"
         )
     plan = None if in_memory(config) else plan_in(config, path)
     return _Before(path, config, recipe_of(config["recipe"]), plan)
@@ -146,17 +163,27 @@ def _again(
     if folder.exists():
         raise UserError(f"{folder} exists already: delete it, or choose another folder by --out")
     if different := data_differences(run.folder, held_by(held.clients)):
-        raise UserError(f"{', '.join(different)} differ from what {run.folder} was made with: put these data back")
+        raise UserError(
+            f"{', '.join(different)} differ from what {run.folder} was made with: put these data "
+            "back"
+        )
     left_out = [c.name for c in held.clients if c.name not in clients]
-    data, recipe = held.without(*left_out), replace(run.recipe, method=among(run.recipe.method, clients))
+    data, recipe = (
+        held.without(*left_out),
+        replace(run.recipe, method=among(run.recipe.method, clients)),
+    )
     _check_network(run, data, recipe, network)
     noted = {"revisions": [*run.config.get("revisions", []), {**about, "from": run.folder.name}]}
     if run.plan:
-        return replace(run.plan, recipe=recipe, without=",".join(left_out)).run(folder, data, about=noted)
+        return replace(run.plan, recipe=recipe, without=",".join(left_out)).run(
+            folder, data, about=noted
+        )
     return rerun(run.config, recipe, data, network, folder, config=noted)
 
 
-def _check_network(run: _Before, data: FederatedData, recipe: Recipe[Method], network: ModelSource | None) -> None:
+def _check_network(
+    run: _Before, data: FederatedData, recipe: Recipe[Method], network: ModelSource | None
+) -> None:
     """Refuse another network, or one with differently prepared inputs."""
     config, plan = run.config, run.plan
     if not plan and network is None and config["network"] is None:
@@ -168,4 +195,7 @@ def _check_network(run: _Before, data: FederatedData, recipe: Recipe[Method], ne
     different = model_differences({"model": config["digests"]["model"]}, found["digests"])
     different += [words for key, words in _SCALED.items() if config[key] != found[key]]
     if different:
-        raise UserError(f"{', '.join(different)} differ from those of {run.folder}: give the same network and data")
+        raise UserError(
+            f"{', '.join(different)} differ from those of {run.folder}: give the same network and "
+            "data"
+        )

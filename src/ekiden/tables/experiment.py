@@ -1,4 +1,6 @@
-"""Experiment files: a published table as a grid of runs, with the printed values (docs/experiments.md)."""
+"""Experiment files: a published table as a grid of runs, with the printed values
+(docs/experiments.md).
+"""
 
 import re
 import tomllib
@@ -25,11 +27,15 @@ Entry = dict[str, Any]
 @cache
 def known_anywhere() -> frozenset[str]:
     """Return the names of all settings of all methods."""
-    return frozenset(common_settings()) | {name for kind in METHODS for name in hyperparameters(kind)}
+    return frozenset(common_settings()) | {
+        name for kind in METHODS for name in hyperparameters(kind)
+    }
 
 
 def is_grid(name: str, value: object) -> bool:
-    """Return whether the value is a list of values for a setting, and not one value that is a list."""
+    """Return whether the value is a list of values for a setting, and not one value that is a
+    list.
+    """
     if not isinstance(value, list):
         return False
     one_is_a_list = _origin(common_settings().get(name)) is tuple
@@ -78,11 +84,15 @@ class Budget:
     """How much of an experiment is run."""
 
     name: str = PAPER  # name on the command line
-    factors: Mapping[str, float] = field(default_factory=dict)  # factors of whole-numbered hyperparameters, by name
+    factors: Mapping[str, float] = field(
+        default_factory=dict
+    )  # factors of whole-numbered hyperparameters, by name
     seeds: int | None = None  # number of the file's seeds that are run; None for all
 
     def scale(self, plan: Plan[Method]) -> tuple[Plan[Method], tuple[Scaled, ...]]:
-        """Return the plan with fewer epochs, rounds and so on, and what was changed. No value falls below 1."""
+        """Return the plan with fewer epochs, rounds and so on, and what was changed. No value falls
+        below 1.
+        """
         scaled = []
         method = plan.recipe.method
         for name, factor in self.factors.items():
@@ -91,19 +101,25 @@ class Budget:
             if full > used:
                 scaled.append(Scaled(name, full, used))
         changes: dict[str, Any] = {s.name: s.used for s in scaled}
-        return replace(plan, recipe=replace(plan.recipe, method=replace(method, **changes))), tuple(scaled)
+        return replace(plan, recipe=replace(plan.recipe, method=replace(method, **changes))), tuple(
+            scaled
+        )
 
 
 def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
     """Return the budgets of a file with these methods, by name."""
-    scalable = {name for kind in kinds for name, hint in hyperparameters(kind).items() if hint is int}
+    scalable = {
+        name for kind in kinds for name, hint in hyperparameters(kind).items() if hint is int
+    }
     found = {PAPER: Budget()}
     for name, entry in table(values, "budget").items():
         with at(f"budget.{name}"):
             given = dict(table(entry, f"budget.{name}"))
             seeds = given.pop("seeds", None)
             if seeds is not None and (type(seeds) is not int or seeds < 1):
-                raise UserError(f"seeds must be the number of seeds to run, 1 or more, not {seeds!r}")
+                raise UserError(
+                    f"seeds must be the number of seeds to run, 1 or more, not {seeds!r}"
+                )
             for key, factor in given.items():
                 if key not in scalable:
                     raise unknown("hyperparameter to scale", key, scalable)
@@ -118,7 +134,8 @@ def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
 METRICS = ("accuracy", "client_mean", "client_mean_trained", "global_accuracy")
 _OF_TASKS = {metric.name: metric for kind in KINDS.values() for metric in kind.metrics}
 OWN_DATA = ("client_mean", "client_mean_trained")
-"""Metrics on each client's own test data, before and after averaging. Only values of one kind are compared."""
+"""Metrics on each client's own test data, before and after averaging. Only values of one kind are
+compared."""
 _TOP = (
     *("title", "source", "link", "note", "differs", "seeds", "printed_seeds", "paired"),
     *("settings", "budget", "column", "row"),
@@ -185,7 +202,9 @@ class Experiment:
     columns: tuple[str, ...]  # labels of the columns
     cells: tuple[Cell, ...]  # one for each row and column
     methods_in_rows: bool  # whether rows are compared with each other; otherwise columns are
-    paired: tuple[str, ...] = ()  # labels of methods whose differences to all others are shown, seed by seed
+    paired: tuple[
+        str, ...
+    ] = ()  # labels of methods whose differences to all others are shown, seed by seed
 
 
 def read(path: Path, budget: str = PAPER) -> Experiment:
@@ -205,8 +224,16 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
                 raise unknown("entry", key, _TOP)
         seeds = _seeds(values.get("seeds", [0]))
         rows, default = _entries(values, "row", _ROW), table(values.get("settings", {}), "settings")
-        columns = _entries(values, "column", _OWN) if "column" in values else [{"label": _measured(default, rows)}]
-        kinds = {method_named(text(e, "method")) for e in (*columns, *rows) if "method" in e and "skip" not in e}
+        columns = (
+            _entries(values, "column", _OWN)
+            if "column" in values
+            else [{"label": _measured(default, rows)}]
+        )
+        kinds = {
+            method_named(text(e, "method"))
+            for e in (*columns, *rows)
+            if "method" in e and "skip" not in e
+        }
         known = budgets(values.get("budget", {}), kinds)
         if budget not in known:
             raise unknown("budget", budget, known)
@@ -214,7 +241,11 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
         runs = values.get("printed_seeds")
         if runs is not None and (type(runs) is not int or runs < 1):
             raise UserError(f"printed_seeds must be a whole number, 1 or more, not {runs!r}")
-        cells = tuple(_cell(default, columns, i, row, chosen, runs) for row in rows for i in range(len(columns)))
+        cells = tuple(
+            _cell(default, columns, i, row, chosen, runs)
+            for row in rows
+            for i in range(len(columns))
+        )
         _check_folders(cells)
         in_rows = any("method" in row for row in rows)
         about = {k: text(values, k) for k in ("title", "source", "link", "note", "differs")}
@@ -228,7 +259,10 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
             columns=tuple(c["label"] for c in columns),
             cells=cells,
             methods_in_rows=in_rows,
-            paired=_paired(values.get("paired", []), [entry["label"] for entry in (rows if in_rows else columns)]),
+            paired=_paired(
+                values.get("paired", []),
+                [entry["label"] for entry in (rows if in_rows else columns)],
+            ),
         )
 
 
@@ -238,7 +272,11 @@ def _content(path: Path) -> str:
     except OSError as error:
         others = [str(p) for p in path.parent.glob("*.toml")]
         near = get_close_matches(str(path), others, n=1)
-        hint = f": did you mean {near[0]}?" if near else ": give the path of an experiment file (docs/experiments.md)"
+        hint = (
+            f": did you mean {near[0]}?"
+            if near
+            else ": give the path of an experiment file (docs/experiments.md)"
+        )
         raise UserError(f"cannot read {path} ({error.strerror}){hint}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
@@ -262,7 +300,9 @@ def _paired(value: object, methods: Sequence[str]) -> tuple[str, ...]:
 
 
 def _entries(values: Mapping[str, Any], kind: str, own: Sequence[str]) -> list[Entry]:
-    """Return rows or columns. An entry with a list of values for a setting stands for one entry per value."""
+    """Return rows or columns. An entry with a list of values for a setting stands for one entry per
+    value.
+    """
     given = values.get(kind, [])
     if not isinstance(given, list) or not given or not all(isinstance(e, dict) for e in given):
         raise UserError(f"give at least one [[{kind}]]")
@@ -277,7 +317,9 @@ def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
     with at(f"{kind} {label!r}"):
         grid = {k: v for k, v in entry.items() if k not in own and is_grid(k, v)}
         if grid and "printed" in entry:
-            raise UserError("write a row of its own for each printed value, without lists of settings")
+            raise UserError(
+                "write a row of its own for each printed value, without lists of settings"
+            )
         for name, values in grid.items():
             if not values:
                 raise UserError(f"{name} is a list without values: give at least one")
@@ -286,28 +328,41 @@ def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
             try:
                 one["label"] = label.format_map(one) if grid else label
             except KeyError as error:
-                raise UserError(f"the label names {error}, which is not one of its settings") from None
+                raise UserError(
+                    f"the label names {error}, which is not one of its settings"
+                ) from None
             except (ValueError, IndexError, AttributeError, TypeError) as error:
                 raise UserError(f"the label must name settings as {{clients}}: {error}") from None
             yield one
 
 
 def _check_folders(cells: Sequence[Cell]) -> None:
-    """Refuse cells whose run folders would have the same name, or a name too long for a file system."""
+    """Refuse cells whose run folders would have the same name, or a name too long for a file
+    system.
+    """
     seen: dict[str, Cell] = {}
     for cell in cells:
         if len(cell.slug.encode()) > _LONGEST:
-            raise UserError(f"the labels of {cell.label[:30]!r}... are too long to name a run folder: shorten them")
+            raise UserError(
+                f"the labels of {cell.label[:30]!r}... are too long to name a run folder: shorten "
+                "them"
+            )
         if other := seen.get(cell.slug):
             raise UserError(
-                f"{other.label!r} and {cell.label!r} would share a run folder: let their labels differ in letters "
+                f"{other.label!r} and {cell.label!r} would share a run folder: let their labels "
+                "differ in letters "
                 "or digits (in a grid by the settings, as {clients})"
             )
         seen[cell.slug] = cell
 
 
 def _cell(
-    default: Entry, columns: Sequence[Entry], number: int, row: Entry, budget: Budget, printed_runs: int | None
+    default: Entry,
+    columns: Sequence[Entry],
+    number: int,
+    row: Entry,
+    budget: Budget,
+    printed_runs: int | None,
 ) -> Cell:
     """Return one cell; settings of later layers win over earlier ones."""
     column = columns[number]
@@ -319,7 +374,10 @@ def _cell(
         given = (default, column, row, table(special.get(column["label"], {}), "at"))
         method = _last(given, "method")
         layers = [part for layer in given for part in _parts(layer, method)]
-        note, differs = ("; ".join(filter(None, (text(layer, k) for layer in layers))) for k in ("note", "differs"))
+        note, differs = (
+            "; ".join(filter(None, (text(layer, k) for layer in layers)))
+            for k in ("note", "differs")
+        )
         printed = _printed(row.get("printed"), number, len(columns), printed_runs)
         metric, skip = _last(layers, "metric") or METRICS[0], _last(layers, "skip")
         if metric not in (*METRICS, *_OF_TASKS):
@@ -329,7 +387,9 @@ def _cell(
             return cell
         if not method:
             raise UserError("neither row nor column names a method")
-        plan, scaled = budget.scale(plan_of(method, {"threads": 1} | _merged(method_named(method), layers)))
+        plan, scaled = budget.scale(
+            plan_of(method, {"threads": 1} | _merged(method_named(method), layers))
+        )
         if metric not in METRICS:  # it is measured only if the file asks for it
             plan = replace(plan, recipe=replace(plan.recipe, metric=metric))
         if metric == "client_mean_trained" and plan.recipe.evaluate_on != "own":
@@ -338,12 +398,20 @@ def _cell(
 
 
 def _measured(default: Entry, rows: Sequence[Entry]) -> str:
-    """Return the label of the only column of a file without columns: the metric, if all rows have the same."""
+    """Return the label of the only column of a file without columns: the metric, if all rows have
+    the same.
+    """
     found = set()
     for row in rows:
-        layers = [part for layer in (default, row) for part in _parts(layer, _last((default, row), "method"))]
+        layers = [
+            part
+            for layer in (default, row)
+            for part in _parts(layer, _last((default, row), "method"))
+        ]
         name, task, data = (_last(layers, key) for key in ("metric", "task", "data"))
-        if name not in _OF_TASKS or name == METRICS[0]:  # accuracy, or what the task has in its place
+        if (
+            name not in _OF_TASKS or name == METRICS[0]
+        ):  # accuracy, or what the task has in its place
             first = KINDS[task].metrics[0].name if task in KINDS else METRICS[0]
             name = first if task in KINDS or not data or data in NAMED else "headline metric"
         found.add(f"{name}{_OF_TASKS[name].unit}" if name in _OF_TASKS else name)
@@ -356,7 +424,9 @@ def _last(layers: Sequence[Entry], key: str) -> str:
 
 
 def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
-    """Return a layer's entries for one method: its own, and those in the table of the method's name."""
+    """Return a layer's entries for one method: its own, and those in the table of the method's
+    name.
+    """
     for name, value in layer.items():
         if isinstance(value, dict) and name != "at" and name not in _TITLES:
             raise unknown("method", name, _TITLES)
@@ -370,7 +440,9 @@ def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
 
 
 def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
-    """Return the settings of a method. A layer that is not the method's may also hold other methods' settings."""
+    """Return the settings of a method. A layer that is not the method's may also hold other
+    methods' settings.
+    """
     merged: dict[str, Any] = {}
     known = common_settings() | hyperparameters(kind)
     for layer in layers:
@@ -383,17 +455,23 @@ def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _printed(values: object, number: int, columns: int, runs: int | None) -> Published | None:
-    """Return the printed value in a row: a number, or text such as "47.74 ± 1.68"; "-" means none."""
+    """Return the printed value in a row: a number, or text such as "47.74 ± 1.68"; "-" means
+    none.
+    """
     if values is None:
         return None
     if not isinstance(values, list) or len(values) != columns:
         found = len(values) if isinstance(values, list) else "no list"
-        raise UserError(f"printed must be a list of one value for each of the {columns} columns, not {found}")
+        raise UserError(
+            f"printed must be a list of one value for each of the {columns} columns, not {found}"
+        )
     value = values[number]
     if value == "-":
         return None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
         return Published(float(value), runs=runs)
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)", value)):
+    if isinstance(value, str) and (
+        match := re.fullmatch(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)", value)
+    ):
         return Published(float(match[1]), float(match[2]), runs)
     raise UserError(f'a printed value must be a number, "mean ± std" or "-", not {value!r}')

@@ -50,7 +50,9 @@ seeds, in %. Printed values are from the papers.
 
 @dataclass(frozen=True)
 class Line:
-    """A cell that has been run, as text. The attributes are the columns of the table, from left to right."""
+    """A cell that has been run, as text. The attributes are the columns of the table, from left to
+    right.
+    """
 
     row: str
     column: str
@@ -92,12 +94,15 @@ def table_row(cells: Sequence[str]) -> str:
 
 
 def page(sweeps: Sequence[Sweep], old: str = "") -> str:
-    """Return the ledger of these sweeps, in their order; several sweeps of one command make one section.
+    """Return the ledger of these sweeps, in their order; several sweeps of one command make one
+    section.
 
     Sections of other sweeps in an older ledger stay as they are.
     """
     if old and not old.startswith(_TITLE):
-        raise UserError("the file to write exists and is not a ledger: choose another one by --write")
+        raise UserError(
+            "the file to write exists and is not a ledger: choose another one by --write"
+        )
     _, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
     # The command that makes a section names the experiment file and the budget, and so the sweep.
     sections = {_command(part): f"## {part.rstrip()}\n" for part in parts}
@@ -119,8 +124,12 @@ def section(sweep: Sweep, *more: Sweep) -> str:
     experiment, results = sweep.experiment, collect(sweep, more=more)
     places = {run.folder.name for run in sweep.runs()}
     for one in more:
-        if other := next((r for r in one.runs() if r.folder.name not in places and r.finished), None):
-            raise UserError(f"{sweep.folder} has no cell for {other.folder}: name {one.folder} first")
+        if other := next(
+            (r for r in one.runs() if r.folder.name not in places and r.finished), None
+        ):
+            raise UserError(
+                f"{sweep.folder} has no cell for {other.folder}: name {one.folder} first"
+            )
     done = [r for r in results if r.runs]
     source = f"[{experiment.source}]({experiment.link})" if experiment.link else experiment.source
     lines = [f"## {experiment.title}", ""]
@@ -134,7 +143,8 @@ def section(sweep: Sweep, *more: Sweep) -> str:
         lines += [*runs_line(experiment), *table([_line(r, sweep) for r in done])]
         lines += [
             "",
-            f"{len(done)} of {len(results)} cells, {sum(len(r.runs) for r in done)} runs{_origins(done)}; "
+            f"{len(done)} of {len(results)} cells, {sum(len(r.runs) for r in done)} "
+            f"runs{_origins(done)}; "
             f"{_environment(done)}.",
         ]
     else:
@@ -166,7 +176,11 @@ def _intervals(results: Sequence[CellResult], experiment: Experiment) -> list[st
     metrics = {result.cell.metric for result in results}
     for result in results:
         name, figures = result.cell.metric, [run.last.get("figures", {}) for run in result.runs]
-        if result.cell.plan and not result.cell.plan.tune and all(name in f.get("intervals", {}) for f in figures):
+        if (
+            result.cell.plan
+            and not result.cell.plan.tune
+            and all(name in f.get("intervals", {}) for f in figures)
+        ):
             each = [(f["values"][name], *f["intervals"][name]) for f in figures]
             scale = metric_of(result.runs[0], name).scale
             value, low, high = (scale * mean(numbers) for numbers in zip(*each, strict=True))
@@ -175,10 +189,25 @@ def _intervals(results: Sequence[CellResult], experiment: Experiment) -> list[st
     if not ends:
         return []
     columns = list(dict.fromkeys(column for row in ends.values() for column in row))
-    rows = [table_row([row, *(found.get(column, "") for column in columns)]) for row, found in ends.items()]
+    rows = [
+        table_row([row, *(found.get(column, "") for column in columns)])
+        for row, found in ends.items()
+    ]
     title = "**From counts of silos, with 95 % intervals over test samples; means over the seeds**"
-    remark = ["", "A C-index from counts compares samples of one silo only."] if "c_index" in metrics else []
-    return ["", title, "", table_row(["", *columns]), "|---" * (len(columns) + 1) + "|", *rows, *remark]
+    remark = (
+        ["", "A C-index from counts compares samples of one silo only."]
+        if "c_index" in metrics
+        else []
+    )
+    return [
+        "",
+        title,
+        "",
+        table_row(["", *columns]),
+        "|---" * (len(columns) + 1) + "|",
+        *rows,
+        *remark,
+    ]
 
 
 def _contrast(contrast: Contrast) -> list[str]:
@@ -205,8 +234,17 @@ def _budget(sweep: Sweep) -> str:
 def _line(result: CellResult, sweep: Sweep) -> Line:
     seeds = ", ".join(str(run.recipe["seed"]) for run in result.runs)
     last = [run.last for run in result.runs]
-    sent, passes = mean(row["bytes"] for row in last), mean(row["forward"] + 2 * row["backward"] for row in last)
-    line = Line(*names(result.cell, sweep.experiment), ours(result), seeds, size(sent), f"{passes / 1e6:,.3g}")
+    sent, passes = (
+        mean(row["bytes"] for row in last),
+        mean(row["forward"] + 2 * row["backward"] for row in last),
+    )
+    line = Line(
+        *names(result.cell, sweep.experiment),
+        ours(result),
+        seeds,
+        size(sent),
+        f"{passes / 1e6:,.3g}",
+    )
     if result.comparison is None:
         return line
     return replace(line, **judgement(result.comparison, obstacle(result.cell, sweep.experiment)))
@@ -214,8 +252,14 @@ def _line(result: CellResult, sweep: Sweep) -> Line:
 
 def _origins(results: Sequence[CellResult]) -> str:
     """Say how many of the runs were made for other experiments."""
-    origins = Counter(of for r in results for run in r.runs if (of := run.config.get("sweep", {}).get("of")))
-    return f", {', '.join(f'{n} of them from {of}' for of, n in sorted(origins.items()))}" if origins else ""
+    origins = Counter(
+        of for r in results for run in r.runs if (of := run.config.get("sweep", {}).get("of"))
+    )
+    return (
+        f", {', '.join(f'{n} of them from {of}' for of, n in sorted(origins.items()))}"
+        if origins
+        else ""
+    )
 
 
 def _environment(results: Sequence[CellResult]) -> str:
@@ -224,8 +268,11 @@ def _environment(results: Sequence[CellResult]) -> str:
     versions = set()
     for run in runs:
         given = run.environment  # empty if it could not be read
-        device = given.get("gpu") or "CPU" if run.config["hardware"].get("device") != "cpu" else "CPU"
+        device = (
+            given.get("gpu") or "CPU" if run.config["hardware"].get("device") != "cpu" else "CPU"
+        )
         versions.add(
-            f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch {given.get('torch') or 'unknown'}, {device}"
+            f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch "
+            f"{given.get('torch') or 'unknown'}, {device}"
         )
     return f"{'; '.join(sorted(versions))}; {duration(sum(run.seconds for run in runs))} of computing in all"

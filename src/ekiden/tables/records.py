@@ -1,6 +1,8 @@
-"""Records: one small file that keeps the results of a sweep's finished runs when their folders are gone.
+"""Records: one small file that keeps the results of a sweep's finished runs when their folders are
+gone.
 
-The first line names the experiment file and the budget and has the file's text. Each further line is a finished run.
+The first line names the experiment file and the budget and has the file's text. Each further line
+is a finished run.
 """
 
 import contextlib
@@ -22,7 +24,9 @@ _PATHS = frozenset({"data", "dataset", "silos", "model", "network", "pretrained"
 
 
 def portable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values in which absolute paths of data and networks are the names of their files or folders."""
+    """Return plain values in which absolute paths of data and networks are the names of their files
+    or folders.
+    """
     return {name: _portable(name, value) for name, value in values.items()}
 
 
@@ -36,7 +40,11 @@ def _portable(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     kind, colon, path = value.rpartition(":") if value.startswith("hf:") else ("", "", value)
-    return f"{kind}{colon}{PurePath(path).name}" if PurePath(path).is_absolute() and ".py:" not in value else value
+    return (
+        f"{kind}{colon}{PurePath(path).name}"
+        if PurePath(path).is_absolute() and ".py:" not in value
+        else value
+    )
 
 
 FORMAT = 2
@@ -55,7 +63,9 @@ class Records:
     file: str  # path of the experiment file, as given when the runs were made
     budget: str  # budget of all runs
     experiment: str  # text of the experiment file
-    runs: Mapping[str, Summary] = field(default_factory=dict)  # the finished runs, by the names of their folders
+    runs: Mapping[str, Summary] = field(
+        default_factory=dict
+    )  # the finished runs, by the names of their folders
 
 
 def read(path: Path) -> Records:
@@ -67,7 +77,9 @@ def read(path: Path) -> Records:
     about = _parsed(path, 1, head)
     if about.get("format", FORMAT) != FORMAT:
         wrote = "use the version of Ekiden that wrote it"
-        raise UserError(f"{path} has format {about['format']}, but this version reads {FORMAT}: {wrote}")
+        raise UserError(
+            f"{path} has format {about['format']}, but this version reads {FORMAT}: {wrote}"
+        )
     _require(about, {"format": int, **_HEAD}, path, 1)
     runs = {}
     for number, line in enumerate(lines, 2):
@@ -78,7 +90,9 @@ def read(path: Path) -> Records:
             config = check_config(row["config"], path)
         except UserError:
             raise _damaged(path, number) from None
-        runs[row["run"]] = Summary(path, config, [row["result"]], row["seconds"], row["environment"], recorded=True)
+        runs[row["run"]] = Summary(
+            path, config, [row["result"]], row["seconds"], row["environment"], recorded=True
+        )
     return Records(about["file"], about["budget"], about["experiment"], runs)
 
 
@@ -94,18 +108,27 @@ def prepare(path: Path) -> None:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep others from adding to a file of records, so that what was read is still true when the file is written."""
+    """Keep others from adding to a file of records, so that what was read is still true when the
+    file is written.
+    """
     prepare(path)
     with locked(path.parent / ".lock"):
         with contextlib.suppress(OSError):
-            for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # left by a process that was killed
+            for left in path.parent.glob(
+                f".{glob.escape(path.name)}.*.tmp"
+            ):  # left by a process that was killed
                 left.unlink(missing_ok=True)
         yield
 
 
 def keep(path: Path, records: Records) -> None:
     """Write the records to a file, completely or not at all."""
-    head = {"format": FORMAT, "file": records.file, "budget": records.budget, "experiment": records.experiment}
+    head = {
+        "format": FORMAT,
+        "file": records.file,
+        "budget": records.budget,
+        "experiment": records.experiment,
+    }
     lines = [head, *(_line(name, records.runs[name]) for name in sorted(records.runs))]
     write(path, [json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines])
 

@@ -1,4 +1,6 @@
-"""Sweeps: the runs of an experiment file, each in its own folder, so that a sweep can be stopped and continued."""
+"""Sweeps: the runs of an experiment file, each in its own folder, so that a sweep can be stopped
+and continued.
+"""
 
 import contextlib
 import json
@@ -31,8 +33,12 @@ class Standing:
 
     @property
     def why(self) -> str:
-        """Say why an existing run does not count; empty if it counts, or may count once it is finished."""
-        return self.damage or (f"its settings have changed: {'; '.join(self.changed[:3])}" if self.changed else "")
+        """Say why an existing run does not count; empty if it counts, or may count once it is
+        finished.
+        """
+        return self.damage or (
+            f"its settings have changed: {'; '.join(self.changed[:3])}" if self.changed else ""
+        )
 
 
 def standing(read: Callable[[], Summary], wanted: Plan[Method]) -> Standing:
@@ -47,14 +53,18 @@ def standing(read: Callable[[], Summary], wanted: Plan[Method]) -> Standing:
 
 
 def written(run: Summary) -> Plan[Method]:
-    """Return the plan of a run, with the data as its experiment file names them: a path there may be relative."""
+    """Return the plan of a run, with the data as its experiment file names them: a path there may
+    be relative.
+    """
     plan, swept = plan_in(run.config, run.folder), run.config.get("sweep")
     named = swept.get("data") if isinstance(swept, dict) else None
     return replace(plan, data=named) if isinstance(named, str) else plan
 
 
 def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
-    """Return the settings that differ, as text; of the hardware only those that change results beyond rounding."""
+    """Return the settings that differ, as text; of the hardware only those that change results
+    beyond rounding.
+    """
     if found == wanted:
         return ()
     there, here = flat(found), flat(wanted)
@@ -66,10 +76,14 @@ def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
 
 
 def flat(plan: Plan[Method]) -> dict[str, Any]:
-    """Return what decides the results of a plan, by setting. Paths are reduced to names, see `portable`."""
+    """Return what decides the results of a plan, by setting. Paths are reduced to names, see
+    `portable`.
+    """
     values: dict[str, Any] = portable(plan.to_json())
     values |= values.pop("recipe")
-    if (model := values["model"]).startswith("hf:"):  # without its folder, a path looks like a hub's name
+    if (model := values["model"]).startswith(
+        "hf:"
+    ):  # without its folder, a path looks like a hub's name
         values["model"] = f"hf:{model.removeprefix('hf:').rpartition('/')[2]}"
     training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
     values["precision"] = values.pop("hardware")["precision"]
@@ -77,7 +91,9 @@ def flat(plan: Plan[Method]) -> dict[str, Any]:
     return values | dict(hyperparameters)
 
 
-def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()) -> tuple[Cell, ...]:
+def select(
+    cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()
+) -> tuple[Cell, ...]:
     """Return the cells that `only` names (all if it is empty), except those that `without` names.
 
     Each is ROW, COLUMN or ROW/COLUMN, where ROW and COLUMN are labels or parts of labels.
@@ -102,14 +118,18 @@ def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = 
 def _named(cell: Cell, text: str, cells: Sequence[Cell]) -> bool:
     row, slash, column = (part.strip() for part in text.partition("/"))
     if slash and not any(text.strip() in (c.row, c.column) for c in cells):
-        return _is(row, cell.row, [c.row for c in cells]) and _is(column, cell.column, [c.column for c in cells])
+        return _is(row, cell.row, [c.row for c in cells]) and _is(
+            column, cell.column, [c.column for c in cells]
+        )
     text = text.strip()
     labels = [label for c in cells for label in (c.row, c.column)]
     return _is(text, cell.row, labels) or _is(text, cell.column, labels)
 
 
 def _is(text: str, label: str, labels: Sequence[str]) -> bool:
-    """Return whether a label is meant: an exact match wins over whole words, and whole words over parts of words."""
+    """Return whether a label is meant: an exact match wins over whole words, and whole words over
+    parts of words.
+    """
     if text in labels:
         return label == text
     words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE)
@@ -120,7 +140,8 @@ def _is(text: str, label: str, labels: Sequence[str]) -> bool:
 
 FORMAT = 1
 MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
-"""Other files in a sweep folder: the experiment file's name and budget, a copy of the file, and the failures."""
+"""Other files in a sweep folder: the experiment file's name and budget, a copy of the file, and the
+failures."""
 OWN = (MARK, COPY, FAILED)
 
 
@@ -168,16 +189,28 @@ class Sweep:
     """An experiment and the folder of its runs."""
 
     experiment: Experiment  # the experiment, at one of its budgets
-    folder: Path  # the folder of its runs; for a file of records that file, so that there are no run folders
+    # the folder of its runs; for a file of records that file, so that there are no run folders
+    folder: Path
     file: str  # path of the experiment file, as given
     # results of finished runs whose folders may be gone, by the names of these folders
     records: Mapping[str, Summary] = field(default_factory=dict)
 
     def runs(self, cells: Iterable[Cell] | None = None) -> tuple[SweepRun, ...]:
-        """Return all runs that can be made, or those of some cells: every cell with one seed, then with the next."""
-        chosen = [c for c in (self.experiment.cells if cells is None else cells) if c.plan is not None]
-        names = [(cell, seed, f"{cell.slug}--seed{seed}") for seed in self.experiment.seeds for cell in chosen]
-        return tuple(SweepRun(cell, seed, self.folder / name, self.records.get(name)) for cell, seed, name in names)
+        """Return all runs that can be made, or those of some cells: every cell with one seed, then
+        with the next.
+        """
+        chosen = [
+            c for c in (self.experiment.cells if cells is None else cells) if c.plan is not None
+        ]
+        names = [
+            (cell, seed, f"{cell.slug}--seed{seed}")
+            for seed in self.experiment.seeds
+            for cell in chosen
+        ]
+        return tuple(
+            SweepRun(cell, seed, self.folder / name, self.records.get(name))
+            for cell, seed, name in names
+        )
 
     @property
     def command(self) -> str:
@@ -187,7 +220,11 @@ class Sweep:
 
 
 def plan_sweep(
-    file: Path, budget: str, out: Path | None, recorded: Path | None = None, reuse: Sequence[Path] = ()
+    file: Path,
+    budget: str,
+    out: Path | None,
+    recorded: Path | None = None,
+    reuse: Sequence[Path] = (),
 ) -> Sweep:
     """Make the sweep over a file; nothing is written."""
     found = experiment.read(file, budget)
@@ -198,53 +235,79 @@ def plan_sweep(
         mark = _mark(sweep.folder)
         if (Path(mark["file"]).stem, mark["budget"]) != (file.stem, budget):
             raise UserError(
-                f"{sweep.folder} holds {mark['file']} at budget {mark['budget']}: give another folder by --out"
+                f"{sweep.folder} holds {mark['file']} at budget {mark['budget']}: give another "
+                "folder by --out"
             )
     elif sweep.folder.exists() and (not sweep.folder.is_dir() or any(sweep.folder.iterdir())):
-        raise UserError(f"{sweep.folder} is not empty and not a sweep folder: choose another one by --out")
+        raise UserError(
+            f"{sweep.folder} is not empty and not a sweep folder: choose another one by --out"
+        )
     return replace(sweep, records={**_reused(sweep, reuse), **sweep.records}) if reuse else sweep
 
 
 def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
-    """Return finished runs of other experiments that this one would repeat bit for bit, by this one's folder names."""
-    found = {json.dumps(flat(written(s)), sort_keys=True): s for s in summaries(paths) if s.finished}
+    """Return finished runs of other experiments that this one would repeat bit for bit, by this
+    one's folder names.
+    """
+    found = {
+        json.dumps(flat(written(s)), sort_keys=True): s for s in summaries(paths) if s.finished
+    }
     same = [(run, found.get(json.dumps(flat(run.plan), sort_keys=True))) for run in sweep.runs()]
     reused = {}
     for run, s in same:
         if s:
             made_for = s.config.get("sweep", {})
-            about = _about(sweep, run) | {"of": str(made_for.get("of") or made_for.get("experiment", ""))}
+            about = _about(sweep, run) | {
+                "of": str(made_for.get("of") or made_for.get("experiment", ""))
+            }
             reused[run.folder.name] = replace(s, config=s.config | {"sweep": about}, recorded=True)
     return reused
 
 
 def opened(folder: Path) -> Sweep:
-    """Read the sweep in a folder or a file of records, from the copy of its experiment file there."""
+    """Read the sweep in a folder or a file of records, from the copy of its experiment file
+    there.
+    """
     if _is_records(folder):
         kept = records.read(folder)
         found = experiment.parsed(kept.experiment, Path(kept.file).stem, kept.budget, str(folder))
         return Sweep(found, folder, kept.file, kept.runs)
     if not (folder / MARK).exists():
-        raise UserError(f"{folder} is not a sweep folder (it has no {MARK}): give a folder that `ekiden sweep` made")
+        raise UserError(
+            f"{folder} is not a sweep folder (it has no {MARK}): give a folder that `ekiden sweep` "
+            "made"
+        )
     mark = _mark(folder)
     copy = folder / COPY
     name = Path(mark["file"]).stem
-    return Sweep(experiment.parsed(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"])
+    return Sweep(
+        experiment.parsed(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"]
+    )
 
 
 def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[LaunchedRun]:
-    """Return the runs that are left to do and can be read. Runs that have begun keep their settings."""
+    """Return the runs that are left to do and can be read. Runs that have begun keep their
+    settings.
+    """
     states = [(run, run.state) for run in runs]
     changed = [(run, state.changed) for run, state in states if state.changed]
     if changed:
         run, different = changed[0]
         more = f" (and {len(changed) - 1} other runs)" if len(changed) > 1 else ""
-        where, hint = f"{run.folder} was run", "that folder to run it again, or give another one for the sweep by --out"
+        where, hint = (
+            f"{run.folder} was run",
+            "that folder to run it again, or give another one for the sweep by --out",
+        )
         if not run.begun:
             where = f"{run.folder.name} was recorded"
             hint = "its line in the records to run it again, or give another file by --records"
-        raise UserError(f"{sweep.file} has changed since {where}{more}: {'; '.join(different[:3])}. Delete {hint}")
-    return [_job(sweep, run, device) for run, state in states if not state.result and not state.damage]
+        raise UserError(
+            f"{sweep.file} has changed since {where}{more}: {'; '.join(different[:3])}. Delete "
+            f"{hint}"
+        )
+    return [
+        _job(sweep, run, device) for run, state in states if not state.result and not state.damage
+    ]
 
 
 def damaged(runs: Iterable[SweepRun]) -> list[tuple[SweepRun, str]]:
@@ -258,25 +321,35 @@ def begin(sweep: Sweep, content: str) -> None:
     try:
         sweep.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make {sweep.folder} ({error.strerror}): give another folder by --out") from None
-    write(sweep.folder / MARK, [json.dumps(mark).encode()])  # first, because it marks the folder as a sweep's
+        raise UserError(
+            f"cannot make {sweep.folder} ({error.strerror}): give another folder by --out"
+        ) from None
+    write(
+        sweep.folder / MARK, [json.dumps(mark).encode()]
+    )  # first, because it marks the folder as a sweep's
     write(sweep.folder / COPY, [content.encode()])
 
 
-def keep_records(sweep: Sweep, content: str | None, path: Path, runs: Iterable[SweepRun] | None = None) -> int:
+def keep_records(
+    sweep: Sweep, content: str | None, path: Path, runs: Iterable[SweepRun] | None = None
+) -> int:
     """Add finished runs to a file of records, to which other sweeps may also add.
 
     Args:
         sweep: the sweep of the runs.
-        content: text of the experiment file when the sweep begins; None later, which keeps the text in the file, since
-            another sweep may have begun with a longer one.
+        content: text of the experiment file when the sweep begins; None later, which keeps the text
+            in the file, since another sweep may have begun with a longer one.
         path: the file of records.
         runs: the runs to add; by default all of the sweep.
 
     Returns:
         The number of runs in the file.
     """
-    now = {r.folder.name: found for r in (sweep.runs() if runs is None else runs) if r.begun and (found := r.result)}
+    now = {
+        r.folder.name: found
+        for r in (sweep.runs() if runs is None else runs)
+        if r.begun and (found := r.result)
+    }
     with records.held(path):
         there = _known(path, Path(sweep.file).stem, sweep.experiment.budget)
         kept = {**sweep.records, **(there.runs if there else {}), **now}
@@ -287,14 +360,18 @@ def keep_records(sweep: Sweep, content: str | None, path: Path, runs: Iterable[S
 
 
 def note_failures(sweep: Sweep, tried: Set[str], failed: Mapping[str, str]) -> None:
-    """Keep the reasons why runs failed, by the names of their folders, until they are tried again."""
+    """Keep the reasons why runs failed, by the names of their folders, until they are tried
+    again.
+    """
     kept = {name: why for name, why in _failed(sweep.folder).items() if name not in tried}
     if kept or failed or (sweep.folder / FAILED).exists():
         write(sweep.folder / FAILED, [json.dumps(kept | dict(failed), indent=1).encode()])
 
 
 class SweepOutcomes:
-    """Keeps how the runs of a sweep end: why they failed, and records of those that are finished."""
+    """Keeps how the runs of a sweep end: why they failed, and records of those that are
+    finished.
+    """
 
     def __init__(self, sweep: Sweep, content: str, file: Path | None) -> None:
         """Make the sweep folder, and record the runs that are finished."""
@@ -333,7 +410,11 @@ class SweepOutcomes:
 def failures(sweep: Sweep) -> list[tuple[SweepRun, str]]:
     """Return the runs that failed when they were last tried, and why."""
     why = _failed(sweep.folder)
-    return [(run, why[run.folder.name]) for run in sweep.runs() if run.folder.name in why and not run.finished]
+    return [
+        (run, why[run.folder.name])
+        for run in sweep.runs()
+        if run.folder.name in why and not run.finished
+    ]
 
 
 def expand(paths: Iterable[Path]) -> list[Path]:
@@ -349,7 +430,9 @@ def expand(paths: Iterable[Path]) -> list[Path]:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the run folders at or below a path, in the order of their names; not what lies in a run folder."""
+    """Return the run folders at or below a path, in the order of their names; not what lies in a
+    run folder.
+    """
     if (path / "config.json").exists():
         return [path]
     found: list[Path] = []
@@ -360,7 +443,9 @@ def runs_in(path: Path) -> list[Path]:
 
 
 def summaries(paths: Iterable[Path]) -> list[Summary]:
-    """Return the summaries of run folders, sweep folders, folders that hold them, and files of records."""
+    """Return the summaries of run folders, sweep folders, folders that hold them, and files of
+    records.
+    """
     found: list[Summary] = []
     for path in paths:
         if _is_records(path):
@@ -374,7 +459,8 @@ def refuse_records(path: Path) -> None:
     """Refuse a file of records if run folders are needed, and say what such a file is for."""
     if _is_records(path) and path.exists():
         raise UserError(
-            f"{path} holds records, not steps or models: give the folders of the runs, or use `ekiden results {path}`"
+            f"{path} holds records, not steps or models: give the folders of the runs, or use "
+            f"`ekiden results {path}`"
         )
 
 
@@ -401,11 +487,17 @@ def _about(sweep: Sweep, run: SweepRun) -> dict[str, Any]:
 def _mark(folder: Path) -> dict[str, str]:
     try:
         mark = json.loads(read_regular(folder / MARK))
-        if mark["format"] == FORMAT and isinstance(mark["file"], str) and isinstance(mark["budget"], str):
+        if (
+            mark["format"] == FORMAT
+            and isinstance(mark["file"], str)
+            and isinstance(mark["budget"], str)
+        ):
             return dict(mark)
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise UserError(f"{folder / MARK} is damaged or of another version: run the sweep again with another --out")
+    raise UserError(
+        f"{folder / MARK} is damaged or of another version: run the sweep again with another --out"
+    )
 
 
 def _is_records(path: Path) -> bool:
@@ -422,7 +514,9 @@ def _known(path: Path | None, name: str, budget: str) -> Records | None:
         return None
     kept = records.read(path)
     if (Path(kept.file).stem, kept.budget) != (name, budget):
-        raise UserError(f"{path} keeps {kept.file} at budget {kept.budget}: give another file by --records")
+        raise UserError(
+            f"{path} keeps {kept.file} at budget {kept.budget}: give another file by --records"
+        )
     return kept
 
 
@@ -432,7 +526,9 @@ def _failed(folder: Path) -> dict[str, str]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{folder / FAILED} is damaged ({error}): delete it and run the sweep again") from None
+        raise UserError(
+            f"{folder / FAILED} is damaged ({error}): delete it and run the sweep again"
+        ) from None
 
 
 def _short(file: Path) -> str:
@@ -445,4 +541,6 @@ def _content(path: Path) -> str:
     try:
         return read_regular(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} ({error}): run the sweep again, which rewrites it") from None
+        raise UserError(
+            f"cannot read {path} ({error}): run the sweep again, which rewrites it"
+        ) from None

@@ -1,6 +1,8 @@
-"""Results of a sweep next to the printed values, and next to each other: mean, spread, difference and verdict.
+"""Results of a sweep next to the printed values, and next to each other: mean, spread, difference
+and verdict.
 
-Paired differences are one method minus another, seed by seed. A seed gives both the same data and initial model.
+Paired differences are one method minus another, seed by seed. A seed gives both the same data and
+initial model.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,9 @@ class Comparison:
     mean: float  # mean of our runs
     std: float | None  # sample standard deviation of our runs, None for a single run
     runs: int  # number of our runs
-    printed: Published  # the printed value. If its spread or number of runs is not known, ours is used.
+    printed: (
+        Published  # the printed value. If its spread or number of runs is not known, ours is used.
+    )
 
     @property
     def difference(self) -> float:
@@ -36,7 +40,9 @@ class Comparison:
 
     @property
     def error(self) -> float | None:
-        """Standard error of the difference of the means, √(s₁²/n₁ + s₂²/n₂); None if no spread is known."""
+        """Standard error of the difference of the means, √(s₁²/n₁ + s₂²/n₂); None if no spread is
+        known.
+        """
         return hypot(*parts) or None if (parts := self._errors) else None
 
     @property
@@ -46,10 +52,11 @@ class Comparison:
 
     @property
     def limit(self) -> float | None:
-        """The limit of |t| in 95 % of cases if both have the same mean: the quantile of Student's distribution.
+        """The limit of |t| in 95 % of cases if both have the same mean: the quantile of Student's
+        distribution.
 
-        Its degrees of freedom are those of Welch and Satterthwaite. If no spread is printed, ours is used for both.
-        Then there are n₁ - 1 degrees, and t has exactly Student's distribution.
+        Its degrees of freedom are those of Welch and Satterthwaite. If no spread is printed, ours
+        is used for both. Then there are n₁ - 1 degrees, and t has exactly Student's distribution.
         """
         from scipy.special import stdtrit  # noqa: PLC0415  takes a while, and few need it
 
@@ -59,7 +66,9 @@ class Comparison:
         if self.printed.std is None or counts[1] == 1:
             freedom = float(counts[0] - 1)
         else:
-            freedom = self.error**4 / sum(e**4 / (n - 1) for e, n in zip(errors, counts, strict=True))
+            freedom = self.error**4 / sum(
+                e**4 / (n - 1) for e, n in zip(errors, counts, strict=True)
+            )
         return float(stdtrit(freedom, (1 + LEVEL) / 2))
 
     @property
@@ -90,7 +99,10 @@ class CellResult:
     @property
     def values(self) -> tuple[float, ...]:
         """The metric of each run; shares in per cent."""
-        found = [(value_of(run, self.cell.metric), metric_of(run, self.cell.metric).scale) for run in self.runs]
+        found = [
+            (value_of(run, self.cell.metric), metric_of(run, self.cell.metric).scale)
+            for run in self.runs
+        ]
         return tuple(scale * value for value, scale in found if value is not None)
 
     @property
@@ -117,7 +129,11 @@ class CellResult:
     def comparison(self) -> Comparison | None:
         """The comparison with the printed value, None if nothing was printed or run."""
         printed = self.cell.published
-        return Comparison(self.mean, self.std, len(self.runs), printed) if self.runs and printed else None
+        return (
+            Comparison(self.mean, self.std, len(self.runs), printed)
+            if self.runs and printed
+            else None
+        )
 
 
 def as_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
@@ -142,10 +158,13 @@ def as_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
     ]
 
 
-def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sweep] = ()) -> tuple[CellResult, ...]:
+def collect(
+    sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sweep] = ()
+) -> tuple[CellResult, ...]:
     """Return what is finished of a sweep, or of some of its cells, cell by cell.
 
-    `more` are folders and records of the same sweep, for runs that the first lacks; folders count before records.
+    `more` are folders and records of the same sweep, for runs that the first lacks; folders count
+    before records.
     """
     chosen = sweep.experiment.cells if cells is None else cells
     done: dict[str, list[Summary]] = {cell.slug: [] for cell in chosen}
@@ -153,15 +172,23 @@ def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sw
     places = [replace(one, experiment=sweep.experiment).runs(chosen) for one in (sweep, *more)]
     for copies in zip(*places, strict=True):
         run, states = copies[0], [copy.state for copy in copies]
-        counted = [found for state in states if (found := state.result) and not unmeasured(found, run.cell.metric)]
+        counted = [
+            found
+            for state in states
+            if (found := state.result) and not unmeasured(found, run.cell.metric)
+        ]
         if counted:
             done[run.cell.slug].append(min(counted, key=lambda found: found.recorded))
             continue
         whys = [unmeasured(s.result, run.cell.metric) if s.result else s.why for s in states]
         left_out[run.cell.slug] += [
-            f"{run.cell.label}, seed {run.seed} does not count: {why}" for why in dict.fromkeys(whys) if why
+            f"{run.cell.label}, seed {run.seed} does not count: {why}"
+            for why in dict.fromkeys(whys)
+            if why
         ]
-    return tuple(CellResult(cell, tuple(done[cell.slug]), tuple(left_out[cell.slug])) for cell in chosen)
+    return tuple(
+        CellResult(cell, tuple(done[cell.slug]), tuple(left_out[cell.slug])) for cell in chosen
+    )
 
 
 def unmeasured(run: Summary, metric: str) -> str:
@@ -173,7 +200,9 @@ def unmeasured(run: Summary, metric: str) -> str:
 
 
 def verdict(result: CellResult, experiment: Experiment) -> str:
-    """Return the verdict of the comparison with the printed value, or why they cannot be compared."""
+    """Return the verdict of the comparison with the printed value, or why they cannot be
+    compared.
+    """
     compared = result.comparison
     if compared is None:
         return "not printed" if result.runs else "not run"
@@ -183,7 +212,9 @@ def verdict(result: CellResult, experiment: Experiment) -> str:
 
 def obstacle(cell: Cell, experiment: Experiment) -> str:
     """Say why a value cannot be compared with the printed one; empty if it can."""
-    scaled = f"budget {experiment.budget} ({', '.join(map(str, cell.scaled))})" if cell.scaled else ""
+    scaled = (
+        f"budget {experiment.budget} ({', '.join(map(str, cell.scaled))})" if cell.scaled else ""
+    )
     tuning = "on validation data" if cell.plan and cell.plan.tune else ""
     return "; ".join(filter(None, (scaled, tuning, cell.differs, experiment.differs)))
 
@@ -192,11 +223,19 @@ def listing(experiment: Experiment, results: Sequence[CellResult]) -> Table:
     """Show a line for each cell. The best compared value is bold, the second underlined."""
     places = ranks(experiment, results)
     numbers = (Column(name, justify="right") for name in ("ours", "seeds", "printed", "difference"))
-    made = Table("row", "column", *numbers, title=Text(heading(experiment, results)), title_justify="left")
+    made = Table(
+        "row", "column", *numbers, title=Text(heading(experiment, results)), title_justify="left"
+    )
     for r in results:
         value = _marked(ours(r), places.get(r.cell.slug)) if r.runs else Text("not run")
         difference = "" if r.difference is None else f"{r.difference:+.2f}"
-        made.add_row(*map(Text, names(r.cell, experiment)), value, str(len(r.runs)), theirs(r.cell), difference)
+        made.add_row(
+            *map(Text, names(r.cell, experiment)),
+            value,
+            str(len(r.runs)),
+            theirs(r.cell),
+            difference,
+        )
     return made
 
 
@@ -204,7 +243,10 @@ def heading(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return the lines above the table: what it shows, and what a budget reduced."""
     scaled = sorted({str(s) for r in results for s in r.cell.scaled})
     shares = all(headline(run).share for r in results for run in r.runs)
-    lines = [f"{experiment.title}: {'% as ' if shares else ''}mean ± std over seeds (printed, difference)"]
+    lines = [
+        f"{experiment.title}: {'% as ' if shares else ''}mean ± std over seeds (printed, "
+        "difference)"
+    ]
     if experiment.budget != "paper":
         seeds = f"{len(experiment.seeds)} of {experiment.all_seeds} seeds"
         lines.append(f"budget {experiment.budget}: {', '.join([*scaled, seeds])}")
@@ -212,18 +254,22 @@ def heading(experiment: Experiment, results: Sequence[CellResult]) -> str:
 
 
 def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, int]:
-    """Return the rank, from 1, of every cell with a value in its column, or in its row if the columns are methods.
+    """Return the rank, from 1, of every cell with a value in its column, or in its row if the
+    columns are methods.
 
-    Methods that pool the data are yardsticks and have no rank. What was measured on the clients' own test data, after
-    training or after averaging, is ranked separately.
+    Methods that pool the data are yardsticks and have no rank. What was measured on the clients'
+    own test data, after training or after averaging, is ranked separately.
     """
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for result in results:
-        if result.runs and not (result.cell.plan and result.cell.plan.recipe.method.traits.pools_data):
+        if result.runs and not (
+            result.cell.plan and result.cell.plan.recipe.method.traits.pools_data
+        ):
             task = result.cell.column if experiment.methods_in_rows else result.cell.row
             groups.setdefault((task, result.cell.measured), []).append(result)
     return {
-        r.cell.slug: 1 + sum((other.mean > r.mean) if r.higher else (other.mean < r.mean) for other in group)
+        r.cell.slug: 1
+        + sum((other.mean > r.mean) if r.higher else (other.mean < r.mean) for other in group)
         for group in groups.values()
         if len(group) > 1
         for r in group
@@ -231,7 +277,8 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
 
 
 def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
-    """Return a cell's row and column. The method among them is marked if its result is not one model.
+    """Return a cell's row and column. The method among them is marked if its result is not one
+    model.
 
     A label that has the mark already keeps one.
     """
@@ -270,7 +317,9 @@ def _marked(value: str, place: int | None) -> Text:
 class Difference:
     """The difference between two cells."""
 
-    points: tuple[float, ...]  # differences in points of per cent, one for each seed that both have; at least one
+    points: tuple[
+        float, ...
+    ]  # differences in points of per cent, one for each seed that both have; at least one
     other: str  # label of the method that is subtracted
     whole: bool  # whether no seed is missing
     bound: bool  # whether the other method pools the data. Then it is a bound and not a competitor.
@@ -297,7 +346,8 @@ class Contrast:
 
     method: str  # label of the method
     others: tuple[str, ...]  # labels of the others, in the order of the file
-    # for each task its label, the differences to all others, and the difference to the best other method. A difference
+    # for each task its label, the differences to all others, and the difference to the best other
+    # method. A difference
     # is None if there is none.
     tasks: tuple[tuple[str, tuple[Difference | None, ...], Difference | None], ...]
 
@@ -315,14 +365,20 @@ class Contrast:
     def rows(self) -> list[list[str]]:
         """One row per task."""
         return [
-            [task, *("" if d is None else str(d) for d in each), "" if best is None else f"{best}: {best.other}"]
+            [
+                task,
+                *("" if d is None else str(d) for d in each),
+                "" if best is None else f"{best}: {best.other}",
+            ]
             for task, each, best in self.tasks
         ]
 
     @property
     def behind(self) -> str:
         """All cases in which the method is behind another one that is not a bound, in words."""
-        found = [(task, d) for task, each, _ in self.tasks for d in each if d is not None and not d.bound]
+        found = [
+            (task, d) for task, each, _ in self.tasks for d in each if d is not None and not d.bound
+        ]
         lost = [f"{task}, {d.other} ({d})" for task, d in found if d.mean < 0]
         return f"Behind in {len(lost)} of {len(found)}{': ' if lost else ''}{'; '.join(lost)}."
 
@@ -330,7 +386,12 @@ class Contrast:
     def table(self) -> Table:
         """The table for the terminal, with only the best other method."""
         title = f"{self.method} minus the best other method, paired by seed"
-        made = Table(title=Text(title), title_justify="left", caption=Text(self.behind), caption_justify="left")
+        made = Table(
+            title=Text(title),
+            title_justify="left",
+            caption=Text(self.behind),
+            caption_justify="left",
+        )
         for name in ("", "points, mean ± standard error", "other method"):
             made.add_column(name)
         for task, _, best in self.tasks:
@@ -346,7 +407,9 @@ def contrasts(experiment: Experiment, results: Sequence[CellResult]) -> tuple[Co
 
 
 def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> Difference | None:
-    """Return ours minus the other's over the seeds of both; None if there are none, or the data measured differ."""
+    """Return ours minus the other's over the seeds of both; None if there are none, or the data
+    measured differ.
+    """
     theirs = _by_seed(other)
     points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
     pooled = other.cell.plan is not None and other.cell.plan.recipe.method.traits.pools_data
@@ -355,7 +418,8 @@ def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> D
 
 
 def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str) -> Contrast:
-    """Compare the method with every other that has been run, and with the best one that is not a form of it.
+    """Compare the method with every other that has been run, and with the best one that is not a
+    form of it.
 
     The best other method is the one with the smallest difference.
     """
@@ -371,11 +435,17 @@ def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str
         if method not in here:
             continue
         each = {
-            name: difference(here[method], here[name], name, len(experiment.seeds)) if name in here else None
+            name: difference(here[method], here[name], name, len(experiment.seeds))
+            if name in here
+            else None
             for name in others
         }
         kind = _kind(here[method])
-        rivals = [d for name, d in each.items() if d is not None and not d.bound and _kind(here[name]) is not kind]
+        rivals = [
+            d
+            for name, d in each.items()
+            if d is not None and not d.bound and _kind(here[name]) is not kind
+        ]
         best = min(rivals, key=lambda d: d.mean, default=None)
         if any(each.values()):
             tasks.append((task, tuple(each.values()), best))
@@ -393,4 +463,6 @@ def _kind(result: CellResult) -> type[Method] | None:
 
 
 def _by_seed(result: CellResult) -> dict[int, float]:
-    return {run.recipe["seed"]: value for run, value in zip(result.runs, result.values, strict=True)}
+    return {
+        run.recipe["seed"]: value for run, value in zip(result.runs, result.values, strict=True)
+    }

@@ -41,17 +41,23 @@ class Feed:
         """Whether a sample is always the same input, because nothing is augmented."""
         return not self.dataset.augment.active
 
-    def batch(self, subset: Subset, rows: Tensor | slice, *, train: bool, light: bool = False) -> tuple[Tensor, Tensor]:
+    def batch(
+        self, subset: Subset, rows: Tensor | slice, *, train: bool, light: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Inputs (b, ...) and labels (b,) for positions `rows` of `subset`, augmented in training.
 
-        Inputs are float32; tokens are int64, cut to the longest text of the batch. `light` inputs may hold only the
-        numbers of the samples, for a network whose frozen part alone reads them (`Network.light`).
+        Inputs are float32; tokens are int64, cut to the longest text of the batch. `light` inputs
+        may hold only the numbers of the samples, for a network whose frozen part alone reads them
+        (`Network.light`).
         """
         held = self._on_device(subset.samples)
         index = subset.rows[rows].to(self.device)
         known = (self.alike or not train) and not self._in_tokens(held)
         if light and known and not self.dataset.inputs.ragged:
-            inputs, y = torch.empty((), device=self.device).expand(len(index), *held.x.shape[1:]), held.y[index]
+            inputs, y = (
+                torch.empty((), device=self.device).expand(len(index), *held.x.shape[1:]),
+                held.y[index],
+            )
         else:
             inputs, y = self._inputs(held, index, train=train)
         if known:
@@ -60,7 +66,9 @@ class Feed:
         return inputs, y
 
     def _in_tokens(self, held: _Held) -> bool:
-        """Return whether labels are per token; then the length of answers differs between batches."""
+        """Return whether labels are per token; then the length of answers differs between
+        batches.
+        """
         return self.dataset.inputs.ragged and held.y.shape == held.x.shape
 
     def _inputs(self, held: _Held, index: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
@@ -74,9 +82,14 @@ class Feed:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, y
 
-    def answer(self, held: _Held, index: Tensor, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    def answer(
+        self, held: _Held, index: Tensor, key: str, compute: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Return the outputs of the frozen part `key` for samples `index`, each computed alone."""
-        with torch.inference_mode(False), torch.no_grad():  # the outputs are used after an evaluation
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # the outputs are used after an evaluation
 
             def alone(row: int) -> Tensor:
                 return self._inputs(held, torch.tensor([row], device=self.device), train=False)[0]
@@ -87,7 +100,9 @@ class Feed:
             if key not in held.answers:
                 row = int(index[0])
                 file = files.cache_folder() / self._name(held, key)
-                held.answers[key] = RememberedAnswers.of(one(row), alone(row), len(held.samples), file)
+                held.answers[key] = RememberedAnswers.of(
+                    one(row), alone(row), len(held.samples), file
+                )
             answers = held.answers[key]
             if answers is None:
                 return compute(self._inputs(held, index, train=False)[0])
@@ -100,14 +115,21 @@ class Feed:
         return f"answers-{cache.key([key, how, str(held.samples.x.shape), samples])}.safetensors"
 
     def lengths(self, subset: Subset) -> Tensor | None:
-        """Return (n,) lengths of texts, by which batches are put together; None for other samples."""
+        """Return (n,) lengths of texts, by which batches are put together; None for other
+        samples.
+        """
         if not self.dataset.inputs.ragged:
             return None
-        parts = [self.dataset.inputs.lengths(subset.samples.x[rows]) for rows in torch.split(subset.rows, 4096)]
+        parts = [
+            self.dataset.inputs.lengths(subset.samples.x[rows])
+            for rows in torch.split(subset.rows, 4096)
+        ]
         return torch.cat([part for part in parts if part is not None])
 
     def _trimmed(self, tokens: Tensor, y: Tensor, train: bool) -> tuple[Tensor, Tensor]:
-        """Return texts without padding. With labels per token only in training, because answers have one length."""
+        """Return texts without padding. With labels per token only in training, because answers
+        have one length.
+        """
         if y.ndim == 2 and y.shape == tokens.shape and not train:
             return tokens, y
         cut = self.dataset.inputs.cut(tokens)
@@ -116,7 +138,9 @@ class Feed:
     def _on_device(self, samples: Samples) -> _Held:
         """Move each sample set to the device once."""
         if id(samples) not in self._samples:
-            self._samples[id(samples)] = _Held(samples, samples.x.to(self.device), samples.y.to(self.device))
+            self._samples[id(samples)] = _Held(
+                samples, samples.x.to(self.device), samples.y.to(self.device)
+            )
         return self._samples[id(samples)]
 
 

@@ -1,7 +1,9 @@
-"""Local training: the loop in which all methods train a model at a client, what it minimises, and its optimisers.
+"""Local training: the loop in which all methods train a model at a client, what it minimises, and
+its optimisers.
 
-The optimisers' steps are torch's fused ones. Its `Optimizer` classes are not used: the first one that a process makes
-loads torch's compiler, which takes a second or two, and every task of a silo on Flower is a separate process.
+The optimisers' steps are torch's fused ones. Its `Optimizer` classes are not used: the first one
+that a process makes loads torch's compiler, which takes a second or two, and every task of a silo
+on Flower is a separate process.
 """
 
 import time
@@ -47,19 +49,27 @@ class Work:
 
 
 class Objective(ABC):
-    """The loss that `fit` minimises instead of the task's. A plain function is enough if there are no teachers."""
+    """The loss that `fit` minimises instead of the task's. A plain function is enough if there are
+    no teachers.
+    """
 
     @property
     def teachers(self) -> tuple[Forward, ...]:
-        """Frozen networks that the loss compares with; `fit` runs them, counts the passes and hands on the outputs."""
+        """Frozen networks that the loss compares with; `fit` runs them, counts the passes and hands
+        on the outputs.
+        """
         return ()
 
     def asks(self, batch: int) -> int:
-        """Return for how many of the `batch` inputs, counted from the first, it needs the teachers' outputs."""
+        """Return for how many of the `batch` inputs, counted from the first, it needs the teachers'
+        outputs.
+        """
         return batch
 
     def further(self, batch: int) -> Work:
-        """Return its own passes for a mini-batch of `batch`, in addition to one forward and one backward."""
+        """Return its own passes for a mini-batch of `batch`, in addition to one forward and one
+        backward.
+        """
         return Work()
 
     @abstractmethod
@@ -70,7 +80,8 @@ class Objective(ABC):
             forward: the network in training.
             x: inputs (b, ...).
             y: labels (b, ...).
-            answers: the outputs of each teacher for the inputs, (b, ...), float32 and without gradient.
+            answers: the outputs of each teacher for the inputs, (b, ...), float32 and without
+                gradient.
         """
 
 
@@ -97,12 +108,14 @@ class FunctionLoss(Objective):
 class Penalty(Protocol):
     """A regulariser with a closed-form gradient.
 
-    One that adds something up over the steps keeps it in a dict of tensors called `progress`, which survives a crash
-    together with the rest of the fit.
+    One that adds something up over the steps keeps it in a dict of tensors called `progress`, which
+    survives a crash together with the rest of the fit.
     """
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
-        """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached."""
+        """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's,
+        detached.
+        """
 
 
 def cross_entropy(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
@@ -120,7 +133,9 @@ _WINDOW = 32  # batches of texts that are sorted together by length
 
 
 class Optimizer(Protocol):
-    """Changes parameters in place; `state` is all that must survive a crash, under torch's names."""
+    """Changes parameters in place; `state` is all that must survive a crash, under torch's
+    names.
+    """
 
     state: dict[str, Tensor]
 
@@ -130,7 +145,8 @@ class Optimizer(Protocol):
 
 @dataclass(eq=False)
 class Adam:
-    """Adam with the usual betas (0.9, 0.999) and weight decay as a part of the gradient, as `torch.optim.Adam`.
+    """Adam with the usual betas (0.9, 0.999) and weight decay as a part of the gradient, as
+    `torch.optim.Adam`.
 
     With `optimizer="adamw"` the weights decay apart from the gradient, as in `torch.optim.AdamW`.
     """
@@ -220,7 +236,9 @@ class Journal(Protocol):
 
 @dataclass
 class Bench:
-    """Everything that training at one client needs: network, data, settings, and who is told about progress."""
+    """Everything that training at one client needs: network, data, settings, and who is told about
+    progress.
+    """
 
     network: Network  # overwritten by every fit
     feed: Feed  # where batches come from
@@ -228,7 +246,9 @@ class Bench:
     hardware: Hardware  # on what
     where: str = "here"  # what messages call the client
     journal: Journal | None = None  # keeps progress within a fit
-    watch: Callable[[int, int], None] = lambda epoch, epochs: None  # called after each epoch with (epoch, epochs)
+    watch: Callable[[int, int], None] = lambda epoch, epochs: (
+        None
+    )  # called after each epoch with (epoch, epochs)
     work: Work = field(default_factory=Work)  # counts samples
     private: Mechanism | None = None  # makes a fit differentially private
 
@@ -260,12 +280,15 @@ def fit(
     penalty: Penalty | None = None,
     objective: Objective | Loss | None = None,
 ) -> Weights:
-    """Train from `start` for `epochs` >= 1 passes over `train`, or the first `training.max_steps` mini-batches of them.
+    """Train from `start` for `epochs` >= 1 passes over `train`, or the first `training.max_steps`
+    mini-batches of them.
 
-    The result is what `training.select` says. Without an `objective`, the loss is that of the data's task.
+    The result is what `training.select` says. Without an `objective`, the loss is that of the
+    data's task.
 
-    Teachers of `objective` are run once for all epochs, unless samples are augmented. The same arguments give the same
-    bits, even if `bench.journal` holds the first epochs of an interrupted fit.
+    Teachers of `objective` are run once for all epochs, unless samples are augmented. The same
+    arguments give the same bits, even if `bench.journal` holds the first epochs of an interrupted
+    fit.
 
     Raises:
         Diverged: a loss or a weight became NaN or infinite; the message says where.
@@ -273,7 +296,10 @@ def fit(
     training, network = bench.training, bench.network
     objective = TaskLoss(bench.task) if objective is None else objective
     if bench.private and not isinstance(objective, TaskLoss):
-        raise UserError(f"{bench.where}: the method trains on a loss of its own, for which --dp promises nothing")
+        raise UserError(
+            f"{bench.where}: the method trains on a loss of its own, for which --dp promises "
+            "nothing"
+        )
     light = network.light and (isinstance(objective, TaskLoss) or objective is cross_entropy)
     objective = as_objective(objective)
     network.load(start)
@@ -285,7 +311,9 @@ def fit(
         light=light,
         lengths=None if bench.private else bench.feed.lengths(train),
     )
-    epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end it earlier
+    epochs = -(
+        -run.total // batches(len(train), training.batch_size)
+    )  # max_steps may end it earlier
     first = run.restore(key)
     if first < epochs and run.total >= batches(len(train), training.batch_size):
         run.ask(objective, train, count=first == 0)
@@ -293,7 +321,9 @@ def fit(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for epoch in range(first, epochs):
             for generator in _generators(device):
-                generator.manual_seed(bench.private.noise.seed(epoch) if bench.private else derive(seed, epoch))
+                generator.manual_seed(
+                    bench.private.noise.seed(epoch) if bench.private else derive(seed, epoch)
+                )
             run.epoch(epoch, train, penalty, objective)
             if training.select == "best":
                 run.keep_best(val)
@@ -327,13 +357,18 @@ class _Run:
         if not objective.teachers or not self.bench.feed.alike:
             return
         parts = torch.split(torch.arange(len(train)), 512)
-        each = [_answers(self.bench, objective, self.bench.feed.batch(train, rows, train=True)[0]) for rows in parts]
+        each = [
+            _answers(self.bench, objective, self.bench.feed.batch(train, rows, train=True)[0])
+            for rows in parts
+        ]
         self.answers = tuple(map(torch.cat, zip(*each, strict=True)))
         if count:
             self.work.forward += len(objective.teachers) * len(train)
 
     def taught(self, objective: Objective, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return the teachers' outputs for a batch, or at least for the part of it that the objective needs."""
+        """Return the teachers' outputs for a batch, or at least for the part of it that the
+        objective needs.
+        """
         if not objective.teachers:
             return ()
         if self.answers is not None:
@@ -343,18 +378,28 @@ class _Run:
         self.work.forward += len(objective.teachers) * len(x)
         return _answers(self.bench, objective, x)
 
-    def epoch(self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective) -> None:
+    def epoch(
+        self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective
+    ) -> None:
         bench, network, training = self.bench, self.bench.network, self.bench.training
         # One sample has no batch statistics: such a client trains with the running ones.
         network.module.train(len(train) > 1)
         losses, private = [], bench.private
         each = batches(len(train), training.batch_size)
         drawn = map(private.rows, range(self.step, self.step + each)) if private else None
-        for rows in islice(drawn or _batches(len(train), training.batch_size, self.lengths), self.total - self.step):
+        for rows in islice(
+            drawn or _batches(len(train), training.batch_size, self.lengths), self.total - self.step
+        ):
             x, y = bench.feed.batch(train, rows, train=True, light=self.light)
-            draws = [g.get_state() for g in _generators(bench.feed.device)] if training.optimizer == "sam" else None
+            draws = (
+                [g.get_state() for g in _generators(bench.feed.device)]
+                if training.optimizer == "sam"
+                else None
+            )
             answers = self.taught(objective, x, rows)
-            loss = self._noisy(private, x, y) if private else self._gradient(objective, x, y, answers)
+            loss = (
+                self._noisy(private, x, y) if private else self._gradient(objective, x, y, answers)
+            )
             if draws is not None:
                 self._ascend(objective, x, y, answers, draws)
             if penalty is not None:
@@ -368,7 +413,9 @@ class _Run:
                 self._average()
         self._check(torch.stack(losses), epoch)
 
-    def _gradient(self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...]) -> Tensor:
+    def _gradient(
+        self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...]
+    ) -> Tensor:
         network = self.bench.network
         network.grad.zero_()
         try:
@@ -382,7 +429,9 @@ class _Run:
         return loss.detach()
 
     def _noisy(self, private: Mechanism, x: Tensor, y: Tensor) -> Tensor:
-        """Make the gradient of a differentially private step; its loss stays unknown, and so does its size."""
+        """Make the gradient of a differentially private step; its loss stays unknown, and so does
+        its size.
+        """
         network, task = self.bench.network, self.bench.task
         network.grad.zero_()
         with self.bench.autocast():
@@ -391,9 +440,15 @@ class _Run:
         return torch.full((), torch.nan)
 
     def _ascend(
-        self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...], draws: list[Tensor]
+        self,
+        objective: Objective,
+        x: Tensor,
+        y: Tensor,
+        answers: tuple[Tensor, ...],
+        draws: list[Tensor],
     ) -> None:
-        """Replace the gradient by that at w + ρ g / ‖g‖, with the same dropout (`draws`: the generators' states).
+        """Replace the gradient by that at w + ρ g / ‖g‖, with the same dropout (`draws`: the
+        generators' states).
 
         Running statistics stay those of the first pass.
         """
@@ -419,13 +474,16 @@ class _Run:
         if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params.sum())):
             batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1
             raise Diverged(
-                f"{self.bench.where}: loss or weights became NaN or infinite in epoch {epoch + 1}, batch "
-                f"{batch + 1}: lower --lr (now {self.bench.training.lr}) or check this client's data; the last good "
+                f"{self.bench.where}: loss or weights became NaN or infinite in epoch {epoch + 1}, "
+                "batch "
+                f"{batch + 1}: lower --lr (now {self.bench.training.lr}) or check this client's "
+                "data; the last good "
                 "model is kept"
             )
 
     def keep_best(self, val: Subset) -> None:
-        """Keep the first epoch with the strictly best validation score; without such data, the last epoch.
+        """Keep the first epoch with the strictly best validation score; without such data, the last
+        epoch.
 
         Also keep the last epoch if the metric is not defined for these data.
         """
@@ -452,17 +510,28 @@ class _Run:
     def save(self, key: str, epoch: int, *, last: bool) -> None:
         """Save progress, so often that it takes 1 % of the time, or 5 % at the end of a fit."""
         journal, network, now = self.bench.journal, self.bench.network, time.monotonic()
-        took = self.saving_took or 2e-3 + 20 * len(network.params) / 1e9  # the first time is a guess
-        share = _SHARE_OF_SAVING / 5 if last else _SHARE_OF_SAVING  # losing a finished fit costs more
+        took = (
+            self.saving_took or 2e-3 + 20 * len(network.params) / 1e9
+        )  # the first time is a guess
+        share = (
+            _SHARE_OF_SAVING / 5 if last else _SHARE_OF_SAVING
+        )  # losing a finished fit costs more
         if journal is None or now - self.saved_at < share * took:
             return
         numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
-        tensors = {"numbers": torch.tensor(numbers), "accuracy": torch.tensor(self.score, dtype=torch.float64)}
+        tensors = {
+            "numbers": torch.tensor(numbers),
+            "accuracy": torch.tensor(self.score, dtype=torch.float64),
+        }
         tensors |= {f"penalty.{name}": value for name, value in self.progress.items()}
         if last:
             tensors |= vars(self.result())
         else:
-            tensors |= {"params": network.params, "buffers": network.buffers, "counters": network.counters}
+            tensors |= {
+                "params": network.params,
+                "buffers": network.buffers,
+                "counters": network.counters,
+            }
             tensors |= {f"optimizer.{k}": v for k, v in self.optimizer.state.items()}
             if self.chosen is not None:
                 tensors |= {f"chosen.{name}": value for name, value in vars(self.chosen).items()}
@@ -476,21 +545,29 @@ class _Run:
         if saved is None:
             return 0
         device, network = self.bench.feed.device, self.bench.network
-        epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved["numbers"].tolist()
+        epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved[
+            "numbers"
+        ].tolist()
         self.score = saved["accuracy"].item()
         network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
         for name, value in self.progress.items():
             value.copy_(saved[f"penalty.{name}"])
         if "chosen.params" in saved:
-            parts = (saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters"))
+            parts = (
+                saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters")
+            )
             self.chosen = Weights(*parts)
-        state = {k.removeprefix("optimizer."): v for k, v in saved.items() if k.startswith("optimizer.")}
+        state = {
+            k.removeprefix("optimizer."): v for k, v in saved.items() if k.startswith("optimizer.")
+        }
         self.optimizer.state |= {k: v.to(device) for k, v in state.items()}
         return int(epoch)
 
 
 def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
-    """Return the gradient (P,) of the mean loss of `subset` at `model`, in evaluation mode, without masks."""
+    """Return the gradient (P,) of the mean loss of `subset` at `model`, in evaluation mode, without
+    masks.
+    """
     network = bench.network
     network.load(model)
     network.module.eval()
@@ -510,7 +587,8 @@ def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | Non
         bench: has the network, with its weights.
         subset: the samples.
         batch: samples in one pass.
-        full: whether the answers are probabilities, if the task has them. None: if the headline metric needs them.
+        full: whether the answers are probabilities, if the task has them. None: if the headline
+            metric needs them.
     """
     module, task = bench.network.module, bench.task
     full = task.headline.full if full is None else full
@@ -519,14 +597,22 @@ def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | Non
     answers, losses = [], []
     with torch.inference_mode(), bench.autocast():
         for start in range(0, len(subset), batch):
-            x, y = bench.feed.batch(subset, slice(start, start + batch), train=False, light=bench.network.light)
+            x, y = bench.feed.batch(
+                subset, slice(start, start + batch), train=False, light=bench.network.light
+            )
             outputs = bench.network.module(x).float()
             answers.append(task.answers(outputs, full=full))
             losses.append(task.loss(outputs, y))
     module.train(was_training)
     if not answers:
         return Scores(task, bench.feed.dataset.outputs, subset.y, subset.y, torch.empty(0))
-    return Scores(task, bench.feed.dataset.outputs, subset.y, _together(answers).cpu(), torch.cat(losses).cpu())
+    return Scores(
+        task,
+        bench.feed.dataset.outputs,
+        subset.y,
+        _together(answers).cpu(),
+        torch.cat(losses).cpu(),
+    )
 
 
 def _answers(bench: Bench, objective: Objective, x: Tensor) -> tuple[Tensor, ...]:
@@ -543,16 +629,23 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _batches(n: int, size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield the batches of a shuffled pass over n samples. BatchNorm needs two samples, so no batch has only one.
+    """Yield the batches of a shuffled pass over n samples. BatchNorm needs two samples, so no batch
+    has only one.
 
-    Texts of similar `lengths` (n,) come together: each window of batches is sorted, then the batches are shuffled.
+    Texts of similar `lengths` (n,) come together: each window of batches is sorted, then the
+    batches are shuffled.
     """
     order = torch.randperm(n)
     cuts = [size * i for i in range(1, batches(n, size))]
     if lengths is None:
         yield from torch.tensor_split(order, cuts)
         return
-    order = torch.cat([window[lengths[window].argsort(stable=True)] for window in torch.split(order, _WINDOW * size)])
+    order = torch.cat(
+        [
+            window[lengths[window].argsort(stable=True)]
+            for window in torch.split(order, _WINDOW * size)
+        ]
+    )
     parts = torch.tensor_split(order, cuts)
     yield from (parts[i] for i in torch.randperm(len(parts)))
 
@@ -564,7 +657,8 @@ def _copy(network: Network, target: Weights) -> None:
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """Return the generators that training draws from: PyTorch's on the CPU and, on a GPU, that GPU's own.
+    """Return the generators that training draws from: PyTorch's on the CPU and, on a GPU, that
+    GPU's own.
 
     torch.manual_seed seeds these too, but without a GPU it keeps a traceback of each call.
     """

@@ -1,4 +1,5 @@
-"""Frozen parts of a network: their values never change, so they do not travel and are named by a digest.
+"""Frozen parts of a network: their values never change, so they do not travel and are named by a
+digest.
 
 Their outputs are computed once for each sample, and kept in memory and on the disk.
 """
@@ -37,8 +38,8 @@ SOURCE = "_ekiden_source"  # attribute of a batch that says which samples it has
 class RememberedAnswers:
     """The outputs of one frozen part for the samples of one set.
 
-    Each sample goes through the part alone. So its output depends only on the sample, not on the batch, the client, the
-    order, or what was known before.
+    Each sample goes through the part alone. So its output depends only on the sample, not on the
+    batch, the client, the order, or what was known before.
     """
 
     values: Tensor  # (n, ...) float32; on the device
@@ -48,8 +49,11 @@ class RememberedAnswers:
     saved_at: float = 0.0  # when the file was last written
 
     @classmethod
-    def of(cls, first: Tensor, sample: Tensor, samples: int, file: Path | None) -> "RememberedAnswers | None":
-        """Return room for outputs like `first` (1, ...) for `sample` (1, ...), with those in the file.
+    def of(
+        cls, first: Tensor, sample: Tensor, samples: int, file: Path | None
+    ) -> "RememberedAnswers | None":
+        """Return room for outputs like `first` (1, ...) for `sample` (1, ...), with those in the
+        file.
 
         It is None if they are not worth keeping: larger than the samples, or as long as a text.
         """
@@ -60,14 +64,18 @@ class RememberedAnswers:
         values = torch.zeros(samples, *first.shape[1:], device=first.device)
         known = torch.zeros(samples, dtype=torch.bool)
         if file is not None and file.is_file():
-            with contextlib.suppress(OSError, SafetensorError, KeyError):  # any error: the outputs can be computed
+            with contextlib.suppress(
+                OSError, SafetensorError, KeyError
+            ):  # any error: the outputs can be computed
                 found = load_file(file)
                 if found["values"].shape == values.shape and found["known"].shape == known.shape:
                     values, known = found["values"].to(first.device), found["known"].bool()
         return cls(values, known, file, saved_at=time.monotonic())
 
     def get(self, index: Tensor, compute: Callable[[int], Tensor]) -> Tensor:
-        """Return the outputs (b, ...) for samples `index` (b,); `compute` gives that of one sample, (1, ...)."""
+        """Return the outputs (b, ...) for samples `index` (b,); `compute` gives that of one sample,
+        (1, ...).
+        """
         rows = index.cpu()
         missing = torch.unique(rows[~self.known[rows]])
         if len(missing):
@@ -76,7 +84,9 @@ class RememberedAnswers:
                 self.values[row] = compute(row)[0]
             self.known[missing] = True
             self.unsaved += time.monotonic() - began
-        if self.unsaved > _WORTH and (bool(self.known.all()) or time.monotonic() - self.saved_at > _PAUSE):
+        if self.unsaved > _WORTH and (
+            bool(self.known.all()) or time.monotonic() - self.saved_at > _PAUSE
+        ):
             self.save()
         return self.values[index]
 
@@ -104,26 +114,33 @@ class Source(Protocol):
 
 
 def fix(module: nn.Module) -> nn.Module:
-    """Turn everything in `module` that needs no gradient into constants of it, in place; return the module.
+    """Turn everything in `module` that needs no gradient into constants of it, in place; return the
+    module.
 
-    A frozen parameter becomes a buffer that is not persistent: `state_dict`, `parameters` and `Network` leave it out,
-    and copies keep it. A part all of whose parameters are frozen stays in evaluation mode, with its running statistics.
-    It is run only once for a sample, unless samples are augmented. Modules without frozen parameters or constants
-    do not change.
+    A frozen parameter becomes a buffer that is not persistent: `state_dict`, `parameters` and
+    `Network` leave it out, and copies keep it. A part all of whose parameters are frozen stays in
+    evaluation mode, with its running statistics. It is run only once for a sample, unless samples
+    are augmented. Modules without frozen parameters or constants do not change.
     """
-    frozen = {id(p) for p in module.parameters() if not p.requires_grad} | {id(t) for _, t in fixed(module)}
+    frozen = {id(p) for p in module.parameters() if not p.requires_grad} | {
+        id(t) for _, t in fixed(module)
+    }
     if not frozen:
         return module
     for part in _still(module, frozen):
         for inner in part.modules():
             _note(inner, [n for n in inner._buffers if n not in inner._non_persistent_buffers_set])
             inner._non_persistent_buffers_set.update(inner._buffers)
-            if isinstance(inner, _BatchNorm):  # otherwise loading invents a counter that is not in the file
+            if isinstance(
+                inner, _BatchNorm
+            ):  # otherwise loading invents a counter that is not in the file
                 inner.track_running_stats = False
         part.eval()
         _set(part, "train", _stay)
     sequences = [
-        m for m in module.modules() if type(m) is nn.Sequential and any(id(p) in frozen for p in m.parameters())
+        m
+        for m in module.modules()
+        if type(m) is nn.Sequential and any(id(p) in frozen for p in m.parameters())
     ]
     lengths = {id(m): _leading(m, frozen) for m in sequences}
     for part in module.modules():
@@ -166,13 +183,17 @@ def fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(module: nn.Module) -> str:
-    """Return a digest of the constants of `module`: names, shapes and values; empty if there are none."""
+    """Return a digest of the constants of `module`: names, shapes and values; empty if there are
+    none.
+    """
     found, any_there = hashlib.blake2b(digest_size=16), False
     for name, tensor in fixed(module):
         any_there = True
         found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
         if not tensor.is_meta:
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            found.update(
+                tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            )
     return found.hexdigest() if any_there else ""
 
 
@@ -187,7 +208,9 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 class Copies:
-    """Makes a network once and gives copies of it, because drawing the values of a large network takes long."""
+    """Makes a network once and gives copies of it, because drawing the values of a large network
+    takes long.
+    """
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         """Call `build`, which gives the same network each time, when the first one is needed."""
@@ -212,7 +235,9 @@ def _still(module: nn.Module, frozen: set[int]) -> Iterator[nn.Module]:
 
 
 def _leading(sequence: nn.Sequential, frozen: set[int]) -> int:
-    """Return how many members at the beginning have no trained member before them and end with a frozen one."""
+    """Return how many members at the beginning have no trained member before them and end with a
+    frozen one.
+    """
     length = 0
     for i, member in enumerate(sequence, 1):
         own = list(member.parameters())

@@ -38,15 +38,19 @@ class Network:
         for buffer in _buffers(self.module):
             if not buffer.is_floating_point() and buffer.dtype != torch.int64:
                 raise UserError(
-                    f"the model has a buffer of {buffer.dtype} values, which would not travel: register it as int64, "
+                    f"the model has a buffer of {buffer.dtype} values, which would not travel: "
+                    "register it as int64, "
                     "or with persistent=False if it never changes"
                 )
         for tensor in (*trainable, *resting, *floats):
             if tensor.dtype != torch.float32:
-                raise UserError(f"the model holds {tensor.dtype} values: convert it with model.float()")
+                raise UserError(
+                    f"the model holds {tensor.dtype} values: convert it with model.float()"
+                )
         self.params = _flatten(trainable, trainable[0].device)  # (P,) all trainable parameters
         self.grad = torch.zeros_like(self.params)  # (P,) their gradients; `backward` adds into it
-        # (B,) floating-point buffers, and parameters that are not trained now. Constants made by `frozen.fix` are in
+        # (B,) floating-point buffers, and parameters that are not trained now. Constants made by
+        # `frozen.fix` are in
         # none of the vectors; they stay in the module.
         self.buffers = _flatten([*floats, *resting], self.params.device)
         self.counters = _flatten(integers, self.params.device, torch.int64)  # (C,) int64 buffers
@@ -64,7 +68,8 @@ class Network:
         """Copy `weights` in."""
         if weights.shapes != (self.params.shape, self.buffers.shape, self.counters.shape):
             raise UserError(
-                f"weights of {len(weights.params)} parameters do not fit this network of {len(self.params)}: "
+                f"weights of {len(weights.params)} parameters do not fit this network of "
+                f"{len(self.params)}: "
                 "use the same model at every client"
             )
         self.params.copy_(weights.params)
@@ -77,7 +82,8 @@ class Network:
         head = getattr(self.module, "head", None)
         if not isinstance(head, nn.Module):
             raise UserError(
-                "the model does not say which part of it is the classifier: name that part `head`, as in "
+                "the model does not say which part of it is the classifier: name that part `head`, "
+                "as in "
                 "`self.head = nn.Linear(84, 10)`; all the rest is the extractor"
             )
         inside = {id(t) for t in (*head.parameters(), *_buffers(head))}
@@ -95,7 +101,9 @@ class Network:
         return type(self.module) is SplitNetwork and frozen.is_asked_once(self.module.features)
 
     def probe(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what enters the head (b, A) and the outputs (b, K), in evaluation mode and differentiable."""
+        """Return what enters the head (b, A) and the outputs (b, K), in evaluation mode and
+        differentiable.
+        """
         _ = self.head  # raises if it is not declared
         entering: list[Tensor] = []
 
@@ -111,7 +119,9 @@ class Network:
             handle.remove()
             self.module.train(was_training)
         if len(entering) != 1:
-            raise UserError("the model must call its `head` once, on one tensor: the output of the extractor")
+            raise UserError(
+                "the model must call its `head` once, on one tensor: the output of the extractor"
+            )
         return entering[0].flatten(1).float(), logits.float()
 
     @property
@@ -140,7 +150,8 @@ def trial(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def fresh(module: nn.Module, seed: int) -> nn.Module:
-    """Return a copy of `module` with new initial values, which each layer draws by `reset_parameters`.
+    """Return a copy of `module` with new initial values, which each layer draws by
+    `reset_parameters`.
 
     Frozen layers keep theirs, and so do parameters of modules without such a method.
     """
@@ -155,27 +166,36 @@ def fresh(module: nn.Module, seed: int) -> nn.Module:
 
 
 def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return the network that `build` makes on the device `meta`: shapes without values or memory."""
+    """Return the network that `build` makes on the device `meta`: shapes without values or
+    memory.
+    """
     with torch.device("meta"):
         return build()
 
 
 def blank(build: Callable[[], nn.Module], module: nn.Module | None = None) -> nn.Module:
-    """Return the network that `build` makes, with NaN as values, for a `Network` that loads others into it.
+    """Return the network that `build` makes, with NaN as values, for a `Network` that loads others
+    into it.
 
-    Drawing the values of a large network takes long. If a part may need its own values, because it is not a layer of
-    PyTorch or shares a tensor with another part, all values are drawn. The parameters are one NaN, expanded, which
-    `Network` lays out in its vectors.
+    Drawing the values of a large network takes long. If a part may need its own values, because it
+    is not a layer of PyTorch or shares a tensor with another part, all values are drawn. The
+    parameters are one NaN, expanded, which `Network` lays out in its vectors.
 
     Args:
         build: makes the network.
         module: what `on_meta` returned for it, which is used up; made here if it is not given.
     """
     module = on_meta(build) if module is None else module
-    tensors = [t for part in module.modules() for t in (*part.parameters(False), *part.buffers(False))]
+    tensors = [
+        t for part in module.modules() for t in (*part.parameters(False), *part.buffers(False))
+    ]
     holders = [part for part in module.modules() if [*part.parameters(False), *part.buffers(False)]]
     known = all(_is_known(part) for part in holders)
-    if not known or len({id(t) for t in tensors}) < len(tensors) or any(not t.is_meta for t in tensors):
+    if (
+        not known
+        or len({id(t) for t in tensors}) < len(tensors)
+        or any(not t.is_meta for t in tensors)
+    ):
         return build()
     for part in holders:
         for name, old in list(part.named_parameters(recurse=False)):
@@ -189,7 +209,10 @@ def blank(build: Callable[[], nn.Module], module: nn.Module | None = None) -> nn
 
 def _is_known(part: nn.Module) -> bool:
     """Return whether it is a layer of PyTorch all of whose values travel."""
-    return type(part).__module__.startswith("torch.nn.modules.") and not part._non_persistent_buffers_set
+    return (
+        type(part).__module__.startswith("torch.nn.modules.")
+        and not part._non_persistent_buffers_set
+    )
 
 
 def _buffers(module: nn.Module) -> Iterator[Tensor]:
@@ -201,7 +224,9 @@ def _buffers(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _flatten(
-    tensors: list[Tensor] | list[nn.Parameter], device: torch.device, dtype: torch.dtype = torch.float32
+    tensors: list[Tensor] | list[nn.Parameter],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Return one vector that holds all `tensors`; they become views of it."""
     flat = torch.empty(sum(t.numel() for t in tensors), dtype=dtype, device=device)
@@ -221,7 +246,8 @@ _ADVICE = "matching needs linear and convolutional layers that follow one anothe
 class Form(NamedTuple):
     """The parts of a layer's matrix (outputs, units·fan) or (outputs, units·fan + 1)."""
 
-    # number of weights of one output for each unit that it reads: 1, the size of a kernel, or the positions of a
+    # number of weights of one output for each unit that it reads: 1, the size of a kernel, or the
+    # positions of a
     # flattened channel. In the first layer, all weights of an output.
     fan: int
     bias: bool  # whether the last column is the bias
@@ -232,7 +258,9 @@ class Form(NamedTuple):
         return matrix[:, :weights].reshape(len(matrix), -1, self.fan), matrix[:, weights:]
 
     def spread(self, matrix: Tensor, units: Tensor, width: int) -> Tensor:
-        """Return `matrix` for `width` inputs, its own at places `units` (n,); the weights of the others are zero."""
+        """Return `matrix` for `width` inputs, its own at places `units` (n,); the weights of the
+        others are zero.
+        """
         weights, bias = self.split(matrix)
         placed = matrix.new_zeros(len(matrix), width, self.fan)
         placed[:, units.long()] = weights
@@ -245,9 +273,12 @@ class Form(NamedTuple):
 
 
 class Elastic(nn.Module):
-    """A chain of linear and convolutional layers, BatchNorm folded in, with hidden layers of any width."""
+    """A chain of linear and convolutional layers, BatchNorm folded in, with hidden layers of any
+    width.
+    """
 
-    # (L - 1,) int64, units of the hidden layers. Travels with the weights, so that they say what they fit.
+    # (L - 1,) int64, units of the hidden layers. Travels with the weights, so that they say what
+    # they fit.
     widths: Tensor
 
     def __init__(self, network: nn.Module) -> None:
@@ -257,7 +288,9 @@ class Elastic(nn.Module):
         self.network = folded(network)
         layers = self.layers
         if len(layers) < 2:
-            raise UserError("the network has no hidden layer whose units could be matched: use average")
+            raise UserError(
+                "the network has no hidden layer whose units could be matched: use average"
+            )
         widths = [len(layer.weight) for layer in layers[:-1]]
         if any(layer.weight[0].numel() % n for layer, n in zip(layers[1:], widths, strict=True)):
             raise UserError(f"a layer of the network does not read the layer before it: {_ADVICE}")
@@ -278,7 +311,10 @@ class Elastic(nn.Module):
     def sizes(self, widths: Sequence[int]) -> list[int]:
         """Return the number of parameters of each layer if the hidden layers have these widths."""
         outputs, inputs = [*widths, len(self.layers[-1].weight)], [1, *widths]
-        return [out * (n * form.fan + form.bias) for form, out, n in zip(self.forms, outputs, inputs, strict=True)]
+        return [
+            out * (n * form.fan + form.bias)
+            for form, out, n in zip(self.forms, outputs, inputs, strict=True)
+        ]
 
     def adapt(self, widths: Sequence[int]) -> None:
         """Give the hidden layers these widths; if one changes, all values become zero."""
@@ -292,14 +328,21 @@ class Elastic(nn.Module):
     def _load_from_state_dict(self, state_dict, prefix, *args):  # type: ignore[no-untyped-def]
         widths = state_dict.get(f"{prefix}widths")
         if widths is not None:
-            values = sum(t.numel() for name, t in state_dict.items() if name.startswith(prefix)) - widths.numel()
+            values = (
+                sum(t.numel() for name, t in state_dict.items() if name.startswith(prefix))
+                - widths.numel()
+            )
             if not self.fits(widths.flatten().tolist(), values):
-                raise RuntimeError(f"widths {widths.tolist()} do not belong to the {values} values next to them")
+                raise RuntimeError(
+                    f"widths {widths.tolist()} do not belong to the {values} values next to them"
+                )
             self.adapt(widths.tolist())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def fits(self, widths: Sequence[int], parameters: int) -> bool:
-        """Return whether it has this number of parameters if its hidden layers have these widths."""
+        """Return whether it has this number of parameters if its hidden layers have these
+        widths.
+        """
         known = len(widths) == len(self.widths) and min(widths) > 0
         return known and sum(self.sizes(widths)) == parameters
 
@@ -326,13 +369,17 @@ def adapted(module: nn.Module, model: Weights) -> nn.Module:
     if isinstance(module, Elastic):
         widths = model.counters.tolist()
         if not module.fits(widths, len(model.params)):
-            raise UserError("weights of another network than this run's: use the same model at every client")
+            raise UserError(
+                "weights of another network than this run's: use the same model at every client"
+            )
         module.adapt(widths)
     return module
 
 
 def folded(network: nn.Module) -> nn.Module:
-    """Return a trainable copy of `network` in which each BatchNorm is folded into the layer before it."""
+    """Return a trainable copy of `network` in which each BatchNorm is folded into the layer before
+    it.
+    """
     network = copy.deepcopy(network).eval()
     last: Dense | None = None
     for layer in Network(copy.deepcopy(network).requires_grad_(True)).layout.layers:
@@ -342,24 +389,38 @@ def folded(network: nn.Module) -> nn.Module:
         elif isinstance(part, _BatchNorm) and last is not None and part.running_mean is not None:
             assert part.running_var is not None
             if len(part.running_mean) != len(last.weight):
-                raise UserError(f"layer {layer.name} does not follow a layer of its width: {_ADVICE}")
+                raise UserError(
+                    f"layer {layer.name} does not follow a layer of its width: {_ADVICE}"
+                )
             last.weight, last.bias = fuse_conv_bn_weights(
-                last.weight, last.bias, part.running_mean, part.running_var, part.eps, part.weight, part.bias
+                last.weight,
+                last.bias,
+                part.running_mean,
+                part.running_var,
+                part.eps,
+                part.weight,
+                part.bias,
             )
             parent, _, name = layer.name.rpartition(".")
             setattr(network.get_submodule(parent), name, nn.Identity())
         else:
-            raise UserError(f"layer {layer.name} is of a kind whose units cannot be matched: {_ADVICE}")
+            raise UserError(
+                f"layer {layer.name} is of a kind whose units cannot be matched: {_ADVICE}"
+            )
     return network.requires_grad_(True)
 
 
 def matrices(network: Network) -> list[Tensor]:
-    """Return copies of the trainable layers, each as (outputs, inputs); a bias is the last column."""
+    """Return copies of the trainable layers, each as (outputs, inputs); a bias is the last
+    column.
+    """
     return [layer.matrix(network.params) for layer in network.layout.dense]
 
 
 def assemble(elastic: Elastic, layers: Sequence[Tensor]) -> Network:
-    """Return the network of `elastic` with the widths and values of `layers`; it takes over `elastic`."""
+    """Return the network of `elastic` with the widths and values of `layers`; it takes over
+    `elastic`.
+    """
     elastic.adapt([len(layer) for layer in layers[:-1]])
     network = Network(elastic, layers[0].device)
     put(network, layers)
@@ -373,9 +434,14 @@ def put(network: Network, layers: Sequence[Tensor]) -> None:
 
 
 def check(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a network whose outputs change if hidden units change places, or if idle units are added."""
+    """Refuse a network whose outputs change if hidden units change places, or if idle units are
+    added.
+    """
     if frozen.digest(network) or len({p.requires_grad for p in network.parameters()}) > 1:
-        raise UserError("some of the network's layers are frozen, and all units are matched: train all, or use average")
+        raise UserError(
+            "some of the network's layers are frozen, and all units are matched: train all, or use "
+            "average"
+        )
     draw = torch.Generator().manual_seed(0)
     before = Network(copy.deepcopy(network).cpu().requires_grad_(True))
     for values in before.module.parameters():

@@ -1,16 +1,20 @@
-"""Differential privacy: the promise that a run makes, the noise that keeps it, and the accountant that counts it.
+"""Differential privacy: the promise that a run makes, the noise that keeps it, and the accountant
+that counts it.
 
 Two data sets are neighbours if one has one training sample more. Numbers of samples are not secret.
 
-The noise of sums of features is a discrete Gaussian: Clément Canonne, Gautam Kamath, Thomas Steinke: The Discrete
-Gaussian for Differential Privacy. NeurIPS 2020. https://arxiv.org/abs/2004.00010. It tells no more than a Gaussian with
-a variance that is smaller by `ROUNDED` = 3. For if a sum with Gaussian noise of variance s² is rounded at random, to a
-whole number at the distance d with a probability in proportion to exp(-d²/6), the result is the sum with discrete
-Gaussian noise of variance s² + 3, up to a factor of 1 ± 10^-24 for each number (Chris Peikert: An Efficient and
-Parallel Gaussian Sampler for Lattices. CRYPTO 2010, Theorem 3.1). Silos can share the noise: Peter Kairouz, Ziyu Liu,
-Thomas Steinke: The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation. ICML 2021.
-https://arxiv.org/abs/2102.06387. The sum of h shares is not quite a discrete Gaussian: its divergence differs by less
-than exp(-π²σ²) for each number, with the σ of a share. `_LEAST` makes that less than 10^-1000.
+The noise of sums of features is a discrete Gaussian: Clément Canonne, Gautam Kamath, Thomas
+Steinke: The Discrete Gaussian for Differential Privacy. NeurIPS 2020.
+https://arxiv.org/abs/2004.00010. It tells no more than a Gaussian with a variance that is smaller
+by `ROUNDED` = 3. For if a sum with Gaussian noise of variance s² is rounded at random, to a whole
+number at the distance d with a probability in proportion to exp(-d²/6), the result is the sum with
+discrete Gaussian noise of variance s² + 3, up to a factor of 1 ± 10^-24 for each number (Chris
+Peikert: An Efficient and Parallel Gaussian Sampler for Lattices. CRYPTO 2010, Theorem 3.1). Silos
+can share the noise: Peter Kairouz, Ziyu Liu, Thomas Steinke: The Distributed Discrete Gaussian
+Mechanism for Federated Learning with Secure Aggregation. ICML 2021.
+https://arxiv.org/abs/2102.06387. The sum of h shares is not quite a discrete Gaussian: its
+divergence differs by less than exp(-π²σ²) for each number, with the σ of a share. `_LEAST` makes
+that less than 10^-1000.
 """
 
 import hashlib
@@ -34,21 +38,40 @@ from ekiden.models.split import SplitNetwork
 from ekiden.training import frozen
 from ekiden.training.network import Network
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs (1, ...), labels (1, ...)) -> the loss of a sample
+Loss = Callable[
+    [Tensor, Tensor], Tensor
+]  # (outputs (1, ...), labels (1, ...)) -> the loss of a sample
 Values = np.ndarray[Any, np.dtype[np.float64]]
 _ORDERS = np.array(
-    [1.05, 1.1, 1.2, 1.35, *np.arange(1.5, 8, 0.25), *range(8, 24), *range(24, 64, 4), 64, 128, 256, 512]
+    [
+        1.05,
+        1.1,
+        1.2,
+        1.35,
+        *np.arange(1.5, 8, 0.25),
+        *range(8, 24),
+        *range(24, 64, 4),
+        64,
+        128,
+        256,
+        512,
+    ]
 )
 """α, orders of the Rényi divergence"""
 _LEAST_NOISE, _MOST_NOISE = 0.2, 1e5
-_FAR = 200.0  # standard deviations to which integrals go; orders whose peak lies beyond are left out
-_BELOW = 1 - 1e-4  # gradients are clipped to a little less than C, so that rounding never takes one above it
+_FAR = (
+    200.0  # standard deviations to which integrals go; orders whose peak lies beyond are left out
+)
+_BELOW = (
+    1 - 1e-4
+)  # gradients are clipped to a little less than C, so that rounding never takes one above it
 _CHUNK = 1 << 25  # gradients of single samples that are in memory together, in numbers
 
 
 @dataclass(frozen=True)
 class DP(Checked):
-    """The promise of a run: who sees all that leaves a silo learns little about one training sample.
+    """The promise of a run: who sees all that leaves a silo learns little about one training
+    sample.
 
     For neighbouring data sets D, D' and every event, P[D] ≤ exp(ε)·P[D'] + δ.
     """
@@ -58,10 +81,12 @@ class DP(Checked):
     delta: Annotated[float, Range(above=0, below=0.1)] = 1e-5
     """δ, below 1/n of every silo"""
     clip: Positive = 1.0
-    """C, the norm to which the gradient of each sample is clipped. For sums, the norm of its features, in 127/4·√D"""
+    """C, the norm to which the gradient of each sample is clipped. For sums, the norm of its
+    features, in 127/4·√D"""
     honest: Count = 1
-    """h, for sums: the silos whose noise together keeps the promise. The noise of one silo is 1/h of it, so the promise
-    holds if h silos of the sum add theirs and keep it secret. With 1, each silo adds all of it"""
+    """h, for sums: the silos whose noise together keeps the promise. The noise of one silo is 1/h
+    of it, so the promise holds if h silos of the sum add theirs and keep it secret. With 1, each
+    silo adds all of it"""
 
     @classmethod
     def parse(cls, text: str) -> "DP | None":
@@ -73,21 +98,29 @@ class DP(Checked):
         for part in text.split(","):
             name, _, value = part.partition("=")
             if "=" not in part:
-                raise UserError(f"--dp {text!r} is not a list of settings: write epsilon=8,delta=1e-5,clip=1")
+                raise UserError(
+                    f"--dp {text!r} is not a list of settings: write epsilon=8,delta=1e-5,clip=1"
+                )
             if name.strip() not in kinds:
                 raise unknown("part of --dp", name.strip(), tuple(kinds))
             try:
                 number = int(value) if name.strip() == "honest" else float(value)
                 given[name.strip()] = admitted(f"--dp {name.strip()}", number, kinds[name.strip()])
             except ValueError:
-                raise UserError(f"--dp {part!r} is not a number: write epsilon=8,delta=1e-5,clip=1") from None
+                raise UserError(
+                    f"--dp {part!r} is not a number: write epsilon=8,delta=1e-5,clip=1"
+                ) from None
         if "epsilon" not in given:
             raise UserError(f"--dp {text!r} names no epsilon: write epsilon=8,delta=1e-5,clip=1")
         return cls(**given)
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
-        return ",".join(f"{name}={value:g}" for name, value in vars(self).items() if (name, value) != ("honest", 1))
+        return ",".join(
+            f"{name}={value:g}"
+            for name, value in vars(self).items()
+            if (name, value) != ("honest", 1)
+        )
 
 
 def condition(told: Mapping[str, Any]) -> str:
@@ -114,7 +147,9 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True)
 class Spent:
-    """What training tells: `steps` of Poisson samples at a `rate`, with Gaussian `noise` of that many C."""
+    """What training tells: `steps` of Poisson samples at a `rate`, with Gaussian `noise` of that
+    many C.
+    """
 
     noise: float
     rate: float
@@ -125,12 +160,16 @@ class Spent:
         return composed([self], delta)
 
 
-def planned(dp: DP, fits: tuple[int, ...], training: Training, samples: int, where: str = "a client") -> Spent:
-    """Return what one client with so many samples tells in a run, with the least noise that keeps the promise.
+def planned(
+    dp: DP, fits: tuple[int, ...], training: Training, samples: int, where: str = "a client"
+) -> Spent:
+    """Return what one client with so many samples tells in a run, with the least noise that keeps
+    the promise.
 
-    Silos hold different samples. So the run as a whole keeps the ε of its worst silo (parallel composition): a sample
-    is in the training of its own silo only, and all that others do with the model that they receive does not depend on
-    it further. This holds in a chain, too. It does not hold for a person with samples in two silos.
+    Silos hold different samples. So the run as a whole keeps the ε of its worst silo (parallel
+    composition): a sample is in the training of its own silo only, and all that others do with the
+    model that they receive does not depend on it further. This holds in a chain, too. It does not
+    hold for a person with samples in two silos.
     """
     check_delta(dp, samples, where)
     steps = sum(training.steps(samples, epochs) for epochs in fits)
@@ -142,7 +181,8 @@ def check_delta(dp: DP, samples: int, where: str) -> None:
     """Refuse a δ that allows one of a client's samples to be published."""
     if dp.delta * samples >= 1:
         raise UserError(
-            f"--dp delta={dp.delta:g} lets whole samples of {where} ({samples}) go out: give a delta far below "
+            f"--dp delta={dp.delta:g} lets whole samples of {where} ({samples}) go out: give a "
+            "delta far below "
             f"{1 / samples:.2g}"
         )
 
@@ -158,38 +198,50 @@ def composed(parts: Sequence[Spent], delta: float) -> float:
     bounded = epsilon_of_renyi(np.sum(each, axis=0), delta)
     if any(part.rate < 1 for part in parts):
         return bounded
-    return min(bounded, epsilon_of_gaussian(math.sqrt(sum(part.steps / part.noise**2 for part in parts)), delta))
+    return min(
+        bounded,
+        epsilon_of_gaussian(math.sqrt(sum(part.steps / part.noise**2 for part in parts)), delta),
+    )
 
 
 def epsilon_of(noise: float, rate: float, steps: int, delta: float) -> float:
-    """Return ε of the Poisson-subsampled Gaussian mechanism after `steps`, by its Rényi divergence; exactly if q = 1.
+    """Return ε of the Poisson-subsampled Gaussian mechanism after `steps`, by its Rényi divergence;
+    exactly if q = 1.
 
-    Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism. 2019.
-    https://arxiv.org/abs/1908.10530. From Rényi to (ε, δ): Clément Canonne, Gautam Kamath, Thomas Steinke: The Discrete
-    Gaussian for Differential Privacy. NeurIPS 2020, Proposition 12. https://arxiv.org/abs/2004.00010.
+    Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled Gaussian
+    Mechanism. 2019. https://arxiv.org/abs/1908.10530. From Rényi to (ε, δ): Clément Canonne, Gautam
+    Kamath, Thomas Steinke: The Discrete Gaussian for Differential Privacy. NeurIPS 2020,
+    Proposition 12. https://arxiv.org/abs/2004.00010.
     """
     return composed([Spent(noise, rate, steps)], delta)
 
 
 def epsilon_of_gaussian(ratio: float, delta: float) -> float:
-    """Return ε at δ of Gaussian noise, given `ratio` μ = Δ/σ: δ = Φ(μ/2 - ε/μ) - exp(ε)·Φ(-μ/2 - ε/μ), rounded up.
+    """Return ε at δ of Gaussian noise, given `ratio` μ = Δ/σ: δ = Φ(μ/2 - ε/μ) - exp(ε)·Φ(-μ/2 -
+    ε/μ), rounded up.
 
-    Borja Balle, Yu-Xiang Wang: Improving the Gaussian Mechanism for Differential Privacy. ICML 2018, Theorem 8.
-    https://arxiv.org/abs/1805.06530. Several releases, each chosen after the others, are as one with μ² = Σ μ_i²:
-    Jinshuo Dong, Aaron Roth, Weijie Su: Gaussian Differential Privacy. Journal of the Royal Statistical Society B,
+    Borja Balle, Yu-Xiang Wang: Improving the Gaussian Mechanism for Differential Privacy. ICML
+    2018, Theorem 8. https://arxiv.org/abs/1805.06530. Several releases, each chosen after the
+    others, are as one with μ² = Σ μ_i²: Jinshuo Dong, Aaron Roth, Weijie Su: Gaussian Differential
+    Privacy. Journal of the Royal Statistical Society B,
     2022. https://arxiv.org/abs/1905.02383.
     """
 
     def tells_more(epsilon: float) -> bool:
         near, far = torch.special.log_ndtr(
-            torch.tensor([ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio], dtype=torch.float64)
+            torch.tensor(
+                [ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio], dtype=torch.float64
+            )
         ).tolist()
         rest = min(epsilon + far - near, 0.0)
         return bool(rest < 0 and near + math.log(-math.expm1(rest)) > math.log(delta))
 
     if not tells_more(0):
         return 0.0
-    low, high = 0.0, ratio * (ratio / 2 + math.sqrt(-2 * math.log(delta)))  # above it Φ(μ/2 - ε/μ) is less than δ
+    low, high = (
+        0.0,
+        ratio * (ratio / 2 + math.sqrt(-2 * math.log(delta))),
+    )  # above it Φ(μ/2 - ε/μ) is less than δ
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if tells_more(middle) else (low, middle)
@@ -204,10 +256,11 @@ def epsilon_of_renyi(renyi: Values, delta: float) -> float:
 
 
 def _renyi(noise: float, rate: float) -> Values:
-    """Return the Rényi divergence of one step at each order α: log E_z[(1 - q + q·exp((2z - 1)/2σ²))^α] / (α - 1).
+    """Return the Rényi divergence of one step at each order α: log E_z[(1 - q + q·exp((2z -
+    1)/2σ²))^α] / (α - 1).
 
-    The expectation over z ~ N(0, σ²) is a sum over a grid, whose error for an analytic integrand is below that of
-    floating point.
+    The expectation over z ~ N(0, σ²) is a sum over a grid, whose error for an analytic integrand is
+    below that of floating point.
     """
     if rate == 1:
         gaussian: Values = _ORDERS / (2 * noise**2)
@@ -232,16 +285,23 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
         return 0.0
     low, high = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
     if epsilon_of(_MOST_NOISE, rate, steps, delta) > epsilon:
-        raise UserError(f"--dp epsilon={epsilon:g} cannot be kept in {steps} steps: give a larger epsilon")
+        raise UserError(
+            f"--dp epsilon={epsilon:g} cannot be kept in {steps} steps: give a larger epsilon"
+        )
     while high - low > 1e-3:
         middle = (low + high) / 2
-        low, high = (low, middle) if epsilon_of(math.exp(middle), rate, steps, delta) <= epsilon else (middle, high)
+        low, high = (
+            (low, middle)
+            if epsilon_of(math.exp(middle), rate, steps, delta) <= epsilon
+            else (middle, high)
+        )
     return math.exp(high)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """A stream of random numbers that nobody can foretell without its key: SHAKE-256 of key, purpose and place.
+    """A stream of random numbers that nobody can foretell without its key: SHAKE-256 of key,
+    purpose and place.
 
     PyTorch's generators do not suffice: their state follows from a few thousand outputs.
     """
@@ -255,7 +315,9 @@ class Noise:
 
     def bits(self, purpose: str, place: int, count: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
         """Return (count,) words of 64 random bits."""
-        return np.frombuffer(hashlib.shake_256(self.key + f"{purpose} {place}".encode()).digest(8 * count), "<u8")
+        return np.frombuffer(
+            hashlib.shake_256(self.key + f"{purpose} {place}".encode()).digest(8 * count), "<u8"
+        )
 
     def normal(self, place: int, count: int) -> Values:
         """Return (count,) standard normal numbers (Box and Muller)."""
@@ -269,13 +331,16 @@ class Noise:
         return torch.from_numpy(np.flatnonzero(self.words("sample", place, samples) < rate))
 
     def seed(self, place: int) -> int:
-        """Return a 63-bit seed for what need not be foretold by nobody alone, such as augmentation."""
+        """Return a 63-bit seed for what need not be foretold by nobody alone, such as
+        augmentation.
+        """
         return int(self.words("seed", place, 1)[0] * 2**53)
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Poisson sampling, clipping and noise of one fit: Martin Abadi et al.: Deep Learning with Differential Privacy.
+    """Poisson sampling, clipping and noise of one fit: Martin Abadi et al.: Deep Learning with
+    Differential Privacy.
 
     CCS 2016. https://arxiv.org/abs/1607.00133 (Algorithm 1). The gradient of a step is
     (Σ_i g_i·min(1, C/‖g_i‖) + σ·C·z) / (q·n), over the samples of the step; z is standard normal.
@@ -323,7 +388,11 @@ def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float)
         with torch.no_grad():
             x = part.features(x)
         part = part.head
-    if isinstance(part, nn.Linear) and x.dim() == 2 and all(p.requires_grad for p in part.parameters()):
+    if (
+        isinstance(part, nn.Linear)
+        and x.dim() == 2
+        and all(p.requires_grad for p in part.parameters())
+    ):
         _clipped_sum_of_linear(part, x, y, loss, clip)
         return
     parameters = {name: p for name, p in part.named_parameters() if p.requires_grad}
@@ -332,14 +401,20 @@ def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float)
         outputs: Tensor = functional_call(part, values, (sample[None],))
         return loss(outputs.float(), label[None])
 
-    # Each sample has the parameters as its own. `torch.func.grad` is as fast, but first loads torch's compiler.
+    # Each sample has the parameters as its own. `torch.func.grad` is as fast, but first loads
+    # torch's compiler.
     each = vmap(one, randomness="different")
     size = max(1, _CHUNK // len(network.grad))
     for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
-        own = {n: p.detach().expand(len(some_y), *p.shape).requires_grad_() for n, p in parameters.items()}
+        own = {
+            n: p.detach().expand(len(some_y), *p.shape).requires_grad_()
+            for n, p in parameters.items()
+        }
         found = torch.autograd.grad(each(own, some_x, some_y).sum(), list(own.values()))
         gradients = dict(zip(own, found, strict=True))
-        norms = torch.linalg.vector_norm(torch.stack([_norms(g.flatten(1)) for g in gradients.values()]), dim=0)
+        norms = torch.linalg.vector_norm(
+            torch.stack([_norms(g.flatten(1)) for g in gradients.values()]), dim=0
+        )
         shares = _shares(norms, clip).to(network.grad.dtype)
         for name, g in gradients.items():
             into = parameters[name].grad
@@ -350,7 +425,9 @@ def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float)
 
 
 def _clipped_sum_of_linear(layer: nn.Linear, x: Tensor, y: Tensor, loss: Loss, clip: float) -> None:
-    """Add what `clipped_sum` adds, for one linear layer: the gradient of a sample is δaᵀ, its norm ‖δ‖·‖a‖."""
+    """Add what `clipped_sum` adds, for one linear layer: the gradient of a sample is δaᵀ, its norm
+    ‖δ‖·‖a‖.
+    """
 
     def one(outputs: Tensor, label: Tensor) -> Tensor:
         return loss(outputs[None].float(), label[None])
@@ -362,7 +439,9 @@ def _clipped_sum_of_linear(layer: nn.Linear, x: Tensor, y: Tensor, loss: Loss, c
     finite = torch.isfinite(norms)[:, None]
     delta = torch.where(finite, delta, 0.0) * _shares(norms, clip).to(delta)[:, None]
     found = delta.T @ torch.where(finite, inputs, 0.0)
-    for parameter, part in zip(layer.parameters(), (found[:, : x.shape[1]], found[:, -1]), strict=False):
+    for parameter, part in zip(
+        layer.parameters(), (found[:, : x.shape[1]], found[:, -1]), strict=False
+    ):
         assert parameter.grad is not None
         parameter.grad.add_(part)
 
@@ -373,7 +452,9 @@ def _shares(norms: Tensor, clip: float) -> Tensor:
 
 
 def _norms(rows: Tensor) -> Tensor:
-    """Return the norms (b,) of rows (b, d), in double precision above blocks of a length that float32 sums well."""
+    """Return the norms (b,) of rows (b, d), in double precision above blocks of a length that
+    float32 sums well.
+    """
     each = [torch.linalg.vector_norm(part, dim=1) for part in torch.split(rows, 1 << 14, dim=1)]
     found: Tensor = torch.linalg.vector_norm(torch.stack(each).double(), dim=0)
     return found
@@ -384,25 +465,34 @@ def check_module(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, _NormBase) and part.track_running_stats and not frozen.is_fixed(part):
             raise UserError(
-                f"--dp needs the gradient of each sample alone, and {name} ({type(part).__name__}) mixes the samples "
-                "of a batch: choose a network without it, such as resnet18_gn, or freeze that part (--train head)"
+                f"--dp needs the gradient of each sample alone, and {name} ({type(part).__name__}) "
+                "mixes the samples "
+                "of a batch: choose a network without it, such as resnet18_gn, or freeze that part "
+                "(--train head)"
             )
 
 
 def check_training(training: Training) -> None:
     """Refuse optimisers for which --dp promises nothing."""
     if training.class_weights != "none":
-        raise UserError("--class-weights tells counts of labels, for which --dp promises nothing: leave it out")
+        raise UserError(
+            "--class-weights tells counts of labels, for which --dp promises nothing: leave it out"
+        )
     if training.optimizer == "sam":
-        raise UserError("--dp counts one gradient a step, and sam takes two: choose --optimizer sgd or adam")
+        raise UserError(
+            "--dp counts one gradient a step, and sam takes two: choose --optimizer sgd or adam"
+        )
 
 
 _SHARES = (0.68, 0.3, 0.01)  # parts of 1/σ² that go to products, class sums and counts
-_CENTRE = 0.01  # the part of 1/σ² that goes to the mean of one client's features, which all subtract
+_CENTRE = (
+    0.01  # the part of 1/σ² that goes to the mean of one client's features, which all subtract
+)
 _HIDDEN = 0.2  # the largest part of the squared length of this mean that may be noise
 _LEAST, _MOST = 16, 2**28
 ROUNDED = 3  # what is taken from a discrete Gaussian's variance to compare it with a Gaussian
-_ROOM = 0.5  # features for which the noise's largest eigenvalue is about as large as a usual one of the sums
+# features for which the noise's largest eigenvalue is about as large as a usual one of the sums
+_ROOM = 0.5
 _UNIT = LARGEST / 4  # of `clip`, for each feature
 Whole = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -430,7 +520,9 @@ def of_sums(plan: Spent) -> Spent:
 def check_honest(dp: DP | None, clients: Sequence[object]) -> None:
     """Refuse noise that more clients share than there are."""
     if dp is not None and 0 < len(clients) < dp.honest:
-        raise UserError(f"--dp honest={dp.honest} needs so many silos, and there are {len(clients)}: give fewer")
+        raise UserError(
+            f"--dp honest={dp.honest} needs so many silos, and there are {len(clients)}: give fewer"
+        )
 
 
 def width_for(dp: DP, samples: int) -> int:
@@ -443,12 +535,14 @@ def width_for(dp: DP, samples: int) -> int:
 
 @dataclass(frozen=True)
 class Release:
-    """One release of a client's sums, and of the mean of its features if no other client gave one before.
+    """One release of a client's sums, and of the mean of its features if no other client gave one
+    before.
 
-    The vector that one sample adds is (φφᵀ above and on the diagonal, φ in the row of its class, 1 in its count). Its
-    parts have norms of at most √((C⁴ + C²·127²)/2), C and 1, where C bounds ‖φ‖. Each has noise of its own. The inverse
-    squares of noise by norm, with that of the mean, add up to that of `spent`: Gaussians compose so, also if the later
-    one depends on the earlier one, as the sums depend on the mean.
+    The vector that one sample adds is (φφᵀ above and on the diagonal, φ in the row of its class, 1
+    in its count). Its parts have norms of at most √((C⁴ + C²·127²)/2), C and 1, where C bounds ‖φ‖.
+    Each has noise of its own. The inverse squares of noise by norm, with that of the mean, add up
+    to that of `spent`: Gaussians compose so, also if the later one depends on the earlier one, as
+    the sums depend on the mean.
     """
 
     dp: DP  # the promise
@@ -456,26 +550,41 @@ class Release:
     noise: Noise  # the client's random numbers, for the sums or for the mean
 
     def deviations(self, width: int) -> tuple[int, int, int]:
-        """Return the standard deviations of one client's noise for products, class sums and counts."""
+        """Return the standard deviations of one client's noise for products, class sums and
+        counts.
+        """
         square = bound(self.dp, width)
         each = (math.sqrt(square * (square + min(square, LARGEST**2)) / 2), math.sqrt(square), 1.0)
-        found = [self._deviation(norm, share, self.dp.honest, width) for norm, share in zip(each, _SHARES, strict=True)]
+        found = [
+            self._deviation(norm, share, self.dp.honest, width)
+            for norm, share in zip(each, _SHARES, strict=True)
+        ]
         return found[0], found[1], found[2]
 
     def _deviation(self, norm: float, share: float, honest: int, width: int) -> int:
-        """Return σ of one of `honest` clients whose noise together hides a part of this norm with its share."""
+        """Return σ of one of `honest` clients whose noise together hides a part of this norm with
+        its share.
+        """
         found = math.ceil(math.sqrt((self.spent.noise**2 * norm**2 / share + ROUNDED) / honest))
         if found > _MOST:
-            raise UserError(f"--dp epsilon={self.dp.epsilon:g} needs too much noise for {width} features: lower clip")
+            raise UserError(
+                f"--dp epsilon={self.dp.epsilon:g} needs too much noise for {width} features: "
+                "lower clip"
+            )
         return max(found, _LEAST)
 
     def centre(self, blocks: Iterable[tuple[Tensor, Tensor]], width: int) -> Tensor:
-        """Return (D,) int8, the noisy mean of features (b, D); 0 if much of it is noise, as for few samples.
+        """Return (D,) int8, the noisy mean of features (b, D); 0 if much of it is noise, as for few
+        samples.
 
-        Features are clipped as with `clip` = 1, so that the mean has its full length. The client alone adds all of its
-        noise. Numbers of samples are not secret.
+        Features are clipped as with `clip` = 1, so that the mean has its full length. The client
+        alone adds all of its noise. Numbers of samples are not secret.
         """
-        square, total, n = bound(replace(self.dp, clip=1.0), width), torch.zeros(width, dtype=torch.int64), 0
+        square, total, n = (
+            bound(replace(self.dp, clip=1.0), width),
+            torch.zeros(width, dtype=torch.int64),
+            0,
+        )
         for phi, _ in blocks:
             total += centred_clipped(phi, square).sum(0).long().cpu()
             n += len(phi)
@@ -486,13 +595,23 @@ class Release:
         return (told / n).round().clamp(-LARGEST, LARGEST).to(torch.int8)
 
     def sums(
-        self, blocks: Iterable[tuple[Tensor, Tensor]], classes: int, width: int, device: torch.device
+        self,
+        blocks: Iterable[tuple[Tensor, Tensor]],
+        classes: int,
+        width: int,
+        device: torch.device,
     ) -> NoisySums:
-        """Return noisy sums of centred and clipped features (b, D), which are whole numbers, with labels (b,)."""
+        """Return noisy sums of centred and clipped features (b, D), which are whole numbers, with
+        labels (b,).
+        """
         square = bound(self.dp, width)
-        clipped: Iterator[tuple[Tensor, Tensor]] = ((centred_clipped(phi, square), y) for phi, y in blocks)
+        clipped: Iterator[tuple[Tensor, Tensor]] = (
+            (centred_clipped(phi, square), y) for phi, y in blocks
+        )
         draw = Draw(self.noise)
-        return noisy(measure(clipped, classes, width, device), self.deviations(width), draw.gaussian)
+        return noisy(
+            measure(clipped, classes, width, device), self.deviations(width), draw.gaussian
+        )
 
 
 def bound(dp: DP, width: int) -> int:
@@ -501,42 +620,53 @@ def bound(dp: DP, width: int) -> int:
 
 
 def centred_clipped(phi: Tensor, square: int) -> Tensor:
-    """Return whole numbers (b, D): each row minus its mean, with a squared norm of at most `square`.
+    """Return whole numbers (b, D): each row minus its mean, with a squared norm of at most
+    `square`.
 
-    A row that is longer is shortened and rounded; if rounding makes it too long again, it is cut off towards 0.
+    A row that is longer is shortened and rounded; if rounding makes it too long again, it is cut
+    off towards 0.
     """
     u = phi.double()
     u = (u - u.mean(1, keepdim=True).round()).clamp(-LARGEST, LARGEST)
     squares = u.square().sum(1, keepdim=True)  # whole numbers below 2^53
     aim = max(square - phi.shape[1] / 8, square / 2)  # rounding adds D/12 to a square
     short = u * (aim / squares.clamp(min=1)).sqrt()
-    shortened = torch.where(short.round().square().sum(1, keepdim=True) <= square, short.round(), short.trunc())
+    shortened = torch.where(
+        short.round().square().sum(1, keepdim=True) <= square, short.round(), short.trunc()
+    )
     return torch.where(squares <= square, u, shortened)
 
 
 @dataclass
 class Draw:
-    """Exact draws of whole numbers: only whole numbers are computed with, and no random bit is used twice."""
+    """Exact draws of whole numbers: only whole numbers are computed with, and no random bit is used
+    twice.
+    """
 
     noise: Noise  # where the random bits come from
     _place: int = field(default=0)
 
     def gaussian(self, sigma: int, count: int) -> Tensor:
-        """Return (count,) int64 of the discrete Gaussian, σ from 1 to 2^28 (Algorithm 3, with t = σ)."""
+        """Return (count,) int64 of the discrete Gaussian, σ from 1 to 2^28 (Algorithm 3, with t =
+        σ).
+        """
         if not 1 <= sigma <= _MOST:
             raise ValueError(f"σ = {sigma} is not from 1 to {_MOST}")
         kept: list[Whole] = []
         while (missing := count - sum(map(len, kept))) > 0:
             y = self._laplace(sigma, 2 * missing + 16)
             whole, rest = np.divmod(np.abs(np.abs(y) - sigma), sigma)
-            # γ = (|y| - σ)²/(2σ²), with |y| - σ = whole·σ + rest, as a whole number and a part of 2σ²
+            # γ = (|y| - σ)²/(2σ²), with |y| - σ = whole·σ + rest, as a whole number and a part of
+            # 2σ²
             part = (whole**2 % 2) * sigma**2 + (2 * whole * rest % (2 * sigma)) * sigma + rest**2
             ones = whole**2 // 2 + 2 * whole * rest // (2 * sigma) + part // (2 * sigma**2)
             kept.append(y[self._exp(ones, part % (2 * sigma**2), 2 * sigma**2)][:missing])
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *kept]))
 
     def _laplace(self, scale: int, count: int) -> Whole:
-        """Return up to `count` numbers of the discrete Laplace distribution (Algorithm 2, with s = 1)."""
+        """Return up to `count` numbers of the discrete Laplace distribution (Algorithm 2, with s =
+        1).
+        """
         u = self._below(scale, count)
         u = u[self._exp(np.zeros_like(u), u, scale)]
         times = np.zeros_like(u)
@@ -562,7 +692,9 @@ class Draw:
 
     def _exp_of_part(self, part: Whole, of: int) -> Flags:
         """Return True with probability exp(-part/of), for each; part/of is at most 1."""
-        odd = np.ones(len(part), np.bool_)  # K, the first of 1, 2, ... whose event of probability γ/K fails
+        odd = np.ones(
+            len(part), np.bool_
+        )  # K, the first of 1, 2, ... whose event of probability γ/K fails
         going, k = np.arange(len(part)), 1
         while len(going):
             goes_on = self._below(of, len(going)) < part[going]

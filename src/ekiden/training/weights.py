@@ -1,4 +1,6 @@
-"""A model's values as flat vectors, their average, and the parts of such a vector: tensors and layers."""
+"""A model's values as flat vectors, their average, and the parts of such a vector: tensors and
+layers.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +23,8 @@ class Weights:
 
     Attributes:
         params: (P,) float32, the trainable parameters in the order of `module.parameters()`.
-        buffers: (B,) float32, values that travel too: running statistics, parameters that are not trained now.
+        buffers: (B,) float32, values that travel too: running statistics, parameters that are not
+            trained now.
         counters: (C,) int64, e.g. BatchNorm's number of batches seen.
     """
 
@@ -57,13 +60,18 @@ class Part:
 
     def of(self, model: Weights) -> Weights:
         """Return only these entries of `model`, in their order, for methods that send a part."""
-        return Weights(model.params[self.params], model.buffers[self.buffers], model.counters[self.counters])
+        return Weights(
+            model.params[self.params], model.buffers[self.buffers], model.counters[self.counters]
+        )
 
     def put(self, values: Weights, model: Weights) -> Weights:
         """Return `model` with these entries replaced by `values`, which `of` gave."""
         fits = (int(self.params.sum()), int(self.buffers.sum()), int(self.counters.sum()))
         if (len(values.params), len(values.buffers), len(values.counters)) != fits:
-            raise UserError("these values are those of another part of the model: use the same network at every client")
+            raise UserError(
+                "these values are those of another part of the model: use the same network at "
+                "every client"
+            )
         return Weights(
             model.params.masked_scatter(self.params, values.params),
             model.buffers.masked_scatter(self.buffers, values.buffers),
@@ -74,12 +82,13 @@ class Part:
 def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> Weights:
     """Return the weighted average of models; uniform without `weights`.
 
-    Parameters and running statistics are averaged; for counters the largest is kept. It is a running mean: the average
-    of equal models is that model bit for bit, and memory holds one model. A model of weight 0 is ignored, whatever it
-    holds.
+    Parameters and running statistics are averaged; for counters the largest is kept. It is a
+    running mean: the average of equal models is that model bit for bit, and memory holds one model.
+    A model of weight 0 is ignored, whatever it holds.
 
     Raises:
-        UserError: no model, models of different shape, a weight that is negative or not finite, or all weights zero.
+        UserError: no model, models of different shape, a weight that is negative or not finite, or
+            all weights zero.
     """
     weights = [1.0] * len(models) if weights is None else weights
     if len(weights) != len(models):
@@ -108,12 +117,16 @@ class RunningMean:
             raise UserError(_AVERAGE)
         self._shapes = self._shapes or model.shapes
         if model.shapes != self._shapes:
-            raise UserError("models of different shape cannot be averaged: use the same network at every client")
+            raise UserError(
+                "models of different shape cannot be averaged: use the same network at every client"
+            )
         self.total += weight
         if not weight:
             return
         if (mean := self._model) is None:
-            self._model = Weights(model.params.clone(), model.buffers.clone(), model.counters.clone())
+            self._model = Weights(
+                model.params.clone(), model.buffers.clone(), model.counters.clone()
+            )
             return
         mean.params.lerp_(model.params, weight / self.total)
         mean.buffers.lerp_(model.buffers, weight / self.total)
@@ -128,12 +141,16 @@ class RunningMean:
 
 
 def piece(flat: Tensor) -> int:
-    """Return how many numbers of a vector to compute with at a time: a CPU's cache holds them; a GPU wants many."""
+    """Return how many numbers of a vector to compute with at a time: a CPU's cache holds them; a
+    GPU wants many.
+    """
     return 1 << (16 if flat.device.type == "cpu" else 24)
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the squared Euclidean distance of two (P,) vectors, in pieces so that no third vector is allocated."""
+    """Return the squared Euclidean distance of two (P,) vectors, in pieces so that no third vector
+    is allocated.
+    """
     total, some = torch.zeros((), device=a.device), piece(a)
     for x, y in zip(torch.split(a, some), torch.split(b, some), strict=True):
         difference = x - y
@@ -186,24 +203,34 @@ class Layer:
 
     @property
     def inputs(self) -> int:
-        """Length of the input that one output of a linear or convolutional layer sees; the bias is one more."""
+        """Length of the input that one output of a linear or convolutional layer sees; the bias is
+        one more.
+        """
         return prod(self.weight.shape[1:]) + (self.bias is not None)
 
     def matrix(self, params: Tensor) -> Tensor:
         """Return a copy as (out, `inputs`): one row per output, the bias as last column."""
         rows = self.weight.of(params).flatten(1)
-        return rows.clone() if self.bias is None else torch.cat([rows, self.bias.of(params)[:, None]], 1)
+        return (
+            rows.clone()
+            if self.bias is None
+            else torch.cat([rows, self.bias.of(params)[:, None]], 1)
+        )
 
     def put(self, params: Tensor, matrix: Tensor) -> None:
         """The reverse of `matrix`, in place."""
-        self.weight.of(params).copy_(matrix[:, : prod(self.weight.shape[1:])].view(self.weight.shape))
+        self.weight.of(params).copy_(
+            matrix[:, : prod(self.weight.shape[1:])].view(self.weight.shape)
+        )
         if self.bias is not None:
             self.bias.of(params).copy_(matrix[:, -1])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """All tensors of a network in its flat vectors, and its layers in the order in which they are registered."""
+    """All tensors of a network in its flat vectors, and its layers in the order in which they are
+    registered.
+    """
 
     params: tuple[TensorPart, ...]
     buffers: tuple[TensorPart, ...]
@@ -216,10 +243,15 @@ class Layout:
 
     @cached_property
     def head(self) -> Layer:
-        """The classifier: the last linear or convolutional layer; if the model has a `head`, the last one in it."""
+        """The classifier: the last linear or convolutional layer; if the model has a `head`, the
+        last one in it.
+        """
         declared = [layer for layer in self.dense if layer.name.split(".")[0] == "head"]
         if not self.dense:
-            raise UserError("the model has no linear or convolutional layer: this method does not know its classifier")
+            raise UserError(
+                "the model has no linear or convolutional layer: this method does not know its "
+                "classifier"
+            )
         return (declared or self.dense)[-1]
 
     @property
@@ -233,19 +265,34 @@ class Layout:
         return self.head.width
 
 
-def layout(module: nn.Module, trainable: Iterable[nn.Parameter], buffers: Iterable[Tensor]) -> Layout:
+def layout(
+    module: nn.Module, trainable: Iterable[nn.Parameter], buffers: Iterable[Tensor]
+) -> Layout:
     """Return the layout of flat vectors that hold these tensors of `module` in this order."""
     names = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
     params, stored = _parts(trainable, names), _parts(buffers, names)
     layers, seen = [], set[int]()
     for name, part in module.named_modules():
-        own = [p for p in part._parameters.values() if p is not None and id(p) in params and id(p) not in seen]
+        own = [
+            p
+            for p in part._parameters.values()
+            if p is not None and id(p) in params and id(p) not in seen
+        ]
         seen |= {id(p) for p in own}
-        statistics = [b for n, b in part._buffers.items() if n in ("running_mean", "running_var") and id(b) in stored]
+        statistics = [
+            b
+            for n, b in part._buffers.items()
+            if n in ("running_mean", "running_var") and id(b) in stored
+        ]
         if own or statistics:
             kind = _kind(part, [tuple(p.shape) for p in own])
             layers.append(
-                Layer(name, kind, tuple(params[id(p)] for p in own), tuple(stored[id(b)] for b in statistics))
+                Layer(
+                    name,
+                    kind,
+                    tuple(params[id(p)] for p in own),
+                    tuple(stored[id(b)] for b in statistics),
+                )
             )
     return Layout(tuple(params.values()), tuple(stored.values()), tuple(layers))
 
@@ -258,7 +305,9 @@ def _kind(module: nn.Module, shapes: list[tuple[int, ...]]) -> Kind:
         return "linear"
     if isinstance(module, nn.Conv2d) and module.groups == 1 and shapes and len(shapes[0]) == 4:
         return "conv"
-    return "norm" if "Norm" in type(module).__name__ and all(len(s) == 1 for s in shapes) else "other"
+    return (
+        "norm" if "Norm" in type(module).__name__ and all(len(s) == 1 for s in shapes) else "other"
+    )
 
 
 def _parts(tensors: Iterable[Tensor], names: dict[int, str]) -> dict[int, TensorPart]:

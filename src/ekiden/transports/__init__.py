@@ -1,4 +1,6 @@
-"""How tasks reach clients: the contract of transports, and ours: in this process, in several, between machines."""
+"""How tasks reach clients: the contract of transports, and ours: in this process, in several,
+between machines.
+"""
 
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, payload_types

@@ -1,4 +1,6 @@
-"""All clients on this machine: in this process, or in a pool of worker processes that share the samples' memory."""
+"""All clients on this machine: in this process, or in a pool of worker processes that share the
+samples' memory.
+"""
 
 import hashlib
 import os
@@ -40,8 +42,10 @@ class Start:
         setup: what all parties agree on.
         clients: the data of each client, by its name.
         state: the state to go on from.
-        folder: of the run's clients, a folder each, for what must survive; None for a run in memory.
-        written: what `Transport.written` said when `state` was written; {} for a run that begins, None if not known.
+        folder: of the run's clients, a folder each, for what must survive; None for a run in
+            memory.
+        written: what `Transport.written` said when `state` was written; {} for a run that begins,
+            None if not known.
     """
 
     setup: Setup
@@ -61,12 +65,14 @@ class Start:
     def store(self, client: str) -> Store:
         """Open the store of one client, with its values and private state, from `state` on.
 
-        Where `written` does not say when its private state was written, the newest that is there counts. Otherwise it
-        is the number of steps that were done then.
+        Where `written` does not say when its private state was written, the newest that is there
+        counts. Otherwise it is the number of steps that were done then.
         """
         method = self.setup.method
         written = None if self.written is None else int(self.written.get(client, 0))
-        return Store(self.place(client), self._kind, method.traits.private, self.state.step, written)
+        return Store(
+            self.place(client), self._kind, method.traits.private, self.state.step, written
+        )
 
     def place(self, client: str) -> Path | None:
         """Return the folder of a client; None in memory."""
@@ -77,18 +83,22 @@ class Start:
 
 
 MakesTransport = Callable[[Start], Transport]
-"""Makes the transport of a run; `ekiden.run(..., transport=...)` takes one, such as the class of a transport."""
+"""Makes the transport of a run; `ekiden.run(..., transport=...)` takes one, such as the class of a
+transport."""
 
 
 _worker: Worker
 _NAME = "ekiden-worker"
-_RERUN = 86  # exit code of a worker process that was made to run the user's script instead of its tasks
+_RERUN = (
+    86  # exit code of a worker process that was made to run the user's script instead of its tasks
+)
 _UNGUARDED = (
     "a worker process ran the script that started it: put what starts the run under "
     '`if __name__ == "__main__":`, or use workers=1'
 )
 _UNREADABLE = (
-    "worker processes cannot read the network, the data or the method: define their classes and functions at the top "
+    "worker processes cannot read the network, the data or the method: define their classes and "
+    "functions at the top "
     "of a file, not as a lambda, inside a function or under `if __name__`, or use workers=1"
 )
 
@@ -100,17 +110,24 @@ class Executor(Protocol):
     """Where jobs are executed."""
 
     def submit(self, job: Job, journal: Path | None) -> "Pending":
-        """Take a job, and start it if that is of use already; `journal` is the folder for its progress."""
+        """Take a job, and start it if that is of use already; `journal` is the folder for its
+        progress.
+        """
 
     def close(self) -> None:
         """Release what it holds."""
 
 
 class Simulation(Transport):
-    """A transport whose clients share a machine: values move by reference, nothing is serialised for them."""
+    """A transport whose clients share a machine: values move by reference, nothing is serialised
+    for them.
+    """
 
     def __init__(
-        self, executor: Executor, start: Start, absent: Callable[[int, str], bool] = lambda step, client: False
+        self,
+        executor: Executor,
+        start: Start,
+        absent: Callable[[int, str], bool] = lambda step, client: False,
     ) -> None:
         """Continue from `start`."""
         self._executor = executor
@@ -120,9 +137,14 @@ class Simulation(Transport):
         self._running: dict[Ref[Any], Pending | None] = {}
         self._last: dict[str, Ref[Any]] = {}
         self._live = by_owner(live_refs(start.state))
-        # A process that died between writing the state and `settle` left values behind at any client.
+        # A process that died between writing the state and `settle` left values behind at any
+        # client.
         folder = start.folder
-        self._touched = {path.name for path in folder.iterdir()} if folder is not None and folder.exists() else set()
+        self._touched = (
+            {path.name for path in folder.iterdir()}
+            if folder is not None and folder.exists()
+            else set()
+        )
         self._written = dict(start.written or {})
         if start.written is None:
             self._written = {client: str(self._store(client).written) for client in self._touched}
@@ -223,15 +245,21 @@ def journal_of(job: Job, folder: Path | None) -> FolderJournal | None:
     if folder is None:
         return None
     payload = (*job.args, job.private)
-    return FolderJournal(folder, lambda: hashlib.blake2b(b"".join(map(_name, payload)), digest_size=8).hexdigest())
+    return FolderJournal(
+        folder, lambda: hashlib.blake2b(b"".join(map(_name, payload)), digest_size=8).hexdigest()
+    )
 
 
 def _name(part: Any) -> bytes:
-    """Return a digest of one argument. Weights never change, so a model sent to many clients is read once."""
+    """Return a digest of one argument. Weights never change, so a model sent to many clients is
+    read once.
+    """
     if isinstance(part, Weights) and part in _named:
         return _named[part]
     digest = hashlib.blake2b(digest_size=16)
-    if isinstance(part, (list, tuple)) and any(isinstance(one, Weights) for one in part):  # a client's neighbours
+    if isinstance(part, (list, tuple)) and any(
+        isinstance(one, Weights) for one in part
+    ):  # a client's neighbours
         digest.update(b"".join(map(_name, part)))
         return digest.digest()
     for chunk in wire.chunks(part):
@@ -245,7 +273,9 @@ _named: WeakKeyDictionary[Weights, bytes] = WeakKeyDictionary()
 
 
 class InProcess:
-    """Executes a job in the caller's thread once its outcome is asked for, so that memory need not hold all values."""
+    """Executes a job in the caller's thread once its outcome is asked for, so that memory need not
+    hold all values.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -278,7 +308,9 @@ class _Workers(SpawnContext):
                 process.join(1)  # its exit code can come a moment later
         if any(process.exitcode == _RERUN for process in self.made):
             return UserError(_UNGUARDED)
-        if any(process.exitcode == 1 for process in self.made):  # an error, which Python printed, and no kill
+        if any(
+            process.exitcode == 1 for process in self.made
+        ):  # an error, which Python printed, and no kill
             return UserError(_UNREADABLE)
         return UserError("a worker process died (out of memory?): use fewer --workers, then resume")
 
@@ -289,10 +321,17 @@ class Processes:
     def __init__(self, setup: Setup, clients: Mapping[str, ClientData], workers: int) -> None:
         script = getattr(sys.modules["__main__"], "__file__", None)
         if script and not Path(script).exists():  # read from standard input
-            raise UserError(f"worker processes cannot read {script}: put the script into a file, or use workers=1")
+            raise UserError(
+                f"worker processes cannot read {script}: put the script into a file, or use "
+                "workers=1"
+            )
         try:
             ForkingPickler.dumps((setup.build, setup.method))
-        except (PicklingError, AttributeError, TypeError):  # of lambdas and of what is defined inside a function
+        except (
+            PicklingError,
+            AttributeError,
+            TypeError,
+        ):  # of lambdas and of what is defined inside a function
             raise UserError(_UNREADABLE) from None
         self._setup = setup
         self._processes = _Workers()
@@ -301,7 +340,11 @@ class Processes:
 
     def submit(self, job: Job, journal: Path | None) -> Pending:
         """Send the job to a free process."""
-        sent = replace(job, args=(), private=None), wire.encode(list(job.args)), wire.encode(job.private)
+        sent = (
+            replace(job, args=(), private=None),
+            wire.encode(list(job.args)),
+            wire.encode(job.private),
+        )
         try:
             running = self._pool.submit(_execute, *sent, journal)
         except BrokenProcessPool:
@@ -314,13 +357,19 @@ class Processes:
         """Stop the processes."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _read(self, job: Job, finished: "Future[tuple[bytes, bytes, Work, bytes]]", done: Future[Outcome]) -> None:
-        """Pass on a process's result. Errors raised here are lost, so they are given to whoever waits for `done`."""
+    def _read(
+        self, job: Job, finished: "Future[tuple[bytes, bytes, Work, bytes]]", done: Future[Outcome]
+    ) -> None:
+        """Pass on a process's result. Errors raised here are lost, so they are given to whoever
+        waits for `done`.
+        """
         try:
             value, private, work, trained = finished.result()
             _, kind = payload_types(self._setup.method, job.task)
             last = wire.decode(trained, Optional[Weights])  # noqa: UP045
-            done.set_result(Outcome(wire.decode(value, kind), _private(self._setup, private), work, last))
+            done.set_result(
+                Outcome(wire.decode(value, kind), _private(self._setup, private), work, last)
+            )
         except BrokenProcessPool:
             done.set_exception(self._processes.death())
         except wire.WireError as error:
@@ -332,9 +381,11 @@ class Processes:
 
 
 def refuse_within_worker() -> None:
-    """End this process if it is a worker that runs the user's script; a new process does so to find its classes.
+    """End this process if it is a worker that runs the user's script; a new process does so to find
+    its classes.
 
-    What started the run would start it again in there. The parent sees the exit code and says what to do.
+    What started the run would start it again in there. The parent sees the exit code and says what
+    to do.
     """
     if current_process().name == _NAME:
         sys.exit(_RERUN)
@@ -359,13 +410,20 @@ def _start(setup: Setup, clients: Mapping[str, ClientData]) -> None:
     _worker = Worker(setup, clients)
 
 
-def _execute(job: Job, args: bytes, private: bytes, journal: Path | None) -> tuple[bytes, bytes, Work, bytes]:
+def _execute(
+    job: Job, args: bytes, private: bytes, journal: Path | None
+) -> tuple[bytes, bytes, Work, bytes]:
     setup = _worker.setup
     kinds, _ = payload_types(setup.method, job.task)
     values = wire.decode(args, tuple[tuple(kinds)]) if kinds else ()  # type: ignore[misc]
     job = replace(job, args=values, private=_private(setup, private))
     outcome = _worker.execute(job, journal_of(job, journal))
-    return wire.encode(outcome.value), wire.encode(outcome.private), outcome.work, wire.encode(outcome.trained)
+    return (
+        wire.encode(outcome.value),
+        wire.encode(outcome.private),
+        outcome.work,
+        wire.encode(outcome.trained),
+    )
 
 
 def _private(setup: Setup, data: bytes) -> Any:

@@ -1,8 +1,9 @@
 """Clients on a Ray cluster: `ekiden.run(..., transport=OnRay())`, `ekiden run METHOD --on ray`.
 
-Long-lived actors, the homes, each execute the tasks of many clients, one at a time, and keep these clients' values. A
-value that another home needs goes there directly, as bytes of our wire format, in Ray's object store. What has to
-survive is in the run folder, never in the object store. If a home or its node dies, the step is repeated from there.
+Long-lived actors, the homes, each execute the tasks of many clients, one at a time, and keep these
+clients' values. A value that another home needs goes there directly, as bytes of our wire format,
+in Ray's object store. What has to survive is in the run folder, never in the object store. If a
+home or its node dies, the step is repeated from there.
 """
 
 import os
@@ -29,7 +30,14 @@ Keys = Mapping[str, set[str]]  # keys of values, by the client that holds them
 T = TypeVar("T")
 _TRIES = 3
 _SHOWN = 200  # characters of an error of Ray that a message has
-_FIXED = (Weights, bool, int, float, str, type(None))  # types of arguments that nobody changes after a call
+_FIXED = (
+    Weights,
+    bool,
+    int,
+    float,
+    str,
+    type(None),
+)  # types of arguments that nobody changes after a call
 
 
 class TaskDone(NamedTuple):
@@ -38,17 +46,21 @@ class TaskDone(NamedTuple):
     forward: int  # samples that went forward
     backward: int  # samples that went backward
     size: int  # bytes of content of the value
-    trained: bytes  # the model that the task trained last, encoded, if the run measures it; otherwise None, encoded
+    # the model that the task trained last, encoded, if the run measures it; otherwise None, encoded
+    trained: bytes
 
 
 class Home:
     """An actor in which tasks of many clients run."""
 
     def begin(self, start: Start, mark: Path | None) -> None:
-        """Forget the run before, and continue from `start`; the driver has just written the file `mark`."""
+        """Forget the run before, and continue from `start`; the driver has just written the file
+        `mark`.
+        """
         if mark is not None and not mark.exists():
             raise UserError(
-                f"a node of the Ray cluster does not see {mark.parent}: put the run folder on a file system that all "
+                f"a node of the Ray cluster does not see {mark.parent}: put the run folder on a "
+                "file system that all "
                 "nodes share"
             )
         self._start = start
@@ -57,7 +69,14 @@ class Home:
         self._initial: Weights | None = None
 
     def task(
-        self, step: int, call: int, client: str, task: str, args: bytes, foreign: list[Ref[Any]], *values: bytes
+        self,
+        step: int,
+        call: int,
+        client: str,
+        task: str,
+        args: bytes,
+        foreign: list[Ref[Any]],
+        *values: bytes,
     ) -> TaskDone:
         """Do a task."""
         method, store = self._start.setup.method, self._store(client)
@@ -77,7 +96,9 @@ class Home:
         folder = self._start.place(client)
         done = self._worker.execute(job, journal_of(job, folder / "journal" if folder else None))
         store.put(f"{step}-{call}-{task}", done.value, done.private)
-        return TaskDone(done.work.forward, done.work.backward, wire.size(done.value), wire.encode(done.trained))
+        return TaskDone(
+            done.work.forward, done.work.backward, wire.size(done.value), wire.encode(done.trained)
+        )
 
     def value(self, client: str, key: str) -> bytes:
         """Return a value, encoded."""
@@ -92,7 +113,9 @@ class Home:
         return wire.size(self._store(client).get(key))
 
     def commit(self, step: int, keys: Keys) -> dict[str, int]:
-        """Write what the state after `step` steps needs of these clients; return when private states were written."""
+        """Write what the state after `step` steps needs of these clients; return when private
+        states were written.
+        """
         for client, wanted in keys.items():
             self._store(client).commit(step, wanted)
         return {client: written for client in keys if (written := self._store(client).written)}
@@ -112,24 +135,29 @@ class Home:
 
 
 class OnRay:
-    """Makes transports whose clients are on a Ray cluster, with the same homes for all runs that use it.
+    """Makes transports whose clients are on a Ray cluster, with the same homes for all runs that
+    use it.
 
-    `ekiden.run(method, data, transport=OnRay())`. Homes end with this object, or with the process that made it.
+    `ekiden.run(method, data, transport=OnRay())`. Homes end with this object, or with the process
+    that made it.
     """
 
     def __init__(self, address: str = "", homes: int = 0, **options: Any) -> None:
         """Say where.
 
         Args:
-            address: of the cluster, as `ray.init` takes it; by default the one that this process is connected to, or
-                one on this machine.
-            homes: number of actors; by default the number of the cluster's CPUs, as far as its GPUs suffice, and never
-                more than there are clients.
+            address: of the cluster, as `ray.init` takes it; by default the one that this process is
+                connected to, or one on this machine.
+            homes: number of actors; by default the number of the cluster's CPUs, as far as its GPUs
+                suffice, and never more than there are clients.
             options: of these actors, as Ray names them, for example `num_gpus=0.25`.
         """
         require_extra("ray", "a run on Ray", "ray")
         if homes < 0:
-            raise UserError(f"homes is {homes}: give 1 or more, or leave it out for one for each CPU of the cluster")
+            raise UserError(
+                f"homes is {homes}: give 1 or more, or leave it out for one for each CPU of the "
+                "cluster"
+            )
         self._address, self._count, self._joined = address, homes, False
         self._options: dict[str, Any] = {
             "num_cpus": 0,
@@ -146,28 +174,48 @@ class OnRay:
         if not ray.is_initialized():
             more = {"address": self._address} if self._address else {"num_cpus": core_count()}
             try:
-                ray.init(include_dashboard=None if self._address else False, log_to_driver=False, **more)
-            except Exception as error:  # of many kinds; a node that starts too slowly gives a bare Exception
+                ray.init(
+                    include_dashboard=None if self._address else False, log_to_driver=False, **more
+                )
+            except (
+                Exception
+            ) as error:  # of many kinds; a node that starts too slowly gives a bare Exception
                 line = " ".join(str(error).split())[:_SHOWN]
                 if not self._address:
-                    raise UserError(f"Ray does not start here ({line}): try again, or leave Ray out") from None
+                    raise UserError(
+                        f"Ray does not start here ({line}): try again, or leave Ray out"
+                    ) from None
                 raise UserError(
-                    f"no Ray cluster at {self._address} ({line}): start it; set RAY_AUTH_MODE=token if it wants one"
+                    f"no Ray cluster at {self._address} ({line}): start it; set "
+                    "RAY_AUTH_MODE=token if it wants one"
                 ) from None
             self._joined = True  # Ray may call the same address by another name
-        elif not self._joined and self._address not in ("", "auto", at := ray.get_runtime_context().gcs_address):
-            raise UserError(f"this process is connected to the Ray cluster at {at}: leave out {self._address}")
+        elif not self._joined and self._address not in (
+            "",
+            "auto",
+            at := ray.get_runtime_context().gcs_address,
+        ):
+            raise UserError(
+                f"this process is connected to the Ray cluster at {at}: leave out {self._address}"
+            )
         have, share = ray.cluster_resources(), float(self._options.get("num_gpus", 0))
         count = min(self._count or max(1, int(have.get("CPU", 1))), len(start.clients))
         if share:
-            fit = int(have.get("GPU", 0) * int(1 / share) if share < 1 else have.get("GPU", 0) // share)
+            fit = int(
+                have.get("GPU", 0) * int(1 / share) if share < 1 else have.get("GPU", 0) // share
+            )
             if count > fit and (self._count or not fit):  # these homes would wait for ever
-                raise UserError(f"num_gpus={share:g} fits {fit} homes here, not {count}: use fewer or smaller ones")
+                raise UserError(
+                    f"num_gpus={share:g} fits {fit} homes here, not {count}: use fewer or smaller "
+                    "ones"
+                )
             count = min(count, fit)
         return _Ray(start, self._begun(start, count))
 
     def _begun(self, start: Start, count: int) -> list[Any]:
-        """Return so many homes that have begun the run, with new ones in place of those that died."""
+        """Return so many homes that have begun the run, with new ones in place of those that
+        died.
+        """
         mark = None
         if start.folder is not None:
             start.folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +236,8 @@ class OnRay:
                 mark.unlink()
         why = next(iter(dead.values()))
         raise UserError(
-            f"actors of the Ray cluster die as soon as they begin ({why}): install the same on all nodes, or use fewer "
+            f"actors of the Ray cluster die as soon as they begin ({why}): install the same on all "
+            "nodes, or use fewer "
             "homes if memory is short"
         )
 
@@ -202,11 +251,18 @@ class _Ray(Transport):
         self._running: dict[Ref[Any], Any] = {}  # tasks of this step
         self._done: dict[Ref[Any], TaskDone] = {}
         self._moved: dict[Ref[Any], Any] = {}  # values in the object store, of this step
-        self._given: dict[tuple[int, ...], tuple[Any, Any]] = {}  # arguments of this step, and where they are encoded
+        self._given: dict[
+            tuple[int, ...], tuple[Any, Any]
+        ] = {}  # arguments of this step, and where they are encoded
         self._live = by_owner(live_refs(start.state))
         folder = start.folder
-        # A process that died between writing the state and `settle` left values behind at any client.
-        self._touched = {path.name for path in folder.iterdir()} if folder is not None and folder.exists() else set()
+        # A process that died between writing the state and `settle` left values behind at any
+        # client.
+        self._touched = (
+            {path.name for path in folder.iterdir()}
+            if folder is not None and folder.exists()
+            else set()
+        )
         self._written = dict(start.written or {})
         if start.written is None:
             self._written = {client: str(start.store(client).written) for client in self._touched}
@@ -216,9 +272,19 @@ class _Ray(Transport):
         here = self._places[request.client]
         foreign = [r for r in dict.fromkeys(refs(request.args)) if r.owner != EVERYONE]
         foreign = [r for r in foreign if self._places[r.owner] != here]
-        values = [self._object(ref) for ref in foreign]  # as arguments of their own, so that they go straight there
-        given = (request.step, request.call, request.client, request.task, self._arguments(request.args))
-        self._running[Ref(request.client, request.key)] = self._homes[here].task.remote(*given, foreign, *values)
+        values = [
+            self._object(ref) for ref in foreign
+        ]  # as arguments of their own, so that they go straight there
+        given = (
+            request.step,
+            request.call,
+            request.client,
+            request.task,
+            self._arguments(request.args),
+        )
+        self._running[Ref(request.client, request.key)] = self._homes[here].task.remote(
+            *given, foreign, *values
+        )
         self._touched.add(request.client)
 
     def value(self, ref: Ref[Any]) -> Any:
@@ -243,7 +309,9 @@ class _Ray(Transport):
         for ref in list(self._running):
             self._finish(ref)
         keys = by_owner(live)
-        told = self._each(self._touched | set(keys), keys, lambda home, its: home.commit.remote(step, its))
+        told = self._each(
+            self._touched | set(keys), keys, lambda home, its: home.commit.remote(step, its)
+        )
         for written in told:
             self._written |= {client: str(when) for client, when in written.items()}
         self._touched |= set(self._live) | set(keys)
@@ -260,14 +328,19 @@ class _Ray(Transport):
 
     def trained(self) -> Mapping[str, Weights]:
         """Return the model that each client trained last in this step, if the run measures it."""
-        found = {ref.owner: wire.decode(done.trained, Optional[Weights]) for ref, done in self._done.items()}  # noqa: UP045
+        found = {
+            ref.owner: wire.decode(done.trained, Optional[Weights])  # noqa: UP045
+            for ref, done in self._done.items()
+        }
         return {client: model for client, model in found.items() if model is not None}
 
     def settle(self) -> None:
         self._each(self._touched, self._live, lambda home, its: home.settle.remote(its))
         self._touched, self._done, self._moved, self._given = set(), {}, {}, {}
 
-    def _each(self, clients: Iterable[str], keys: Keys, ask: Callable[[Any, Keys], Any]) -> list[Any]:
+    def _each(
+        self, clients: Iterable[str], keys: Keys, ask: Callable[[Any, Keys], Any]
+    ) -> list[Any]:
         """Ask each home once, about those of `clients` that it has, and wait for all."""
         parts: dict[int, dict[str, set[str]]] = {}
         for client in clients:
@@ -275,8 +348,12 @@ class _Ray(Transport):
         return [_got(asked) for asked in [ask(self._homes[i], part) for i, part in parts.items()]]
 
     def _arguments(self, args: tuple[Any, ...]) -> Any:
-        """Return arguments, encoded. What never changes goes to each node once for all clients of a step."""
-        if not any(isinstance(arg, Weights) for arg in args) or not all(isinstance(arg, _FIXED) for arg in args):
+        """Return arguments, encoded. What never changes goes to each node once for all clients of a
+        step.
+        """
+        if not any(isinstance(arg, Weights) for arg in args) or not all(
+            isinstance(arg, _FIXED) for arg in args
+        ):
             return wire.encode(list(args))
         same = tuple(map(id, args))  # the objects are kept as long as these numbers
         if same not in self._given:

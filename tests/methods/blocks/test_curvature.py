@@ -1,4 +1,5 @@
-"""Fisher information and moments of inputs against plain loops over samples, classes, positions and layers."""
+"""Fisher information and moments of inputs against plain loops over samples, classes, positions and
+layers."""
 
 from typing import Any
 
@@ -9,7 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import UserError
-from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, half, kronecker, length, moments, refuse, whole
+from ekiden.methods.one_shot.blocks.curvature import (
+    Labels,
+    diagonal,
+    half,
+    kronecker,
+    length,
+    moments,
+    refuse,
+    whole,
+)
 from ekiden.training.fit import Work
 from ekiden.training.network import Network
 
@@ -114,15 +124,23 @@ def test_diagonal_equals_squared_gradients_of_single_samples(kind: Any, labels: 
     expected = by_loop(network, batches, labels)
     assert bool((expected > 0).any())
     work = Work()
-    torch.testing.assert_close(measured(network, batches, labels, work), expected, rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(
+        measured(network, batches, labels, work), expected, rtol=1e-4, atol=1e-9
+    )
     assert work == Work(0, 7 * (CLASSES if labels == "expected" else 1))
 
 
 def test_sampled_labels_estimate_the_expectation_without_bias() -> None:
     network, [(x, y), _] = made(Dense)
     many = [(x[:1].expand(3000, -1), y[:1].expand(3000))]
-    sampled, expected, given = (measured(network, many, labels) for labels in ("sampled", "expected", "given"))
-    assert float((sampled - expected).norm()) < 0.1 * float(expected.norm()) < float((given - expected).norm())
+    sampled, expected, given = (
+        measured(network, many, labels) for labels in ("sampled", "expected", "given")
+    )
+    assert (
+        float((sampled - expected).norm())
+        < 0.1 * float(expected.norm())
+        < float((given - expected).norm())
+    )
 
 
 def test_large_gradients_are_squared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +151,8 @@ def test_large_gradients_are_squared_in_pieces(monkeypatch: pytest.MonkeyPatch) 
 
 
 def patches(x: Tensor, conv: nn.Conv2d) -> list[list[list[float]]]:
-    """Of each sample and position, what a convolution multiplies with its weights, and 1 for its bias."""
+    """Of each sample and position, what a convolution multiplies with its weights, and 1 for its
+    bias."""
     (height, width), stride, pad = conv.kernel_size, conv.stride[0], int(conv.padding[0])
     x = F.pad(x, (pad, pad, pad, pad))
     found = []
@@ -177,7 +196,9 @@ def test_factors_of_a_convolution_equal_sums_over_positions(labels: Labels) -> N
 
 def test_factors_of_one_sample_are_the_fisher_information_of_a_layer() -> None:
     network, [(x, y), _] = made(Dense)
-    a, b = kronecker(network.module, network.layout.dense, [(x[:1], y[:1])], "given", torch.Generator(), Work())[0]
+    a, b = kronecker(
+        network.module, network.layout.dense, [(x[:1], y[:1])], "given", torch.Generator(), Work()
+    )[0]
     network.module(x[:1])[0].log_softmax(0)[int(y[0])].backward()
     gradient = network.layout.dense[0].matrix(network.grad).double().numpy().flatten(order="F")
     np.testing.assert_allclose(np.kron(a, b), np.outer(gradient, gradient), rtol=1e-4, atol=1e-9)
@@ -232,14 +253,32 @@ class Attention(nn.Module):
 @pytest.mark.parametrize(
     ("module", "shape", "message"),
     [
-        (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(2, 3)), (2, 3, 3), "layer '0' is no"),
-        (nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")), (2, 4, 4), "layer '0' is no"),
-        (nn.Sequential(nn.Linear(4, 4), nn.InstanceNorm1d(4, affine=True)), (4,), "layer '1' is no"),
-        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)), (4,), "running statistics"),
+        (
+            nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(2, 3)),
+            (2, 3, 3),
+            "layer '0' is no",
+        ),
+        (
+            nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")),
+            (2, 4, 4),
+            "layer '0' is no",
+        ),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.InstanceNorm1d(4, affine=True)),
+            (4,),
+            "layer '1' is no",
+        ),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)),
+            (4,),
+            "running statistics",
+        ),
         (nn.Sequential(nn.Linear(4, 4), nn.PReLU(4)), (4,), "layer '1' is no"),
     ],
 )
-def test_other_networks_are_refused_in_one_line(module: nn.Module, shape: tuple[int, ...], message: str) -> None:
+def test_other_networks_are_refused_in_one_line(
+    module: nn.Module, shape: tuple[int, ...], message: str
+) -> None:
     network = Network(module)
     with pytest.raises(UserError, match=message) as error:
         refuse(network, shape, network.layout.layers)

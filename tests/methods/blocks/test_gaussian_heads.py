@@ -1,4 +1,5 @@
-"""Heads from sums: against plain numpy on the samples themselves, cross-validation against samples left out."""
+"""Heads from sums: against plain numpy on the samples themselves, cross-validation against samples
+left out."""
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def scores(head: heads.Head, m: heads.Moments, x: Tensor) -> Array:
 
 
 def ridge_on(z: Array, y: Array, penalty: float) -> tuple[Array, Array]:
-    """W and b of penalised least squares with an unpenalised constant, by augmented normal equations."""
+    """W and b of penalised least squares with an unpenalised constant, by augmented normal
+    equations."""
     one = np.hstack([z, np.ones((len(z), 1))])
     ruler = np.diag([penalty] * z.shape[1] + [0.0])
     w: Array = np.linalg.solve(one.T @ one + ruler, one.T @ y)
@@ -73,18 +75,23 @@ def gcv(z: Array, y: Array, share: float) -> tuple[float, float]:
     return len(z) * rest / (len(z) - freedom) ** 2, freedom
 
 
-def test_the_penalty_is_that_of_generalised_cross_validation(samples: tuple[Tensor, Tensor]) -> None:
+def test_the_penalty_is_that_of_generalised_cross_validation(
+    samples: tuple[Tensor, Tensor],
+) -> None:
     x, y = samples
     errors = [gcv(z_of(x), one_hot(y), share)[0] for share in heads.GRID]
     best = int(np.argmin(errors))
     assert 0 < best < len(errors) - 1, "the least is inside the grid"
     head = heads.ridge(heads.moments(totals(x, y)))
     assert head.penalty == heads.GRID[best]
-    assert head.freedom * N == pytest.approx(gcv(z_of(x), one_hot(y), heads.GRID[best])[1], rel=1e-9)
+    assert head.freedom * N == pytest.approx(
+        gcv(z_of(x), one_hot(y), heads.GRID[best])[1], rel=1e-9
+    )
 
 
 def test_copies_of_samples_do_not_undo_the_penalty() -> None:
-    """100 noisy samples in 150 dimensions, five of them twice: without penalty the copies predict each other."""
+    """100 noisy samples in 150 dimensions, five of them twice: without penalty the copies predict
+    each other."""
     draw = torch.Generator().manual_seed(0)
     y = torch.randint(2, (100,), generator=draw)
     x = (25 * torch.randn(100, 150, generator=draw) + 12 * y[:, None]).round().clamp(-127, 127)
@@ -95,7 +102,9 @@ def test_copies_of_samples_do_not_undo_the_penalty() -> None:
     assert head.penalty > 0.01
 
 
-def test_generalised_cross_validation_is_near_leaving_out_each_sample(samples: tuple[Tensor, Tensor]) -> None:
+def test_generalised_cross_validation_is_near_leaving_out_each_sample(
+    samples: tuple[Tensor, Tensor],
+) -> None:
     """Brute force: fit without a sample, predict it. GCV replaces each leverage by the mean one."""
     x, y = samples
     z, labels = z_of(x), one_hot(y)
@@ -110,7 +119,9 @@ def test_generalised_cross_validation_is_near_leaving_out_each_sample(samples: t
 
 @pytest.mark.parametrize("shrink", [0.05, 0.5])
 @pytest.mark.parametrize("kind", ["lda", "cgs", "bayes"])
-def test_discriminants_are_log_densities(samples: tuple[Tensor, Tensor], kind: str, shrink: float) -> None:
+def test_discriminants_are_log_densities(
+    samples: tuple[Tensor, Tensor], kind: str, shrink: float
+) -> None:
     x, y = samples
     z, labels, alive = z_of(x), y.numpy(), D - 1
     means = np.array([z[labels == c].mean(0) for c in range(K)])
@@ -128,11 +139,16 @@ def test_discriminants_are_log_densities(samples: tuple[Tensor, Tensor], kind: s
     m = heads.moments(totals(x, y))
     head = {"lda": heads.lda, "cgs": heads.cgs, "bayes": heads.naive_bayes}[kind]
     found = scores(head(m, shrink), m, x)
-    assert np.allclose(found - found.mean(1, keepdims=True), expected - expected.mean(1, keepdims=True), atol=1e-5)
+    assert np.allclose(
+        found - found.mean(1, keepdims=True), expected - expected.mean(1, keepdims=True), atol=1e-5
+    )
 
 
-def test_least_squares_and_discriminants_agree_on_two_classes(samples: tuple[Tensor, Tensor]) -> None:
-    """Without penalty the direction of ridge regression is Fisher's (Hastie et al., Elements, exercise 4.2)."""
+def test_least_squares_and_discriminants_agree_on_two_classes(
+    samples: tuple[Tensor, Tensor],
+) -> None:
+    """Without penalty the direction of ridge regression is Fisher's (Hastie et al., Elements,
+    exercise 4.2)."""
     x, y = samples
     m = heads.moments(totals(x[y < 2], y[y < 2], 2))
     a, b = heads.ridge(m, 1e-9), heads.lda(m, 0.0)
@@ -152,7 +168,13 @@ def test_the_nearest_mean(samples: tuple[Tensor, Tensor]) -> None:
 def test_a_class_without_samples_is_never_answered(samples: tuple[Tensor, Tensor]) -> None:
     x, y = samples
     m = heads.moments(totals(x, y, 5))
-    for head in (heads.ridge(m), heads.lda(m, 0.05), heads.cgs(m, 0.05), heads.naive_bayes(m, 0.05), heads.ncm(m)):
+    for head in (
+        heads.ridge(m),
+        heads.lda(m, 0.05),
+        heads.cgs(m, 0.05),
+        heads.naive_bayes(m, 0.05),
+        heads.ncm(m),
+    ):
         found = scores(heads.calibrated(head, m), m, x)
         assert np.isfinite(found).all()
         assert (found.argmax(1) < K).all()
@@ -160,16 +182,27 @@ def test_a_class_without_samples_is_never_answered(samples: tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("spread", [3.0, 40.0])
 def test_probabilities_are_as_right_as_they_say(spread: float) -> None:
-    """Whatever the scale of the scores: fitted on 600 samples, the log-loss on others is near that of the best T."""
+    """Whatever the scale of the scores: fitted on 600 samples, the log-loss on others is near that
+    of the best T."""
     draw = torch.Generator().manual_seed(4)
     y = torch.randint(K, (4600,), generator=draw)
-    x = (spread * (torch.randn(4600, 6, generator=draw) + torch.eye(K, 6)[y] * 1.5)).round().clamp(-127, 127)
+    x = (
+        (spread * (torch.randn(4600, 6, generator=draw) + torch.eye(K, 6)[y] * 1.5))
+        .round()
+        .clamp(-127, 127)
+    )
     m = heads.moments(totals(x[:600], y[:600]))
     for head in (heads.ridge(m), heads.lda(m, 0.05), heads.ncm(m)):
         raw, labels = torch.from_numpy(scores(heads.calibrated(head, m), m, x[600:])), y[600:]
-        losses = [float(torch.nn.functional.cross_entropy(raw * t, labels)) for t in (0.5, 0.7, 1.0, 1.4, 2.0)]
+        losses = [
+            float(torch.nn.functional.cross_entropy(raw * t, labels))
+            for t in (0.5, 0.7, 1.0, 1.4, 2.0)
+        ]
         assert losses[2] < min(losses) * 1.03
-        confidence, right = raw.softmax(1).max(1).values.mean(), (raw.argmax(1) == labels).double().mean()
+        confidence, right = (
+            raw.softmax(1).max(1).values.mean(),
+            (raw.argmax(1) == labels).double().mean(),
+        )
         assert float(confidence) == pytest.approx(float(right), abs=0.04)
 
 

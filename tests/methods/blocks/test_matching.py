@@ -1,4 +1,5 @@
-"""Matching of units: exact scores, assignments and atoms of one-dimensional units; caps, ties and bad input."""
+"""Matching of units: exact scores, assignments and atoms of one-dimensional units; caps, ties and
+bad input."""
 
 import pytest
 import torch
@@ -23,12 +24,16 @@ A, B = (torch.tensor(values, dtype=torch.float64)[:, None] for values in ([1.0, 
 
 def found(process: Process, *units: Tensor, seed: int = 0) -> Matching:
     """The matching of one-dimensional units with σ = 1 and prior mean 0."""
-    return match(units, [ONE] * len(units), process.prior(1, 0), process, torch.Generator().manual_seed(seed))
+    return match(
+        units, [ONE] * len(units), process.prior(1, 0), process, torch.Generator().manual_seed(seed)
+    )
 
 
 def table(process: Process, others: Tensor, rows: Tensor) -> Tensor:
     prior = process.prior(1, 0)
-    return scores(rows, ONE, gather([others], [ONE], {0: torch.arange(len(others))}, prior), prior, process, 2)
+    return scores(
+        rows, ONE, gather([others], [ONE], {0: torch.arange(len(others))}, prior), prior, process, 2
+    )
 
 
 FIRST = (-0.496667, 0.703333, -0.981294, -2.367589)
@@ -52,7 +57,9 @@ def test_scores() -> None:
 def test_assignment_and_atoms(gamma: float, units: list[int], atoms: list[float]) -> None:
     matching = found(Process(gamma, sweeps=0), A, B)
     assert [u.tolist() for u in matching.units] == [[0, 1], units]
-    torch.testing.assert_close(matching.atoms[:, 0], torch.tensor(atoms, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        matching.atoms[:, 0], torch.tensor(atoms, dtype=torch.float64), atol=1e-6, rtol=0
+    )
     swept = found(Process(gamma), A, B).atoms[:, 0]  # the same atoms, in another order perhaps
     torch.testing.assert_close(swept.sort().values, matching.atoms[:, 0].sort().values)
 
@@ -113,8 +120,17 @@ def test_the_widest_client_comes_first_and_nobody_shares_an_atom() -> None:
     assert 7 <= len(matching.atoms) <= 13
 
 
-def test_beyond_the_cap_units_are_merged_and_all_find_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(found(Process(1e300), torch.arange(30.0)[:, None], torch.arange(20.0)[:, None] + 100).atoms) == 50
+def test_beyond_the_cap_units_are_merged_and_all_find_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (
+        len(
+            found(
+                Process(1e300), torch.arange(30.0)[:, None], torch.arange(20.0)[:, None] + 100
+            ).atoms
+        )
+        == 50
+    )
     monkeypatch.setattr(matching_block, "_ATOMS", 1)
     matching = found(Process(1e300), torch.arange(30.0)[:, None], torch.arange(20.0)[:, None] + 100)
     assert len(matching.atoms) <= 31
@@ -141,7 +157,13 @@ def test_shares_of_classes() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(UserError, match="different shape"):
-        match([A, torch.zeros(2, 2)], [ONE, torch.ones(2)], Process(1.0).prior(1, 0), Process(1.0), torch.Generator())
+        match(
+            [A, torch.zeros(2, 2)],
+            [ONE, torch.ones(2)],
+            Process(1.0).prior(1, 0),
+            Process(1.0),
+            torch.Generator(),
+        )
     with pytest.raises(UserError, match="NaN"):
         found(Process(1.0), A, A * float("nan"))
     with pytest.raises(UserError, match="NaN"):

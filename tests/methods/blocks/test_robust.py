@@ -34,25 +34,33 @@ def combined(rule: Rule, faulty: int = 1, models: list[Weights] = FIVE) -> list[
 def test_by_hand() -> None:
     assert combined("median") == [2, 0]
     assert combined("median", models=FIVE[:4]) == [1.5, 0.5]
-    assert combined("trimmed-mean") == [2, pytest.approx(1 / 3)]  # (1 + 2 + 3) / 3 and (0 + 0 + 1) / 3
-    # Squared distances to the 5 - 1 - 2 = 2 nearest others: 1 + 5, 1 + 2, 2 + 5, 10 + 20, and two large ones.
+    assert combined("trimmed-mean") == [
+        2,
+        pytest.approx(1 / 3),
+    ]  # (1 + 2 + 3) / 3 and (0 + 0 + 1) / 3
+    # Squared distances to the 5 - 1 - 2 = 2 nearest others: 1 + 5, 1 + 2, 2 + 5, 10 + 20, and two
+    # large ones.
     assert combined("krum") == [1, 0]
 
 
 def test_the_geometric_median_is_where_the_pulls_cancel() -> None:
-    # Unit vectors towards three corners of an equilateral triangle cancel in its centre (Fermat's point).
+    # Unit vectors towards three corners of an equilateral triangle cancel in its centre (Fermat's
+    # point).
     triangle = [weights(0.0, 0), weights(2.0, 0), weights(1.0, 3**0.5)]
     assert combined("geometric-median", models=triangle) == pytest.approx([1, 1 / 3**0.5], abs=1e-4)
     # On a line it is the median; the point itself where a model has more than half of the weight.
-    assert combined("geometric-median", models=[weights(0.0), weights(1.0), weights(50.0)]) == pytest.approx(
-        [1], abs=1e-3
-    )
+    assert combined(
+        "geometric-median", models=[weights(0.0), weights(1.0), weights(50.0)]
+    ) == pytest.approx([1], abs=1e-3)
     heavy = combine([weights(0.0, 0), weights(4.0, 3)], [3, 1], "geometric-median")
     assert heavy.params.tolist() == pytest.approx([0, 0], abs=1e-3)
 
 
 def test_running_statistics_are_combined_too_and_counters_are_the_largest() -> None:
-    models = [Weights(torch.tensor([v]), torch.tensor([10 * v]), torch.tensor([int(v)])) for v in (1.0, 2.0, 9.0)]
+    models = [
+        Weights(torch.tensor([v]), torch.tensor([10 * v]), torch.tensor([int(v)]))
+        for v in (1.0, 2.0, 9.0)
+    ]
     found = combine(models, [1, 1, 1], "median")
     assert (found.params.item(), found.buffers.item(), found.counters.item()) == (2, 20, 9)
 
@@ -74,19 +82,28 @@ def test_equal_models_are_that_model(rule: Rule) -> None:
     [
         (FedAvg(combine="krum"), "counts every client once"),
         (FedAvg(combine="krum", weighting="uniform"), "needs 5 models, there are 4"),
-        (FedProx(combine="trimmed-mean", weighting="uniform", faulty=2), "needs 5 models, there are 4"),
+        (
+            FedProx(combine="trimmed-mean", weighting="uniform", faulty=2),
+            "needs 5 models, there are 4",
+        ),
         (MOON(combine="median"), "counts every client once"),
         (Average(combine="median", weighting="samples"), "counts every client once"),
         (Average(combine="krum"), "needs 5 models, there are 4"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_runs(method: Method, says: str, blobs: FederatedData) -> None:
+def test_what_makes_no_sense_is_refused_before_anything_runs(
+    method: Method, says: str, blobs: FederatedData
+) -> None:
     with pytest.raises(UserError, match=says):
         run(method, blobs, Tiny)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"combine": "median", "combine_heads": "class-wise"}, {"clip_update": 1.0, "init": "different"}]
+    "changes",
+    [
+        {"combine": "median", "combine_heads": "class-wise"},
+        {"clip_update": 1.0, "init": "different"},
+    ],
 )
 def test_average_refuses_what_does_not_go_together(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"combine_heads='mean'|common initial model"):
@@ -128,7 +145,8 @@ def accuracy(method: Method, data: FederatedData) -> float:
 
 @dataclass(frozen=True)
 class Fixed(FedAvg):
-    """FedAvg whose clients send the given model with its first parameter 0, 1, 2, 3 or 1000 larger."""
+    """FedAvg whose clients send the given model with its first parameter 0, 1, 2, 3 or 1000
+    larger."""
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:
@@ -144,13 +162,20 @@ class Fixed(FedAvg):
         ({}, None),
         ({"combine": "median"}, {"distance from the result": [2, 1, 0, 1, 998]}),
         ({"combine": "trimmed-mean"}, {"distance from the result": [2, 1, 0, 1, 998]}),
-        # Squares of the distances to the 2 nearest others: 1 + 4, 1 + 1, 1 + 1, 1 + 4; of equals the first is chosen.
-        ({"combine": "krum"}, {"distance from the result": [1, 0, 1, 2, 999], "chosen": [None, 1, None, None, None]}),
+        # Squares of the distances to the 2 nearest others: 1 + 4, 1 + 1, 1 + 1, 1 + 4; of equals
+        # the first is chosen.
+        (
+            {"combine": "krum"},
+            {"distance from the result": [1, 0, 1, 2, 999], "chosen": [None, 1, None, None, None]},
+        ),
     ],
     ids=lambda value: value.get("combine", "") if isinstance(value, dict) else "",
 )
 def test_each_client_that_a_rule_leaves_aside_is_named(
-    fields: dict[str, Any], notes: dict[str, list[float | None]] | None, ten: FederatedData, caplog: Any
+    fields: dict[str, Any],
+    notes: dict[str, list[float | None]] | None,
+    ten: FederatedData,
+    caplog: Any,
 ) -> None:
     five = FederatedData(ten.dataset, ten.clients[:5])
     with caplog.at_level("INFO", logger="ekiden"):
@@ -158,8 +183,12 @@ def test_each_client_that_a_rule_leaves_aside_is_named(
     if notes is None:
         assert "notes" not in result.metrics[0]
         return
-    expected = {n: {f"client-{i}": v for i, v in enumerate(vs) if v is not None} for n, vs in notes.items()}
-    assert result.metrics[0]["notes"] == {n: pytest.approx(vs, abs=1e-4) for n, vs in expected.items()}
+    expected = {
+        n: {f"client-{i}": v for i, v in enumerate(vs) if v is not None} for n, vs in notes.items()
+    }
+    assert result.metrics[0]["notes"] == {
+        n: pytest.approx(vs, abs=1e-4) for n, vs in expected.items()
+    }
     assert "step 1: distance from the result 99" in caplog.text
     assert "(client-4)" in caplog.text
 
@@ -172,7 +201,12 @@ def test_each_client_whose_step_is_clipped_is_named(method: Any, ten: FederatedD
 
     def go(data: FederatedData, **fields: Any) -> Any:
         return run(
-            method(epochs=1, **few, **fields), data, Tiny, training=training, seed=1, hardware=Hardware(threads=1)
+            method(epochs=1, **few, **fields),
+            data,
+            Tiny,
+            training=training,
+            seed=1,
+            hardware=Hardware(threads=1),
         )
 
     start = Network(builder(Tiny, ten, 1, Average())()).weights().params
@@ -184,17 +218,31 @@ def test_each_client_whose_step_is_clipped_is_named(method: Any, ten: FederatedD
     limit = sorted(lengths.values())[1]  # of three, one is longer
     noted = go(three, clip_update=limit * 1.0001).metrics[0]["notes"]
     longest = max(lengths, key=lambda name: lengths[name])
-    assert noted == {"length of clipped steps": {longest: pytest.approx(lengths[longest], rel=1e-5)}}
+    assert noted == {
+        "length of clipped steps": {longest: pytest.approx(lengths[longest], rel=1e-5)}
+    }
     assert go(three, clip_update=1000).metrics[0]["notes"] == {"length of clipped steps": {}}
 
 
 @pytest.mark.slow
-def test_notes_are_the_same_after_a_resume_and_in_other_processes(ten: FederatedData, tmp_path: Path) -> None:
-    method = FedAvg(rounds=3, epochs=1, weighting="uniform", combine="geometric-median", clip_update=0.2)
+def test_notes_are_the_same_after_a_resume_and_in_other_processes(
+    ten: FederatedData, tmp_path: Path
+) -> None:
+    method = FedAvg(
+        rounds=3, epochs=1, weighting="uniform", combine="geometric-median", clip_update=0.2
+    )
 
     def go(name: str, **more: Any) -> bytes:
         training = Training(lr=0.03, batch_size=16, select="last")
-        run(method, ten, Tiny, training=training, hardware=Hardware(threads=1), folder=tmp_path / name, **more)
+        run(
+            method,
+            ten,
+            Tiny,
+            training=training,
+            hardware=Hardware(threads=1),
+            folder=tmp_path / name,
+            **more,
+        )
         return (tmp_path / name / "metrics.jsonl").read_bytes()
 
     whole = go("whole")
@@ -206,7 +254,8 @@ def test_notes_are_the_same_after_a_resume_and_in_other_processes(ten: Federated
     first, *_ = shown = summary.notes(found).splitlines()
     assert len(shown) == 3
     assert re.fullmatch(
-        r"step 1: length of clipped steps [\d.]+ \(client-\d\),.*; distance from the result [\d.]+ \(client-\d\).*",
+        r"step 1: length of clipped steps [\d.]+ \(client-\d\),.*; distance from the result [\d.]+ "
+        r"\(client-\d\).*",
         first,
     )
     row = summary.table([found]).to_pylist()[0]

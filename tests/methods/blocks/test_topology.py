@@ -56,7 +56,10 @@ def test_degrees_of_undirected_graphs(topology: str, clients: int, degrees: set[
 def test_ring_of_four() -> None:
     third = 1 / 3
     expected = tensor(
-        [third, third, 0, third], [third, third, third, 0], [0, third, third, third], [third, 0, third, third]
+        [third, third, 0, third],
+        [third, third, third, 0],
+        [0, third, third, third],
+        [third, 0, third, third],
     )
     torch.testing.assert_close(mixing("ring", 4), expected)
 
@@ -68,7 +71,9 @@ def test_complete_graph_is_the_uniform_mean() -> None:
 def test_metropolis_of_a_path() -> None:
     path = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=torch.bool)
     third = 1 / 3
-    torch.testing.assert_close(metropolis(path), tensor([1 - third, third, 0], [third] * 3, [0, third, 1 - third]))
+    torch.testing.assert_close(
+        metropolis(path), tensor([1 - third, third, 0], [third] * 3, [0, third, 1 - third])
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,15 +217,20 @@ def test_refuses_a_matrix_that_is_no_mixing(matrix: Tensor, message: str) -> Non
         check_mixing(matrix)
 
 
-@pytest.mark.parametrize("topology", ["ring", "complete", "torus", "star", "exponential", "erdos_renyi:0.5"])
+@pytest.mark.parametrize(
+    "topology", ["ring", "complete", "torus", "star", "exponential", "erdos_renyi:0.5"]
+)
 def test_a_fixed_graph_contracts_by_one_minus_its_gap(topology: str) -> None:
-    assert contraction(topology, 8, 3) == pytest.approx(1 - spectral_gap(mixing(topology, 8)), abs=1e-7)
+    assert contraction(topology, 8, 3) == pytest.approx(
+        1 - spectral_gap(mixing(topology, 8)), abs=1e-7
+    )
     assert not is_drawn(topology)
 
 
 @pytest.mark.slow
 def test_drawn_graphs_contract_although_one_alone_need_not() -> None:
-    # Pairs: a given other client is the partner with probability 1/(N-1), so E[W'W] = E[W] leaves 1 - N/(2(N-1)).
+    # Pairs: a given other client is the partner with probability 1/(N-1), so E[W'W] = E[W] leaves 1
+    # - N/(2(N-1)).
     assert contraction("matching", 6, 3000) == pytest.approx((1 - 6 / 10) ** 0.5, abs=0.03)
     assert len(components(mixing("matching", 6, generator=drawn()) > 0)) == 3
     assert is_drawn("matching")
@@ -229,7 +239,8 @@ def test_drawn_graphs_contract_although_one_alone_need_not() -> None:
 
 @pytest.mark.parametrize("topology", ["peers:2", "one_peer"])
 def test_contraction_is_what_gossip_does(topology: str) -> None:
-    """The distance left by a round, over many rounds from the worst direction: its root mean square is not larger."""
+    """The distance left by a round, over many rounds from the worst direction: its root mean square
+    is not larger."""
     bound, n = contraction(topology, 8, 300), 8
     x = torch.randn(n, 50, dtype=torch.float64, generator=drawn(3))
     x -= x.mean(0)

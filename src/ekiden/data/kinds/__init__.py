@@ -1,6 +1,8 @@
-"""Kinds of samples: images, rows of a table, tokens or arrays, each a small dataclass of plain values.
+"""Kinds of samples: images, rows of a table, tokens or arrays, each a small dataclass of plain
+values.
 
-A run folder keeps this dataclass, so that files given later become the same tensors (`inputs.encode`).
+A run folder keeps this dataclass, so that files given later become the same tensors
+(`inputs.encode`).
 """
 
 import json
@@ -26,25 +28,42 @@ _GROUP: Final = "ekiden.kinds"
 
 
 def named(name: str) -> type[Inputs]:
-    """Return the kind of samples with this name: one of Ekiden's, of another package, or FILE.py:NAME."""
+    """Return the kind of samples with this name: one of Ekiden's, of another package, or
+    FILE.py:NAME.
+    """
     if name in _KINDS:
         return _KINDS[name]
     own = outside.installed(_GROUP)
     if not outside.is_file(name) and name not in own:
         raise unknown("kind of samples", name, (*_KINDS, *own))
     found = outside.load(name) if outside.is_file(name) else own[name].load()
-    if not (isinstance(found, type) and issubclass(found, Inputs) and is_dataclass(found)) or found.__abstractmethods__:
-        raise UserError(f"{name} is not a kind of samples: derive a frozen dataclass from ekiden.data.Inputs")
-    if lacking := [part for part in ("kind", "words") if not isinstance(getattr(found, part, None), str)]:
-        raise UserError(f"{name} does not say its {lacking[0]}: give the class a text {lacking[0]!r}")
+    if (
+        not (isinstance(found, type) and issubclass(found, Inputs) and is_dataclass(found))
+        or found.__abstractmethods__
+    ):
+        raise UserError(
+            f"{name} is not a kind of samples: derive a frozen dataclass from ekiden.data.Inputs"
+        )
+    if lacking := [
+        part for part in ("kind", "words") if not isinstance(getattr(found, part, None), str)
+    ]:
+        raise UserError(
+            f"{name} does not say its {lacking[0]}: give the class a text {lacking[0]!r}"
+        )
     if found.kind in _KINDS:
-        raise UserError(f"{name} has the kind {found.kind!r}, which is Ekiden's own: give it another name")
+        raise UserError(
+            f"{name} has the kind {found.kind!r}, which is Ekiden's own: give it another name"
+        )
     return found
 
 
 def name_of(inputs: Inputs) -> str:
     """Return the name by which `named` finds the kind of these inputs."""
-    return inputs.kind if inputs.kind in _KINDS else outside.known_as(type(inputs), _GROUP) or inputs.kind
+    return (
+        inputs.kind
+        if inputs.kind in _KINDS
+        else outside.known_as(type(inputs), _GROUP) or inputs.kind
+    )
 
 
 def to_json(inputs: Inputs) -> dict[str, Any]:

@@ -32,11 +32,23 @@ CHUNK = 128  # images that a thread decodes at a time
 _SCALE = 1.25  # times as large pixels as those of other silos
 _PICTURE = 64  # pixels; smaller ones may be of one colour
 _WIDE = 2.5  # times as large pixels within a silo, more than among adults
-_X_RAYS = {"CR", "DX", "DR", "RF", "XA", "sagittal", "coronal", "axial"}  # alike, or planes of NIfTI
+_X_RAYS = {
+    "CR",
+    "DX",
+    "DR",
+    "RF",
+    "XA",
+    "sagittal",
+    "coronal",
+    "axial",
+}  # alike, or planes of NIfTI
 _WEIGHTED = 4  # place in `Look.taken` of how MR images are weighted
-_MOST_PIXELS = 178_956_970  # of an image, as Pillow has it; a compressed file of a few kilobytes can say more
+_MOST_PIXELS = (
+    178_956_970  # of an image, as Pillow has it; a compressed file of a few kilobytes can say more
+)
 _ROUNDED = 1e-3  # between a number of a class and one that was stored with a slope
-_FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
+# of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
+_FEW = 64
 _Item: TypeAlias = tuple[Raw, int]
 """a part of a source and the place of an image in it"""
 
@@ -55,13 +67,16 @@ class Images(Inputs):
     dtype = torch.uint8
 
     size: CountOrZero = 0  # side of all images in pixels; 0 keeps their own size
-    # how images come to `size`. stretch: both sides are scaled to it. crop: the shorter side is scaled to it, then the
+    # how images come to `size`. stretch: both sides are scaled to it. crop: the shorter side is
+    # scaled to it, then the
     # middle is cut out.
     fit: Literal["stretch", "crop"] = "stretch"
-    # the file's values that become 0 and 255, for pixels of more than 8 bits; (): the smallest and largest value of the
+    # the file's values that become 0 and 255, for pixels of more than 8 bits; (): the smallest and
+    # largest value of the
     # file's type
     window: tuple[float, ...] = ()
-    # the channels. auto: three if any image has colour, otherwise one. rgb: three; grey values are repeated. grey: one;
+    # the channels. auto: three if any image has colour, otherwise one. rgb: three; grey values are
+    # repeated. grey: one;
     # colours become their luminance (Rec. 601).
     colour: Literal["auto", "rgb", "grey"] = "auto"
 
@@ -78,7 +93,9 @@ class Images(Inputs):
         return decode([[given]], self, shape=shape, notes=notes)[0]
 
     @classmethod
-    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Encoding) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(
+        cls, sides: Sequence[Sequence[Raw]], wanted: Encoding
+    ) -> tuple[list[Tensor], Inputs | None]:
         """Decode all images, each side into one tensor; large ones into a file."""
         images = wanted.known or wanted.reading.images(wanted.size)
         return decode(sides, images, shape=wanted.shape), images
@@ -92,13 +109,15 @@ class Images(Inputs):
             for row, file in enumerate(names):
                 if not file or not split(beside / file)[0].is_file():
                     raise UserError(
-                        f"{row_text(row)} of {source} names the image {short(file)} (column {name!r}), which is not a "
+                        f"{row_text(row)} of {source} names the image {short(file)} (column "
+                        f"{name!r}), which is not a "
                         f"file in {beside}: give paths relative to the table"
                     )
             return [beside / file for file in names]
         if not is_encoded(column.type):
             raise UserError(
-                f"column {name!r} of {source} holds {column.type}: images must be bytes, structs of bytes and path, or "
+                f"column {name!r} of {source} holds {column.type}: images must be bytes, structs "
+                "of bytes and path, or "
                 "paths."
             )
         cells = column.to_pylist()
@@ -106,7 +125,10 @@ class Images(Inputs):
             return list(cells)
         found = [cell or {} for cell in cells]
         paths = [beside / cell["path"] if cell.get("path") else None for cell in found]
-        return [path if cell.get("bytes") is None else cell["bytes"] for cell, path in zip(found, paths, strict=True)]
+        return [
+            path if cell.get("bytes") is None else cell["bytes"]
+            for cell, path in zip(found, paths, strict=True)
+        ]
 
     def for_model(self, raw: Any, shape: tuple[int, ...], notes: "Notes | None" = None) -> Tensor:
         return self.encode(raw, shape, notes)
@@ -127,7 +149,9 @@ class Images(Inputs):
         return (pixels.amin(2) == pixels.amax(2)).all(1) & (pixels.shape[2] >= _PICTURE)
 
     def for_shape(self, shape: Sequence[int]) -> "Images":
-        """Return the images of which a model takes samples of a shape, () if there is no model: all of one size."""
+        """Return the images of which a model takes samples of a shape, () if there is no model: all
+        of one size.
+        """
         square = not self.size and len(shape) == 3 and shape[1] == shape[2]
         return replace(self, size=shape[1]) if square else self
 
@@ -159,40 +183,59 @@ class Notes:
         if self.several:
             pages = max(self.several)
             lines.append(
-                f"{len(self.several)} of {counted(self.files, 'image')} in {source} have several pages, frames or "
-                f"slices (up to {pages}); the middle one is read (number {pages // 2} of {pages}, counted from 0): "
+                f"{len(self.several)} of {counted(self.files, 'image')} in {source} have several "
+                "pages, frames or "
+                f"slices (up to {pages}); the middle one is read (number {pages // 2} of {pages}, "
+                "counted from 0): "
                 f"name another after #, as in FILE#0"
             )
         if self.blank:
             lines.append(
-                f"{self.blank} of {counted(self.files, 'image')} in {source} have pixels that are not a number (NaN); "
+                f"{self.blank} of {counted(self.files, 'image')} in {source} have pixels that are "
+                "not a number (NaN); "
                 "these are black"
             )
-        lines += [f"{n} of {counted(self.files, 'image')} in {source} {what}" for what, n in self.doubts.items()]
+        lines += [
+            f"{n} of {counted(self.files, 'image')} in {source} {what}"
+            for what, n in self.doubts.items()
+        ]
         for line in lines:
             tell(line)
 
 
 def is_encoded(kind: Any) -> bool:
-    """Return whether an Arrow type is that of encoded images: bytes, or structs of bytes and path."""
+    """Return whether an Arrow type is that of encoded images: bytes, or structs of bytes and
+    path.
+    """
     struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
     return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def holds_files(column: Any) -> bool:
-    """Return whether a column holds encoded images, or names of such files: labels that are masks."""
+    """Return whether a column holds encoded images, or names of such files: labels that are
+    masks.
+    """
     if is_encoded(column.type):
         return True
     suffixes = tuple({*raster.SUFFIXES, *medical.NIFTI, *medical.DICOM})
     names = column.unique().to_pylist() if is_text(column.type) else []
-    return bool(names) and all(name and split(Path(name))[0].name.lower().endswith(suffixes) for name in names)
+    return bool(names) and all(
+        name and split(Path(name))[0].name.lower().endswith(suffixes) for name in names
+    )
 
 
 def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[Any]:
-    """Return the class of each pixel (n, H, W) that masks of images hold; (n,) arrays (H, W) if they differ in size."""
+    """Return the class of each pixel (n, H, W) that masks of images hold; (n,) arrays (H, W) if
+    they differ in size.
+    """
     found: list[NDArray[Any]] = []
     _check_pairs(
-        [pair for pair in zip(files_, images, strict=True) if all(isinstance(one, Path) for one in pair)], source
+        [
+            pair
+            for pair in zip(files_, images, strict=True)
+            if all(isinstance(one, Path) for one in pair)
+        ],
+        source,
     )
     for row, (file, image) in enumerate(zip(files_, images, strict=True)):
         try:
@@ -200,7 +243,9 @@ def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[
             if values.ndim != 2 or not (np.abs(values - np.rint(values)) <= _ROUNDED).all():
                 raise UserError("its pixels are not whole numbers: give numbers of classes")
         except Exception as error:
-            raise _named((Raw(source, images, np.arange(len(images)), kind=Images), row), error, "mask") from error
+            raise _named(
+                (Raw(source, images, np.arange(len(images)), kind=Images), row), error, "mask"
+            ) from error
         found.append(np.rint(values).astype(np.int64))
     if len({mask.shape for mask in found}) == 1:
         return np.stack(found)
@@ -210,32 +255,46 @@ def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[
 
 
 def _check_pairs(pairs: Sequence[tuple[Path, Path]], source: str) -> None:
-    """Refuse images that are their own masks, and say that masks may be those of other images, or turned otherwise."""
+    """Refuse images that are their own masks, and say that masks may be those of other images, or
+    turned otherwise.
+    """
     if same := next((image for mask, image in pairs if mask == image), None):
-        raise UserError(f"{source} names {same.name} as an image and as its mask: name masks by --label-column")
+        raise UserError(
+            f"{source} names {same.name} as an image and as its mask: name masks by --label-column"
+        )
     numbers = [tuple(tuple(re.findall(r"\d+", one.name)) for one in pair) for pair in pairs]
     apart = [pair for pair, (mask, image) in zip(pairs, numbers, strict=True) if mask != image]
     if apart and sorted(mask for mask, _ in numbers) == sorted(image for _, image in numbers):
         tell(
-            f"{counted(len(apart), 'mask')} of {source} have the number of another image in their names, such as "
+            f"{counted(len(apart), 'mask')} of {source} have the number of another image in their "
+            "names, such as "
             f"{apart[0][0].name} of {apart[0][1].name}: check which belong together"
         )
     plain = [pair for pair in pairs if not any(map(medical.is_medical, pair))]
     if turned := sum(raster.turned(image) and not raster.turned(mask) for mask, image in plain):
         tell(
-            f"{counted(turned, 'image')} of {source} are turned as their EXIF orientation says, and their masks are "
+            f"{counted(turned, 'image')} of {source} are turned as their EXIF orientation says, "
+            "and their masks are "
             "not: check that they fit"
         )
 
 
 def sized_masks(label: NDArray[Any], images: Images, source: str) -> NDArray[np.int64]:
-    """Return masks (n, H, W) of the size to which their images come, each pixel with the class of the nearest one."""
+    """Return masks (n, H, W) of the size to which their images come, each pixel with the class of
+    the nearest one.
+    """
     if images.size:
         drawn = [Image.fromarray(mask.astype(np.int32)) for mask in label]
-        return np.stack([np.asarray(_sized(mask, images, Image.Resampling.NEAREST)) for mask in drawn]).astype(np.int64)
+        return np.stack(
+            [np.asarray(_sized(mask, images, Image.Resampling.NEAREST)) for mask in drawn]
+        ).astype(np.int64)
     if label.dtype == object:
-        sizes = " and ".join(f"{w}x{h}" for h, w in [*dict.fromkeys(mask.shape for mask in label)][:2])
-        raise UserError(f"masks of {source} differ in size ({sizes}): give one size for all, as --size=32")
+        sizes = " and ".join(
+            f"{w}x{h}" for h, w in [*dict.fromkeys(mask.shape for mask in label)][:2]
+        )
+        raise UserError(
+            f"masks of {source} differ in size ({sizes}): give one size for all, as --size=32"
+        )
     return label
 
 
@@ -248,14 +307,16 @@ def decode(
 ) -> list[Tensor]:
     """Decode all images of a data set, in order.
 
-    Each image becomes what a viewer shows: turned as its EXIF orientation says, and on white where it is transparent.
-    Colour profiles and gamma are not applied. All get one size and one number of channels, see `Images`. Grey values
-    of 16 bits are cut to their upper 8 bits unless there is a window.
+    Each image becomes what a viewer shows: turned as its EXIF orientation says, and on white where
+    it is transparent. Colour profiles and gamma are not applied. All get one size and one number of
+    channels, see `Images`. Grey values of 16 bits are cut to their upper 8 bits unless there is a
+    window.
 
     Args:
         sides: what the sources hold for training and, if there is a test part, for the test.
         images: how they come to one size (bilinear with antialias).
-        shape: shape of the samples that a trained model takes: images get its size and its channels. () without one.
+        shape: shape of the samples that a trained model takes: images get its size and its
+            channels. () without one.
         notes: collects what the user should know; without it, this is said by warnings.
 
     Returns:
@@ -263,7 +324,10 @@ def decode(
     """
     told = Notes() if notes is None else notes
     if ImageFile.LOAD_TRUNCATED_IMAGES:
-        tell("missing parts of damaged images are read as grey: set PIL.ImageFile.LOAD_TRUNCATED_IMAGES to False")
+        tell(
+            "missing parts of damaged images are read as grey: set "
+            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES to False"
+        )
     images = images.for_shape(shape)
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         each = [[(raw, row) for raw in side for row in range(len(raw.images))] for side in sides]
@@ -271,13 +335,20 @@ def decode(
         looks = list(pool.map(_look, items))
         told.look(looks)
         channels = _channels(images, looks, shape)
-        width, height = (images.size, images.size) if images.size else _one_size(looks, sides[0][0].source)
+        width, height = (
+            (images.size, images.size) if images.size else _one_size(looks, sides[0][0].source)
+        )
         strict = channels == 1 and images.colour == "auto"  # then no image may have colours
         out, levels, brightest = [], list[int | None](), list[int]()
         for side in each:
             pixels = files.room((len(side), channels, height, width))
-            chunks = [(side[at : at + CHUNK], pixels[at : at + CHUNK]) for at in range(0, len(side), CHUNK)]
-            for found, bright, blank in pool.map(lambda chunk: _chunk(chunk[0], chunk[1], images, strict), chunks):
+            chunks = [
+                (side[at : at + CHUNK], pixels[at : at + CHUNK])
+                for at in range(0, len(side), CHUNK)
+            ]
+            for found, bright, blank in pool.map(
+                lambda chunk: _chunk(chunk[0], chunk[1], images, strict), chunks
+            ):
                 levels += found
                 brightest += bright
                 told.blank += blank
@@ -288,14 +359,17 @@ def decode(
         told.silos += _unlike(silos, looks, levels, channels, images) + _dark(silos, brightest)
         if again := len(known := [seen.uid for seen in looks if seen.uid]) - len({*known}):
             told.silos.append(
-                f"{again:,} of {counted(len(looks), 'image')} have the SOP instance UID of another one, as copies of a "
+                f"{again:,} of {counted(len(looks), 'image')} have the SOP instance UID of another "
+                "one, as copies of a "
                 "picture have: keep one of each"
             )
         count = len({seen.subject for seen in looks})
         if 1 < count < len(looks) and all(raw.subject is None for raw, _ in items):
             told.silos.append(
-                f"headers name {count:,} patients for {len(looks):,} images, so a patient may be in training and in "
-                "the test: list the files in a table, and name the column of patients by --subject-column"
+                f"headers name {count:,} patients for {len(looks):,} images, so a patient may be "
+                "in training and in "
+                "the test: list the files in a table, and name the column of patients by "
+                "--subject-column"
             )
     if notes is None:
         told.warn(_first([*dict.fromkeys(raw.source for side in sides for raw in side)]))
@@ -315,7 +389,8 @@ def _one_size(looks: Sequence[Look], source: str) -> tuple[int, int]:
     if len(sizes) > 1:
         some = ", ".join(f"{w}x{h}" for w, h in sorted(sizes, key=lambda size: size[::-1])[:3])
         raise UserError(
-            f"images in {source} differ in size ({some}): give one size for all, as --size=32, or resize them."
+            f"images in {source} differ in size ({some}): give one size for all, as --size=32, or "
+            "resize them."
         )
     return next(iter(sizes))
 
@@ -329,7 +404,9 @@ def _by_silo(items: Sequence[_Item]) -> dict[Hashable, list[int]]:
     return silos
 
 
-def _check_levels(silos: dict[Hashable, list[int]], levels: Sequence[int | None], images: Images) -> None:
+def _check_levels(
+    silos: dict[Hashable, list[int]], levels: Sequence[int | None], images: Images
+) -> None:
     """Refuse a silo whose images of 16 bits would keep only a few grey levels."""
     if images.window:
         return
@@ -337,8 +414,10 @@ def _check_levels(silos: dict[Hashable, list[int]], levels: Sequence[int | None]
         deep = [level for place in places if (level := levels[place]) is not None]
         if deep and max(deep) < _FEW << 8:
             raise UserError(
-                f"images in {silo} have 16 bits and values up to {max(deep)} only, so that 8 bits would hold "
-                f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as in "
+                f"images in {silo} have 16 bits and values up to {max(deep)} only, so that 8 bits "
+                "would hold "
+                f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as "
+                "in "
                 f"--pixel-window=[0, {max(deep)}]"
             )
 
@@ -350,46 +429,75 @@ def _unlike(
     channels: int,
     images: Images,
 ) -> list[str]:
-    """Return lines about silos in which all images are grey, or have 16 bits, while those of others are not."""
+    """Return lines about silos in which all images are grey, or have 16 bits, while those of others
+    are not.
+    """
     lines = _taken(silos, looks, images.size)
-    grey = [silo for silo, places in silos.items() if not any(looks[place].colour for place in places)]
+    grey = [
+        silo for silo, places in silos.items() if not any(looks[place].colour for place in places)
+    ]
     if channels == 3 and images.colour == "auto" and 0 < len(grey) < len(silos):
         lines.append(
-            f"all images in {_first(grey)} are grey, and others have colour: grey values are repeated in three "
+            f"all images in {_first(grey)} are grey, and others have colour: grey values are "
+            "repeated in three "
             "channels; --colour=grey makes all images grey"
         )
-    deep = [silo for silo, places in silos.items() if all(levels[place] is not None for place in places)]
-    flat = [silo for silo, places in silos.items() if all(levels[place] is None for place in places)]
+    deep = [
+        silo for silo, places in silos.items() if all(levels[place] is not None for place in places)
+    ]
+    flat = [
+        silo for silo, places in silos.items() if all(levels[place] is None for place in places)
+    ]
     if deep and flat:
         lines.append(
-            f"images in {_first(deep)} have 16 bits, those in {_first(flat)} 8 bits: the upper 8 bits are kept, so "
+            f"images in {_first(deep)} have 16 bits, those in {_first(flat)} 8 bits: the upper 8 "
+            "bits are kept, so "
             "check that white is white in both"
         )
     return lines
 
 
 def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -> list[str]:
-    """Return lines about silos whose scans have other pixels (in mm) than those of others, or were taken otherwise."""
+    """Return lines about silos whose scans have other pixels (in mm) than those of others, or were
+    taken otherwise.
+    """
     lines, spacings, ways = list[str](), dict[Hashable, float](), dict[Hashable, list[set[str]]]()
     for silo, places in silos.items():
         here = [looks[place] for place in places]
-        known = [seen.spacing * (min(seen.size) / size if size else 1) for seen in here if seen.spacing > 0]
+        known = [
+            seen.spacing * (min(seen.size) / size if size else 1)
+            for seen in here
+            if seen.spacing > 0
+        ]
         spacings |= {silo: median(known)} if known else {}
-        ways[silo] = [{*each} for each in zip(*(seen.taken or ("",) for seen in here), strict=False)]
+        ways[silo] = [
+            {*each} for each in zip(*(seen.taken or ("",) for seen in here), strict=False)
+        ]
         devices = {way.split()[0] for way in ways[silo][0] if way} - _X_RAYS
         for mixed in (devices, *ways[silo][_WEIGHTED : _WEIGHTED + 1]):
             if len(mixed) > 1 and all(mixed):
-                lines.append(f"images in {silo} are {' and '.join(sorted(mixed))}: check that they show the same")
+                lines.append(
+                    f"images in {silo} are {' and '.join(sorted(mixed))}: check that they show the "
+                    "same"
+                )
         if known and max(known) >= _WIDE * min(known):
             lines.append(
-                f"pixels of images in {silo} are {min(known):.3g} to {max(known):.3g} mm high: bring images to one "
+                f"pixels of images in {silo} are {min(known):.3g} to {max(known):.3g} mm high: "
+                "bring images to one "
                 "spacing, or structures differ in size"
             )
-    usual = [*spacings.values()][1] if len(spacings) == 2 else median(spacings.values()) if spacings else 0.0
+    usual = (
+        [*spacings.values()][1]
+        if len(spacings) == 2
+        else median(spacings.values())
+        if spacings
+        else 0.0
+    )
     for silo, height in spacings.items():
         if max(height / usual, usual / height) >= _SCALE:
             lines.append(
-                f"pixels of images in {silo} are {height:.3g} mm high, those of other silos {usual:.3g} mm: bring "
+                f"pixels of images in {silo} are {height:.3g} mm high, those of other silos "
+                f"{usual:.3g} mm: bring "
                 "images to one spacing, or structures have another size there"
             )
     first, *others = ways
@@ -397,18 +505,24 @@ def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -
         for own, others_ in zip(ways[first], ways[silo], strict=False):
             if all(own | others_) and not own & others_:
                 one, other = (" and ".join(sorted(way)) for way in (own, others_))
-                lines.append(f"images in {first} are {one}, those in {silo} {other}: check that they show the same")
+                lines.append(
+                    f"images in {first} are {one}, those in {silo} {other}: check that they show "
+                    "the same"
+                )
                 return lines
     return lines
 
 
 def _dark(silos: dict[Hashable, list[int]], brightest: Sequence[int]) -> list[str]:
-    """Return a line about silos in which all pixels are nearly black, as if they were stored with fewer bits."""
+    """Return a line about silos in which all pixels are nearly black, as if they were stored with
+    fewer bits.
+    """
     most = {silo: max(brightest[place] for place in places) for silo, places in silos.items()}
     if not (dark := [silo for silo, value in most.items() if value < _FEW]):
         return []
     return [
-        f"images in {_first(dark)} use values up to {max(most[silo] for silo in dark)} of 255: check that they are not "
+        f"images in {_first(dark)} use values up to {max(most[silo] for silo in dark)} of 255: "
+        "check that they are not "
         "masks, or stored with fewer bits than they say"
     ]
 
@@ -426,7 +540,10 @@ def _look(item: _Item) -> Look:
             raise UserError("it has no pixels: leave it out")
         if prod(seen.size) > _MOST_PIXELS:
             width, height = seen.size
-            raise UserError(f"its header says {width} x {height} pixels, {_MOST_PIXELS} are read at most: shrink it")
+            raise UserError(
+                f"its header says {width} x {height} pixels, {_MOST_PIXELS} are read at most: "
+                "shrink it"
+            )
         return seen
     except Exception as error:  # the many decoders raise errors of many kinds
         raise _named(item, error) from error
@@ -437,8 +554,8 @@ def _chunk(
 ) -> tuple[list[int | None], list[int], int]:
     """Write the pixels of these images.
 
-    Return the largest value of each image that has more than 8 bits, otherwise None; the largest value of each image
-    that was written; and the number of images with NaN.
+    Return the largest value of each image that has more than 8 bits, otherwise None; the largest
+    value of each image that was written; and the number of images with NaN.
     """
     levels, brightest, blank = list[int | None](), list[int](), 0
     for place, item in enumerate(items):
@@ -453,7 +570,9 @@ def _chunk(
         brightest.append(int(pixels.max(initial=0)))
         blank += holes
         pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
-        into[place].copy_(torch.from_numpy(pixels).permute(2, 0, 1))  # copies one grey channel into three
+        into[place].copy_(
+            torch.from_numpy(pixels).permute(2, 0, 1)
+        )  # copies one grey channel into three
     return levels, brightest, blank
 
 
@@ -476,7 +595,9 @@ def _named(item: _Item, error: Exception, what: str = "image") -> UserError:
     return UserError(f"{where} cannot be decoded ({why[:200]}): replace or remove it")
 
 
-def _sized(image: Image.Image, images: Images, how: Image.Resampling = Image.Resampling.BILINEAR) -> Image.Image:
+def _sized(
+    image: Image.Image, images: Images, how: Image.Resampling = Image.Resampling.BILINEAR
+) -> Image.Image:
     size = images.size
     if not size or image.size == (size, size):
         return image
@@ -495,20 +616,24 @@ def _in_channels(image: Image.Image, channels: int, strict: bool) -> Image.Image
     grey = image.convert("L")
     if strict and (np.asarray(image) != np.asarray(grey)[:, :, None]).any():
         raise UserError(
-            "it is in colour, but the model was trained on grey images: convert it to grey, or train with --colour=grey"
+            "it is in colour, but the model was trained on grey images: convert it to grey, or "
+            "train with --colour=grey"
         )
     return grey
 
 
 def _plain(loaded: Loaded, window: tuple[float, ...]) -> tuple[Image.Image, int | None, bool]:
-    """Return the image as 8-bit grey or RGB, its largest value if it has 16 bits, and whether it holds NaN."""
+    """Return the image as 8-bit grey or RGB, its largest value if it has 16 bits, and whether it
+    holds NaN.
+    """
     image, levels = loaded.image, loaded.levels
     if image.mode in ("L", "RGB"):
         if levels == 256:
             return image, None, False
         if window:
             raise UserError(
-                "its colours have 16 bits, of which the upper 8 are read, so there is no window to apply: convert it "
+                "its colours have 16 bits, of which the upper 8 are read, so there is no window to "
+                "apply: convert it "
                 "to 8 bits"
             )
         return image, 256 * int(np.asarray(image).max(initial=0)), False
@@ -533,7 +658,11 @@ def _check_range(values: NDArray[np.float64], loaded: Loaded) -> None:
     least, most = float(np.nanmin(values)), float(np.nanmax(values))
     if least >= 0 and most <= 255 and not 0 < most <= 1:
         return
-    own = ", as in --pixel-window=[{:g}, {:g}] (what the file shows)".format(*loaded.window) if loaded.window else ""
+    own = (
+        ", as in --pixel-window=[{:g}, {:g}] (what the file shows)".format(*loaded.window)
+        if loaded.window
+        else ""
+    )
     raise UserError(
         f"its pixels go from {least:g} to {most:g}: say which values become black and white by "
         f"--pixel-window LOW HIGH{own}"

@@ -25,12 +25,13 @@ Names = NDArray[np.str_]
 class Table(Inputs):
     """Rows of a table: (d,) float32.
 
-    A row holds the scaled numbers; then, for each column in which numbers are missing, 1 if this row's is missing and
-    0 otherwise; then the code of each category. A missing number is encoded as the mean, which is 0. Code 0 means any
-    category that is not in the vocabulary; the others count from 1.
+    A row holds the scaled numbers; then, for each column in which numbers are missing, 1 if this
+    row's is missing and 0 otherwise; then the code of each category. A missing number is encoded as
+    the mean, which is 0. Code 0 means any category that is not in the vocabulary; the others count
+    from 1.
 
-    Before the silos have agreed (`Dataset.least`), rows are float64: unscaled numbers, NaN for a missing one, and codes
-    of all categories that occur.
+    Before the silos have agreed (`Dataset.least`), rows are float64: unscaled numbers, NaN for a
+    missing one, and codes of all categories that occur.
     """
 
     kind = "table"
@@ -41,17 +42,28 @@ class Table(Inputs):
     categorical: tuple[str, ...] = ()  # names of the columns of categories
     centre: tuple[float, ...] = ()  # per numeric column, subtracted
     scale: tuple[float, ...] = ()  # per numeric column, divided by
-    gaps: tuple[str, ...] = ()  # the numeric columns for which a row says whether the number is missing
-    vocabularies: tuple[tuple[str, ...], ...] = ()  # per categorical column, its known categories; "" is a missing one
+    gaps: tuple[
+        str, ...
+    ] = ()  # the numeric columns for which a row says whether the number is missing
+    vocabularies: tuple[
+        tuple[str, ...], ...
+    ] = ()  # per categorical column, its known categories; "" is a missing one
     dates: tuple[str, ...] = ()  # the numeric columns that are dates, as days since 1970
     missing: tuple[str, ...] = ()  # cells that mark a missing value, in addition to the usual ones
 
     def __post_init__(self) -> None:
-        agreed = len(self.scale) == len(self.centre) == len(self.numeric) and all(s > 0 for s in self.scale)
+        agreed = len(self.scale) == len(self.centre) == len(self.numeric) and all(
+            s > 0 for s in self.scale
+        )
         if (self.scale and not agreed) or not set(self.gaps) <= set(self.numeric):
-            raise UserError("the columns of a table and their scaling do not go together: agree on them again")
+            raise UserError(
+                "the columns of a table and their scaling do not go together: agree on them again"
+            )
         if self.vocabularies and len(self.vocabularies) != len(self.categorical):
-            raise UserError("the columns of a table and their categories do not go together: agree on them again")
+            raise UserError(
+                "the columns of a table and their categories do not go together: agree on them "
+                "again"
+            )
 
     @property
     def continuous(self) -> bool:
@@ -69,7 +81,9 @@ class Table(Inputs):
         return samples.take(rows)
 
     @classmethod
-    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Encoding) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(
+        cls, sides: Sequence[Sequence[Raw]], wanted: Encoding
+    ) -> tuple[list[Tensor], Inputs | None]:
         """Encode rows as agreed, or leave them unscaled until the silos agree."""
         known = wanted.known
         if wanted.size:
@@ -101,7 +115,9 @@ class Table(Inputs):
         """See `Inputs`; silos may have the columns in another order, and other categories."""
         values = x.double().cpu().numpy()
         columns = {name: values[:, k] for k, name in enumerate(self.numeric)}
-        for k, (name, known) in enumerate(zip(self.categorical, self.vocabularies, strict=True), self.numbers):
+        for k, (name, known) in enumerate(
+            zip(self.categorical, self.vocabularies, strict=True), self.numbers
+        ):
             hashes = [int.from_bytes(blake2b(c.encode(), digest_size=6).digest()) for c in known]
             columns[name] = np.array([0, *hashes], dtype=np.float64)[values[:, k].astype(np.int64)]
         return np.stack([columns[name] for name in sorted(columns)], axis=1)
@@ -110,19 +126,31 @@ class Table(Inputs):
         """See `Inputs`: unscaled rows in which every value is missing."""
         if self.scale or x.shape[1] < 2:
             return super().bare(x)
-        lost = torch.tensor([known.index("") + 1 if "" in known else -1 for known in self.vocabularies])
+        lost = torch.tensor(
+            [known.index("") + 1 if "" in known else -1 for known in self.vocabularies]
+        )
         return x[:, : self.numbers].isnan().all(1) & (x[:, self.numbers :] == lost).all(1)
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), a dict of columns, or what `read` gave."""
-        part = raw if isinstance(raw, Raw) else self.read(frames.arrow(raw, "the table given"), "the table given")
+        """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), a dict of columns, or
+        what `read` gave.
+        """
+        part = (
+            raw
+            if isinstance(raw, Raw)
+            else self.read(frames.arrow(raw, "the table given"), "the table given")
+        )
         numbers, names = rows(part, self)
         self.say_far(numbers, part.source)
         return self.scaled(numbers, names)
 
     def values_named(self, width: int) -> list[str]:
         gaps = [f"the gaps of column {name!r}" for name in self.gaps] if self.scale else []
-        return [*(f"column {n!r}" for n in self.numeric), *gaps, *(f"column {n!r}" for n in self.categorical)]
+        return [
+            *(f"column {n!r}" for n in self.numeric),
+            *gaps,
+            *(f"column {n!r}" for n in self.categorical),
+        ]
 
     def say_unknown(self, raws: Sequence[Raw]) -> None:
         """Count and name the categories that were not agreed on."""
@@ -135,28 +163,41 @@ class Table(Inputs):
                 found.append(f"column {name!r}: {listed(map(repr, strange))} in {rows_with}")
         if found:
             tell(
-                f"{raws[0].source} holds categories that the model does not know ({'; '.join(found)}): all of them "
+                f"{raws[0].source} holds categories that the model does not know "
+                f"({'; '.join(found)}): all of them "
                 "count as one, as categories with too few rows did in training"
             )
 
     def say_far(self, numbers: Numbers, source: str) -> None:
-        """Name columns (n, numeric) of which the middle is far from training, or that have no value."""
-        for name, values, mean, scale in zip(self.numeric, numbers.T, self.centre, self.scale, strict=True):
+        """Name columns (n, numeric) of which the middle is far from training, or that have no
+        value.
+        """
+        for name, values, mean, scale in zip(
+            self.numeric, numbers.T, self.centre, self.scale, strict=True
+        ):
             known = values[~np.isnan(values)]
             if not len(known):
-                tell(f"column {name!r} of {source} has no value: all rows count as the mean of training, {mean:.4g}")
+                tell(
+                    f"column {name!r} of {source} has no value: all rows count as the mean of "
+                    f"training, {mean:.4g}"
+                )
             elif abs((middle := float(np.median(known))) - mean) > _FAR * scale:
                 tell(
-                    f"column {name!r} of {source} has the median {middle:.4g}, and training {mean:.4g} ± {scale:.3g}: "
+                    f"column {name!r} of {source} has the median {middle:.4g}, and training "
+                    f"{mean:.4g} ± {scale:.3g}: "
                     "check units"
                 )
 
     def scaled(self, numbers: Numbers, names: Sequence[Names]) -> Tensor:
-        """Return (n, d) float32 rows of unscaled numbers (n, numeric) and names (n,); NaN and "" are missing."""
+        """Return (n, d) float32 rows of unscaled numbers (n, numeric) and names (n,); NaN and ""
+        are missing.
+        """
         centre, scale = np.array(self.centre), np.array(self.scale)
         scaled = np.nan_to_num((numbers - centre) / scale) if self.numeric else numbers
         gaps = np.isnan(numbers[:, [self.numeric.index(name) for name in self.gaps]])
-        codes = [_codes(column, known) for column, known in zip(names, self.vocabularies, strict=True)]
+        codes = [
+            _codes(column, known) for column, known in zip(names, self.vocabularies, strict=True)
+        ]
         parts = [scaled, gaps.astype(np.float64), *(c[:, None] for c in codes)]
         return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
 
@@ -180,7 +221,8 @@ def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
 
 
 def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, list[Tensor]]:
-    """Return the columns of tables by `Cells.features` together, and their rows (n, d) float64, unscaled.
+    """Return the columns of tables by `Cells.features` together, and their rows (n, d) float64,
+    unscaled.
 
     `missing` are cells that mark a missing value, in addition to the usual ones.
     """
@@ -190,7 +232,8 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, l
     kinds = {name: _kind(name, raws) for name in wanted}
     if lost := [name for name, kind in kinds.items() if not kind]:
         raise UserError(
-            f"column {lost[0]!r} of {first} has no value at all: leave it out with --drop-columns={lost[0]!r} at all "
+            f"column {lost[0]!r} of {first} has no value at all: leave it out with "
+            f"--drop-columns={lost[0]!r} at all "
             "silos, or name a --schema, which says what it holds"
         )
     table = Table(
@@ -200,38 +243,59 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, l
         missing=tuple(missing),
     )
     read = [rows(raw, table) for raw in raws]
-    found = [np.unique(np.concatenate([names[k] for _, names in read])) for k in range(len(table.categorical))]
+    found = [
+        np.unique(np.concatenate([names[k] for _, names in read]))
+        for k in range(len(table.categorical))
+    ]
     table = replace(table, vocabularies=tuple(tuple(map(str, names)) for names in found))
     tensors = []
     for numbers, names in read:
-        codes = [_codes(column, known)[:, None] for column, known in zip(names, table.vocabularies, strict=True)]
+        codes = [
+            _codes(column, known)[:, None]
+            for column, known in zip(names, table.vocabularies, strict=True)
+        ]
         tensors.append(torch.from_numpy(np.concatenate([numbers, *codes], axis=1)))
     return table, tensors
 
 
 def rows(raw: Raw, table: Table) -> tuple[Numbers, list[Names]]:
-    """Return the numbers (n, numeric) of rows by `Cells.features`, and the names (n,) of each categorical column."""
+    """Return the numbers (n, numeric) of rows by `Cells.features`, and the names (n,) of each
+    categorical column.
+    """
     frame = raw.images
-    _same_columns([*table.numeric, *table.categorical], frame.column_names, "the model's data", raw.source, more=True)
+    _same_columns(
+        [*table.numeric, *table.categorical],
+        frame.column_names,
+        "the model's data",
+        raw.source,
+        more=True,
+    )
     numbers = [_numbers(raw, name, date=name in table.dates) for name in table.numeric]
     empty = np.empty((len(frame), 0))
     names = [_names(frame[name]) for name in table.categorical]
     return (np.stack(numbers, axis=1) if numbers else empty), names
 
 
-def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, source: str, *, more: bool = False) -> None:
+def _same_columns(
+    wanted: Sequence[str], found: Sequence[str], first: str, source: str, *, more: bool = False
+) -> None:
     lacking = [name for name in wanted if name not in found]
     extra = [name for name in found if name not in wanted and not more]
     if lacking:
         near = nearest(lacking[0], [name for name in found if name not in wanted], n=1, cutoff=0.8)
-        rename = f"rename {near[0]!r} to {lacking[0]!r} if it is that in the same unit, because " if near else ""
+        rename = (
+            f"rename {near[0]!r} to {lacking[0]!r} if it is that in the same unit, because "
+            if near
+            else ""
+        )
         raise UserError(
             f"{source} has no column {listed(map(repr, lacking))}, which {first} has: it has "
             f"{', '.join(found)}; {rename}all silos need the same columns"
         )
     if extra:
         raise UserError(
-            f"{source} has the column{'s' * (len(extra) > 1)} {listed(map(repr, extra))}, which {first} does not have: "
+            f"{source} has the column{'s' * (len(extra) > 1)} {listed(map(repr, extra))}, which "
+            f"{first} does not have: "
             f"use --drop-columns={extra}"
         )
 
@@ -247,23 +311,30 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
         text, other = known["names"], next(raw for kind, raw in known.items() if kind != "names")
         row, value = _first(text, name)
         raise UserError(
-            f"column {name!r} of {text.source} holds text ({value!r} in {text.row(row)}), but that of {other.source} "
-            f"numbers: correct it, or take it as categories everywhere with --categorical-columns={name!r}"
+            f"column {name!r} of {text.source} holds text ({value!r} in {text.row(row)}), but that "
+            f"of {other.source} "
+            "numbers: correct it, or take it as categories everywhere with "
+            f"--categorical-columns={name!r}"
         )
     if len(known) > 1:
         (form, one), (unlike, odd) = [*known.items()][:2]
         raise UserError(
-            f"column {name!r} of {odd.source} holds {_written(unlike)}, but that of {one.source} {_written(form)}: "
+            f"column {name!r} of {odd.source} holds {_written(unlike)}, but that of {one.source} "
+            f"{_written(form)}: "
             "write dates alike at all silos"
         )
     if not known:  # a schema may say what it would hold
-        return {"double": "numbers", "null": ""}.get(str(raws[0].images.schema.field(name).type), "names")
+        return {"double": "numbers", "null": ""}.get(
+            str(raws[0].images.schema.field(name).type), "names"
+        )
     return "".join(kind if kind in ("names", "numbers") else "dates" for kind in known)
 
 
 def _first(raw: Raw, name: str) -> tuple[int, Any]:
     """Return the first value of a column that is not missing, and its place."""
-    return next((row, value) for row, value in enumerate(raw.images[name].to_pylist()) if value is not None)
+    return next(
+        (row, value) for row, value in enumerate(raw.images[name].to_pylist()) if value is not None
+    )
 
 
 def _written(kind: str) -> str:
@@ -271,7 +342,9 @@ def _written(kind: str) -> str:
 
 
 def _stored(raw: Raw, name: str) -> str:
-    """Return how a column is stored: names, numbers, how its dates are written, or "" if it has no value."""
+    """Return how a column is stored: names, numbers, how its dates are written, or "" if it has no
+    value.
+    """
     field = raw.images.schema.field(name)
     if raw.images[name].null_count == len(raw.images):
         return ""

@@ -24,8 +24,11 @@ PAD = 0
 """the token that fills up short texts"""
 _CUT = 0.05  # share of texts that may be cut off without a line
 _WORD = re.compile(r"\w+|[^\w\s]")
-_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")  # characters of no width: soft hyphens, byte order marks
-_VOCABULARY = 8192  # of hashed words; one in nine of the 1000 commonest words shares its token with another of them
+_UNSEEN = re.compile(
+    "[\u00ad\u200b-\u200f\u2060\ufeff]"
+)  # characters of no width: soft hyphens, byte order marks
+# of hashed words; one in nine of the 1000 commonest words shares its token with another of them
+_VOCABULARY = 8192
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Tokens(Inputs):
     ragged = True
     dtype = torch.int64
 
-    # words: each word's hash, which silos need not agree on; or a folder with the tokenizer of a model
+    # words: each word's hash, which silos need not agree on; or a folder with the tokenizer of a
+    # model
     tokenizer: str = "words"
     vocabulary: Count = 8192  # number of different tokens
     length: Count = 256  # largest number of tokens of a text; the rest is cut off
@@ -49,14 +53,21 @@ class Tokens(Inputs):
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, L) int64 for texts; L is the length of the longest one, at most `length`."""
-        texts = [unicodedata.normalize("NFC", text) for text in raw]  # some programs write an accent as a character
+        texts = [
+            unicodedata.normalize("NFC", text) for text in raw
+        ]  # some programs write an accent as a character
         if self.tokenizer == "words":
             words = (_WORD.findall(_UNSEEN.sub("", text).lower())[: self.length] for text in texts)
-            each: list[Sequence[int]] = [[_word(w, self.vocabulary) for w in found] for found in words]
+            each: list[Sequence[int]] = [
+                [_word(w, self.vocabulary) for w in found] for found in words
+            ]
         else:
             made, digest = _loaded(self.tokenizer)
             if digest != self.digest:
-                raise UserError(f"{self.tokenizer} holds another tokenizer than the data were read with: put it back")
+                raise UserError(
+                    f"{self.tokenizer} holds another tokenizer than the data were read with: put "
+                    "it back"
+                )
             made.no_padding()
             made.enable_truncation(self.length)
             each = [found.ids for found in made.encode_batch(texts)]
@@ -74,7 +85,9 @@ class Tokens(Inputs):
         return "text_mean"
 
     @classmethod
-    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Encoding) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(
+        cls, sides: Sequence[Sequence[Raw]], wanted: Encoding
+    ) -> tuple[list[Tensor], Inputs | None]:
         """Make tokens of texts, padded to one length."""
         reading = wanted.reading
         made = wanted.known or tokens_for(reading.tokenizer or "words", reading.text_length)
@@ -82,7 +95,8 @@ class Tokens(Inputs):
         lengths = torch.cat([made.lengths(part) for side in parts for part in side])
         if (cut := int((lengths >= made.length).sum())) > _CUT * len(lengths):
             tell(
-                f"{cut:,} of {len(lengths):,} texts of {sides[0][0].source} have {made.length} tokens or more, and "
+                f"{cut:,} of {len(lengths):,} texts of {sides[0][0].source} have {made.length} "
+                "tokens or more, and "
                 "the rest is cut off: raise --text-length"
             )
         longest = max(part.shape[1] for side in parts for part in side)
@@ -93,9 +107,14 @@ class Tokens(Inputs):
         """Return the texts; a missing one is empty."""
         name, kind = table.column_names[0], table.schema.types[0]
         if pa.types.is_null(kind):
-            raise UserError(f"column {name!r} of {source} is empty: name the column of texts with --text-column")
+            raise UserError(
+                f"column {name!r} of {source} is empty: name the column of texts with --text-column"
+            )
         if not is_text(kind):
-            raise UserError(f"column {name!r} of {source} holds {kind}, not texts: name another with --text-column")
+            raise UserError(
+                f"column {name!r} of {source} holds {kind}, not texts: name another with "
+                "--text-column"
+            )
         return [text or "" for text in table.column(0).to_pylist()]
 
     def takes(self, shape: Sequence[int]) -> str:
@@ -132,7 +151,13 @@ def tokens_for(tokenizer: str, length: int) -> Tokens:
         return Tokens("words", _VOCABULARY, length)
     made, digest = _loaded(tokenizer)
     pad = made.token_to_id(_pad(made)) if _pad(made) else None
-    return Tokens(str(Path(tokenizer).absolute()), made.get_vocab_size(), length, digest, PAD if pad is None else pad)
+    return Tokens(
+        str(Path(tokenizer).absolute()),
+        made.get_vocab_size(),
+        length,
+        digest,
+        PAD if pad is None else pad,
+    )
 
 
 def decode(ids: Sequence[int], tokens: Tokens) -> list[str] | None:
@@ -145,7 +170,9 @@ def decode(ids: Sequence[int], tokens: Tokens) -> list[str] | None:
 
 @lru_cache(1 << 18)
 def _word(word: str, vocabulary: int) -> int:
-    """Return a token from 1 to vocabulary - 1, the same everywhere: no silo needs to know the words of another."""
+    """Return a token from 1 to vocabulary - 1, the same everywhere: no silo needs to know the words
+    of another.
+    """
     digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
     return 1 + int.from_bytes(digest, "little") % (vocabulary - 1)
 
@@ -156,20 +183,36 @@ def _loaded(name: str) -> tuple[Any, str]:
     path = Path(name).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"there is no tokenizer {name!r}: give `words`, or a folder with the tokenizer.json of a model")
+        raise UserError(
+            f"there is no tokenizer {name!r}: give `words`, or a folder with the tokenizer.json of "
+            "a model"
+        )
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415  (an extra)
     except ImportError:
-        raise UserError('a tokenizer of a model needs the package tokenizers: pip install "ekiden[text]"') from None
+        raise UserError(
+            'a tokenizer of a model needs the package tokenizers: pip install "ekiden[text]"'
+        ) from None
     content = file.read_bytes()
     try:
-        return Tokenizer.from_str(content.decode()), hashlib.blake2b(content, digest_size=16).hexdigest()
+        return Tokenizer.from_str(content.decode()), hashlib.blake2b(
+            content, digest_size=16
+        ).hexdigest()
     except Exception as error:  # it has no error of its own
-        raise UserError(f"{file} is not a tokenizer ({str(error)[:100]}): give the tokenizer.json of a model") from None
+        raise UserError(
+            f"{file} is not a tokenizer ({str(error)[:100]}): give the tokenizer.json of a model"
+        ) from None
 
 
 def _pad(made: Any) -> str:
     """Return the name of the padding token, if the tokenizer has one."""
     if made.padding:
         return str(made.padding["pad_token"])
-    return next((name for name in ("[PAD]", "<pad>", "<|endoftext|>") if made.token_to_id(name) is not None), "")
+    return next(
+        (
+            name
+            for name in ("[PAD]", "<pad>", "<|endoftext|>")
+            if made.token_to_id(name) is not None
+        ),
+        "",
+    )

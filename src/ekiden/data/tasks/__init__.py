@@ -47,7 +47,8 @@ __all__ = [
 ]
 
 KINDS: Mapping[str, type[Task]] = {
-    kind.kind: kind for kind in (Classification, MultiLabel, Regression, Survival, Segmentation, LanguageModelling)
+    kind.kind: kind
+    for kind in (Classification, MultiLabel, Regression, Survival, Segmentation, LanguageModelling)
 }
 """All tasks by their command-line names."""
 
@@ -62,16 +63,22 @@ def named(kind: str) -> Task:
 def inferred(y: Tensor, x: Tensor) -> Task:
     """Infer the task from the labels; Classification if they look like no other task.
 
-    Whole numbers are classes, and other numbers are targets of a regression. Rows of 0 and 1 are several labels for
-    each sample, of which any number may be 1. Whole numbers (n, H, W) are the classes of the pixels of images. Whole
-    numbers (n, L) that are the inputs themselves are tokens to predict.
+    Whole numbers are classes, and other numbers are targets of a regression. Rows of 0 and 1 are
+    several labels for each sample, of which any number may be 1. Whole numbers (n, H, W) are the
+    classes of the pixels of images. Whole numbers (n, L) that are the inputs themselves are tokens
+    to predict.
 
     Args:
         y: the labels as given.
         x: the inputs (n, ...).
     """
     whole = not y.is_floating_point() and not y.is_complex()
-    if y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and not bool((y.sum(1) == 1).all()):
+    if (
+        y.ndim == 2
+        and y.shape[1] > 1
+        and bool(((y == 0) | (y == 1)).all())
+        and not bool((y.sum(1) == 1).all())
+    ):
         return MultiLabel()
     if not whole and y.ndim in (1, 2) and not bool((y == y.round()).all()):
         return Regression()
@@ -83,7 +90,8 @@ def inferred(y: Tensor, x: Tensor) -> Task:
 
 
 def scaled(task: Task, y: Tensor) -> Task:
-    """Return `task` with what follows from the training labels: the scale of the targets, if none is given yet.
+    """Return `task` with what follows from the training labels: the scale of the targets, if none
+    is given yet.
 
     The scale of a target that does not vary is 1.
     """
@@ -91,11 +99,14 @@ def scaled(task: Task, y: Tensor) -> Task:
         return task
     rows = task.measured(y)
     std = rows.std(0, correction=0)
-    return replace(task, mean=tuple(rows.mean(0).tolist()), std=tuple(torch.where(std > 0, std, 1.0).tolist()))
+    return replace(
+        task, mean=tuple(rows.mean(0).tolist()), std=tuple(torch.where(std > 0, std, 1.0).tolist())
+    )
 
 
 def balanced(task: Task, counts: Mapping[str, int], classes: Sequence[str]) -> Task:
-    """Return `task` with the weight n / (K·n_k) of each class, as `--class-weights balanced` means it.
+    """Return `task` with the weight n / (K·n_k) of each class, as `--class-weights balanced` means
+    it.
 
     Args:
         task: what the labels mean.
@@ -106,10 +117,13 @@ def balanced(task: Task, counts: Mapping[str, int], classes: Sequence[str]) -> T
         UserError: the task is not a classification, or a class has no samples.
     """
     if not isinstance(task, Classification):
-        raise UserError(f"--class-weights=balanced is for classes, the task is {task.kind}: leave it out")
+        raise UserError(
+            f"--class-weights=balanced is for classes, the task is {task.kind}: leave it out"
+        )
     if lacking := next((name for name in classes if not counts.get(name)), None):
         raise UserError(
-            f"--class-weights=balanced needs training samples of each class, and none of {lacking!r} is counted (silos "
+            "--class-weights=balanced needs training samples of each class, and none of "
+            f"{lacking!r} is counted (silos "
             "count classes of min_count samples or more): leave it out"
         )
     n = sum(counts[name] for name in classes)
@@ -131,17 +145,29 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
     else:
         count, exact = y.shape[1] if y.ndim == 2 and not isinstance(task, Survival) else 1, True
     if given is None:
-        return ("target",) if isinstance(task, ScaledTask) and count == 1 else tuple(map(str, range(count)))
+        return (
+            ("target",)
+            if isinstance(task, ScaledTask) and count == 1
+            else tuple(map(str, range(count)))
+        )
     if len(given) < count or (exact and len(given) != count):
-        raise UserError(f"{len(given)} names are given by classes=, but the labels need {count}: name each")
+        raise UserError(
+            f"{len(given)} names are given by classes=, but the labels need {count}: name each"
+        )
     return tuple(given)
 
 
 def recorded(task: Task) -> dict[str, Any]:
     """Return a task as plain values; they hold only the name of a user's own metric."""
-    values = {f.name: value for f in fields(task) if f.name != "metric" and (value := getattr(task, f.name)) != ()}
+    values = {
+        f.name: value
+        for f in fields(task)
+        if f.name != "metric" and (value := getattr(task, f.name)) != ()
+    }
     metric = task.metric.name if isinstance(task.metric, Metric) else task.metric
-    lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    lists = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+    }
     chosen: dict[str, Any] = {"metric": metric} if metric else {}
     if metric and task.headline not in task.metrics:
         chosen["higher"] = task.headline.higher
@@ -149,7 +175,9 @@ def recorded(task: Task) -> dict[str, Any]:
 
 
 def task_of(values: Mapping[str, Any]) -> Task:
-    """Return the task that `recorded` wrote. It has no metric of the user's own, but the task's first."""
+    """Return the task that `recorded` wrote. It has no metric of the user's own, but the task's
+    first.
+    """
     try:
         kind = KINDS[values["kind"]]
         given = {key: value for key, value in values.items() if key not in ("kind", "higher")}
@@ -158,7 +186,9 @@ def task_of(values: Mapping[str, Any]) -> Task:
             given.pop("metric", None)
         return kind(**given)
     except (KeyError, TypeError) as error:
-        raise UserError(f"the task cannot be read ({error}): use the version of Ekiden that wrote it") from None
+        raise UserError(
+            f"the task cannot be read ({error}): use the version of Ekiden that wrote it"
+        ) from None
 
 
 def terms(task: Task) -> str:
@@ -167,14 +197,17 @@ def terms(task: Task) -> str:
         return ""
     if task.headline not in task.metrics:
         raise UserError(
-            f"the metric {task.headline.name!r} is your own, which other parties do not have: choose one of "
+            f"the metric {task.headline.name!r} is your own, which other parties do not have: "
+            "choose one of "
             f"{', '.join(metric.name for metric in task.metrics)}"
         )
     return json.dumps(recorded(task), sort_keys=True)
 
 
 def task_of_terms(text: str) -> Task:
-    """Return the task in a text that `terms` wrote; nothing that the text names is read or executed."""
+    """Return the task in a text that `terms` wrote; nothing that the text names is read or
+    executed.
+    """
     try:
         values = json.loads(text) if text else {"kind": Classification.kind}
         known = {metric.name for metric in KINDS[values["kind"]].metrics}
@@ -183,5 +216,8 @@ def task_of_terms(text: str) -> Task:
             f"the task cannot be read ({type(error).__name__}): use the same Ekiden at all parties"
         ) from None
     if (metric := values.get("metric", "")) and metric not in known:
-        raise UserError(f"{values['kind']} has no metric {str(metric)[:40]!r}: use the same Ekiden at all parties")
+        raise UserError(
+            f"{values['kind']} has no metric {str(metric)[:40]!r}: use the same Ekiden at all "
+            "parties"
+        )
     return task_of(values)

@@ -19,7 +19,18 @@ IGNORED = -100
 
 _ROW = frozenset(
     [
-        *("step", "loss", "bytes", "forward", "backward", "notes", "parameters", "consensus", "diverged", "majority"),
+        *(
+            "step",
+            "loss",
+            "bytes",
+            "forward",
+            "backward",
+            "notes",
+            "parameters",
+            "consensus",
+            "diverged",
+            "majority",
+        ),
         *("clients", "metric", "metrics", "groups", "confusion"),
     ]
 )
@@ -28,11 +39,10 @@ _ROW = frozenset(
 Need = Literal["classes", "vectors", "numbers", "continuous"]
 """What a method may need of the data in addition to a loss:
 
-classes: one class for each sample;
-vectors: one vector of outputs for each sample, so that labels can be drawn and least squares solved;
-numbers: inputs that are numbers (images, features, signals, rows of a table) and can be averaged. Tokens cannot;
-continuous: numbers of one kind, which can also change places. Rows of a table with categories cannot.
-"""
+classes: one class for each sample; vectors: one vector of outputs for each sample, so that labels
+can be drawn and least squares solved; numbers: inputs that are numbers (images, features, signals,
+rows of a table) and can be averaged. Tokens cannot; continuous: numbers of one kind, which can also
+change places. Rows of a table with categories cannot. """
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,8 @@ class Metric:
         higher: whether a higher value is better.
         share: whether it is between 0 and 1, so that it is shown in percent.
         full: whether it needs the probabilities of the classes, not only the answers.
-        each: its value for each class, label, or target, (K,), NaN if undefined; None if there is no such value.
+        each: its value for each class, label, or target, (K,), NaN if undefined; None if there is
+            no such value.
     """
 
     name: str
@@ -78,8 +89,8 @@ class Metric:
 class Task(Checked, ABC):
     """What the labels of a data set mean. K is the number of outputs.
 
-    A task is one of the final classes of this package, whose docstrings give the shapes of labels and outputs. All are
-    frozen, compare by value, and become JSON by `recorded`.
+    A task is one of the final classes of this package, whose docstrings give the shapes of labels
+    and outputs. All are frozen, compare by value, and become JSON by `recorded`.
     """
 
     kind: ClassVar[str]
@@ -93,8 +104,8 @@ class Task(Checked, ABC):
     """The whole number that stands for 1 in `targets` in exact sums."""
 
     metric: str | Metric = field(default="", kw_only=True)
-    """The headline metric by its name, or the user's own: a `Metric`, or PATH.py:NAME of a function or of a `Metric`.
-    Empty means the task's first metric."""
+    """The headline metric by its name, or the user's own: a `Metric`, or PATH.py:NAME of a function
+    or of a `Metric`. Empty means the task's first metric."""
 
     @abstractmethod
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
@@ -110,11 +121,15 @@ class Task(Checked, ABC):
         """
 
     def check_samples(self, x: Tensor, y: Tensor, what: str) -> None:
-        """Refuse encoded samples `x` (n, ...) whose shape does not go with their labels `y`; `what` names them."""
+        """Refuse encoded samples `x` (n, ...) whose shape does not go with their labels `y`; `what`
+        names them.
+        """
 
     @abstractmethod
     def outputs(self, names: Sequence[str]) -> int:
-        """Return K, the number of outputs that the network needs, for the names in `Dataset.classes`."""
+        """Return K, the number of outputs that the network needs, for the names in
+        `Dataset.classes`.
+        """
 
     @abstractmethod
     def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
@@ -130,7 +145,9 @@ class Task(Checked, ABC):
 
     @abstractmethod
     def units(self, y: Tensor) -> Tensor | None:
-        """Return how many labels of each sample count (b,), the weight of its loss; None if each has one label."""
+        """Return how many labels of each sample count (b,), the weight of its loss; None if each
+        has one label.
+        """
 
     @abstractmethod
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
@@ -138,19 +155,26 @@ class Task(Checked, ABC):
 
         Args:
             outputs: the network's outputs, float32.
-            full: with probabilities, if there are any; otherwise only what the headline metric needs.
+            full: with probabilities, if there are any; otherwise only what the headline metric
+                needs.
         """
 
     @abstractmethod
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
-        """Return the share of right answers of each sample (b,); None if answers are not right or wrong."""
+        """Return the share of right answers of each sample (b,); None if answers are not right or
+        wrong.
+        """
 
     @abstractmethod
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return the mean distance () of outputs from a teacher's, which distillation minimises; differentiable."""
+        """Return the mean distance () of outputs from a teacher's, which distillation minimises;
+        differentiable.
+        """
 
     def targets(self, y: Tensor, outputs: int) -> Tensor:
-        """Return the targets (b, K) of least squares, for tasks with one vector of outputs for each sample."""
+        """Return the targets (b, K) of least squares, for tasks with one vector of outputs for each
+        sample.
+        """
         raise self._no_vectors()
 
     def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
@@ -159,7 +183,8 @@ class Task(Checked, ABC):
 
     def _no_vectors(self) -> UserError:
         return UserError(
-            f"{self.kind} has no vector of outputs for each sample: let the method say `traits = Traits(needs=VECTORS`"
+            f"{self.kind} has no vector of outputs for each sample: let the method say `traits = "
+            "Traits(needs=VECTORS`"
         )
 
     @abstractmethod
@@ -168,7 +193,9 @@ class Task(Checked, ABC):
 
     @abstractmethod
     def strata(self, y: Tensor) -> Tensor:
-        """Return a group (n,) int64 for each label; parts of the data are drawn evenly from all groups."""
+        """Return a group (n,) int64 for each label; parts of the data are drawn evenly from all
+        groups.
+        """
 
     @abstractmethod
     def counts(self, y: Tensor, outputs: int) -> Tensor:
@@ -185,7 +212,10 @@ class Task(Checked, ABC):
         own = _own_metric_of(self.metric)
         if own is not None:
             if own.name in known or own.name in _ROW or not own.name.isidentifier():
-                raise UserError(f"a metric of your own cannot be called {own.name!r}: write a function, def NAME")
+                raise UserError(
+                    f"a metric of your own cannot be called {own.name!r}: write a function, def "
+                    "NAME"
+                )
             return own
         name = str(self.metric)
         if name and name not in known:
@@ -194,7 +224,9 @@ class Task(Checked, ABC):
 
     @property
     def measures_all(self) -> bool:
-        """Whether a run ends with all metrics. A plain classification does not, as torchmetrics starts slowly."""
+        """Whether a run ends with all metrics. A plain classification does not, as torchmetrics
+        starts slowly.
+        """
         return bool(self.metric) or self.kind != "classification"
 
 
@@ -212,7 +244,9 @@ class VectorTask(Task):
 
 
 class PlacesTask(Task):
-    """A task with one of K classes at each place of a sample; places with the label `IGNORED` do not count."""
+    """A task with one of K classes at each place of a sample; places with the label `IGNORED` do
+    not count.
+    """
 
     def guess(self, outputs: int) -> float:
         """Return ln K."""
@@ -245,7 +279,8 @@ class Scores:
     def joined(parts: Sequence["Scores"]) -> "Scores":
         """Return the scores of all parts together, in this order."""
         y, answers, loss = (
-            torch.cat(values) for values in zip(*((p.y, p.answers, p.loss) for p in parts), strict=True)
+            torch.cat(values)
+            for values in zip(*((p.y, p.answers, p.loss) for p in parts), strict=True)
         )
         return replace(parts[0], y=y, answers=answers, loss=loss)
 
@@ -286,18 +321,26 @@ class Scores:
         return float(loss.mean() if units is None else (loss * units).sum() / units.sum())
 
     def metrics(self, rows: Tensor | None = None) -> dict[str, float]:
-        """Return all metrics of the task and the headline, except those not defined for these samples."""
+        """Return all metrics of the task and the headline, except those not defined for these
+        samples.
+        """
         scores = self.at(rows)
         found = {m.name: m.measure(scores) for m in measured(self.task)} if len(scores) else {}
         return {name: value for name, value in found.items() if value == value}  # noqa: PLR0124  (NaN)
 
     def by_class(self) -> list[dict[str, float]]:
         """Return the metrics of each class, label or target, by their names; NaN if undefined."""
-        found = {m.name: m.each(self).tolist() for m in measured(self.task) if m.each is not None} if len(self) else {}
+        found = (
+            {m.name: m.each(self).tolist() for m in measured(self.task) if m.each is not None}
+            if len(self)
+            else {}
+        )
         return [{name: values[k] for name, values in found.items()} for k in range(self.outputs)]
 
     def confusion(self) -> list[list[int]] | None:
-        """Return (K, K) samples or pixels by label and answer; None if there are no classes or no samples."""
+        """Return (K, K) samples or pixels by label and answer; None if there are no classes or no
+        samples.
+        """
         if self.task.kind not in ("classification", "segmentation") or not len(self):
             return None
         rows: list[list[int]] = confusion(self)[:, : self.outputs].tolist()
@@ -305,12 +348,20 @@ class Scores:
 
 
 def confusion(s: Scores) -> Tensor:
-    """Count samples (pixels) by true class (rows) and predicted class (columns, the last for none): (K, K + 1)."""
-    answers = s.answers.argmax(1) if s.task.kind == "classification" and s.answers.ndim == 2 else s.answers
+    """Count samples (pixels) by true class (rows) and predicted class (columns, the last for none):
+    (K, K + 1).
+    """
+    answers = (
+        s.answers.argmax(1)
+        if s.task.kind == "classification" and s.answers.ndim == 2
+        else s.answers
+    )
     y, answers = s.y.flatten(), answers.flatten()
     counts = y != IGNORED
     places = y[counts] * (s.outputs + 1) + answers[counts].clamp(max=s.outputs)
-    return torch.bincount(places, minlength=s.outputs * (s.outputs + 1)).view(s.outputs, s.outputs + 1)
+    return torch.bincount(places, minlength=s.outputs * (s.outputs + 1)).view(
+        s.outputs, s.outputs + 1
+    )
 
 
 def measured(task: Task) -> tuple[Metric, ...]:
@@ -351,15 +402,20 @@ def _own_metric_of(metric: str | Metric) -> Metric | None:
         return None
     found = outside.load(metric)
     if not isinstance(found, Metric) and not callable(found):
-        raise UserError(f"{metric} is not a metric: give a function (answers, labels) -> number, or a Metric")
+        raise UserError(
+            f"{metric} is not a metric: give a function (answers, labels) -> number, or a Metric"
+        )
     return found if isinstance(found, Metric) else own_metric(found)
 
 
-def own_metric(function: Callable[[Tensor, Tensor], Any], name: str = "", *, higher: bool = True) -> Metric:
+def own_metric(
+    function: Callable[[Tensor, Tensor], Any], name: str = "", *, higher: bool = True
+) -> Metric:
     """Make a metric of the user's function.
 
     Args:
-        function: (answers, labels) -> number; see docs/tasks.md for the shapes. NaN if it is not defined.
+        function: (answers, labels) -> number; see docs/tasks.md for the shapes. NaN if it is not
+            defined.
         name: name of the metric; by default the function's.
         higher: whether a higher value is better.
     """

@@ -1,4 +1,6 @@
-"""The tasks: a class, several labels, numbers or a time for each sample; a class for each pixel; the next token."""
+"""The tasks: a class, several labels, numbers or a time for each sample; a class for each pixel;
+the next token.
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -27,24 +29,29 @@ class Classification(VectorTask):
     offers: ClassVar[frozenset[Need]] = frozenset({"classes", "vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_CLASSES
 
-    # factor of the loss of each class (K,) in training; empty if all count alike. Measured losses have no weights.
+    # factor of the loss of each class (K,) in training; empty if all count alike. Measured losses
+    # have no weights.
     weights: tuple[Positive, ...] = ()
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.shape != (n,) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             kind = str(y.dtype).removeprefix("torch.")
             raise UserError(
-                f"{what} has {kind} y of shape {tuple(y.shape)}: it must hold {n} integers, one class a sample"
+                f"{what} has {kind} y of shape {tuple(y.shape)}: it must hold {n} integers, one "
+                "class a sample"
                 f"{_hint(y, n)}."
             )
         if int(y.min()) < 0:
-            raise UserError(f"{what} has label {int(y.min())}: labels must be integers from 0 to classes - 1.")
+            raise UserError(
+                f"{what} has label {int(y.min())}: labels must be integers from 0 to classes - 1."
+            )
         return y.long()
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         if not self.weights:
             return F.cross_entropy(outputs, y)
-        # A sum over the batch's weights instead of b would let a sample's weight depend on the others in its batch.
+        # A sum over the batch's weights instead of b would let a sample's weight depend on the
+        # others in its batch.
         weights = torch.tensor(self.weights, device=outputs.device)
         return F.cross_entropy(outputs, y, weights, reduction="sum") / len(y)
 
@@ -96,7 +103,8 @@ def _hint(y: Tensor, n: int) -> str:
 
 @dataclass(frozen=True)
 class MultiLabel(VectorTask):
-    """Each of K labels is present or absent: y (n, K) float32 of 0 and 1, outputs (b, K) logits, binary cross-entropy.
+    """Each of K labels is present or absent: y (n, K) float32 of 0 and 1, outputs (b, K) logits,
+    binary cross-entropy.
 
     Answers are the probabilities of the labels (n, K). The loss is the mean over the labels.
     """
@@ -108,7 +116,8 @@ class MultiLabel(VectorTask):
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.ndim != 2 or len(y) != n or y.is_complex() or not ((y == 0) | (y == 1)).all():
             raise UserError(
-                f"{what} has labels of shape {tuple(y.shape)}: multi-label needs a row of 0 and 1 for each of {n} "
+                f"{what} has labels of shape {tuple(y.shape)}: multi-label needs a row of 0 and 1 "
+                f"for each of {n} "
                 "samples, one column a label"
             )
         return y.float()
@@ -126,7 +135,9 @@ class MultiLabel(VectorTask):
         return ((answers >= 0.5) == (y > 0.5)).float().mean(1)
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return T² times the mean over labels of the binary Kullback-Leibler divergence, softened by T; see `Task`."""
+        """Return T² times the mean over labels of the binary Kullback-Leibler divergence, softened
+        by T; see `Task`.
+        """
         wanted, logits = (teacher / temperature).sigmoid(), outputs / temperature
         cross = F.binary_cross_entropy_with_logits(logits, wanted)
         own = F.binary_cross_entropy_with_logits(teacher / temperature, wanted)
@@ -166,7 +177,9 @@ class ScaledTask(VectorTask):
 
     @abstractmethod
     def measured(self, y: Tensor) -> Tensor:
-        """Return the numbers (n, C) float64 that have a unit, one for each name in `Dataset.classes`."""
+        """Return the numbers (n, C) float64 that have a unit, one for each name in
+        `Dataset.classes`.
+        """
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
         return None
@@ -187,8 +200,9 @@ class ScaledTask(VectorTask):
 class Regression(ScaledTask):
     """K numbers for each sample: y (n,) or (n, K) float64 in their own unit; squared error.
 
-    The network's outputs (b, K) are standardised: (y - mean) / std. Answers are in the unit of y, (n, K) float64. The
-    loss is the squared error of standardised numbers, so guessing the mean has a loss of about 1.
+    The network's outputs (b, K) are standardised: (y - mean) / std. Answers are in the unit of y,
+    (n, K) float64. The loss is the squared error of standardised numbers, so guessing the mean has
+    a loss of about 1.
     """
 
     kind: ClassVar[str] = "regression"
@@ -199,14 +213,16 @@ class Regression(ScaledTask):
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.ndim not in (1, 2) or len(y) != n or y.is_complex():
             raise UserError(
-                f"{what} has targets of shape {tuple(y.shape)}: regression needs a number, or a row of numbers, for "
+                f"{what} has targets of shape {tuple(y.shape)}: regression needs a number, or a "
+                "row of numbers, for "
                 f"each of {n} samples"
             )
         y = y.double()
         if not torch.isfinite(y).all():
             row = int((~torch.isfinite(y)).nonzero()[0, 0])
             raise UserError(
-                f"{what} has NaN or infinity in the target of {row_text(row)}: remove or replace such values."
+                f"{what} has NaN or infinity in the target of {row_text(row)}: remove or replace "
+                "such values."
             )
         return y
 
@@ -249,22 +265,29 @@ class Regression(ScaledTask):
         return ((y.double() - mean) / std).float()
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.tensor(v, dtype=torch.float64, device=like.device) for v in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(v, dtype=torch.float64, device=like.device) for v in (self.mean, self.std)
+        )
         return mean, std
 
 
 @dataclass(frozen=True)
 class Survival(ScaledTask):
-    """The time until an event, or until a sample was last seen: y (n, 2) float64 are time and event (1, or 0: not yet).
+    """The time until an event, or until a sample was last seen: y (n, 2) float64 are time and event
+    (1, or 0: not yet).
 
-    The network's output (b, 1) is the logarithm of the hazard, relative to one event per mean time. The answers are
-    the same numbers, (n, 1) float64: the higher, the earlier the event is expected. With s = time / mean time and e the
-    event, the loss is half the deviance of a constant hazard, s exp(output) - e output - e (1 + ln s), which is 0 or
-    more. `mean` is that of the time.
+    The network's output (b, 1) is the logarithm of the hazard, relative to one event per mean time.
+    The answers are the same numbers, (n, 1) float64: the higher, the earlier the event is expected.
+    With s = time / mean time and e the event, the loss is half the deviance of a constant hazard, s
+    exp(output) - e output - e (1 + ln s), which is 0 or more. `mean` is that of the time.
     """
 
-    times: tuple[Positive, ...] = ()  # at which a finished model's survival is measured, too; none in training
-    hazard: tuple[Positive, ...] = ()  # the model's cumulative hazard at these times, of a sample for which it gives 0
+    times: tuple[
+        Positive, ...
+    ] = ()  # at which a finished model's survival is measured, too; none in training
+    hazard: tuple[
+        Positive, ...
+    ] = ()  # the model's cumulative hazard at these times, of a sample for which it gives 0
 
     kind: ClassVar[str] = "survival"
     offers: ClassVar[frozenset[Need]] = frozenset()
@@ -273,24 +296,39 @@ class Survival(ScaledTask):
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.shape != (n, 2) or y.is_complex():
             raise UserError(
-                f"{what} has labels of shape {tuple(y.shape)}: survival needs a time and an event for each of {n} "
+                f"{what} has labels of shape {tuple(y.shape)}: survival needs a time and an event "
+                f"for each of {n} "
                 "samples: --label-column TIME EVENT"
             )
         y = y.double()
         for column, wrong, must in (
-            (0, ~(torch.isfinite(y[:, 0]) & (y[:, 0] > 0)), "a time, the first label, must be positive and finite"),
-            (1, (y[:, 1] != 0) & (y[:, 1] != 1), "an event, the second label, must be 0 or 1 (no or yes)"),
+            (
+                0,
+                ~(torch.isfinite(y[:, 0]) & (y[:, 0] > 0)),
+                "a time, the first label, must be positive and finite",
+            ),
+            (
+                1,
+                (y[:, 1] != 0) & (y[:, 1] != 1),
+                "an event, the second label, must be 0 or 1 (no or yes)",
+            ),
         ):
             if wrong.any():
                 row = int(wrong.nonzero()[0, 0])
                 raise UserError(f"{what} has {y[row, column]:g} in {row_text(row)}: {must}")
         if n and not y[:, 1].any():
-            raise UserError(f"{what} has no event among {n} samples: nothing can be learned from it; leave it out")
+            raise UserError(
+                f"{what} has no event among {n} samples: nothing can be learned from it; leave it "
+                "out"
+            )
         return y
 
     def __post_init__(self) -> None:
         if len(self.times) != len(self.hazard):
-            raise UserError(f"{len(self.times)} times and {len(self.hazard)} hazards: give one hazard for each time")
+            raise UserError(
+                f"{len(self.times)} times and {len(self.hazard)} hazards: give one hazard for each "
+                "time"
+            )
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self.loss(outputs, y).mean()
@@ -313,7 +351,8 @@ class Survival(ScaledTask):
 
 @dataclass(frozen=True)
 class Segmentation(PlacesTask):
-    """One of K classes for each pixel: y (n, H, W) int64, outputs (b, K, H, W) logits, cross-entropy of pixels.
+    """One of K classes for each pixel: y (n, H, W) int64, outputs (b, K, H, W) logits,
+    cross-entropy of pixels.
 
     Pixels with label -100 do not count. Answers are the classes of the pixels (n, H, W).
     """
@@ -323,15 +362,25 @@ class Segmentation(PlacesTask):
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_PIXELS
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
-        if y.ndim != 3 or len(y) != n or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        if (
+            y.ndim != 3
+            or len(y) != n
+            or y.is_floating_point()
+            or y.is_complex()
+            or y.dtype == torch.bool
+        ):
             kind = str(y.dtype).removeprefix("torch.")
             raise UserError(
-                f"{what} has {kind} y of shape {tuple(y.shape)}: segmentation needs a class (an integer) for each "
+                f"{what} has {kind} y of shape {tuple(y.shape)}: segmentation needs a class (an "
+                "integer) for each "
                 f"pixel of each of {n} images, shape (n, H, W)"
             )
         y = y.long()
         if bad := [int(v) for v in y[(y < 0) & (y != IGNORED)][:1]]:
-            raise UserError(f"{what} has label {bad[0]}: give classes from 0 on, or {IGNORED} for pixels to ignore")
+            raise UserError(
+                f"{what} has label {bad[0]}: give classes from 0 on, or {IGNORED} for pixels to "
+                "ignore"
+            )
         return y
 
     def outputs(self, names: Sequence[str]) -> int:
@@ -340,7 +389,9 @@ class Segmentation(PlacesTask):
     def check_samples(self, x: Tensor, y: Tensor, what: str) -> None:
         if x.ndim == 4 and x.shape[2:] != y.shape[1:]:
             images, masks = (f"{width} x {height}" for height, width in (x.shape[2:], y.shape[1:]))
-            raise UserError(f"images of {what} have {images} pixels, their masks {masks}: give both one size")
+            raise UserError(
+                f"images of {what} have {images} pixels, their masks {masks}: give both one size"
+            )
 
     def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         return (len(y), outputs, *y.shape[1:])
@@ -363,7 +414,9 @@ class Segmentation(PlacesTask):
         return measures.share_right(answers, y)
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return T² times the mean over pixels of the Kullback-Leibler divergence of softened classes; see `Task`."""
+        """Return T² times the mean over pixels of the Kullback-Leibler divergence of softened
+        classes; see `Task`.
+        """
         student, taught = (each.movedim(1, -1).flatten(0, -2) for each in (outputs, teacher))
         return measures.divergence(student, taught, temperature)
 
@@ -378,31 +431,40 @@ class Segmentation(PlacesTask):
 
 @dataclass(frozen=True)
 class LanguageModelling(PlacesTask):
-    """The next token at each place: y (n, L) int64 are the tokens, outputs (b, L, K) are logits; cross-entropy.
+    """The next token at each place: y (n, L) int64 are the tokens, outputs (b, L, K) are logits;
+    cross-entropy.
 
-    The outputs at place t are compared with the token at t + 1. Tokens with label -100 (padding) do not count. A batch
-    may be shorter than y; the tokens cut off do not count. Answers are the tokens predicted for the places 1 to L - 1,
-    (n, L - 1).
+    The outputs at place t are compared with the token at t + 1. Tokens with label -100 (padding) do
+    not count. A batch may be shorter than y; the tokens cut off do not count. Answers are the
+    tokens predicted for the places 1 to L - 1, (n, L - 1).
     """
 
     kind: ClassVar[str] = "language-modelling"
     offers: ClassVar[frozenset[Need]] = frozenset()
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_TOKENS
 
-    vocabulary: CountOrZero = 0  # K, the number of tokens; 0 means the number of names in `Dataset.classes`
+    vocabulary: CountOrZero = (
+        0  # K, the number of tokens; 0 means the number of names in `Dataset.classes`
+    )
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.ndim != 2 or len(y) != n or y.shape[1] < 2 or y.is_floating_point() or y.is_complex():
             kind = str(y.dtype).removeprefix("torch.")
             raise UserError(
-                f"{what} has {kind} y of shape {tuple(y.shape)}: a language model needs the tokens (integers) of each "
+                f"{what} has {kind} y of shape {tuple(y.shape)}: a language model needs the tokens "
+                "(integers) of each "
                 f"of {n} texts, at least two each, shape (n, L)"
             )
         y = y.long()
         if self.vocabulary and int(y.max()) >= self.vocabulary:
-            raise UserError(f"{what} has token {int(y.max())}: the vocabulary has {self.vocabulary} tokens, from 0 on")
+            raise UserError(
+                f"{what} has token {int(y.max())}: the vocabulary has {self.vocabulary} tokens, "
+                "from 0 on"
+            )
         if bad := [int(v) for v in y[(y < 0) & (y != IGNORED)][:1]]:
-            raise UserError(f"{what} has token {bad[0]}: give tokens from 0 on, or {IGNORED} for padding")
+            raise UserError(
+                f"{what} has token {bad[0]}: give tokens from 0 on, or {IGNORED} for padding"
+            )
         return y
 
     def outputs(self, names: Sequence[str]) -> int:
@@ -413,12 +475,16 @@ class LanguageModelling(PlacesTask):
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         wanted = _next(outputs, y)
-        total = F.cross_entropy(outputs[:, :-1].flatten(0, 1), wanted.flatten(), reduction="sum", ignore_index=IGNORED)
+        total = F.cross_entropy(
+            outputs[:, :-1].flatten(0, 1), wanted.flatten(), reduction="sum", ignore_index=IGNORED
+        )
         return total / (wanted != IGNORED).sum().clamp(min=1)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         wanted = _next(outputs, y)
-        each = F.cross_entropy(outputs[:, :-1].movedim(-1, 1), wanted, reduction="none", ignore_index=IGNORED)
+        each = F.cross_entropy(
+            outputs[:, :-1].movedim(-1, 1), wanted, reduction="none", ignore_index=IGNORED
+        )
         return each.sum(1) / (wanted != IGNORED).sum(1).clamp(min=1)
 
     def units(self, y: Tensor) -> Tensor | None:
@@ -431,7 +497,9 @@ class LanguageModelling(PlacesTask):
         return measures.share_right(answers, y[:, 1:])
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return T² times the mean over places of the Kullback-Leibler divergence of softened tokens; see `Task`."""
+        """Return T² times the mean over places of the Kullback-Leibler divergence of softened
+        tokens; see `Task`.
+        """
         return measures.divergence(outputs.flatten(0, 1), teacher.flatten(0, 1), temperature)
 
     def strata(self, y: Tensor) -> Tensor:

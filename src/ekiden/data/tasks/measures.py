@@ -1,4 +1,6 @@
-"""The metrics of each task. torchmetrics, which takes seconds to import, computes those of probabilities."""
+"""The metrics of each task. torchmetrics, which takes seconds to import, computes those of
+probabilities.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -68,7 +70,9 @@ def _iou(s: Scores) -> Tensor:
 
 
 def _probabilities(s: Scores) -> Tensor:
-    """Return the probabilities of the classes (n, K); a method may have more outputs than classes."""
+    """Return the probabilities of the classes (n, K); a method may have more outputs than
+    classes.
+    """
     return s.answers[:, : s.outputs]
 
 
@@ -79,12 +83,20 @@ def _both(s: Scores) -> Tensor:
 
 
 def _auroc(s: Scores) -> Tensor:
-    found = _quiet(_torchmetrics().multiclass_auroc, _probabilities(s), s.y, s.outputs, average=None)
+    found = _quiet(
+        _torchmetrics().multiclass_auroc, _probabilities(s), s.y, s.outputs, average=None
+    )
     return _where(found, _both(s))
 
 
 def _precision(s: Scores) -> Tensor:
-    found = _quiet(_torchmetrics().multiclass_average_precision, _probabilities(s), s.y, s.outputs, average=None)
+    found = _quiet(
+        _torchmetrics().multiclass_average_precision,
+        _probabilities(s),
+        s.y,
+        s.outputs,
+        average=None,
+    )
     return _where(found, torch.bincount(s.y, minlength=s.outputs) > 0)
 
 
@@ -95,10 +107,14 @@ def _average_precision(s: Scores) -> float:
 
 def _calibration(s: Scores) -> float:
     top, answer = s.answers.max(1)
-    return float(_torchmetrics().binary_calibration_error(top, (answer == s.y).long(), n_bins=_BINS))
+    return float(
+        _torchmetrics().binary_calibration_error(top, (answer == s.y).long(), n_bins=_BINS)
+    )
 
 
-def _quiet(function: Callable[..., Tensor], answers: Tensor, y: Tensor, outputs: int, **options: Any) -> Tensor:
+def _quiet(
+    function: Callable[..., Tensor], answers: Tensor, y: Tensor, outputs: int, **options: Any
+) -> Tensor:
     """Call `function` without its warnings about classes without samples, which we leave out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -118,7 +134,9 @@ def _label_right(s: Scores) -> Tensor:
 def _label_recall(s: Scores) -> Tensor:
     """Return the mean of both recalls of each label."""
     answer, there = s.answers >= 0.5, s.y > 0.5
-    found = ((answer & there).sum(0) / there.sum(0) + (~answer & ~there).sum(0) / (~there).sum(0)) / 2
+    found = (
+        (answer & there).sum(0) / there.sum(0) + (~answer & ~there).sum(0) / (~there).sum(0)
+    ) / 2
     return found.double()  # NaN where all or none have the label
 
 
@@ -132,7 +150,9 @@ def _label_auroc(s: Scores) -> Tensor:
 
 
 def _label_precision(s: Scores) -> Tensor:
-    found = _quiet(_torchmetrics().multilabel_average_precision, s.answers, s.y, s.outputs, average=None)
+    found = _quiet(
+        _torchmetrics().multilabel_average_precision, s.answers, s.y, s.outputs, average=None
+    )
     return _where(found.reshape(-1), (s.y > 0.5).any(0))
 
 
@@ -140,11 +160,17 @@ def _label_calibration(s: Scores) -> float:
     """Return the calibration error of the probabilities of all labels together."""
     p = s.answers.flatten()
     right = (p >= 0.5) == (s.y.flatten() > 0.5)
-    return float(_torchmetrics().binary_calibration_error(torch.maximum(p, 1 - p), right.long(), n_bins=_BINS))
+    return float(
+        _torchmetrics().binary_calibration_error(
+            torch.maximum(p, 1 - p), right.long(), n_bins=_BINS
+        )
+    )
 
 
 def _brier(s: Scores) -> float:
-    """Return the mean of (p - y)² over samples: of the second of two classes, or summed over more classes."""
+    """Return the mean of (p - y)² over samples: of the second of two classes, or summed over more
+    classes.
+    """
     wanted = F.one_hot(s.y, s.outputs).double()
     squares = (_probabilities(s).double() - wanted).square()
     return float(squares[:, 1].mean() if s.outputs == 2 else squares.sum(1).mean())
@@ -178,7 +204,9 @@ def _determination(s: Scores) -> Tensor:
 
 
 class _Mean:
-    """The mean over classes, labels or targets; a class, so that it can be sent to other processes."""
+    """The mean over classes, labels or targets; a class, so that it can be sent to other
+    processes.
+    """
 
     def __init__(self, each: Callable[[Scores], Tensor]) -> None:
         self.each = each
@@ -188,10 +216,11 @@ class _Mean:
 
 
 def pairs(s: Scores) -> tuple[Tensor, Tensor]:
-    """Return of each sample in how many pairs it is, (n,) int64: twice those in order, ties once, and comparable ones.
+    """Return of each sample in how many pairs it is, (n,) int64: twice those in order, ties once,
+    and comparable ones.
 
-    A pair is comparable if one had the event before the other had it or was last seen. It is in order if the one with
-    the earlier event has the higher answer.
+    A pair is comparable if one had the event before the other had it or was last seen. It is in
+    order if the one with the earlier event has the higher answer.
 
     Frank Harrell et al.: Evaluating the yield of medical tests. JAMA 247, 1982.
     """

@@ -1,4 +1,6 @@
-"""Combine models that clients trained once: rules of which some stand arbitrary models, and averages class by class."""
+"""Combine models that clients trained once: rules of which some stand arbitrary models, and
+averages class by class.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -39,23 +41,28 @@ def refuse(rule: Rule, models: int, faulty: int, *, weighted: bool) -> None:
     least = {"trimmed-mean": 2 * faulty + 1, "krum": 2 * faulty + 3}.get(rule, 1)
     if models < least:
         raise UserError(
-            f"--combine {rule} with --faulty {faulty} needs {least} models, there are {models}: lower --faulty, or ask "
+            f"--combine {rule} with --faulty {faulty} needs {least} models, there are {models}: "
+            "lower --faulty, or ask "
             "more clients"
         )
 
 
-def combine(models: Sequence[Weights], weights: Sequence[float], rule: Rule = "mean", faulty: int = 0) -> Weights:
+def combine(
+    models: Sequence[Weights], weights: Sequence[float], rule: Rule = "mean", faulty: int = 0
+) -> Weights:
     """Return one model from many; running statistics are combined like parameters.
 
     Args:
         models: what clients sent.
         weights: the clients' weights, before normalisation.
-        rule: mean; median and trimmed-mean of each coordinate, without the `faulty` largest and smallest (Dong Yin,
-            Yudong Chen, Kannan Ramchandran, Peter Bartlett. ICML 2018. https://arxiv.org/abs/1803.01498); krum, the
-            model whose n - f - 2 nearest others are nearest (Peva Blanchard, El Mahdi El Mhamdi, Rachid Guerraoui,
-            Julien Stainer. NeurIPS 2017. https://arxiv.org/abs/1703.02757); geometric-median, the point with the least
-            weighted sum of distances (Krishna Pillutla, Sham Kakade, Zaid Harchaoui: Robust Aggregation for Federated
-            Learning. IEEE TSP 2022. https://arxiv.org/abs/1912.13445), found by their smoothed Weiszfeld algorithm.
+        rule: mean; median and trimmed-mean of each coordinate, without the `faulty` largest and
+            smallest (Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett. ICML 2018.
+            https://arxiv.org/abs/1803.01498); krum, the model whose n - f - 2 nearest others are
+            nearest (Peva Blanchard, El Mahdi El Mhamdi, Rachid Guerraoui, Julien Stainer. NeurIPS
+            2017. https://arxiv.org/abs/1703.02757); geometric-median, the point with the least
+            weighted sum of distances (Krishna Pillutla, Sham Kakade, Zaid Harchaoui: Robust
+            Aggregation for Federated Learning. IEEE TSP 2022. https://arxiv.org/abs/1912.13445),
+            found by their smoothed Weiszfeld algorithm.
         faulty: f, how many models may be arbitrary; for trimmed-mean and krum.
     """
     if rule == "mean":
@@ -73,13 +80,18 @@ def combine(models: Sequence[Weights], weights: Sequence[float], rule: Rule = "m
 
 
 def clipped(model: Weights, start: Weights, most: float) -> Weights:
-    """Return `model`, or the point at distance `most` on the way from `start` to it if it is further away; 0: no limit.
+    """Return `model`, or the point at distance `most` on the way from `start` to it if it is
+    further away; 0: no limit.
 
     Running statistics do not change.
     """
     away = model.params - start.params
     length = float(away.norm())
-    return model if not most or length <= most else model.with_params(start.params + away * (most / length))
+    return (
+        model
+        if not most or length <= most
+        else model.with_params(start.params + away * (most / length))
+    )
 
 
 def _by_coordinate(models: Sequence[Weights], cut: int) -> Weights:
@@ -96,8 +108,11 @@ def _by_coordinate(models: Sequence[Weights], cut: int) -> Weights:
 
 
 def _krum(points: Tensor, faulty: int) -> int:
-    """Return the index of the point (n, P) with the least sum of squared distances to its n - f - 2 nearest others."""
-    # Squares of differences, not differences of squares: one distant model must not cost the others precision.
+    """Return the index of the point (n, P) with the least sum of squared distances to its n - f - 2
+    nearest others.
+    """
+    # Squares of differences, not differences of squares: one distant model must not cost the others
+    # precision.
     apart = torch.stack([(points - point).square().sum(1) for point in points])
     apart.fill_diagonal_(torch.inf)
     return int(apart.sort(1).values[:, : len(points) - faulty - 2].sum(1).argmin())
@@ -105,7 +120,9 @@ def _krum(points: Tensor, faulty: int) -> int:
 
 def _weiszfeld(models: Sequence[Weights], weights: Sequence[float]) -> list[float]:
     """Return the weights with which the mean of the models is their geometric median."""
-    start = _by_coordinate(models, (len(models) - 1) // 2).params  # a mean may be so far off that steps are lost
+    start = _by_coordinate(
+        models, (len(models) - 1) // 2
+    ).params  # a mean may be so far off that steps are lost
     found = list(weights)
     centre = start
     for _ in range(_STEPS):
@@ -118,28 +135,37 @@ def _weiszfeld(models: Sequence[Weights], weights: Sequence[float]) -> list[floa
     return found
 
 
-def class_mean(models: Sequence[Weights], shares: Tensor, layout: Layout, base: Weights | None = None) -> Weights:
-    """Return the average of models, with each class's row of the classifier (and its bias) averaged by its own weights.
+def class_mean(
+    models: Sequence[Weights], shares: Tensor, layout: Layout, base: Weights | None = None
+) -> Weights:
+    """Return the average of models, with each class's row of the classifier (and its bias) averaged
+    by its own weights.
 
     Args:
         models: the models to average.
-        shares: (N, K) >= 0, weight of client i in row c: 1 or 0 for owners, or numbers of samples. The row of a class
-            that no client has becomes zero.
+        shares: (N, K) >= 0, weight of client i in row c: 1 or 0 for owners, or numbers of samples.
+            The row of a class that no client has becomes zero.
         layout: layout of the models.
         base: everything except the classifier; by default the uniform mean.
     """
     result = mean(models) if base is None else base
     if shares.shape != (len(models), layout.classes):
         raise UserError(
-            f"counts of {shares.shape[1]} classes by {len(shares)} clients do not fit {len(models)} models whose last "
+            f"counts of {shares.shape[1]} classes by {len(shares)} clients do not fit "
+            f"{len(models)} models whose last "
             f"layer has {layout.classes} outputs: call the classifier `head`"
         )
     params = result.params.clone()
     total, head = torch.zeros(layout.classes, dtype=torch.float64), layout.head
     rows = torch.zeros_like(head.matrix(params))
-    for model, share in zip(models, shares.double(), strict=True):  # a running mean: equal rows stay as they are
+    for model, share in zip(
+        models, shares.double(), strict=True
+    ):  # a running mean: equal rows stay as they are
         total += share
-        rows.lerp_(head.matrix(model.params), (share / total.clamp(min=1e-300)).float()[:, None].to(rows.device))
+        rows.lerp_(
+            head.matrix(model.params),
+            (share / total.clamp(min=1e-300)).float()[:, None].to(rows.device),
+        )
     head.put(params, rows)
     return result.with_params(params)
 

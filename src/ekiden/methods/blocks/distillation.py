@@ -19,10 +19,12 @@ Invent = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Distillation(Objective):
-    """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same inputs, in evaluation mode.
+    """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same inputs, in evaluation
+    mode.
 
-    The last parts of the batch are invented inputs. Each part has its own share of the batch and its own way of making
-    inputs. They have no label, so they count only in D, and with its complete form.
+    The last parts of the batch are invented inputs. Each part has its own share of the batch and
+    its own way of making inputs. They have no label, so they count only in D, and with its complete
+    form.
     """
 
     teacher: nn.Module
@@ -38,7 +40,9 @@ class Distillation(Objective):
         return (self.teacher,)
 
     def asks(self, batch: int) -> int:
-        """Return for how many samples the teacher is asked: those that invented inputs do not replace."""
+        """Return for how many samples the teacher is asked: those that invented inputs do not
+        replace.
+        """
         return batch - sum(int(share * batch) for share, _ in self.invented)
 
     def further(self, batch: int) -> Work:
@@ -46,7 +50,9 @@ class Distillation(Objective):
         return Work(forward=batch - self.asks(batch))
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
-        """Return the loss of inputs x (b, ...) with labels y (b,). The teacher answers the first n >= asks(b)."""
+        """Return the loss of inputs x (b, ...) with labels y (b,). The teacher answers the first n
+        >= asks(b).
+        """
         (answers,) = given
         own = self.asks(len(x))
         if own < len(x):
@@ -69,7 +75,9 @@ class Distillation(Objective):
         return self.task.mean_loss(logits[:own], y) + self.factor * self.temperature**2 * d / len(x)
 
     def _of_task(self, outputs: Tensor, y: Tensor, answers: Tensor) -> Tensor:
-        """Return the same loss for another task, D being its distance; the first outputs have labels y."""
+        """Return the same loss for another task, D being its distance; the first outputs have
+        labels y.
+        """
         own, rest = len(y), len(outputs) - len(y)
         d = own * self.task.distance(outputs[:own], answers[:own], self.temperature)
         if rest:
@@ -85,20 +93,24 @@ def divergence(logits: Tensor, target: Tensor, y: Tensor, form: Form) -> Tensor:
 
 def kl(logits: Tensor, target: Tensor) -> Tensor:
     """Return KL(q || p) between the teacher's answers q and the student's p."""
-    return F.kl_div(logits.log_softmax(1), target.log_softmax(1), reduction="batchmean", log_target=True)
+    return F.kl_div(
+        logits.log_softmax(1), target.log_softmax(1), reduction="batchmean", log_target=True
+    )
 
 
 def without(logits: Tensor, y: Tensor) -> Tensor:
-    """Return logits that give the true class no probability; they are finite, so that 0·log 0 is 0."""
+    """Return logits that give the true class no probability; they are finite, so that 0·log 0 is
+    0.
+    """
     return logits.scatter(1, y[:, None], -1e9)
 
 
 def scrambled(x: Tensor) -> Tensor:
     """Make inputs (b, ...) from these that are far from any client's data.
 
-    Images (b, C, H, W) are rotated by any angle, mirrored and shifted by up to a quarter of their height. Then each
-    keeps a rectangle in a corner and takes the rest from another image. In other samples each number comes from one of
-    two samples.
+    Images (b, C, H, W) are rotated by any angle, mirrored and shifted by up to a quarter of their
+    height. Then each keeps a rectangle in a corner and takes the rest from another image. In other
+    samples each number comes from one of two samples.
     """
     other = torch.randperm(len(x))
     if x.ndim != 4:

@@ -1,4 +1,6 @@
-"""GLAM, the global-local alignment module: a local loss that holds a network's answers near those of two others."""
+"""GLAM, the global-local alignment module: a local loss that holds a network's answers near those
+of two others.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -28,7 +30,9 @@ class GLAM(Objective):
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """Return the loss of a batch, given the teachers' answers."""
         said = iter(answers)
-        reference, previous = (None if f is None else next(said) for f in (self.reference, self.previous))
+        reference, previous = (
+            None if f is None else next(said) for f in (self.reference, self.previous)
+        )
         outputs = forward(x).float()
         if isinstance(self.task, Classification) and not self.task.weights:
             return aligned(outputs, reference, previous, y, self.tau, self.rho)
@@ -36,32 +40,53 @@ class GLAM(Objective):
 
 
 def near(
-    task: Task, outputs: Tensor, reference: Tensor | None, previous: Tensor | None, y: Tensor, tau: float, rho: float
+    task: Task,
+    outputs: Tensor,
+    reference: Tensor | None,
+    previous: Tensor | None,
+    y: Tensor,
+    tau: float,
+    rho: float,
 ) -> Tensor:
-    """Return the loss of outputs in any task: that of the labels, and the task's distances from the teachers' answers.
+    """Return the loss of outputs in any task: that of the labels, and the task's distances from the
+    teachers' answers.
 
-    For classes these are L_ag and L_ap up to a constant: cross-entropy with a teacher's answers is their divergence
-    plus their entropy, and L_ap is the mean of the divergences in both directions.
+    For classes these are L_ag and L_ap up to a constant: cross-entropy with a teacher's answers is
+    their divergence plus their entropy, and L_ap is the mean of the divergences in both directions.
     """
     loss = task.mean_loss(outputs, y)
     if reference is not None:
         loss = loss + rho * task.distance(outputs, reference, 1.0)
     if previous is not None:
-        loss = loss + tau * (task.distance(outputs, previous, 1.0) + task.distance(previous, outputs, 1.0)) / 2
+        loss = (
+            loss
+            + tau
+            * (task.distance(outputs, previous, 1.0) + task.distance(previous, outputs, 1.0))
+            / 2
+        )
     return loss
 
 
 def aligned(
-    logits: Tensor, reference: Tensor | None, previous: Tensor | None, y: Tensor, tau: float, rho: float
+    logits: Tensor,
+    reference: Tensor | None,
+    previous: Tensor | None,
+    y: Tensor,
+    tau: float,
+    rho: float,
 ) -> Tensor:
-    """Return the loss of logits (b, K): cross-entropy with labels and with the global model, and distance from w_p.
+    """Return the loss of logits (b, K): cross-entropy with labels and with the global model, and
+    distance from w_p.
 
-    L_ap is the symmetric divergence ½ Σ (p - q)(log p - log q), positive as the text of the paper wants it.
+    L_ap is the symmetric divergence ½ Σ (p - q)(log p - log q), positive as the text of the paper
+    wants it.
     """
     log_p = F.log_softmax(logits, dim=1)
     loss = F.nll_loss(log_p, y)
     if reference is not None:
-        loss = loss - rho * (F.softmax(reference, dim=1) * log_p).sum(1).mean()  # L_ag = -Σ p_g log p
+        loss = (
+            loss - rho * (F.softmax(reference, dim=1) * log_p).sum(1).mean()
+        )  # L_ag = -Σ p_g log p
     if previous is not None:
         log_q = F.log_softmax(previous, dim=1)
         loss = loss + tau * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1).mean() / 2
@@ -70,17 +95,23 @@ def aligned(
 
 @dataclass(frozen=True)
 class Passing(State):
-    """The state with w_g, the model with which a pass over the clients began, and the number of that pass."""
+    """The state with w_g, the model with which a pass over the clients began, and the number of
+    that pass.
+    """
 
     origin: Model | None = INITIAL
     begun: int = -1
 
     def in_pass(self, number: int) -> Self:
-        """Return the state with this pass's w_g: the model at its first hop that is not left out."""
+        """Return the state with this pass's w_g: the model at its first hop that is not left
+        out.
+        """
         return self if self.begun == number else replace(self, origin=self.model, begun=number)
 
 
-def alignment(client: Client, reference: Weights | None, previous: Weights | None, tau: float, rho: float) -> Objective:
+def alignment(
+    client: Client, reference: Weights | None, previous: Weights | None, tau: float, rho: float
+) -> Objective:
     """Return the loss ℓ + ρ·L_ag + τ·L_ap of a task; a term without its model is left out."""
     w_g = client.network(reference) if reference is not None and rho else None
     w_p = client.network(previous) if previous is not None and tau else None
@@ -90,5 +121,7 @@ def alignment(client: Client, reference: Weights | None, previous: Weights | Non
 
 
 def transfers(clients: int, rounds: int, align_global: float) -> int:
-    """Return how many models move: T·N - 1 hand-overs, and from the second pass on w_g to clients that lack it."""
+    """Return how many models move: T·N - 1 hand-overs, and from the second pass on w_g to clients
+    that lack it.
+    """
     return rounds * clients - 1 + ((rounds - 1) * max(clients - 2, 0) if align_global else 0)

@@ -1,4 +1,6 @@
-"""What methods of many rounds share: who takes part, how they train, and how models become one, also in fixed point."""
+"""What methods of many rounds share: who takes part, how they train, and how models become one,
+also in fixed point.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -66,7 +68,9 @@ class ParallelMethod(Method):
 
 
 class PersonalMethod(Method):
-    """A method of many rounds whose clients each have a model of their own; there is no global one."""
+    """A method of many rounds whose clients each have a model of their own; there is no global
+    one.
+    """
 
     rounds: int
     traits = Traits(one_model=False)
@@ -114,7 +118,9 @@ def at_server(fed: Fed, model: Model | None) -> Weights:
 
 
 def local_training(client: Client, lr_decay: float, round: int) -> Training:
-    """Return training settings that end with the last iterate, at the learning rate of the round."""
+    """Return training settings that end with the last iterate, at the learning rate of the
+    round.
+    """
     return replace(client.training, select="last", lr=client.training.lr * lr_decay**round)
 
 
@@ -130,7 +136,9 @@ def arrived(fed: Fed, asked: Mapping[K, Ref[T]], at_least: int = 1) -> dict[K, T
 def with_sizes(
     fed: Fed, count: Callable[[Client], int], clients: Iterable[str], known: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the known numbers of samples and those of `clients`; `count` asks clients that are new."""
+    """Return the known numbers of samples and those of `clients`; `count` asks clients that are
+    new.
+    """
     asked = {k: fed.call(count, k) for k in clients if k not in known}
     return {**known, **arrived(fed, asked, at_least=0 if known else 1)}
 
@@ -146,7 +154,12 @@ def sample_weight(client: Client, weighting: Weighting) -> float:
 
 
 def combined(
-    fed: Fed, asked: Mapping[str, Ref[Reply]], start: Weights, rule: Rule, faulty: int, longest: float
+    fed: Fed,
+    asked: Mapping[str, Ref[Reply]],
+    start: Weights,
+    rule: Rule,
+    faulty: int,
+    longest: float,
 ) -> Weights:
     """Return one model from the replies to `start`, by a rule of `combining`; note who stood out.
 
@@ -165,8 +178,12 @@ def combined(
     return result
 
 
-def shortened(fed: Fed, models: Mapping[str, Weights], start: Weights, longest: float) -> dict[str, Weights]:
-    """Return the clients' models, with steps from `start` limited to `longest` (0: no limit); note who was limited."""
+def shortened(
+    fed: Fed, models: Mapping[str, Weights], start: Weights, longest: float
+) -> dict[str, Weights]:
+    """Return the clients' models, with steps from `start` limited to `longest` (0: no limit); note
+    who was limited.
+    """
     if not longest:
         return dict(models)
     short = {k: clipped(m, start, longest) for k, m in models.items()}
@@ -175,7 +192,9 @@ def shortened(fed: Fed, models: Mapping[str, Weights], start: Weights, longest: 
 
 
 def note_apart(fed: Fed, rule: Rule, models: Mapping[str, Weights], result: Weights) -> None:
-    """Note how far each client's model is from the result, and whose Krum chose; nothing for the mean."""
+    """Note how far each client's model is from the result, and whose Krum chose; nothing for the
+    mean.
+    """
     if rule == "mean":
         return
     fed.note(APART, {k: _apart(m, result) for k, m in models.items()})
@@ -187,13 +206,17 @@ def _apart(model: Weights, other: Weights) -> float:
     return math.sqrt(float(distance(model.params, other.params)))
 
 
-def refuse_rule(rule: Rule, clients: int, participation: float, faulty: int, weighting: Weighting) -> None:
+def refuse_rule(
+    rule: Rule, clients: int, participation: float, faulty: int, weighting: Weighting
+) -> None:
     """Refuse a rule that the clients of a round, or weights by samples, do not go with."""
     refuse(rule, participants(clients, participation), faulty, weighted=weighting == "samples")
 
 
 def server_step(model: Weights, target: Weights, lr: float) -> Weights:
-    """Return w + η_g (target - w); η_g = 1 gives the target itself. Running statistics are the target's."""
+    """Return w + η_g (target - w); η_g = 1 gives the target itself. Running statistics are the
+    target's.
+    """
     return target if lr == 1 else target.with_params(torch.lerp(model.params, target.params, lr))
 
 
@@ -228,8 +251,8 @@ class Proximal:
 class Corrected:
     """A slope added to the gradient, and the mean over all steps of the gradient without it.
 
-    For plain SGD that mean is (w_start - w_end) / (K·η) - slope; unlike this displacement it needs neither a divisor
-    for momentum nor SGD at all, and loses no digits where K·η is small.
+    For plain SGD that mean is (w_start - w_end) / (K·η) - slope; unlike this displacement it needs
+    neither a divisor for momentum nor SGD at all, and loses no digits where K·η is small.
     """
 
     slope: Tensor
@@ -259,13 +282,16 @@ class Corrected:
 
 
 def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
-    """Return a: how far τ steps of SGD with heavy-ball momentum go on a constant gradient, in units of η·gradient.
+    """Return a: how far τ steps of SGD with heavy-ball momentum go on a constant gradient, in units
+    of η·gradient.
 
     `pull` is η·μ of a proximal term. τ itself without either.
     """
     velocity = distance = 0.0
     for _ in range(steps):
-        velocity = momentum * velocity + 1 - pull * distance  # the proximal term pulls back by η·μ·distance
+        velocity = (
+            momentum * velocity + 1 - pull * distance
+        )  # the proximal term pulls back by η·μ·distance
         distance += velocity
     return distance
 
@@ -273,8 +299,11 @@ def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
 class SecureMethod(ParallelMethod):
     """A method of rounds whose server can do with sums of what clients send."""
 
-    secure: bool  # whether it gets no more than that: fixed point, so that masks between machines hide all but the sums
-    # whether a run may leave a missing silo out of one sum and not of the next one. The parts of two sums must then
+    # whether it gets no more than that: fixed point, so that masks between machines hide all but
+    # the sums
+    secure: bool
+    # whether a run may leave a missing silo out of one sum and not of the next one. The parts of
+    # two sums must then
     # differ, as those of silos that train in between do.
     regroups: ClassVar[bool] = True
 
@@ -299,7 +328,9 @@ class ModelSums:
         """Check what may come from another party."""
         tensors = (self.params, self.buffers, self.counters, *self.others)
         if any(t.dtype != torch.int64 or t.ndim != 1 for t in tensors) or self.clients < 1:
-            raise UserError("a sum of models is not as it must be: use the same version of Ekiden everywhere")
+            raise UserError(
+                "a sum of models is not as it must be: use the same version of Ekiden everywhere"
+            )
 
     @classmethod
     def of(cls, clients: int, model: Weights, weight: float, *others: Tensor) -> Self:
@@ -312,7 +343,9 @@ class ModelSums:
             others: further vectors, to which no weight applies.
         """
         name = "values of the model, times the client's weight,"
-        params, buffers = (fixed(t.double() * weight, clients, name) for t in (model.params, model.buffers))
+        params, buffers = (
+            fixed(t.double() * weight, clients, name) for t in (model.params, model.buffers)
+        )
         more = tuple(fixed(t, clients, "what goes with the model") for t in others)
         share = int(fixed(torch.tensor(weight, dtype=torch.float64), clients, "weights"))
         return cls(params, buffers, model.counters, more, share, 1)
@@ -320,8 +353,12 @@ class ModelSums:
     def plus(self, other: "ModelSums") -> "ModelSums":
         """Return the sums over the clients of both."""
         if [len(t) for t in self._tensors()] != [len(t) for t in other._tensors()]:
-            raise UserError("models of different shape cannot be added up: use the same network at every client")
-        params, buffers, counters, *others = (a + b for a, b in zip(self._tensors(), other._tensors(), strict=True))
+            raise UserError(
+                "models of different shape cannot be added up: use the same network at every client"
+            )
+        params, buffers, counters, *others = (
+            a + b for a, b in zip(self._tensors(), other._tensors(), strict=True)
+        )
         weight, clients = self.weight + other.weight, self.clients + other.clients
         return ModelSums(params, buffers, counters, tuple(others), weight, clients)
 
@@ -331,7 +368,8 @@ class ModelSums:
         return self.weight / 2.0**FRACTION
 
     def mean(self, like: Weights) -> Weights:
-        """Return Σ p_i θ_i / Σ p_i. Counters are the rounded mean, since sums do not show the largest.
+        """Return Σ p_i θ_i / Σ p_i. Counters are the rounded mean, since sums do not show the
+        largest.
 
         Args:
             like: a model of the run, whose shape the sums must have.
@@ -341,14 +379,20 @@ class ModelSums:
         params, buffers = ((t.double() / self.weight).float() for t in (self.params, self.buffers))
         found = Weights(params, buffers, self.counters // self.clients)
         if found.shapes != like.shapes:
-            raise UserError("a sum of models does not fit the network: use the same network at every client")
+            raise UserError(
+                "a sum of models does not fit the network: use the same network at every client"
+            )
         return found
 
     def other(self, place: int, like: Tensor | None = None) -> Tensor:
-        """Return a further vector's sum, in float32; if it must have the length of another, an error if not."""
+        """Return a further vector's sum, in float32; if it must have the length of another, an
+        error if not.
+        """
         found = real(self.others[place]).float() if place < len(self.others) else torch.zeros(0)
         if like is not None and found.shape != like.shape:
-            raise UserError("a sum of vectors does not fit the network: use the same network at every client")
+            raise UserError(
+                "a sum of vectors does not fit the network: use the same network at every client"
+            )
         return found
 
     def _tensors(self) -> tuple[Tensor, ...]:
@@ -361,7 +405,9 @@ def trainable(model: Size) -> int:
 
 
 def secure_size(model: Size, *others: int) -> int:
-    """Return the bytes of `ModelSums`: 8 for each value of the model and of `others`, and for two numbers."""
+    """Return the bytes of `ModelSums`: 8 for each value of the model and of `others`, and for two
+    numbers.
+    """
     values = model.network.weights()
     return 8 * (len(values.params) + len(values.buffers) + len(values.counters) + sum(others) + 2)
 
@@ -370,4 +416,7 @@ def refuse_single(secure: bool, rule: Rule, longest: float) -> None:
     """Refuse what the server does with single models, if it gets their sum alone."""
     if secure and (rule != "mean" or longest):
         what = f"--combine {rule}" if rule != "mean" else "--clip-update"
-        raise UserError(f"{what} needs single models, --secure shows the server only their sum: leave out one of them")
+        raise UserError(
+            f"{what} needs single models, --secure shows the server only their sum: leave out one "
+            "of them"
+        )

@@ -29,25 +29,29 @@ from ekiden.methods.blocks.glam import Passing, alignment, transfers
 from ekiden.training.weights import distance, piece
 
 Measure = Literal["l2", "squared_l2", "l1", "cosine"]
-"""Distance between two models: the text uses l2 and compares it with the others (Fig. 8 or 9, by version)."""
+"""Distance between two models: the text uses l2 and compares it with the others (Fig. 8 or 9, by
+version)."""
 
 
 @dataclass(frozen=True)
 class FedELMY(Method):
     """One-shot sequential federated learning with a pool of diverse models at each client.
 
-    Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot Sequential Federated
-    Learning for Non-IID Data by Enhancing Local Model Diversity. ACM Multimedia 2024.
-    https://arxiv.org/abs/2404.12130 (Algorithm 1; with `rounds` > 1 Algorithm 2; loss ℓ - α d1 + β d2).
+    Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot
+    Sequential Federated Learning for Non-IID Data by Enhancing Local Model Diversity. ACM
+    Multimedia 2024. https://arxiv.org/abs/2404.12130 (Algorithm 1; with `rounds` > 1 Algorithm 2;
+    loss ℓ - α d1 + β d2).
 
-    Each client trains S models one after the other. Each model starts from the mean of the client's pool, is pushed
-    away from the pool (d1) and kept near the received model (d2). The client hands on the mean of the pool.
+    Each client trains S models one after the other. Each model starts from the mean of the client's
+    pool, is pushed away from the pool (d1) and kept near the received model (d2). The client hands
+    on the mean of the pool.
 
-    Departures from the paper: `order` is the given one and not redrawn each round, as in the authors' code. Otherwise
-    `form = "paper"` follows the text (each distance is scaled to one order of magnitude below the loss); it measures no
-    worse on PACS and better on digits. `form = "released"` computes the distances as the authors' code does: squared,
-    with the start point as a member of the pool, and with one divisor for both, taken from d2. Gradients of both
-    distances are in closed form. Beyond the paper: GLAM, the loss of SPFL.
+    Departures from the paper: `order` is the given one and not redrawn each round, as in the
+    authors' code. Otherwise `form = "paper"` follows the text (each distance is scaled to one order
+    of magnitude below the loss); it measures no worse on PACS and better on digits. `form =
+    "released"` computes the distances as the authors' code does: squared, with the start point as a
+    member of the pool, and with one divisor for both, taken from d2. Gradients of both distances
+    are in closed form. Beyond the paper: GLAM, the loss of SPFL.
     """
 
     models: Count = 5
@@ -63,12 +67,13 @@ class FedELMY(Method):
     rounds: Count = 1
     """T, passes over all clients (shots)"""
     order: str = "given"
-    """order of the clients: given, reversed, random (redrawn each round), or names separated by commas"""
+    """order of the clients: given, reversed, random (redrawn each round), or names separated by
+    commas"""
     form: Literal["paper", "released"] = "paper"
     """distances and their scale: as in the text, or as in the authors' code"""
     measure: Measure = "l2"
-    """distance between two models in the paper's form (its Fig. 8 or 9, by version); the released form always uses
-    squared_l2"""
+    """distance between two models in the paper's form (its Fig. 8 or 9, by version); the released
+    form always uses squared_l2"""
     average_start: bool = True
     """count the received model as a member of the pool that is averaged"""
     align_previous: NonNegative = 0.0
@@ -107,7 +112,10 @@ class FedELMY(Method):
     @on_client
     def extend_pool(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
         """Train S models, each from the mean of those before (Algorithm 1, at each client)."""
-        pool, origin = [model], model if origin is None else origin  # the first client of a round receives it
+        pool, origin = (
+            [model],
+            model if origin is None else origin,
+        )  # the first client of a round receives it
         objective = alignment(client, origin, model, self.align_previous, self.align_global)
         for _ in range(self.models):
             start = mean(pool)
@@ -146,8 +154,8 @@ AddSum = Callable[[Tensor, Tensor], object]
 class Released:
     """The authors' code: squared distances over a, the start point counted as a member of the pool.
 
-    With it the mean of the pool is the start point θ_s, so d1 = ‖θ - θ_s‖² + constant and the pool need not be
-    walked: the gradient is (2/a)·[β(θ - θ_0) - α(θ - θ_s)], whatever S is.
+    With it the mean of the pool is the start point θ_s, so d1 = ‖θ - θ_s‖² + constant and the pool
+    need not be walked: the gradient is (2/a)·[β(θ - θ_0) - α(θ - θ_s)], whatever S is.
     """
 
     received: Tensor  # θ_0
@@ -165,7 +173,9 @@ class Released:
 
 
 def released_divisor(loss: float, d2: float) -> float:
-    """A = 10^(o(d2) - o(ℓ) + 1), but 1 where that is below 1 or d2 = 0; o is the order of magnitude."""
+    """A = 10^(o(d2) - o(ℓ) + 1), but 1 where that is below 1 or d2 = 0; o is the order of
+    magnitude.
+    """
     return 10.0 ** min(max(magnitude(d2) - magnitude(loss) + 1, 0), 300) if d2 > 0 else 1.0
 
 
@@ -199,24 +209,34 @@ class Paper:
         d = (squares.sqrt() if self.measure == "l2" else squares).tolist()
         scales = self.scales(d, float(loss))
         if self.measure == "l2":
-            factors = [scale / max(x, 1e-12) for scale, x in zip(scales, d, strict=True)]  # ∇‖u‖ = u/‖u‖
+            factors = [
+                scale / max(x, 1e-12) for scale, x in zip(scales, d, strict=True)
+            ]  # ∇‖u‖ = u/‖u‖
         else:
             factors = [2 * scale for scale in scales]  # ∇‖u‖² = 2u
         add(grad, grad.new_tensor(factors))
 
     def scales(self, d: Sequence[float], loss: float) -> list[float]:
-        """Return the weights of distances `d` in the loss, as numbers: small tensors would cost more than the pool."""
+        """Return the weights of distances `d` in the loss, as numbers: small tensors would cost
+        more than the pool.
+        """
         pull = -self.alpha / len(d) * paper_scale(loss, sum(d) / len(d))
         return [pull + self.beta * paper_scale(loss, d[0]), *[pull] * (len(d) - 1)]
 
     def offset_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
-        """For small networks: ‖u - D_t‖² = ‖u‖² - 2 D_t u + ‖D_t‖² from θ_s, so that two passes over D suffice."""
+        """For small networks: ‖u - D_t‖² = ‖u‖² - 2 D_t u + ‖D_t‖² from θ_s, so that two passes
+        over D suffice.
+        """
         offsets, norms = self.offsets
         u = params - self.start
         squares = torch.addmv(norms + u.dot(u), offsets, u, alpha=-2).clamp(min=0)
-        if bool((squares < 1e-4 * norms).any()):  # this close to a member, rounding leaves few digits of the distance
+        if bool(
+            (squares < 1e-4 * norms).any()
+        ):  # this close to a member, rounding leaves few digits of the distance
             return self.block_walk(params)
-        return squares, lambda grad, f: grad.addmv_(offsets.T, f, alpha=-1).add_(u, alpha=float(f.sum()))
+        return squares, lambda grad, f: grad.addmv_(offsets.T, f, alpha=-1).add_(
+            u, alpha=float(f.sum())
+        )
 
     @cached_property
     def offsets(self) -> tuple[Tensor, Tensor]:
@@ -225,7 +245,9 @@ class Paper:
         return offsets, torch.linalg.vector_norm(offsets, dim=1) ** 2
 
     def block_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
-        """For large networks: compute differences again, block by block, so that no second pool is in memory."""
+        """For large networks: compute differences again, block by block, so that no second pool is
+        in memory.
+        """
         some = piece(params)
 
         def differences() -> Iterator[tuple[slice, Tensor]]:
@@ -237,7 +259,9 @@ class Paper:
             for place, difference in differences():
                 grad[place] += factors @ difference
 
-        return torch.stack([torch.linalg.vector_norm(d, dim=1) ** 2 for _, d in differences()]).sum(0), add
+        return torch.stack([torch.linalg.vector_norm(d, dim=1) ** 2 for _, d in differences()]).sum(
+            0
+        ), add
 
 
 def paper_scale(loss: float, d: float) -> float:
@@ -253,7 +277,9 @@ def measure(a: Tensor, b: Tensor, kind: Measure) -> Tensor:
 
 
 def add_gradient(params: Tensor, other: Tensor, kind: Measure, scale: float, grad: Tensor) -> None:
-    """Add scale · ∇ measure(params, other) to `grad`; where it has no gradient (equal models), nothing."""
+    """Add scale · ∇ measure(params, other) to `grad`; where it has no gradient (equal models),
+    nothing.
+    """
     if kind == "l1":
         grad.add_((params - other).sign_(), alpha=scale)
         return

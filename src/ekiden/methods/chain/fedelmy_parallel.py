@@ -23,17 +23,18 @@ from ekiden.methods.chain.fedelmy import FedELMY, Measure
 
 @dataclass(frozen=True)
 class FedELMYParallel(Method):
-    """FedELMY without the chain: every client builds a pool of diverse models, and the pools' means are averaged.
+    """FedELMY without the chain: every client builds a pool of diverse models, and the pools' means
+    are averaged.
 
-    Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot Sequential Federated
-    Learning for Non-IID Data by Enhancing Local Model Diversity. ACM Multimedia 2024.
-    https://arxiv.org/abs/2404.12130 (Algorithm 3; Table 9).
+    Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot
+    Sequential Federated Learning for Non-IID Data by Enhancing Local Model Diversity. ACM
+    Multimedia 2024. https://arxiv.org/abs/2404.12130 (Algorithm 3; Table 9).
 
-    Each client warms up its own random model, then trains S models as in `FedELMY`, and sends the mean of its pool to
-    all others. All clients end with the same model, the uniform mean.
+    Each client warms up its own random model, then trains S models as in `FedELMY`, and sends the
+    mean of its pool to all others. All clients end with the same model, the uniform mean.
 
-    Departures from the paper: none known; there is no released code of this variant. `init = "same"` starts all clients
-    from one model instead. Fields mean the same as in `FedELMY`.
+    Departures from the paper: none known; there is no released code of this variant. `init =
+    "same"` starts all clients from one model instead. Fields mean the same as in `FedELMY`.
     """
 
     models: Count = 5
@@ -47,13 +48,13 @@ class FedELMYParallel(Method):
     beta: NonNegative = 1.0
     """β, weight of d2, the distance from the client's own start"""
     server: bool = False
-    """send models to a server that averages them, instead of from every client to every other: N·M instead of
-    N(N-1)·M"""
+    """send models to a server that averages them, instead of from every client to every other: N·M
+    instead of N(N-1)·M"""
     form: Literal["paper", "released"] = "paper"
     """distances and their scale: as in the text, or as in the authors' code"""
     measure: Measure = "l2"
-    """distance between two models in the paper's form (its Fig. 8 or 9, by version); the released form always uses
-    squared_l2"""
+    """distance between two models in the paper's form (its Fig. 8 or 9, by version); the released
+    form always uses squared_l2"""
     average_start: bool = True
     """count the start as a member of the pool that is averaged"""
     init: Init = "different"
@@ -67,10 +68,16 @@ class FedELMYParallel(Method):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield two states: after all pools, and after the exchange."""
         if s.step == 0:
-            starts = [INITIAL if self.init == "same" else fed.call(self.initial, k) for k in fed.clients]
+            starts = [
+                INITIAL if self.init == "same" else fed.call(self.initial, k) for k in fed.clients
+            ]
             if self.warmup:
-                starts = [fed.call(self.warm_up, k, m) for k, m in zip(fed.clients, starts, strict=True)]
-            pools = [fed.call(self.extend_pool, k, m) for k, m in zip(fed.clients, starts, strict=True)]
+                starts = [
+                    fed.call(self.warm_up, k, m) for k, m in zip(fed.clients, starts, strict=True)
+                ]
+            pools = [
+                fed.call(self.extend_pool, k, m) for k, m in zip(fed.clients, starts, strict=True)
+            ]
             s = s.next(model=None, personal=tuple(pools))
             yield s
         if s.step == 1:

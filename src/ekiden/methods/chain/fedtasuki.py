@@ -1,4 +1,6 @@
-"""FedTasuki: one-shot sequential learning that distils from the received model, weighted by sample counts."""
+"""FedTasuki: one-shot sequential learning that distils from the received model, weighted by sample
+counts.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,14 +53,19 @@ class ClassStatistics(NamedTuple):
     def moments(self, classes: int, features: int) -> "ClassMoments":
         """Return the statistics as full matrices."""
         shapes = [tuple(part.shape) for part in self[:3]]
-        if shapes != [(classes,), (classes, features), (features,)] or self.factor.shape[:-1] != (features,):
+        if shapes != [(classes,), (classes, features), (features,)] or self.factor.shape[:-1] != (
+            features,
+        ):
             raise UserError(
-                f"class statistics of shapes {shapes} do not fit this network of {classes} classes and {features} "
+                f"class statistics of shapes {shapes} do not fit this network of {classes} classes "
+                f"and {features} "
                 "features: use the same model at every client"
             )
         factor = self.factor.double()
         return ClassMoments(
-            self.counts.double(), self.means.double(), self.diagonal.double().diag() + factor @ factor.T
+            self.counts.double(),
+            self.means.double(),
+            self.diagonal.double().diag() + factor @ factor.T,
         )
 
 
@@ -70,7 +77,8 @@ class ClassMoments(NamedTuple):
     covariance: Tensor  # (A, A), the covariance within classes, a mean over all samples
 
     def moved(self, before: Tensor, after: Tensor) -> "ClassMoments":
-        """Return the statistics of moved features, by the linear map that best takes `before` to `after` (n, A).
+        """Return the statistics of moved features, by the linear map that best takes `before` to
+        `after` (n, A).
 
         The map is the identity and a ridge regression of what is left.
         """
@@ -78,7 +86,8 @@ class ClassMoments(NamedTuple):
         x, y = x - (centre := x.mean(0)), y - (target := y.mean(0))
         gram, eye = x.T @ x, torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         ridge = _RIDGE * gram.diagonal().mean() + 1e-9
-        # f ↦ target + (f - centre) A with A = I + (XᵀX + λI)⁻¹Xᵀ(Y - X), so that unseen directions stay as they are
+        # f ↦ target + (f - centre) A with A = I + (XᵀX + λI)⁻¹Xᵀ(Y - X), so that unseen directions
+        # stay as they are
         change = eye + torch.linalg.solve(gram + ridge * eye, x.T @ (y - x))
         present = (self.counts > 0)[:, None]
         means = torch.where(present, (self.means - centre) @ change + target, self.means)
@@ -93,16 +102,23 @@ class ClassMoments(NamedTuple):
         counts = self.counts + other.counts
         share = (other.counts / counts.clamp(min=1))[:, None]
         apart = other.means - self.means
-        between = (apart * share * self.counts[:, None]).T @ apart  # Σ n n'/(n + n')·(m - m')(m - m')ᵀ
+        between = (
+            apart * share * self.counts[:, None]
+        ).T @ apart  # Σ n n'/(n + n')·(m - m')(m - m')ᵀ
         within = self.counts.sum() * self.covariance + other.counts.sum() * other.covariance
-        return ClassMoments(counts, self.means + share * apart, (within + between) / counts.sum().clamp(min=1))
+        return ClassMoments(
+            counts, self.means + share * apart, (within + between) / counts.sum().clamp(min=1)
+        )
 
     def classifier(self) -> Tensor:
-        """Return (K, A + 1) weights and biases of linear discriminant analysis: log n_k N(features; m_k, C) + constant.
+        """Return (K, A + 1) weights and biases of linear discriminant analysis: log n_k N(features;
+        m_k, C) + constant.
 
         A class without samples counts as half of one in the middle of all.
         """
-        eye = torch.eye(len(self.covariance), dtype=self.covariance.dtype, device=self.covariance.device)
+        eye = torch.eye(
+            len(self.covariance), dtype=self.covariance.dtype, device=self.covariance.device
+        )
         shrunk = self.covariance + (_SHRINK * self.covariance.diagonal().mean() + 1e-9) * eye
         middle = self.counts @ self.means / self.counts.sum()
         means = torch.where((self.counts > 0)[:, None], self.means, middle)
@@ -115,7 +131,9 @@ class ClassMoments(NamedTuple):
         values, vectors = torch.linalg.eigh(self.covariance)
         factor = vectors[:, len(values) - rank :] * values[len(values) - rank :].clamp(min=0).sqrt()
         rest = (self.covariance.diagonal() - factor.square().sum(1)).clamp(min=0)
-        return ClassStatistics(self.counts.long(), self.means.float(), rest.float(), factor.float().contiguous())
+        return ClassStatistics(
+            self.counts.long(), self.means.float(), rest.float(), factor.float().contiguous()
+        )
 
 
 def measure(features: Tensor, labels: Tensor, classes: int) -> ClassMoments:
@@ -128,7 +146,8 @@ def measure(features: Tensor, labels: Tensor, classes: int) -> ClassMoments:
 
 
 def rank(classes: int, features: int, model: int, taken: int = 0) -> int:
-    """Return r, as many directions as fit into `SHARE` of a model of this many bytes, some of which are `taken`.
+    """Return r, as many directions as fit into `SHARE` of a model of this many bytes, some of which
+    are `taken`.
 
     The result is negative if not even the means fit.
     """
@@ -145,7 +164,9 @@ class ClassInputs(NamedTuple):
     """The number of samples of each class, and their mean input."""
 
     counts: Tensor  # (K,) int64
-    means: Tensor  # (K, C, h, w) for images, averaged over the cells of a grid; (K, d) for other samples; zeros if none
+    # (K, C, h, w) for images, averaged over the cells of a grid; (K, d) for other samples; zeros if
+    # none
+    means: Tensor
 
     def on_cpu(self) -> "ClassInputs":
         """Return the same means on the CPU, where `measure` puts its result."""
@@ -154,7 +175,10 @@ class ClassInputs(NamedTuple):
     def merged(self, other: "ClassInputs") -> "ClassInputs":
         """Return the means of the samples of both."""
         if self.means.shape != other.means.shape or self.counts.shape != other.counts.shape:
-            raise UserError("the class means are of other classes or inputs: use the same data and model everywhere")
+            raise UserError(
+                "the class means are of other classes or inputs: use the same data and model "
+                "everywhere"
+            )
         return _weighed(self.counts + other.counts, self, other, 1)
 
     def without(self, other: "ClassInputs") -> "ClassInputs":
@@ -162,7 +186,8 @@ class ClassInputs(NamedTuple):
         return _weighed((self.counts - other.counts).clamp(min=0), self, other, -1)
 
     def moved(self, own: "ClassInputs", x: Tensor, y: Tensor) -> Tensor:
-        """The client's own inputs (b, ...) of classes y (b,), each with the mean of its class replaced by one of these.
+        """The client's own inputs (b, ...) of classes y (b,), each with the mean of its class
+        replaced by one of these.
 
         Of which class is drawn by the counts.
         """
@@ -174,23 +199,35 @@ class ClassInputs(NamedTuple):
 
 
 def _weighed(counts: Tensor, a: ClassInputs, b: ClassInputs, sign: int) -> ClassInputs:
-    sums = [part.means.double() * part.counts.view(-1, *[1] * (part.means.ndim - 1)) for part in (a, b)]
+    sums = [
+        part.means.double() * part.counts.view(-1, *[1] * (part.means.ndim - 1)) for part in (a, b)
+    ]
     means = (sums[0] + sign * sums[1]) / counts.clamp(min=1).view(-1, *[1] * (a.means.ndim - 1))
     return ClassInputs(counts, means.float())
 
 
-def measure_means(batches: Iterable[tuple[Tensor, Tensor]], classes: int, shape: tuple[int, ...]) -> ClassInputs:
-    """Return class means, on the CPU, of samples in batches of inputs and labels; `shape` is from `mean_shape`."""
-    counts, sums = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, *shape, dtype=torch.float64)
+def measure_means(
+    batches: Iterable[tuple[Tensor, Tensor]], classes: int, shape: tuple[int, ...]
+) -> ClassInputs:
+    """Return class means, on the CPU, of samples in batches of inputs and labels; `shape` is from
+    `mean_shape`.
+    """
+    counts, sums = (
+        torch.zeros(classes, dtype=torch.int64),
+        torch.zeros(classes, *shape, dtype=torch.float64),
+    )
     for x, y in batches:
-        coarse = (F.adaptive_avg_pool2d(x, (shape[1], shape[2])) if x.ndim == 4 else x).double().cpu()
+        coarse = (
+            (F.adaptive_avg_pool2d(x, (shape[1], shape[2])) if x.ndim == 4 else x).double().cpu()
+        )
         counts += torch.bincount(y.cpu(), minlength=classes)
         sums.index_add_(0, y.cpu(), coarse)
     return ClassInputs(counts, (sums / counts.clamp(min=1).view(-1, *[1] * len(shape))).float())
 
 
 def mean_shape(classes: int, shape: tuple[int, ...], model: int, taken: int = 0) -> tuple[int, ...]:
-    """Return the shape of a class's mean input, the finest that fits into half of the rest of a model's `SHARE`.
+    """Return the shape of a class's mean input, the finest that fits into half of the rest of a
+    model's `SHARE`.
 
     Args:
         classes: K.
@@ -204,7 +241,8 @@ def mean_shape(classes: int, shape: tuple[int, ...], model: int, taken: int = 0)
         shape = (shape[0], min(side, shape[1]), min(side, shape[2]))
     if not 0 < prod(shape) <= room:
         raise UserError(
-            f"--recall has no room for mean inputs of {classes} classes in half of {SHARE:.0%} of this model's bytes "
+            f"--recall has no room for mean inputs of {classes} classes in half of {SHARE:.0%} of "
+            "this model's bytes "
             "(with --statistics half of what these leave): leave it out, or take a larger network"
         )
     return shape
@@ -220,7 +258,9 @@ class TeacherHandoff(NamedTuple):
 
     model: Weights  # the model as trained so far
     seen: int  # N, the number of training samples that it was trained on
-    statistics: ClassStatistics | None = None  # class statistics of these samples' features, if `statistics` is set
+    statistics: ClassStatistics | None = (
+        None  # class statistics of these samples' features, if `statistics` is set
+    )
     inputs: ClassInputs | None = None  # their mean input of each class, if `recall` is set
 
 
@@ -235,47 +275,55 @@ class Passed(State):
 class FedTasuki(Method):
     """One-shot sequential learning that distils from the received model, weighted by sample counts.
 
-    This library's own method, 2026; no claim of novelty is made. Its parts are known one by one: distilling from the
-    model before (Zhizhong Li, Derek Hoiem: Learning without Forgetting. ECCV 2016. https://arxiv.org/abs/1606.09282),
-    leaving out the true class (Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun: Preservation of the
-    Global Knowledge by Not-True Distillation in Federated Learning. NeurIPS 2022. https://arxiv.org/abs/2106.03097),
-    and averaging the last iterates.
+    This library's own method, 2026; no claim of novelty is made. Its parts are known one by one:
+    distilling from the model before (Zhizhong Li, Derek Hoiem: Learning without Forgetting. ECCV
+    2016. https://arxiv.org/abs/1606.09282), leaving out the true class (Gihun Lee, Minchan Jeong,
+    Yongjin Shin, Sangmin Bae, Se-Young Yun: Preservation of the Global Knowledge by Not-True
+    Distillation in Federated Learning. NeurIPS 2022. https://arxiv.org/abs/2106.03097), and
+    averaging the last iterates.
 
-    The loss over all samples so far is N times the mean over those of earlier clients plus n times the mean over the
-    client's own. The former are out of reach. Instead the client matches the outputs of the received model, which
-    counts N samples: cross-entropy + (N / n)·D. Earlier clients' samples differ from the client's own. So a share of
-    each batch can be scrambled and only distilled (`widen`): then the two models agree on more than the client's data.
-    With `recall` the mean input of each class travels, and a share of each batch is moved to the means of classes that
-    earlier clients hold, and only distilled. The client hands on the mean of the iterates over the last part of the
-    steps.
+    The loss over all samples so far is N times the mean over those of earlier clients plus n times
+    the mean over the client's own. The former are out of reach. Instead the client matches the
+    outputs of the received model, which counts N samples: cross-entropy + (N / n)·D. Earlier
+    clients' samples differ from the client's own. So a share of each batch can be scrambled and
+    only distilled (`widen`): then the two models agree on more than the client's data. With
+    `recall` the mean input of each class travels, and a share of each batch is moved to the means
+    of classes that earlier clients hold, and only distilled. The client hands on the mean of the
+    iterates over the last part of the steps.
 
-    Under label skew the classifier forgets more than the extractor. With `statistics` the mean of each class's features
-    and their common covariance also travel (linear discriminant analysis; cf. Mi Luo, Fei Chen, Dapeng Hu, Yifan Zhang,
-    Jian Liang, Jiashi Feng: No Fear of Heterogeneity. NeurIPS 2021. https://arxiv.org/abs/2106.05001). Each client
-    moves them by the linear map from old to new features of its own and scrambled samples. The classifier computed from
-    them is added to the last client's.
+    Under label skew the classifier forgets more than the extractor. With `statistics` the mean of
+    each class's features and their common covariance also travel (linear discriminant analysis; cf.
+    Mi Luo, Fei Chen, Dapeng Hu, Yifan Zhang, Jian Liang, Jiashi Feng: No Fear of Heterogeneity.
+    NeurIPS 2021. https://arxiv.org/abs/2106.05001). Each client moves them by the linear map from
+    old to new features of its own and scrambled samples. The classifier computed from them is added
+    to the last client's.
 
-    Departures from the paper: there is no paper; docs/methods/fedtasuki.md has derivation and results. The first client
-    has nothing to distil from and trains plainly. From the second pass on the received model has seen all clients, so N
-    is the number of samples of all others: the total minus the client's own n.
+    Departures from the paper: there is no paper; docs/methods/fedtasuki.md has derivation and
+    results. The first client has nothing to distil from and trains plainly. From the second pass on
+    the received model has seen all clients, so N is the number of samples of all others: the total
+    minus the client's own n.
     """
 
     epochs: Count = 150
-    """E, epochs at each client; with augmented samples, 3 epochs cost as much as 4 plain ones, because of the teacher's
-    passes"""
+    """E, epochs at each client; with augmented samples, 3 epochs cost as much as 4 plain ones,
+    because of the teacher's passes"""
     divergence: Form = "both"
-    """D: KL(q || p) between the student's answers p and the teacher's q; or half of it plus half of the same without
-    the true class. In tasks other than classification, whatever the form, the task's distance between outputs: squared
-    error of numbers, binary divergence of labels, divergence of each pixel or token"""
+    """D: KL(q || p) between the student's answers p and the teacher's q; or half of it plus half of
+    the same without the true class. In tasks other than classification, whatever the form, the
+    task's distance between outputs: squared error of numbers, binary divergence of labels,
+    divergence of each pixel or token"""
     distill_weighting: Literal["counts", "one", "hop"] = "counts"
-    """λ, weight of D: N/n; for comparison 1, or the number of other clients behind the received model"""
+    """λ, weight of D: N/n; for comparison 1, or the number of other clients behind the received
+    model"""
     widen: BelowOne = 0.0
-    """share of each batch that is replaced by rotated, shifted, mirrored and mixed images, which are only distilled"""
+    """share of each batch that is replaced by rotated, shifted, mirrored and mixed images, which
+    are only distilled"""
     recall: BelowOne = 0.0
-    """share of each batch that is only distilled, with each input moved from the mean of its class to the mean of a
-    class that earlier clients hold; these means travel, at most 2.5 % of M"""
+    """share of each batch that is only distilled, with each input moved from the mean of its class
+    to the mean of a class that earlier clients hold; these means travel, at most 2.5 % of M"""
     statistics: bool = False
-    """also send class statistics, at most 5 % of M, and add the classifier computed from them to the last client's"""
+    """also send class statistics, at most 5 % of M, and add the classifier computed from them to
+    the last client's"""
     average_iterates: bool = True
     """hand on the mean of the last iterates (--tail of the steps); otherwise what --select says"""
     temperature: Positive = 1.0
@@ -283,7 +331,8 @@ class FedTasuki(Method):
     rounds: Count = 1
     """T, passes over all clients (shots); 1: one-shot"""
     order: str = "given"
-    """order of the clients: given, reversed, random (redrawn each round), or names separated by commas"""
+    """order of the clients: given, reversed, random (redrawn each round), or names separated by
+    commas"""
 
     traits = Traits(skips=True)  # a hop is left out
 
@@ -296,7 +345,9 @@ class FedTasuki(Method):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Need classes if their statistics or mean inputs travel, and numeric inputs to scramble or move."""
+        """Need classes if their statistics or mean inputs travel, and numeric inputs to scramble or
+        move.
+        """
         found: frozenset[Need] = CLASSES if self.statistics or self.recall else frozenset()
         return found | NUMBERS if self.statistics or self.recall or self.widen else found
 
@@ -305,7 +356,9 @@ class FedTasuki(Method):
         in_order(self.order, clients)
 
     def check_network(self, model: Size) -> None:
-        """Refuse a network whose statistics cannot be taken, or would not be a small part of the model."""
+        """Refuse a network whose statistics cannot be taken, or would not be a small part of the
+        model.
+        """
         self.extra(model)
 
     def start(self) -> Passed:
@@ -330,12 +383,20 @@ class FedTasuki(Method):
     def train(self, client: Client, model: Weights) -> TeacherHandoff:
         """Train on the plain loss, at the first client."""
         model = client.fit(model, epochs=self.epochs, training=self.training(client))
-        own = measure(*self.features(client, model, views=1), client.classes) if self.statistics else None
+        own = (
+            measure(*self.features(client, model, views=1), client.classes)
+            if self.statistics
+            else None
+        )
         return TeacherHandoff(model, client.n, self.compressed(client, own), self.inputs(client))
 
     @on_client
-    def distil(self, client: Client, received: TeacherHandoff, others: int, again: bool, last: bool) -> TeacherHandoff:
-        """Train on own data and distil what `others` clients taught; `again`: this client was among them."""
+    def distil(
+        self, client: Client, received: TeacherHandoff, others: int, again: bool, last: bool
+    ) -> TeacherHandoff:
+        """Train on own data and distil what `others` clients taught; `again`: this client was among
+        them.
+        """
         seen = received.seen if again else received.seen + client.n
         match self.distill_weighting:
             case "counts":
@@ -355,7 +416,9 @@ class FedTasuki(Method):
         model = client.fit(
             received.model,
             epochs=self.epochs,
-            objective=Distillation(teacher, factor, self.divergence, self.temperature, tuple(invented), client.task),
+            objective=Distillation(
+                teacher, factor, self.divergence, self.temperature, tuple(invented), client.task
+            ),
             training=self.training(client),
         )
         if received.statistics is None:
@@ -376,7 +439,9 @@ class FedTasuki(Method):
         return measure_means(client.batches(passes=0), client.classes, self.mean_shape(client.size))
 
     def features(self, client: Client, model: Weights, views: int = 3) -> tuple[Tensor, Tensor]:
-        """Return features (views·n, A) of own samples, first unchanged, then scrambled, and their labels (n,)."""
+        """Return features (views·n, A) of own samples, first unchanged, then scrambled, and their
+        labels (n,).
+        """
         parts: list[list[Tensor]] = [[] for _ in range(views)]
         labels = []
         with torch.no_grad(), seeded(client.seed("scrambled")):
@@ -402,7 +467,9 @@ class FedTasuki(Method):
         return size_of_means(model.layout.classes, self.mean_shape(model)) if self.recall else 0
 
     def mean_shape(self, model: Size) -> tuple[int, ...]:
-        """Return the shape of a class's mean input; with `statistics`, at least the features' means travel, too."""
+        """Return the shape of a class's mean input; with `statistics`, at least the features' means
+        travel, too.
+        """
         layout = model.layout
         taken = size(layout.classes, layout.head.inputs - 1, 0) if self.statistics else 0
         return mean_shape(layout.classes, model.shape, model, taken)
@@ -411,17 +478,23 @@ class FedTasuki(Method):
         """Return r, the number of directions of the covariance that travel with a model."""
         layout, head = model.layout, model.layout.head
         if head.kind != "linear" or head.bias is None:
-            raise UserError("--statistics needs a network whose classifier is a linear layer with biases: leave it out")
+            raise UserError(
+                "--statistics needs a network whose classifier is a linear layer with biases: "
+                "leave it out"
+            )
         found = rank(layout.classes, head.inputs - 1, model, self.means(model))
         if found < 0:
             raise UserError(
-                f"--statistics would need more than {SHARE:.0%} of this model's bytes for {layout.classes} classes of "
+                f"--statistics would need more than {SHARE:.0%} of this model's bytes for "
+                f"{layout.classes} classes of "
                 f"{head.inputs - 1} features: leave it out, or take a network with fewer features"
             )
         return found
 
     def training(self, client: Client) -> Training:
-        """Return training settings: a client's own validation data would choose the epoch that forgets most."""
+        """Return training settings: a client's own validation data would choose the epoch that
+        forgets most.
+        """
         return replace(client.training, select="tail") if self.average_iterates else client.training
 
     def steps(self, clients: int) -> int:
@@ -439,7 +512,9 @@ class FedTasuki(Method):
 
 
 def added(head: Layer, params: Tensor, rows: Tensor) -> Tensor:
-    """Return `params` with `rows` (K, A + 1) added to the classifier, which multiplies both probabilities."""
+    """Return `params` with `rows` (K, A + 1) added to the classifier, which multiplies both
+    probabilities.
+    """
     params = params.clone()
     head.put(params, head.matrix(params) + rows.to(params))
     return params

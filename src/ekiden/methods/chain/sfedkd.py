@@ -52,24 +52,28 @@ class Taught(State):
 
 @dataclass(frozen=True)
 class SFedKD(Method):
-    """Sequential federated learning whose clients also distil from a few models of the previous round.
+    """Sequential federated learning whose clients also distil from a few models of the previous
+    round.
 
-    Haotian Xu, Jinrui Zhou, Xichong Zhang, Mingjun Xiao, He Sun, Yin Xu: SFedKD: Sequential Federated Learning with
-    Discrepancy-Aware Multi-Teacher Knowledge Distillation. 2025. https://arxiv.org/abs/2507.08508. The two parts of the
-    distillation: Borui Zhao, Quan Cui, Renjie Song, Yiyu Qiu, Jiajun Liang: Decoupled Knowledge Distillation.
-    CVPR 2022. https://arxiv.org/abs/2203.08679 (equation 7).
+    Haotian Xu, Jinrui Zhou, Xichong Zhang, Mingjun Xiao, He Sun, Yin Xu: SFedKD: Sequential
+    Federated Learning with Discrepancy-Aware Multi-Teacher Knowledge Distillation. 2025.
+    https://arxiv.org/abs/2507.08508. The two parts of the distillation: Borui Zhao, Quan Cui,
+    Renjie Song, Yiyu Qiu, Jiajun Liang: Decoupled Knowledge Distillation. CVPR 2022.
+    https://arxiv.org/abs/2203.08679 (equation 7).
 
-    In each round a model goes through a random sequence of clients. From the second round on the server chooses
-    teachers among the models of the previous round, by a greedy search: the class distributions of their clients
-    together should be as close to uniform as possible. The loss is ℓ + τ² Σ_t (α a_t TCKD_t + β b_t NCKD_t). TCKD
-    compares the probabilities of the true class and of all others together, NCKD those of the other classes among each
-    other. With d_t in [0, 1], half the L1 distance of the class distributions of teacher and student, a_t is 1 - d_t
-    and b_t is d_t, each normalised over the teachers. So a teacher that has seen the same classes teaches the true
-    class, and one that has seen other classes teaches those.
+    In each round a model goes through a random sequence of clients. From the second round on the
+    server chooses teachers among the models of the previous round, by a greedy search: the class
+    distributions of their clients together should be as close to uniform as possible. The loss is ℓ
+    + τ² Σ_t (α a_t TCKD_t + β b_t NCKD_t). TCKD compares the probabilities of the true class and of
+    all others together, NCKD those of the other classes among each other. With d_t in [0, 1], half
+    the L1 distance of the class distributions of teacher and student, a_t is 1 - d_t and b_t is
+    d_t, each normalised over the teachers. So a teacher that has seen the same classes teaches the
+    true class, and one that has seen other classes teaches those.
 
-    Departures from the paper: only its abstract and summaries of it could be read. The direction and the form of a_t
-    and b_t, the L1 distance, the loss's weights and all default values are inferred. Class counts, not distributions,
-    are sent, once, by all clients. Local training ends with the epoch that --select names.
+    Departures from the paper: only its abstract and summaries of it could be read. The direction
+    and the form of a_t and b_t, the L1 distance, the loss's weights and all default values are
+    inferred. Class counts, not distributions, are sent, once, by all clients. Local training ends
+    with the epoch that --select names.
     """
 
     rounds: Count = 10
@@ -87,7 +91,8 @@ class SFedKD(Method):
     participation: Fraction = 1.0
     """c, share of the clients in a round's sequence; at least one client"""
     order: str = "random"
-    """order of the clients: random (a new one in each round), given, reversed, or names separated by commas"""
+    """order of the clients: random (a new one in each round), given, reversed, or names separated
+    by commas"""
 
     traits = Traits(needs=CLASSES)
 
@@ -115,9 +120,13 @@ class SFedKD(Method):
             model = fed.call(self.train, client, s.model, s.teachers, target, others)
             counts = s.counts
             if self.distils and s.step == 0:
-                counts = torch.stack([c.of for c in fed.get([fed.call(self.count, k) for k in fed.clients])])
+                counts = torch.stack(
+                    [c.of for c in fed.get([fed.call(self.count, k) for k in fed.clients])]
+                )
             trained = (*s.trained, model) if self.distils and round < self.rounds - 1 else ()
-            used = [ref for ref in (s.model, *s.teachers) if isinstance(ref, Ref) and ref != INITIAL]
+            used = [
+                ref for ref in (s.model, *s.teachers) if isinstance(ref, Ref) and ref != INITIAL
+            ]
             sent = s.sent + sum(ref.owner != client for ref in used)
             s = s.next(model=model, counts=counts, trained=trained, sent=sent)
             yield s
@@ -127,13 +136,19 @@ class SFedKD(Method):
         if s.counts is None:
             return ()
         rows = [fed.clients.index(ref.owner) for ref in s.trained]
-        return tuple(s.trained[i] for i in complementary(distributions(s.counts)[rows], self.teachers))
+        return tuple(
+            s.trained[i] for i in complementary(distributions(s.counts)[rows], self.teachers)
+        )
 
-    def shares(self, fed: Fed, s: Taught, student: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def shares(
+        self, fed: Fed, s: Taught, student: str
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return a_t and b_t of the teachers."""
         if s.counts is None or not s.teachers:
             return (), ()
-        d = discrepancies(s.counts, [fed.clients.index(t.owner) for t in s.teachers], fed.clients.index(student))
+        d = discrepancies(
+            s.counts, [fed.clients.index(t.owner) for t in s.teachers], fed.clients.index(student)
+        )
         return normalised(1 - d), normalised(d)
 
     @on_client
@@ -156,7 +171,11 @@ class SFedKD(Method):
         networks = tuple(client.network(teacher) for teacher in teachers)
         a = tuple(self.target_weight * share for share in target)
         b = tuple(self.others_weight * share for share in others)
-        return client.fit(model, epochs=self.epochs, objective=Lesson(client.task, networks, a, b, self.temperature))
+        return client.fit(
+            model,
+            epochs=self.epochs,
+            objective=Lesson(client.task, networks, a, b, self.temperature),
+        )
 
     @property
     def distils(self) -> bool:
@@ -170,7 +189,8 @@ class SFedKD(Method):
     def cost(self, clients: int, model: Size) -> int:
         """(T·m - 1)·M of the chain, (T - 1)·m·k·M of k teachers, and 8·N·K of class counts.
 
-        Less where a client is the last of a round and the first of the next, or has been a teacher itself.
+        Less where a client is the last of a round and the first of the next, or has been a teacher
+        itself.
         """
         m = participants(clients, self.participation)
         taught = (self.rounds - 1) * m * min(self.teachers, m) if self.distils else 0
@@ -201,7 +221,9 @@ class Lesson(Objective):
         return self.networks
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """Return the loss of inputs x (b, ...) with labels y (b,); each teacher's answers are (b, K)."""
+        """Return the loss of inputs x (b, ...) with labels y (b,); each teacher's answers are (b,
+        K).
+        """
         logits = forward(x).float()
         soft, loss = logits / self.temperature, self.task.mean_loss(logits, y)
         for given, alpha, beta in zip(answers, self.target, self.others, strict=True):
@@ -212,19 +234,25 @@ class Lesson(Objective):
 
 
 def target_class(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
-    """Return TCKD: KL of the teacher's (p_y, 1 - p_y) from the student's, a mean over the batch; logits (b, K)."""
+    """Return TCKD: KL of the teacher's (p_y, 1 - p_y) from the student's, a mean over the batch;
+    logits (b, K).
+    """
     return kl(two_classes(logits, y), two_classes(taught, y))
 
 
 def two_classes(logits: Tensor, y: Tensor) -> Tensor:
     """Return logits (b, 2) of the true class and of all others together."""
     own = torch.zeros_like(logits, dtype=torch.bool).scatter(1, y[:, None], True)
-    true = logits.masked_fill(~own, 0).sum(1)  # the gradient of `gather` adds in no fixed order on a GPU
+    true = logits.masked_fill(~own, 0).sum(
+        1
+    )  # the gradient of `gather` adds in no fixed order on a GPU
     return torch.stack([true, without(logits, y).logsumexp(1)], 1)
 
 
 def other_classes(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
-    """Return NCKD: KL of the teacher's probabilities without the true class, renormalised, from the student's."""
+    """Return NCKD: KL of the teacher's probabilities without the true class, renormalised, from the
+    student's.
+    """
     return kl(without(logits, y), without(taught, y))
 
 
@@ -234,7 +262,9 @@ def distributions(counts: Tensor) -> Tensor:
 
 
 def complementary(shares: Tensor, k: int) -> list[int]:
-    """Choose up to k rows of distributions (m, K) one by one, so that their mean is closest to uniform in L1."""
+    """Choose up to k rows of distributions (m, K) one by one, so that their mean is closest to
+    uniform in L1.
+    """
     found: list[int] = []
     total = torch.zeros_like(shares[0])
     for _ in range(min(k, len(shares))):
@@ -246,7 +276,9 @@ def complementary(shares: Tensor, k: int) -> list[int]:
 
 
 def discrepancies(counts: Tensor, rows: Sequence[int], student: int) -> Tensor:
-    """Return d_t: half the L1 distance of the class distributions of clients `rows` from the student's."""
+    """Return d_t: half the L1 distance of the class distributions of clients `rows` from the
+    student's.
+    """
     p = distributions(counts)
     return (p[list(rows)] - p[student]).abs().sum(1) / 2
 

@@ -1,4 +1,6 @@
-"""The closing lap: after a method's last step, the classifier is refitted exactly on all clients' training data."""
+"""The closing lap: after a method's last step, the classifier is refitted exactly on all clients'
+training data.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
@@ -10,7 +12,19 @@ from typing import Any, ClassVar, NamedTuple, cast, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from ekiden.authoring import VECTORS, Client, Fed, Method, Ref, Size, State, Task, UserError, Weights, on_client
+from ekiden.authoring import (
+    VECTORS,
+    Client,
+    Fed,
+    Method,
+    Ref,
+    Size,
+    State,
+    Task,
+    UserError,
+    Weights,
+    on_client,
+)
 from ekiden.base.sums import WIDE, AnySums
 from ekiden.data.tasks import Need
 from ekiden.engine.method import HasModel
@@ -43,25 +57,29 @@ class Totals(NamedTuple):
 class Lap(State):
     """The state with the lap; its class also derives from the state of the method, see `_state`."""
 
-    body: Ref[Weights] | Weights | None = None  # the method's model, while the lap lasts; `model` is None then
+    body: Ref[Weights] | Weights | None = (
+        None  # the method's model, while the lap lasts; `model` is None then
+    )
     totals: Ref[Totals] | None = None  # what has been added up
     closed: bool = False  # whether the lap is over
 
 
 class ClosingLap(Method):
-    """A method with one more lap, in which clients add up the sums for an exact classifier on its final features.
+    """A method with one more lap, in which clients add up the sums for an exact classifier on its
+    final features.
 
-    Closed-form classifiers by sums: Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating
-    Heterogeneous Federated Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116.
+    Closed-form classifiers by sums: Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone:
+    Accelerating Heterogeneous Federated Learning with Closed-form Classifiers. ICML 2024.
+    https://arxiv.org/abs/2406.01116.
 
-    The final model goes to every client. Its features, as whole numbers of 15 bits and a sign, are summed over all
-    training samples (Σ φφᵀ, Σ φyᵀ), from client to client. The totals return to the client that held the model, or else
-    to the server. Ridge regression on the totals, with λ by generalised cross-validation, replaces the last layer. It
-    is scaled by a temperature so that its softmax gives probabilities (for labels, its logits). The rest of the model
-    stays as it is.
+    The final model goes to every client. Its features, as whole numbers of 15 bits and a sign, are
+    summed over all training samples (Σ φφᵀ, Σ φyᵀ), from client to client. The totals return to the
+    client that held the model, or else to the server. Ridge regression on the totals, with λ by
+    generalised cross-validation, replaces the last layer. It is scaled by a temperature so that its
+    softmax gives probabilities (for labels, its logits). The rest of the model stays as it is.
 
-    Departures from the paper: the features are those of the model just trained, not of a pretrained one; the sums are
-    handed on instead of sent to the server; λ is not chosen on data.
+    Departures from the paper: the features are those of the model just trained, not of a pretrained
+    one; the sums are handed on instead of sent to the server; λ is not chosen on data.
     """
 
     regroups: ClassVar[bool] = False  # the lap's sums are of all clients
@@ -73,12 +91,16 @@ class ClosingLap(Method):
         super().__post_init__()
         method, name = self.without_lap, self.lapped.title()
         if method.traits.joins_models:
-            raise UserError(f"{LAP} needs one model, {name} joins the clients' models: leave it out")
+            raise UserError(
+                f"{LAP} needs one model, {name} joins the clients' models: leave it out"
+            )
         if not method.one_model:
             raise UserError(f"{LAP} needs a global model, {name} gives personal ones: leave it out")
         own = self.lapped.own_network is Method.own_network
         if method.changes_network or method.traits.extra_outputs or not own:
-            raise UserError(f"{LAP} needs the clients' own network, {name} makes another: leave it out")
+            raise UserError(
+                f"{LAP} needs the clients' own network, {name} makes another: leave it out"
+            )
 
     def __reduce__(self) -> Any:
         """Make the class again where it is needed, as no module has it."""
@@ -118,9 +140,14 @@ class ClosingLap(Method):
             with torch.no_grad():
                 x = torch.ones(2, *model.shape, device=network.params.device)
                 features, logits = network.probe(trial(network.module, x))
-                linear = features.shape[1:] == (last.inputs - 1,) and torch.allclose(head(features), logits, 1e-2, 1e-4)
+                linear = features.shape[1:] == (last.inputs - 1,) and torch.allclose(
+                    head(features), logits, 1e-2, 1e-4
+                )
         if not linear:
-            raise UserError(f"{LAP} needs a network that ends with `head`, one linear layer with biases: leave it out")
+            raise UserError(
+                f"{LAP} needs a network that ends with `head`, one linear layer with biases: leave "
+                "it out"
+            )
 
     def start(self) -> State:
         """Return the first state of the method before it."""
@@ -131,7 +158,9 @@ class ClosingLap(Method):
         return isinstance(state, Lap) and state.closed
 
     def run(self, fed: Fed, s: Any) -> Iterator[State]:
-        """Yield the method's states, then one for each hop from where the model is, then the solution."""
+        """Yield the method's states, then one for each hop from where the model is, then the
+        solution.
+        """
         before, n = self.without_lap.steps(len(fed.clients)), len(fed.clients)
         if s.step < before:
             for after in self.without_lap.run(fed, s):
@@ -145,7 +174,10 @@ class ClosingLap(Method):
             yield s
         if s.step == before + n:
             if s.totals is None:
-                raise UserError("no client answered in the closing lap: start the clients, then start the run again")
+                raise UserError(
+                    "no client answered in the closing lap: start the clients, then start the run "
+                    "again"
+                )
             s = s.next(model=self._closed(fed, s), body=None, totals=None, closed=True)
             yield s
 
@@ -154,7 +186,9 @@ class ClosingLap(Method):
         if s.body is not None:
             return s.body  # type: ignore[no-any-return]
         if s.model is None or s.personal:
-            raise UserError(f"{self.lapped.title()} has not given one global model: leave out {LAP}")
+            raise UserError(
+                f"{self.lapped.title()} has not given one global model: leave out {LAP}"
+            )
         if isinstance(s.model, Ref):
             owner = fed.clients[0] if s.model.owner == EVERYONE else s.model.owner
             return fed.call(self.lap_body, owner, s.model)
@@ -189,7 +223,9 @@ class ClosingLap(Method):
                 scales = before.scales
                 refuse_foreign(scales, client.layout)
             blocks = ((whole(h, scales), y) for h, y in features)
-            own = sums_of(blocks, client.task, client.classes, len(scales.centre), model.params.device, WIDE)
+            own = sums_of(
+                blocks, client.task, client.classes, len(scales.centre), model.params.device, WIDE
+            )
         return Totals(scales, client.added(before.sums if before else None, own, (model, scales)))
 
     @on_client
@@ -209,7 +245,9 @@ class ClosingLap(Method):
         return self.without_lap.cost(clients, model) + clients * (model + handed_on(model))
 
     def moved(self, end: Any, clients: int, model: Size) -> int:
-        """The method's `moved`, and (N - 1)·M + N·S if a client had its model, or N·(M + S) if the server had it."""
+        """The method's `moved`, and (N - 1)·M + N·S if a client had its model, or N·(M + S) if the
+        server had it.
+        """
         before, sums = self.without_lap.moved(end, clients, model), handed_on(model)
         if isinstance(end.model, Ref):
             return before + (clients - 1) * model + (clients * sums if clients > 1 else 0)
@@ -217,7 +255,9 @@ class ClosingLap(Method):
 
 
 def with_lap(method: Method) -> Method:
-    """Return a method with a closing lap: the same hyperparameters, and a name that ends with `+lap`."""
+    """Return a method with a closing lap: the same hyperparameters, and a name that ends with
+    `+lap`.
+    """
     return _copied(method, lapped(type(method)))
 
 
@@ -225,7 +265,10 @@ def with_lap(method: Method) -> Method:
 def lapped(kind: type[Method]) -> type[Method]:
     """Return the class of the methods of `kind` with a closing lap."""
     if taken := [name for name in _OWN if hasattr(kind, name)]:
-        raise UserError(f"{kind.title()} already has a closing lap, or something called {taken[0]}: leave out {LAP}")
+        raise UserError(
+            f"{kind.title()} already has a closing lap, or something called {taken[0]}: leave out "
+            f"{LAP}"
+        )
     about = f"{(kind.__doc__ or '').strip()}\n\nA closing lap then refits the classifier exactly."
     traits = replace(kind.traits, weighs=False)  # the classifier is solved for
     values = {"__doc__": about, "__module__": kind.__module__, "lapped": kind, "traits": traits}
@@ -249,7 +292,10 @@ def handed_on(model: Size) -> int:
 def settled(features: Tensor) -> Scales:
     """Return scales from some features (n, D) of the first client."""
     if not bool(torch.isfinite(features).all()):
-        raise UserError("the final model has features that are not finite, so no classifier fits them: lower --lr")
+        raise UserError(
+            "the final model has features that are not finite, so no classifier fits them: lower "
+            "--lr"
+        )
     rows = features.double()
     spread = rows.std(0, correction=0)
     spread = torch.maximum(spread, spread.mean()).clamp(min=1e-12)
@@ -260,7 +306,9 @@ def refuse_foreign(scales: Scales, layout: Layout) -> None:
     """Refuse scales from another party that do not belong to this network."""
     wanted = [((layout.head.inputs - 1,), torch.float32)] * 2
     if [(tuple(t.shape), t.dtype) for t in scales] != wanted:
-        raise UserError("the scales received are of other features than here: use the same model everywhere")
+        raise UserError(
+            "the scales received are of other features than here: use the same model everywhere"
+        )
     if not all(bool(torch.isfinite(t).all()) for t in scales) or not bool((scales.gain > 0).all()):
         raise UserError("the scales received are not finite, or not positive: refused")
 
@@ -271,7 +319,9 @@ def whole(features: Tensor, scales: Scales) -> Tensor:
 
 
 def refitted(model: Weights, layout: Layout, totals: Totals, task: Task) -> Weights:
-    """Return `model` with the totals' classifier, written for features that are not standardised."""
+    """Return `model` with the totals' classifier, written for features that are not
+    standardised.
+    """
     refuse_foreign(totals.scales, layout)
     m = heads.moments(totals.sums, task.unit)
     rows = m.rows(heads.outputs(heads.ridge(m), m, task))
@@ -305,6 +355,12 @@ def _order(clients: Sequence[str], body: Ref[Weights] | Weights) -> tuple[str, .
 @cache
 def _handed(method: type[Method]) -> Any:
     """Return those return types of its tasks that contain a model."""
-    tasks = [task for name in dir(method) if getattr(task := getattr(method, name, None), "__on_client__", False)]
+    tasks = [
+        task
+        for name in dir(method)
+        if getattr(task := getattr(method, name, None), "__on_client__", False)
+    ]
     kinds = dict.fromkeys([Weights, *(get_type_hints(task)["return"] for task in tasks)])
-    return reduce(or_, (k for k in kinds if k is Weights or "model" in getattr(k, "__annotations__", {})))
+    return reduce(
+        or_, (k for k in kinds if k is Weights or "model" in getattr(k, "__annotations__", {}))
+    )

@@ -1,4 +1,6 @@
-"""FedCOF: a classifier of fixed features from class means alone, whose scatter gives the covariances."""
+"""FedCOF: a classifier of fixed features from class means alone, whose scatter gives the
+covariances.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,22 +24,35 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.fixed_features import FeaturesOfClasses, Settled, features_of, with_rows
+from ekiden.methods.exact.blocks.fixed_features import (
+    FeaturesOfClasses,
+    Settled,
+    features_of,
+    with_rows,
+)
 
 
 class ClassMeans(NamedTuple):
     """What a client sends."""
 
     counts: Annotated[Tensor, OwnSamples]  # (G, K) int64, samples behind each mean
-    means: Tensor  # (G, K, D) float32, mean features of the samples of each class in each group; 0 without samples
+    # (G, K, D) float32, mean features of the samples of each class in each group; 0 without samples
+    means: Tensor
 
     def checked(self, groups: int, classes: int, width: int) -> "ClassMeans":
         """Return these means, which another party sent."""
         shapes, kinds = (self.counts.shape, self.means.shape), (self.counts.dtype, self.means.dtype)
-        if shapes != ((groups, classes), (groups, classes, width)) or kinds != (torch.int64, torch.float32):
-            raise UserError("class means of other features: use the same method and data kind everywhere")
+        if shapes != ((groups, classes), (groups, classes, width)) or kinds != (
+            torch.int64,
+            torch.float32,
+        ):
+            raise UserError(
+                "class means of other features: use the same method and data kind everywhere"
+            )
         if bool((self.counts < 0).any()) or not bool((self.means.abs() <= 128).all()):
-            raise UserError("class means of negative counts, or that no features have: check the data")
+            raise UserError(
+                "class means of negative counts, or that no features have: check the data"
+            )
         return self
 
 
@@ -51,14 +66,17 @@ class MeanScatter:
 
     @classmethod
     def of(cls, told: Sequence[ClassMeans]) -> "MeanScatter":
-        """Return that of all clients' means: Σ̂_c = Σ_k n_kc (μ_kc - μ_c)(μ_kc - μ_c)ᵀ / (m_c - 1)."""
+        """Return that of all clients' means: Σ̂_c = Σ_k n_kc (μ_kc - μ_c)(μ_kc - μ_c)ᵀ / (m_c -
+        1).
+        """
         each = torch.cat([one.counts for one in told]).double()  # (any, K)
         means = torch.cat([one.means for one in told]).double()
         counts, sums = each.sum(0), torch.einsum("mk,mkd->dk", each, means)
         there = (each > 0).sum(0)
         if not bool((there > 1).any()):
             raise UserError(
-                "fedcof estimates variances from several means of a class: give more clients, or more groups"
+                "fedcof estimates variances from several means of a class: give more clients, or "
+                "more groups"
             )
         share = ((counts - 1).clamp(min=0) / (there - 1).clamp(min=1)).sqrt()
         apart = (means - (sums / counts.clamp(min=1)).T) * (each.sqrt() * share)[..., None]
@@ -67,13 +85,20 @@ class MeanScatter:
     def head(self, gamma: float, task: Task) -> Tensor:
         """Return (K, D + 1) weights and biases.
 
-        Columns of G⁻¹B have length 1, with B = `sums` and G = Σ_c (N_c - 1)(Σ̂_c + γvI) + N μμᵀ, in which v is the mean
-        variance of a feature within classes, as the Σ̂_c have it.
+        Columns of G⁻¹B have length 1, with B = `sums` and G = Σ_c (N_c - 1)(Σ̂_c + γvI) + N μμᵀ, in
+        which v is the mean variance of a feature within classes, as the Σ̂_c have it.
         """
-        n, free, width = float(self.counts.sum()), float((self.counts - 1).clamp(min=0).sum()), len(self.sums)
+        n, free, width = (
+            float(self.counts.sum()),
+            float((self.counts - 1).clamp(min=0).sum()),
+            len(self.sums),
+        )
         level = gamma * float(self.rows.square().sum()) / width
         if not level > 0:
-            raise UserError(f"fedcof finds no variance in {n:.0f} samples of {free:.0f} freedoms: give more samples")
+            raise UserError(
+                f"fedcof finds no variance in {n:.0f} samples of {free:.0f} freedoms: give more "
+                "samples"
+            )
         middle = self.sums.sum(1, keepdim=True) / n**0.5
         shift = torch.full((width,), level, dtype=torch.float64)
         found, _ = heads.thin_solve(shift, torch.cat([self.rows, middle], 1), self.sums)
@@ -81,50 +106,65 @@ class MeanScatter:
         products, spread = self.sums.T @ weight.T, weight @ self.rows
         scatter = spread @ spread.T + products.T @ (products / self.counts.clamp(min=1)[:, None])
         none, one = (torch.full((len(weight),), value, dtype=torch.float64) for value in (0.0, 1.0))
-        m = heads.Moments(n, none, one, scatter, products.sum(0), products, self.counts, self.counts)
-        scored = heads.Head(torch.eye(len(weight), dtype=torch.float64), torch.where(self.counts > 0, 0.0, -1e9))
+        m = heads.Moments(
+            n, none, one, scatter, products.sum(0), products, self.counts, self.counts
+        )
+        scored = heads.Head(
+            torch.eye(len(weight), dtype=torch.float64), torch.where(self.counts > 0, 0.0, -1e9)
+        )
         scored = heads.outputs(scored, m, task)
         return torch.cat([scored.weight @ weight, scored.bias[:, None]], 1)
 
 
 @dataclass(frozen=True)
 class FedCOF(FeaturesOfClasses):
-    """Clients send class means of fixed features; how these differ between clients gives the covariances.
+    """Clients send class means of fixed features; how these differ between clients gives the
+    covariances.
 
-    Dipam Goswami, Simone Magistri, Kai Wang, Bartłomiej Twardowski, Andrew Bagdanov, Joost van de Weijer: Covariances
-    for Free: Exploiting Mean Distributions for Training-free Federated Learning. NeurIPS 2025.
-    https://arxiv.org/abs/2412.14326 (Algorithm 1).
+    Dipam Goswami, Simone Magistri, Kai Wang, Bartłomiej Twardowski, Andrew Bagdanov, Joost van de
+    Weijer: Covariances for Free: Exploiting Mean Distributions for Training-free Federated
+    Learning. NeurIPS 2025. https://arxiv.org/abs/2412.14326 (Algorithm 1).
 
-    If a client's samples of a class are drawn independently, the mean of n of them has the covariance Σ_c/n. So the
-    scatter of the means estimates Σ_c without bias, and no matrix travels. The classifier is ridge regression without
-    the covariance between classes: W = G⁻¹B, with columns of length 1.
+    If a client's samples of a class are drawn independently, the mean of n of them has the
+    covariance Σ_c/n. So the scatter of the means estimates Σ_c without bias, and no matrix travels.
+    The classifier is ridge regression without the covariance between classes: W = G⁻¹B, with
+    columns of length 1.
 
-    Departures from the paper: written after its abstract and the authors' code. The features are FedGram's, whole
-    numbers from -127 to 127, so γ counts in their mean variance; in the code it is added as it is. A client may send
-    several means of a class. A temperature turns the scores into probabilities. Classes without samples get none.
+    Departures from the paper: written after its abstract and the authors' code. The features are
+    FedGram's, whole numbers from -127 to 127, so γ counts in their mean variance; in the code it is
+    added as it is. A client may send several means of a class. A temperature turns the scores into
+    probabilities. Classes without samples get none.
     """
 
     groups: Count = 1
-    """G, means of a class that a client sends: it divides its samples of the class into so many groups"""
+    """G, means of a class that a client sends: it divides its samples of the class into so many
+    groups"""
     gamma: Positive = 1.0
-    """γ, multiple of the identity added to each class covariance, in mean variances of a feature within classes"""
+    """γ, multiple of the identity added to each class covariance, in mean variances of a feature
+    within classes"""
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state."""
         if s.step == 0:
             settled = fed.call(self.settle, fed.order(self.order)[0], INITIAL)
-            told = fed.get([fed.call(self.describe, client, INITIAL, settled) for client in fed.clients])
+            told = fed.get(
+                [fed.call(self.describe, client, INITIAL, settled) for client in fed.clients]
+            )
             network = fed.network(fed.get(INITIAL))
             features = features_of(network)
             features.adopt(fed.get(settled))
-            scatter = MeanScatter.of([one.checked(self.groups, fed.layout.classes, features.width) for one in told])
+            scatter = MeanScatter.of(
+                [one.checked(self.groups, fed.layout.classes, features.width) for one in told]
+            )
             self.check_classes(scatter.counts, fed.task)
             rows = scatter.head(self.gamma, fed.task)
             yield s.next(model=with_rows(network, rows[:, :-1], rows[:, -1]))
 
     @on_client
     def describe(self, client: Client, model: Weights, settled: Settled) -> ClassMeans:
-        """Return the class means of the client's own samples, each of `min_active` samples or more."""
+        """Return the class means of the client's own samples, each of `min_active` samples or
+        more.
+        """
         phi, y = self.held(client, self.adopted(client, model, settled))
         counts = torch.zeros(self.groups, client.classes, dtype=torch.int64)
         means = torch.zeros(self.groups, client.classes, phi.shape[1])
@@ -142,7 +182,9 @@ class FedCOF(FeaturesOfClasses):
     def cost(self, clients: int, model: Size) -> int:
         """N·(S + G·K·(4D + 8)). S is what is settled about the features, see FedGram."""
         features = features_of(model.network.module)
-        return clients * (features.told_bytes() + self.told(features.width, model.layout.classes, model.task))
+        return clients * (
+            features.told_bytes() + self.told(features.width, model.layout.classes, model.task)
+        )
 
     def told(self, width: int, classes: int, task: Task) -> int:
         """Return the bytes of a client's means."""

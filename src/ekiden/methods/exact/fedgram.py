@@ -47,7 +47,9 @@ class Handoff(NamedTuple):
 
 
 class Common(NamedTuple):
-    """What a client needs for a personal head: the head of all, for standardised features; float32."""
+    """What a client needs for a personal head: the head of all, for standardised features;
+    float32.
+    """
 
     settled: Settled  # what the first client decided about the features
     mean: Tensor  # (D,) μ of the features of all clients
@@ -78,37 +80,43 @@ class Summing(State):
 
 @dataclass(frozen=True)
 class FedGram(FixedFeatures):
-    """Clients add up products of fixed features, from which the last one solves for the classifier of all data.
+    """Clients add up products of fixed features, from which the last one solves for the classifier
+    of all data.
 
-    Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating Heterogeneous Federated Learning with
-    Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116 (Fed3R: A = Σ φφᵀ, B = Σ φyᵀ, W = (A + λI)⁻¹B).
-    The same classifier by merging clients' solutions: Huiping Zhuang et al.: Analytic Federated Learning. CVPR 2025.
+    Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating Heterogeneous
+    Federated Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116
+    (Fed3R: A = Σ φφᵀ, B = Σ φyᵀ, W = (A + λI)⁻¹B). The same classifier by merging clients'
+    solutions: Huiping Zhuang et al.: Analytic Federated Learning. CVPR 2025.
     https://arxiv.org/abs/2405.16240. Heads: cgs is that of FedCGS (Zhao Guan et al., AAAI 2025,
-    https://arxiv.org/abs/2503.06962), lda that of GH-OFL (ICLR 2026, https://arxiv.org/abs/2602.01186), ncm that of
-    FedNCM (Gwen Legate et al., 2023, https://arxiv.org/abs/2306.03937). Generalised cross-validation: Gene Golub,
-    Michael Heath, Grace Wahba, Technometrics 1979. https://doi.org/10.1080/00401706.1979.10489751.
+    https://arxiv.org/abs/2503.06962), lda that of GH-OFL (ICLR 2026,
+    https://arxiv.org/abs/2602.01186), ncm that of FedNCM (Gwen Legate et al., 2023,
+    https://arxiv.org/abs/2306.03937). Generalised cross-validation: Gene Golub, Michael Heath,
+    Grace Wahba, Technometrics 1979. https://doi.org/10.1080/00401706.1979.10489751.
 
-    Nothing is trained and nothing is forgotten: for any skew and any order of the clients the result is that of pooled
-    data. Features are whole numbers from -127 to 127, so the sums have the same bits in any order.
+    Nothing is trained and nothing is forgotten: for any skew and any order of the clients the
+    result is that of pooled data. Features are whole numbers from -127 to 127, so the sums have the
+    same bits in any order.
 
-    Departures from the paper: if the shape is a chain, the sums are handed from client to client instead of to a
-    server. Features need no pretrained network. They are rounded to seven bits and a sign, and standardised by the
-    sums. λ is chosen by generalised cross-validation on the totals, and a temperature turns the scores into
-    probabilities. bayes has one variance for each feature, where GH-OFL has one for each class and feature; cgs
-    is shrunk as lda. With `--dp`, the first client tells a mean of features with noise, which all subtract; features
-    are clipped, sums have noise, and λ follows from the noise; see `ekiden.training.private`. Personal heads, which the
+    Departures from the paper: if the shape is a chain, the sums are handed from client to client
+    instead of to a server. Features need no pretrained network. They are rounded to seven bits and
+    a sign, and standardised by the sums. λ is chosen by generalised cross-validation on the totals,
+    and a temperature turns the scores into probabilities. bayes has one variance for each feature,
+    where GH-OFL has one for each class and feature; cgs is shrunk as lda. With `--dp`, the first
+    client tells a mean of features with noise, which all subtract; features are clipped, sums have
+    noise, and λ follows from the noise; see `ekiden.training.private`. Personal heads, which the
     papers do not have, are ridge regression towards the head of all.
     """
 
     head: Literal["ridge", "lda", "cgs", "bayes", "ncm"] = "ridge"
-    """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples,
-    naive Bayes with the variances within classes, or nearest class means"""
+    """the classifier: ridge regression, discriminant analysis with the covariance within classes or
+    of all samples, naive Bayes with the variances within classes, or nearest class means"""
     bits: Annotated[int, Range(least=LEAST, most=FULL)] = FULL
-    """b, bits of a sum of products of two features. With 32 sums are exact; with fewer each client rounds its own, and
-    more features fit into `bytes`"""
+    """b, bits of a sum of products of two features. With 32 sums are exact; with fewer each client
+    rounds its own, and more features fit into `bytes`"""
     samples: Annotated[int, Range(least=0, most=10**9)] = 0
-    """n, expected number of training samples of all clients, rather too many than too few; needed with fewer than 32
-    `bits`, and with `--dp` for features of no network unless there is a `width`, which then follows from n and ε"""
+    """n, expected number of training samples of all clients, rather too many than too few; needed
+    with fewer than 32 `bits`, and with `--dp` for features of no network unless there is a `width`,
+    which then follows from n and ε"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
@@ -116,8 +124,8 @@ class FedGram(FixedFeatures):
     topology: Literal["chain", "star"] = "chain"
     """who adds the sums up: each client adds its own to what it received, or the server adds all"""
     personal: bool = False
-    """each client also gets a personal head: ridge regression on its own samples towards the head of all, with λ by its
-    own generalised cross-validation"""
+    """each client also gets a personal head: ridge regression on its own samples towards the head
+    of all, with λ by its own generalised cross-validation"""
 
     traits = Traits(skips=True, weighs=False, releases=True)  # a hop is left out
 
@@ -135,16 +143,24 @@ class FedGram(FixedFeatures):
         """The head must go with the other hyperparameters."""
         super().__post_init__()
         if self.personal and self.head != "ridge":
-            raise UserError(f"--personal is ridge regression towards the common head: leave out --head {self.head}")
+            raise UserError(
+                "--personal is ridge regression towards the common head: leave out --head "
+                f"{self.head}"
+            )
         if self.bits < FULL and not self.samples:
             raise UserError(
-                f"--bits {self.bits} needs --samples, the expected number of training samples of all clients"
+                f"--bits {self.bits} needs --samples, the expected number of training samples of "
+                "all clients"
             )
         if self.bits < FULL and self.head != "ridge":
-            raise UserError(f"--bits below 32 is for ridge regression: leave out --head {self.head}")
+            raise UserError(
+                f"--bits below 32 is for ridge regression: leave out --head {self.head}"
+            )
 
     def with_noise(self, dp: DP | None) -> Self:
-        """Return the method with its width, which --dp must know; refuse what shows more than one noisy sum."""
+        """Return the method with its width, which --dp must know; refuse what shows more than one
+        noisy sum.
+        """
         if dp is None:
             if self.samples and self.bits == FULL:
                 raise UserError("--samples is for --bits below 32 and for --dp: leave it out")
@@ -156,14 +172,18 @@ class FedGram(FixedFeatures):
             ("--personal", self.personal, "leave it out"),
         ):
             if shown:
-                raise UserError(f"--dp adds noise to one sum of fedgram, and {option} would show more: {instead}")
+                raise UserError(
+                    f"--dp adds noise to one sum of fedgram, and {option} would show more: "
+                    f"{instead}"
+                )
         if self.width:
             return self
         if self.of_network:
             return replace(self, bytes=OWN) if self.bytes == "M" else self
         if not self.samples:
             raise UserError(
-                "--dp needs --samples, the training samples of all clients, for the number of features; or --width"
+                "--dp needs --samples, the training samples of all clients, for the number of "
+                "features; or --width"
             )
         return replace(self, width=width_for(dp, self.samples))
 
@@ -176,20 +196,33 @@ class FedGram(FixedFeatures):
         return Summing()
 
     def run(self, fed: Fed, s: Summing) -> Iterator[State]:
-        """Yield the state after each hop and the solution; in a star, after the features are set and all have added."""
+        """Yield the state after each hop and the solution; in a star, after the features are set
+        and all have added.
+        """
         if self.topology == "star":
             yield from self._star(fed, s)
             return
         order, before = fed.order(self.order), self._passes(len(fed.clients))
         while s.step < before:
             s = s.next(
-                moments=fed.sum(self.whiten, [order[s.step]], INITIAL, plus=cast("Ref[PatchMoments] | None", s.moments))
+                moments=fed.sum(
+                    self.whiten,
+                    [order[s.step]],
+                    INITIAL,
+                    plus=cast("Ref[PatchMoments] | None", s.moments),
+                )
             )
             yield s
         while s.step < before + len(order):
-            moments = s.moments if s.totals is None else None  # for the client that sets the features
+            moments = (
+                s.moments if s.totals is None else None
+            )  # for the client that sets the features
             client = order[s.step - before]
-            s = s.next(totals=fed.sum(self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals)))
+            s = s.next(
+                totals=fed.sum(
+                    self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals)
+                )
+            )
             yield s
         yield from self._finish(fed, s)
 
@@ -203,21 +236,31 @@ class FedGram(FixedFeatures):
             yield s
         if s.model is None:
             # If the first client was away, the second sets the features.
-            settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments)
+            settled = s.settled or fed.call(
+                self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments
+            )
             sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
             s = replace(s, totals=Handoff(fed.get(settled), sums), settled=None)
         yield from self._finish(fed, s)
 
     def _finish(self, fed: Fed, s: Summing) -> Iterator[State]:
-        """Yield the solution and, if they are wanted, the personal heads. The last state has models only, no sums."""
+        """Yield the solution and, if they are wanted, the personal heads. The last state has models
+        only, no sums.
+        """
         if s.model is None:
             s = self._with_model(fed, s)
             yield s
         if self.personal and not s.personal:
             t = s.totals
             assert t is not None, "they are kept for the personal heads"
-            common = self.common(t, fed.task) if isinstance(t, Handoff) else fed.call(self.share, t.owner, t)
-            personal = tuple(fed.call(self.personalise, client, INITIAL, common) for client in fed.clients)
+            common = (
+                self.common(t, fed.task)
+                if isinstance(t, Handoff)
+                else fed.call(self.share, t.owner, t)
+            )
+            personal = tuple(
+                fed.call(self.personalise, client, INITIAL, common) for client in fed.clients
+            )
             yield s.next(personal=personal, totals=None)
 
     def _with_model(self, fed: Fed, s: Summing) -> Summing:
@@ -226,7 +269,9 @@ class FedGram(FixedFeatures):
             raise UserError("no client answered: start the clients, then start the run again")
         kept = s.totals if self.personal else None
         if isinstance(s.totals, Handoff):
-            return s.next(model=self.solved(fed.network(fed.get(INITIAL)), s.totals, fed.task), totals=kept)
+            return s.next(
+                model=self.solved(fed.network(fed.get(INITIAL)), s.totals, fed.task), totals=kept
+            )
         return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals), totals=kept)
 
     @on_client
@@ -237,15 +282,21 @@ class FedGram(FixedFeatures):
         return client.added(before, PatchMoments(own), None)
 
     @on_client
-    def add(self, client: Client, model: Weights, moments: PatchMoments | None, before: Handoff | None) -> Handoff:
+    def add(
+        self, client: Client, model: Weights, moments: PatchMoments | None, before: Handoff | None
+    ) -> Handoff:
         """Add the own sums to those received; the first client settles the features."""
         settled = before.settled if before else self.settle(client, model, moments)
-        return Handoff(settled, self.measure(client, model, settled, before.sums if before else None))
+        return Handoff(
+            settled, self.measure(client, model, settled, before.sums if before else None)
+        )
 
     @on_client
     def settle(self, client: Client, model: Weights, moments: PatchMoments | None) -> Settled:
         if self.dictionary == "all" and moments is None:
-            raise UserError("--dictionary=all lost the moments of all clients' patches: start the run again")
+            raise UserError(
+                "--dictionary=all lost the moments of all clients' patches: start the run again"
+            )
         features = self.settled_by(client, model, moments and moments.parts)
         told = features.tell()
         if release := client.release(centre=True):
@@ -254,17 +305,25 @@ class FedGram(FixedFeatures):
         return told
 
     @on_client
-    def measure(self, client: Client, model: Weights, settled: Settled, before: AnySums | None) -> AnySums:
+    def measure(
+        self, client: Client, model: Weights, settled: Settled, before: AnySums | None
+    ) -> AnySums:
         """Add the sums over the client's samples to those received."""
         if release := client.release():  # `min_active` leaves none out, which would show some
             features = self.adopted(client, model, settled[:-1])
             centre = centre_of(settled, features.width).to(client.unit())
             with torch.no_grad():
                 blocks = ((phi - centre, y) for phi, y in self._blocks(client, features))
-                noisy: AnySums = release.sums(blocks, client.classes, features.width, client.unit().device)
+                noisy: AnySums = release.sums(
+                    blocks, client.classes, features.width, client.unit().device
+                )
                 return client.added(before, noisy, settled)
         features = self.adopted(client, model, settled)
-        rounding = Rounding.within(self.bits, self.samples, features.variance) if self.bits < FULL else None
+        rounding = (
+            Rounding.within(self.bits, self.samples, features.variance)
+            if self.bits < FULL
+            else None
+        )
         return client.added(before, self._own_sums(client, features, rounding), settled)
 
     @on_client
@@ -281,7 +340,9 @@ class FedGram(FixedFeatures):
         """Return the head of all from the totals."""
         m = heads.moments(totals.sums, task.unit)
         head = heads.ridge(m, self.ridge)
-        return Common(totals.settled, *(t.float() for t in (m.mean, m.scale, head.weight, head.bias)))
+        return Common(
+            totals.settled, *(t.float() for t in (m.mean, m.scale, head.weight, head.bias))
+        )
 
     @on_client
     def personalise(self, client: Client, model: Weights, common: Common) -> Weights:
@@ -291,7 +352,9 @@ class FedGram(FixedFeatures):
         own, unit = self._own_sums(client, features_of(network)), client.task.unit
         m = heads.moments_around(own, common.mean.cpu(), common.scale.cpu(), unit)
         towards = heads.Head(common.weight.cpu().double(), common.bias.cpu().double())
-        return with_head(network, heads.outputs(heads.personal_ridge(m, towards), m, client.task), m)
+        return with_head(
+            network, heads.outputs(heads.personal_ridge(m, towards), m, client.task), m
+        )
 
     def solved(self, network: nn.Module, totals: Handoff, task: Task) -> Weights:
         """Return `network` with the features and the classifier of the totals, as weights."""
@@ -325,10 +388,14 @@ class FedGram(FixedFeatures):
         return state.model is not None and bool(state.personal) >= self.personal
 
     def _blocks(self, client: Client, features: WholeFeatures) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return features (b, D) and labels (b,) of the client's training samples, in stored order."""
+        """Return features (b, D) and labels (b,) of the client's training samples, in stored
+        order.
+        """
         return ((features(x), y) for x, y in client.batches(shuffle=False))
 
-    def _own_sums(self, client: Client, features: WholeFeatures, rounding: Rounding | None = None) -> AnySums:
+    def _own_sums(
+        self, client: Client, features: WholeFeatures, rounding: Rounding | None = None
+    ) -> AnySums:
         """Return the sums over the client's own samples, exact or rounded."""
         with torch.no_grad():
             # In stored order, so that floating-point features have the same bits in every step.
@@ -336,32 +403,44 @@ class FedGram(FixedFeatures):
             blocks: Iterator[tuple[Tensor, Tensor]] = ((features(x), y) for x, y in batches)
             if self.min_active:
                 held = [(phi.to(torch.int8), y) for phi, y in blocks]
-                shown = self.active(torch.cat([phi for phi, _ in held])) if held else torch.zeros(features.width)
+                shown = (
+                    self.active(torch.cat([phi for phi, _ in held]))
+                    if held
+                    else torch.zeros(features.width)
+                )
                 blocks = ((phi * shown, y) for phi, y in held)
             device = client.unit().device
-            return sums_of(blocks, client.task, client.classes, features.width, device, rounding=rounding)
+            return sums_of(
+                blocks, client.task, client.classes, features.width, device, rounding=rounding
+            )
 
     def _passes(self, steps: int) -> int:
-        """The steps before features are settled, where moments of patches are added up in so many."""
+        """The steps before features are settled, where moments of patches are added up in so
+        many.
+        """
         return steps if self.dictionary == "all" else 0
 
     def steps(self, clients: int) -> int:
-        """N hops and the solution, in a star 2; with the moments of all N more, in a star 1; personal heads take 1."""
+        """N hops and the solution, in a star 2; with the moments of all N more, in a star 1;
+        personal heads take 1.
+        """
         if self.topology == "star":
             return 2 + self._passes(1) + self.personal
         return clients + 1 + self._passes(clients) + self.personal
 
     def cost(self, clients: int, model: Size) -> int:
-        """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 instead of 4KD + 8K unless labels are classes.
+        """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 instead of 4KD + 8K unless labels
+        are classes.
 
-        With `--dp` D + 32 bytes more. With b < 32 bits, ⌈b·D(D - 1)/16⌉ + 4D + 24 instead of 2D(D + 1).
+        With `--dp` D + 32 bytes more. With b < 32 bits, ⌈b·D(D - 1)/16⌉ + 4D + 24 instead of 2D(D +
+        1).
 
-        S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u,
-        for Fourier features 8d + 4.
-        In a star the sums of all go to the server, and S to the others and the server.
+        S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of
+        d numbers 8d + 4u, for Fourier features 8d + 4. In a star the sums of all go to the server,
+        and S to the others and the server.
 
-        The moments of all clients' patches are N·(8 + 8(Cp²)²) more, in a star (N + 1)·(8 + 8(Cp²)²). Personal heads
-        are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
+        The moments of all clients' patches are N·(8 + 8(Cp²)²) more, in a star (N + 1)·(8 +
+        8(Cp²)²). Personal heads are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
         """
         features, star = features_of(model.network.module), self.topology == "star"
         width, classes = features.width, model.layout.classes
@@ -377,10 +456,14 @@ class FedGram(FixedFeatures):
 
 
 def centre_of(settled: Settled, width: int) -> Tensor:
-    """Return the mean (D,) that is subtracted from features before noise is added, which comes last in `settled`."""
+    """Return the mean (D,) that is subtracted from features before noise is added, which comes last
+    in `settled`.
+    """
     centre = settled[-1] if settled else torch.zeros(0)
     if (tuple(centre.shape), centre.dtype) != ((width,), torch.int8):
-        raise UserError("the mean of features received is not one: use the same version of Ekiden everywhere")
+        raise UserError(
+            "the mean of features received is not one: use the same version of Ekiden everywhere"
+        )
     return centre
 
 

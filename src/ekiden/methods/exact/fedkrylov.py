@@ -57,22 +57,26 @@ _OWN = 8192  # most samples of the last client in the preconditioner
 
 @dataclass(frozen=True)
 class FedKrylov(FixedFeatures):
-    """Clients multiply directions by the Gram matrix of fixed features, and the first one solves in their span.
+    """Clients multiply directions by the Gram matrix of fixed features, and the first one solves in
+    their span.
 
-    Distributed conjugate gradients with one machine's second moments as preconditioner: Yuchen Zhang, Lin Xiao: DiSCO:
-    Distributed Optimization for Self-Concordant Empirical Loss. ICML 2015. https://arxiv.org/abs/1501.00263 (Algorithm
-    2, for a quadratic loss). A direction for each class: Dianne O'Leary: The block conjugate gradient algorithm and
-    related methods. Linear Algebra and its Applications 29, 1980. https://doi.org/10.1016/0024-3795(80)90247-5.
+    Distributed conjugate gradients with one machine's second moments as preconditioner: Yuchen
+    Zhang, Lin Xiao: DiSCO: Distributed Optimization for Self-Concordant Empirical Loss. ICML 2015.
+    https://arxiv.org/abs/1501.00263 (Algorithm 2, for a quadratic loss). A direction for each
+    class: Dianne O'Leary: The block conjugate gradient algorithm and related methods. Linear
+    Algebra and its Applications 29, 1980. https://doi.org/10.1016/0024-3795(80)90247-5.
 
-    The regression is that of FedGram (see there for the features and their sources). FedGram hands on the Gram matrix
-    of D features, D²/2 numbers, once. Here the first lap adds up Σ φyᵀ and the variances, KD numbers. In each further
-    lap the first client sends out directions, KD numbers, and the clients add up the Gram matrix times these, KD
-    numbers. So for the same bytes there are many more features, and more laps are closer to the exact solution.
+    The regression is that of FedGram (see there for the features and their sources). FedGram hands
+    on the Gram matrix of D features, D²/2 numbers, once. Here the first lap adds up Σ φyᵀ and the
+    variances, KD numbers. In each further lap the first client sends out directions, KD numbers,
+    and the clients add up the Gram matrix times these, KD numbers. So for the same bytes there are
+    many more features, and more laps are closer to the exact solution.
 
-    Departures from the paper: the sums go from client to client instead of to a server, in 16 bits a number, and
-    directions in 8. The solution is the best one in the span of all directions, not the recursion of conjugate
-    gradients, so that rounded directions do no harm. The preconditioner is corrected by what the sums of the first lap
-    tell about all clients. λ is chosen by squared errors on all clients' validation samples, which travel as sums.
+    Departures from the paper: the sums go from client to client instead of to a server, in 16 bits
+    a number, and directions in 8. The solution is the best one in the span of all directions, not
+    the recursion of conjugate gradients, so that rounded directions do no harm. The preconditioner
+    is corrected by what the sums of the first lap tell about all clients. λ is chosen by squared
+    errors on all clients' validation samples, which travel as sums.
     """
 
     laps: Annotated[int, Range(least=2, most=100)] = 3
@@ -82,8 +86,8 @@ class FedKrylov(FixedFeatures):
     damping: Annotated[float, Range(least=1e-3)] = 0.1
     """δ = μ/n, the multiple of the identity in the preconditioner"""
     sums: Literal["short", "whole"] = "short"
-    """how sums travel: in 16 bits a number, rounded at each hop; or as whole numbers of 64 bits, exact, which silos can
-    mask"""
+    """how sums travel: in 16 bits a number, rounded at each hop; or as whole numbers of 64 bits,
+    exact, which silos can mask"""
 
     traits = Traits(private=Kept, weighs=False)
 
@@ -92,7 +96,9 @@ class FedKrylov(FixedFeatures):
         return Lapping()
 
     def run(self, fed: Fed, s: Lapping) -> Iterator[State]:
-        """Yield the state after each hop. A lap ends at the first client, which turns totals into directions."""
+        """Yield the state after each hop. A lap ends at the first client, which turns totals into
+        directions.
+        """
         first, *others = fed.order(self.order)
         while s.step < self.laps * len(fed.clients):
             lap, hop = divmod(s.step, len(fed.clients))
@@ -109,14 +115,22 @@ class FedKrylov(FixedFeatures):
                 direction = fed.call(self.proceed, first, INITIAL, s.multiplied)
                 s = s.next(direction=direction, multiplied=None)
             else:
-                s = s.next(model=fed.call(self.solve, first, INITIAL, s.multiplied), direction=None, multiplied=None)
+                s = s.next(
+                    model=fed.call(self.solve, first, INITIAL, s.multiplied),
+                    direction=None,
+                    multiplied=None,
+                )
             yield s
 
     def _added(self, fed: Fed, s: Lapping, client: str) -> Lapping:
         """Return the state with the client's part in the sums of the lap."""
         if s.direction is None:
-            return replace(s, opening=fed.sum(self.open, [client], INITIAL, s.chosen, plus=s.opening))
-        return replace(s, multiplied=fed.sum(self.multiply, [client], INITIAL, s.direction, plus=s.multiplied))
+            return replace(
+                s, opening=fed.sum(self.open, [client], INITIAL, s.chosen, plus=s.opening)
+            )
+        return replace(
+            s, multiplied=fed.sum(self.multiply, [client], INITIAL, s.direction, plus=s.multiplied)
+        )
 
     @on_client
     def choose(self, client: Client, model: Weights) -> Chosen:
@@ -129,15 +143,25 @@ class FedKrylov(FixedFeatures):
         return chosen
 
     @on_client
-    def open(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> OpeningSums:
+    def open(
+        self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None
+    ) -> OpeningSums:
         """Add products with labels and moments to those received."""
-        if client.state is None:  # otherwise its features were computed and counted when it chose them
+        if (
+            client.state is None
+        ):  # otherwise its features were computed and counted when it chose them
             client.work.forward += client.n
         client.state = Kept(chosen)
-        phi, y = self._whole(client, model, chosen.settled), self._counted(client, self.summed(client))
+        phi, y = (
+            self._whole(client, model, chosen.settled),
+            self._counted(client, self.summed(client)),
+        )
         centre = chosen.centre
         if centre.shape != phi.shape[1:] or centre.dtype != torch.int8:
-            raise UserError("the features received are of another kind than here: use the same method and data kind")
+            raise UserError(
+                "the features received are of another kind than here: use the same method and data "
+                "kind"
+            )
         sums = torch.zeros(phi.shape[1], y.shape[1] + 2, dtype=torch.float64, device=phi.device)
         for block, of in zip(torch.split(phi, _ROWS), torch.split(y, _ROWS), strict=True):
             x = block.double() - centre
@@ -154,33 +178,50 @@ class FedKrylov(FixedFeatures):
         self.check_classes(problem.labels.targets, client.task)
         step = self._preconditioner(client, model, chosen, problem)(problem.products)
         client.state = Kept(chosen, opening=totals)
-        return next_directions(step, None, problem.scale, _rank(client.task, client.classes, len(chosen.centre)))
+        return next_directions(
+            step, None, problem.scale, _rank(client.task, client.classes, len(chosen.centre))
+        )
 
     @on_client
-    def multiply(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Multiplied:
+    def multiply(
+        self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None
+    ) -> Multiplied:
         """Add the client's part of the Gram matrix times the directions to that received."""
         kept = _kept(client)
-        width, count = len(kept.chosen.centre), _rank(client.task, client.classes, len(kept.chosen.centre))
+        width, count = (
+            len(kept.chosen.centre),
+            _rank(client.task, client.classes, len(kept.chosen.centre)),
+        )
         if direction.shape != (width, count) or direction.dtype != torch.int8:
-            raise UserError("the directions received are of other features: use the same method and data kind")
+            raise UserError(
+                "the directions received are of other features: use the same method and data kind"
+            )
         kept = kept._replace(directions=(*kept.directions, direction))
         client.state = kept
         phi = self._whole(client, model, kept.chosen.settled)
         u, centre = (t.to(self._precision) for t in (direction, kept.chosen.centre))
-        sums = torch.zeros(width, count, dtype=torch.int64 if self.exact else torch.float64, device=phi.device)
+        sums = torch.zeros(
+            width, count, dtype=torch.int64 if self.exact else torch.float64, device=phi.device
+        )
         for block in torch.split(phi, _ROWS):
             x = block.to(u) - centre
             product = x.T @ (x @ u)
             sums += product.long() if self.exact else product
         own = Multiplied(self._columns(sums), self._held(client, model, kept))
-        return client.added(before, own, (kept.chosen, kept.directions), lambda sums: sums.checked(own))
+        return client.added(
+            before, own, (kept.chosen, kept.directions), lambda sums: sums.checked(own)
+        )
 
     @on_client
     def proceed(self, client: Client, model: Weights, totals: Multiplied) -> Tensor:
         """Return further directions, from the totals of one more lap."""
         span, chosen = self._span(client, totals)
-        step = self._preconditioner(client, model, chosen, span.problem)(span.residual(span.solve(self.ridge)))
-        return next_directions(step, span.stretched, span.problem.scale, totals.sums.matrix().shape[1])
+        step = self._preconditioner(client, model, chosen, span.problem)(
+            span.residual(span.solve(self.ridge))
+        )
+        return next_directions(
+            step, span.stretched, span.problem.scale, totals.sums.matrix().shape[1]
+        )
 
     @on_client
     def solve(self, client: Client, model: Weights, totals: Multiplied) -> Weights:
@@ -190,7 +231,9 @@ class FedKrylov(FixedFeatures):
         network = client.network(model)
         features_of(network).adopt(chosen.settled)
         weight = head.weight @ span.directions.T
-        return with_rows(network, weight, head.bias - weight @ (span.problem.mean + chosen.centre.cpu().double()))
+        return with_rows(
+            network, weight, head.bias - weight @ (span.problem.mean + chosen.centre.cpu().double())
+        )
 
     @property
     def exact(self) -> bool:
@@ -199,7 +242,9 @@ class FedKrylov(FixedFeatures):
 
     @property
     def _precision(self) -> torch.dtype:
-        """In which products of features and directions are computed: exact if they are to be whole."""
+        """In which products of features and directions are computed: exact if they are to be
+        whole.
+        """
         return torch.float64 if self.exact else torch.float32
 
     def _columns(self, sums: Tensor) -> Columns:
@@ -208,7 +253,11 @@ class FedKrylov(FixedFeatures):
     def _labels(self, y: Tensor) -> Labels:
         """Return the sums over targets (n, K)."""
         found = Labels.of(y)
-        return Labels(found.samples, found.targets.long(), found.powers.long()) if self.exact else found
+        return (
+            Labels(found.samples, found.targets.long(), found.powers.long())
+            if self.exact
+            else found
+        )
 
     def _counted(self, client: Client, subset: Subset) -> Tensor:
         """(n, K) float32, the targets; counted in steps if sums are whole."""
@@ -225,7 +274,9 @@ class FedKrylov(FixedFeatures):
         y = self._counted(client, self.summed(client, held_out=True))
         if len(kept.directions) == 1:
             client.work.forward += len(phi)
-        u, centre = (t.to(self._precision) for t in (torch.cat(kept.directions, 1), kept.chosen.centre))
+        u, centre = (
+            t.to(self._precision) for t in (torch.cat(kept.directions, 1), kept.chosen.centre)
+        )
         answers = torch.cat([(x.to(u) - centre) @ u for x in torch.split(phi, _ROWS)]).double()
         if self.exact:
             answers = (answers / answer_step(len(centre))).round()
@@ -233,21 +284,27 @@ class FedKrylov(FixedFeatures):
         if not self.exact:
             return HeldAnswers(last.T @ answers, last.T @ y, last.sum(0))
         parts = zip(*(torch.split(t, _ROWS) for t in (last, answers, y)), strict=True)
-        blocks = [HeldAnswers((f.T @ g).long(), (f.T @ of).long(), f.sum(0).long()) for f, g, of in parts]
+        blocks = [
+            HeldAnswers((f.T @ g).long(), (f.T @ of).long(), f.sum(0).long()) for f, g, of in parts
+        ]
         return reduce(HeldAnswers.plus, blocks)
 
     def _span(self, client: Client, totals: Multiplied) -> tuple[Span, Chosen]:
         """Return what the first client knows after one more lap."""
         kept = _kept(client)
         if kept.opening is None:
-            raise UserError(f"{client.name} does not have the totals of the first lap: start the run again")
+            raise UserError(
+                f"{client.name} does not have the totals of the first lap: start the run again"
+            )
         laps = (*kept.laps, totals.bounded(kept.opening))
         client.state = kept._replace(laps=laps)
         u = torch.cat(kept.directions, 1).cpu().double()
         images = torch.cat([lap.sums.matrix().cpu() for lap in laps], 1)
         unit = client.task.unit if self.exact else 1
         held = [lap.answers(unit) for lap in laps]
-        return Span(self._problem(kept.opening, client), u, images, held, kept.opening.held.real(unit)), kept.chosen
+        return Span(
+            self._problem(kept.opening, client), u, images, held, kept.opening.held.real(unit)
+        ), kept.chosen
 
     def _problem(self, opening: OpeningSums, client: Client) -> Problem:
         """Return the regression that the totals of the first lap describe."""
@@ -257,31 +314,48 @@ class FedKrylov(FixedFeatures):
         sums = torch.cat([sums[:, :-2] / unit, sums[:, -2:]], 1) if self.exact else sums
         return Problem.of(sums, opening.labels.real(unit))
 
-    def _preconditioner(self, client: Client, model: Weights, chosen: Chosen, problem: Problem) -> Preconditioner:
+    def _preconditioner(
+        self, client: Client, model: Weights, chosen: Chosen, problem: Problem
+    ) -> Preconditioner:
         """Return the preconditioner from this client's samples, at most 8192 of them."""
-        phi, y = self._whole(client, model, chosen.settled), self._targets(client, self.summed(client))
+        phi, y = (
+            self._whole(client, model, chosen.settled),
+            self._targets(client, self.summed(client)),
+        )
         if not len(phi):
             raise UserError(
-                f"{client.name} goes first, and has no class of {self.min_active} samples: let another client begin "
+                f"{client.name} goes first, and has no class of {self.min_active} samples: let "
+                "another client begin "
                 "(--order)"
             )
         some = torch.randperm(len(phi), generator=torch.Generator().manual_seed(0))[:_OWN]
         own, of = phi[some].cpu().float() - chosen.centre.cpu().float(), y[some].cpu()
         name = f"factor {_digest((*chosen.settled, problem.products, problem.scale))}"
-        return Preconditioner(own, of, problem, self.damping, lambda make: client.remember(name, make))
+        return Preconditioner(
+            own, of, problem, self.damping, lambda make: client.remember(name, make)
+        )
 
-    def _whole(self, client: Client, model: Weights, settled: Settled, *, held_out: bool = False) -> Tensor:
-        """Return features (n, D) int8 of the client's training or validation samples; callers count the passes."""
+    def _whole(
+        self, client: Client, model: Weights, settled: Settled, *, held_out: bool = False
+    ) -> Tensor:
+        """Return features (n, D) int8 of the client's training or validation samples; callers count
+        the passes.
+        """
         subset = self.summed(client, held_out=held_out)
 
         def make() -> Tensor:
             features = self.adopted(client, model, settled)
             with torch.no_grad():
-                rows = [features(x).to(torch.int8) for x, _ in client.batches(subset, passes=0, shuffle=False)]
+                rows = [
+                    features(x).to(torch.int8)
+                    for x, _ in client.batches(subset, passes=0, shuffle=False)
+                ]
             phi = torch.cat(rows) if rows else torch.zeros(0, features.width, dtype=torch.int8)
             if not self.min_active:
                 return phi
-            return phi * ((self._whole(client, model, settled) != 0).any(0) if held_out else self.active(phi))
+            return phi * (
+                (self._whole(client, model, settled) != 0).any(0) if held_out else self.active(phi)
+            )
 
         part = "validation" if held_out else "training"
         return client.remember(f"{part} {_digest(settled)}", make)
@@ -291,33 +365,43 @@ class FedKrylov(FixedFeatures):
         return self.laps * clients
 
     def cost(self, clients: int, model: Size) -> int:
-        """(N - 1)·(S + D + (K + 2)(2D + 4) + 32K + 16 + Σ_t R(3D + 4 + 8(tR + K + 1))), with t from 1 to T - 1.
+        """(N - 1)·(S + D + (K + 2)(2D + 4) + 32K + 16 + Σ_t R(3D + 4 + 8(tR + K + 1))), with t from
+        1 to T - 1.
 
         With whole numbers, 8D instead of 2D + 4, and 9D instead of 3D + 4.
 
-        S is what is settled about the features, see FedGram. R is K - 1 for classes, else K, and at most D.
+        S is what is settled about the features, see FedGram. R is K - 1 for classes, else K, and at
+        most D.
         """
         features = features_of(model.network.module)
         sums = self.told(features.width, model.layout.classes, model.task)
         return (clients - 1) * (sums + features.told_bytes())
 
     def told(self, width: int, classes: int, task: Task) -> int:
-        """Return the bytes of all that a client hands on, without what is settled about the features."""
+        """Return the bytes of all that a client hands on, without what is settled about the
+        features.
+        """
         r = _rank(task, classes, width)
         column = 8 * width if self.exact else 2 * width + 4
         first = width + (classes + 2) * column + 32 * classes + 16
-        return first + sum(r * (width + column + 8 * (t * r + classes + 1)) for t in range(1, self.laps))
+        return first + sum(
+            r * (width + column + 8 * (t * r + classes + 1)) for t in range(1, self.laps)
+        )
 
 
 def _rank(task: Task, outputs: int, width: int) -> int:
-    """R, the directions of a lap: one for each output; one-hot targets sum to 1, so one class follows from others."""
+    """R, the directions of a lap: one for each output; one-hot targets sum to 1, so one class
+    follows from others.
+    """
     return max(1, min(width, outputs - isinstance(task, Classification)))
 
 
 def _kept(client: Client) -> Kept:
     kept = cast(Kept | None, client.state)
     if kept is None:
-        raise UserError(f"{client.name} does not have what it kept in the first lap: start the run again")
+        raise UserError(
+            f"{client.name} does not have what it kept in the first lap: start the run again"
+        )
     return kept
 
 

@@ -1,4 +1,6 @@
-"""FedRAN: ridge regression on fixed features, from truncated decompositions of clients' Gram matrices."""
+"""FedRAN: ridge regression on fixed features, from truncated decompositions of clients' Gram
+matrices.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +26,13 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.fixed_features import FeaturesOfClasses, Settled, ShortColumns, features_of, with_rows
+from ekiden.methods.exact.blocks.fixed_features import (
+    FeaturesOfClasses,
+    Settled,
+    ShortColumns,
+    features_of,
+    with_rows,
+)
 
 _OTHER = "the summary received is of other features, or of no samples: use the same method and data kind everywhere"
 
@@ -34,12 +42,18 @@ class SketchedScatter(NamedTuple):
 
     counts: Annotated[Tensor, OwnSamples]  # (K,) int64, samples of each class
     means: ShortColumns  # (D, K), mean φ of each class
-    sketch: ShortColumns  # (D, r), U√S of the truncated decomposition USUᵀ of the scatter within classes
+    # (D, r), U√S of the truncated decomposition USUᵀ of the scatter within classes
+    sketch: ShortColumns
     squares: Tensor  # (D,) float32, the diagonal of that scatter
 
     def checked(self, width: int, classes: int, rank: int) -> "SketchedScatter":
         """Return this summary, which another party sent."""
-        shapes = (self.counts.shape, self.means.counts.shape, self.sketch.counts.shape, self.squares.shape)
+        shapes = (
+            self.counts.shape,
+            self.means.counts.shape,
+            self.sketch.counts.shape,
+            self.squares.shape,
+        )
         kinds = (self.counts.dtype, self.means.counts.dtype, self.sketch.counts.dtype)
         if shapes != ((classes,), (width, classes), (width, rank), (width,)) or kinds != (
             torch.int64,
@@ -58,7 +72,9 @@ class SketchedScatter(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """The same in one chain's hand-off, over all clients so far, with what the first one decided."""
+    """The same in one chain's hand-off, over all clients so far, with what the first one
+    decided.
+    """
 
     settled: Settled
     summary: SketchedScatter
@@ -94,7 +110,9 @@ class Scatter:
         return cls(counts, told.means.matrix().cpu(), told.sketch.matrix().cpu(), squares)
 
     def plus(self, other: "Scatter") -> "Scatter":
-        """Return that of the samples of both: the class means differ, so a row for each class joins them."""
+        """Return that of the samples of both: the class means differ, so a row for each class joins
+        them.
+        """
         counts = self.counts + other.counts
         share = other.counts / counts.clamp(min=1)
         gap = other.means - self.means
@@ -104,13 +122,16 @@ class Scatter:
         return Scatter(counts, self.means + share * gap, rows, squares)
 
     def told(self, rank: int) -> SketchedScatter:
-        """Return what travels: the `rank` largest directions, in 8 bits a number, and class means in 16."""
+        """Return what travels: the `rank` largest directions, in 8 bits a number, and class means
+        in 16.
+        """
         means = ShortColumns.of(self.means)
         sketch = ShortColumns.of(largest(self.rows, rank), torch.int8)
         return SketchedScatter(self.counts.long(), means, sketch, self.squares.float())
 
     def head(self, penalty: float, task: Task) -> Tensor:
-        """Return (K, D + 1) weights and biases of ridge regression on standardised features, as a network has them.
+        """Return (K, D + 1) weights and biases of ridge regression on standardised features, as a
+        network has them.
 
         What the rows lack of the scatter is put on the diagonal.
         """
@@ -122,21 +143,27 @@ class Scatter:
         rows = torch.cat([self.rows, apart * self.counts.sqrt()], 1)
         power = self.squares + (apart.square() * self.counts).sum(1)
         variance = power / n
-        scale = torch.where(variance > 1e-6 * variance.mean(), variance.clamp(min=1e-12).rsqrt(), 0.0)
+        scale = torch.where(
+            variance > 1e-6 * variance.mean(), variance.clamp(min=1e-12).rsqrt(), 0.0
+        )
         rest = (power - rows.square().sum(1)).clamp(min=0) * scale.square()
         rows, products = rows * scale[:, None], (apart * self.counts).T * scale
         none = torch.zeros(0, 0, dtype=torch.float64)
         m = heads.Moments(n, mean, scale, none, products.sum(0), products, self.counts, self.counts)
         if rows.shape[1] * 2 < self.width:
             head, scores = heads.thin_ridge(rest, rows, m, penalty)
-            factor = heads.outputs(head._replace(weight=torch.eye(len(self.counts)).double()), scores, task)
+            factor = heads.outputs(
+                head._replace(weight=torch.eye(len(self.counts)).double()), scores, task
+            )
             return m.rows(factor._replace(weight=factor.weight @ head.weight))
         m = replace(m, scatter=rows @ rows.T + rest.diag())
         return m.rows(heads.outputs(heads.ridge(m, penalty), m, task))
 
 
 def largest(rows: Tensor, rank: int) -> Tensor:
-    """Return U√S (D, r) of the truncated decomposition of RRᵀ, R being `rows` (D, m); zeros if m or D is below r."""
+    """Return U√S (D, r) of the truncated decomposition of RRᵀ, R being `rows` (D, m); zeros if m or
+    D is below r.
+    """
     if rows.shape[1] > rows.shape[0]:
         values, vectors = torch.linalg.eigh(rows @ rows.T)
         found = vectors.flip(1) * values.flip(0).clamp(min=0).sqrt()
@@ -158,28 +185,34 @@ class Sketching(State):
 
 @dataclass(frozen=True)
 class FedRAN(FeaturesOfClasses):
-    """Clients send truncated decompositions of the Gram matrix of many fixed features, which are merged and solved.
+    """Clients send truncated decompositions of the Gram matrix of many fixed features, which are
+    merged and solved.
 
-    Jebacyril Arockiaraj, Dhruv Parikh, Jayashree Adivarahan, Rajgopal Kannan, Viktor Prasanna: Accurate and
-    Resource-Efficient Federated Continual Learning. 2026. https://arxiv.org/abs/2606.11480. Merging in a chain keeps
-    the largest directions, as in Mina Ghashami, Edo Liberty, Jeff Phillips, David Woodruff: Frequent Directions. SIAM
-    Journal on Computing 45, 2016. https://doi.org/10.1137/15M1009718.
+    Jebacyril Arockiaraj, Dhruv Parikh, Jayashree Adivarahan, Rajgopal Kannan, Viktor Prasanna:
+    Accurate and Resource-Efficient Federated Continual Learning. 2026.
+    https://arxiv.org/abs/2606.11480. Merging in a chain keeps the largest directions, as in Mina
+    Ghashami, Edo Liberty, Jeff Phillips, David Woodruff: Frequent Directions. SIAM Journal on
+    Computing 45, 2016. https://doi.org/10.1137/15M1009718.
 
-    A Gram matrix FᵀF of D features has D²/2 numbers; its r largest directions U√S have rD. Summaries are merged by the
-    decomposition of [U_1√S_1, U_2√S_2], and the classifier is ridge regression, (USUᵀ + λI)⁻¹Σ φyᵀ.
+    A Gram matrix FᵀF of D features has D²/2 numbers; its r largest directions U√S have rD.
+    Summaries are merged by the decomposition of [U_1√S_1, U_2√S_2], and the classifier is ridge
+    regression, (USUᵀ + λI)⁻¹Σ φyᵀ.
 
-    Departures from the paper: only its abstract and summaries of it could be read; tasks that follow each other and
-    labels of unlabelled samples are left out. The features are FedGram's. What is truncated is the scatter within
-    classes. The part between classes follows from the class means, which travel anyway, so it is complete; when two
-    summaries are merged, their class means add K directions. The diagonal travels, too, and what the directions lack of
-    it is put back. So features are standardised as in FedGram, and λ is chosen by generalised cross-validation.
+    Departures from the paper: only its abstract and summaries of it could be read; tasks that
+    follow each other and labels of unlabelled samples are left out. The features are FedGram's.
+    What is truncated is the scatter within classes. The part between classes follows from the class
+    means, which travel anyway, so it is complete; when two summaries are merged, their class means
+    add K directions. The diagonal travels, too, and what the directions lack of it is put back. So
+    features are standardised as in FedGram, and λ is chosen by generalised cross-validation.
     Directions travel in 8 bits a number. The chain is ours.
     """
 
     topology: Literal["chain", "star"] = "chain"
-    """who merges: each client adds its samples to what it received, or the server merges all summaries"""
+    """who merges: each client adds its samples to what it received, or the server merges all
+    summaries"""
     rank: Fraction = 0.125
-    """r/D, directions that travel for each feature; with more, `bytes` leaves room for fewer features"""
+    """r/D, directions that travel for each feature; with more, `bytes` leaves room for fewer
+    features"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
 
@@ -192,11 +225,17 @@ class FedRAN(FeaturesOfClasses):
         order = fed.order(self.order)
         if self.topology == "star" and s.model is None:
             settled = fed.call(self.settle, order[0], INITIAL)
-            told = fed.get([fed.call(self.describe, client, INITIAL, settled) for client in fed.clients])
+            told = fed.get(
+                [fed.call(self.describe, client, INITIAL, settled) for client in fed.clients]
+            )
             model = fed.network(fed.get(INITIAL))
             width, classes = features_of(model).width, fed.layout.classes
-            scatters = (Scatter.read(one.checked(width, classes, self.directions(width))) for one in told)
-            yield s.next(model=self.solved(model, fed.get(settled), reduce(Scatter.plus, scatters), fed.task))
+            scatters = (
+                Scatter.read(one.checked(width, classes, self.directions(width))) for one in told
+            )
+            yield s.next(
+                model=self.solved(model, fed.get(settled), reduce(Scatter.plus, scatters), fed.task)
+            )
         while self.topology == "chain" and s.step < len(order):
             task = self.join if s.step < len(order) - 1 else self.finish
             made = fed.call(task, order[s.step], INITIAL, s.joint)
@@ -211,7 +250,9 @@ class FedRAN(FeaturesOfClasses):
 
     @on_client
     def join(self, client: Client, model: Weights, received: Joint | None) -> Joint:
-        """Merge the client's samples with the summary received; the first client settles the features."""
+        """Merge the client's samples with the summary received; the first client settles the
+        features.
+        """
         settled, scatter = self.joined(client, model, received)
         return Joint(settled, scatter.told(self.directions(scatter.width)))
 
@@ -221,7 +262,9 @@ class FedRAN(FeaturesOfClasses):
         settled, scatter = self.joined(client, model, received)
         return self.solved(client.network(model), settled, scatter, client.task)
 
-    def joined(self, client: Client, model: Weights, received: Joint | None) -> tuple[Settled, Scatter]:
+    def joined(
+        self, client: Client, model: Weights, received: Joint | None
+    ) -> tuple[Settled, Scatter]:
         """Return the features, and the scatter of the client's samples and of those before."""
         if received is None:
             settled = self.settled_by(client, model).tell()
@@ -254,7 +297,9 @@ class FedRAN(FeaturesOfClasses):
         """
         features = features_of(model.network.module)
         sends = clients if self.topology == "star" else clients - 1
-        return sends * (features.told_bytes() + self.told(features.width, model.layout.classes, model.task))
+        return sends * (
+            features.told_bytes() + self.told(features.width, model.layout.classes, model.task)
+        )
 
     def told(self, width: int, classes: int, task: Task) -> int:
         """Return the bytes of a summary."""

@@ -1,4 +1,6 @@
-"""SLOT-Align: a classifier of fixed features that optimal transport has moved to the clients' common distribution."""
+"""SLOT-Align: a classifier of fixed features that optimal transport has moved to the clients'
+common distribution.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +49,10 @@ class Told(NamedTuple):
         if not isinstance(self.sums, Sums) or tuple(self.sums.classes.shape) != (classes, width):
             raise UserError("sums of other features: use the same method and data kind everywhere")
         if not 0 <= self.shrink <= 1:
-            raise UserError(f"a client shrinks its covariance by {self.shrink}, not a number from 0 to 1: refused")
+            raise UserError(
+                f"a client shrinks its covariance by {self.shrink}, not a number from 0 to 1: "
+                "refused"
+            )
         return self
 
 
@@ -81,7 +86,9 @@ class Gaussian:
         scatter = sums.matrix().cpu() - torch.outer(total, total) / n
         level = float(scatter.diagonal().mean()) / n
         if not level > 0:
-            raise UserError("the samples of a client all have the same features: leave this client out")
+            raise UserError(
+                "the samples of a client all have the same features: leave this client out"
+            )
         mean, covariance = total / n, (1 - told.shrink) * scatter / n
         covariance.diagonal().add_((told.shrink + _FLOOR) * level)
         return cls(n, mean, scatter, covariance, counts, classes - torch.outer(counts, mean))
@@ -89,7 +96,9 @@ class Gaussian:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """The barycentre of the clients' Gaussians and each client's map to it, T_k(φ) = μ_b + A_k (φ - μ_k)."""
+    """The barycentre of the clients' Gaussians and each client's map to it, T_k(φ) = μ_b + A_k (φ -
+    μ_k).
+    """
 
     mean: Tensor  # (D,) μ_b
     maps: tuple[Tensor, ...]  # (D, D) A_k of each client
@@ -98,9 +107,10 @@ class Alignment:
     def of(cls, clients: Sequence[Gaussian]) -> "Alignment":
         """Return the Bures-Wasserstein barycentre, in which client k has the weight n_k/n.
 
-        Its covariance is the fixed point Σ = Σ_k w_k (Σ^½ Σ_k Σ^½)^½. We iterate Σ <- GΣG, where G is the mean of the
-        maps from Σ to the Σ_k (Álvarez-Esteban et al. 2016, https://doi.org/10.1016/j.jmaa.2016.04.045): it has the
-        same fixed point, and reaches it in one step where the Σ_k commute.
+        Its covariance is the fixed point Σ = Σ_k w_k (Σ^½ Σ_k Σ^½)^½. We iterate Σ <- GΣG, where G
+        is the mean of the maps from Σ to the Σ_k (Álvarez-Esteban et al. 2016,
+        https://doi.org/10.1016/j.jmaa.2016.04.045): it has the same fixed point, and reaches it in
+        one step where the Σ_k commute.
         """
         n = sum(c.n for c in clients)
         share = [c.n / n for c in clients]
@@ -108,7 +118,9 @@ class Alignment:
         for _ in range(_MOST):
             root, inverse = _roots(middle)
             crossed = [_roots(root @ c.covariance @ root) for c in clients]
-            inside = torch.stack([w * half for w, (half, _) in zip(share, crossed, strict=True)]).sum(0)
+            inside = torch.stack(
+                [w * half for w, (half, _) in zip(share, crossed, strict=True)]
+            ).sum(0)
             found = inverse @ inside @ inside @ inverse
             if float((found - middle).norm() / middle.norm()) <= _CLOSE:
                 break
@@ -129,16 +141,24 @@ class Alignment:
             scatter += partial @ c.scatter @ partial.T + c.n * torch.outer(shift, shift)
             products += c.classes @ partial.T + torch.outer(c.counts, shift)
         variance = scatter.diagonal().clone()
-        scale = torch.where(variance > _FLOOR * variance.mean(), (n / variance.clamp(min=1e-30)).sqrt(), 0.0)
+        scale = torch.where(
+            variance > _FLOOR * variance.mean(), (n / variance.clamp(min=1e-30)).sqrt(), 0.0
+        )
         scatter, products = scatter * torch.outer(scale, scale), products * scale
-        return heads.Moments(n, self.mean, scale, scatter, products.sum(0), products, counts, counts)
+        return heads.Moments(
+            n, self.mean, scale, scatter, products.sum(0), products, counts, counts
+        )
 
     def partial(self, tau: float) -> list[Tensor]:
         """Return (1 - τ)I + τA_k of each client."""
-        return [(1 - tau) * torch.eye(len(self.mean), dtype=torch.float64) + tau * a for a in self.maps]
+        return [
+            (1 - tau) * torch.eye(len(self.mean), dtype=torch.float64) + tau * a for a in self.maps
+        ]
 
     def own(self, clients: Sequence[Gaussian], rows: Tensor, tau: float) -> list[OwnHead]:
-        """Return the classifiers (K, D + 1) of aligned features as those of each client's features."""
+        """Return the classifiers (K, D + 1) of aligned features as those of each client's
+        features.
+        """
         weight, bias = rows[:, :-1], rows[:, -1]
         found = []
         for c, partial in zip(clients, self.partial(tau), strict=True):
@@ -150,8 +170,9 @@ class Alignment:
 def ledoit_wolf(phi: Tensor) -> float:
     """Return the share α of tr(S)/D·I that shrinks the covariance S of features (n, D) best.
 
-    Olivier Ledoit, Michael Wolf: A well-conditioned estimator for large-dimensional covariance matrices. Journal of
-    Multivariate Analysis 2004. https://doi.org/10.1016/S0047-259X(03)00096-4 (α = b²/d²).
+    Olivier Ledoit, Michael Wolf: A well-conditioned estimator for large-dimensional covariance
+    matrices. Journal of Multivariate Analysis 2004. https://doi.org/10.1016/S0047-259X(03)00096-4
+    (α = b²/d²).
     """
     rows = phi.double() - phi.double().mean(0)
     n, width = rows.shape
@@ -171,19 +192,22 @@ def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class SLOTAlign(FeaturesOfClasses):
-    """Features of each client are moved to the clients' barycentre by an affine map, then one classifier fits all.
+    """Features of each client are moved to the clients' barycentre by an affine map, then one
+    classifier fits all.
 
-    Daniele Berardini, Vito Paolo Pastore, Vittorio Murino: Distribution Alignment for One-Shot Federated Learning via
-    Optimal Transport. ICML 2026. https://arxiv.org/abs/2606.16655.
+    Daniele Berardini, Vito Paolo Pastore, Vittorio Murino: Distribution Alignment for One-Shot
+    Federated Learning via Optimal Transport. ICML 2026. https://arxiv.org/abs/2606.16655.
 
-    A client's features count as a Gaussian, with Ledoit-Wolf's covariance. The reference is the Bures-Wasserstein
-    barycentre of all. Each client's map to it is a closed form, of which a share τ is applied, in training and in
-    tests. So every client has a model of its own: the common classifier after its map.
+    A client's features count as a Gaussian, with Ledoit-Wolf's covariance. The reference is the
+    Bures-Wasserstein barycentre of all. Each client's map to it is a closed form, of which a share
+    τ is applied, in training and in tests. So every client has a model of its own: the common
+    classifier after its map.
 
-    Departures from the paper: written after its abstract and the authors' code. Clients send once: the maps are affine,
-    so the moments of aligned features follow from those before, and the server solves for the classifier, where the
-    code trains one by O-FedAvg in a second upload. Heads are FedGram's; cgs is that of FedCGS, with which the paper
-    combines its maps. Features are FedGram's whole numbers. No PCA.
+    Departures from the paper: written after its abstract and the authors' code. Clients send once:
+    the maps are affine, so the moments of aligned features follow from those before, and the server
+    solves for the classifier, where the code trains one by O-FedAvg in a second upload. Heads are
+    FedGram's; cgs is that of FedCGS, with which the paper combines its maps. Features are FedGram's
+    whole numbers. No PCA.
     """
 
     traits = Traits(weighs=False, one_model=False)
@@ -191,10 +215,11 @@ class SLOTAlign(FeaturesOfClasses):
     tau: Annotated[float, Range(least=0, most=1)] = 0.4
     """τ, how far features are moved: 0, not at all; 1, to the barycentre"""
     head: Literal["ridge", "lda", "cgs"] = "lda"
-    """the classifier of aligned features, as in FedGram: ridge regression, or discriminant analysis with the covariance
-    within classes or of all samples"""
+    """the classifier of aligned features, as in FedGram: ridge regression, or discriminant analysis
+    with the covariance within classes or of all samples"""
     shrink: Annotated[float, Range(least=0, below=1)] = 0.05
-    """α, how far lda and cgs shrink the covariance of aligned features to a multiple of the identity"""
+    """α, how far lda and cgs shrink the covariance of aligned features to a multiple of the
+    identity"""
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state."""
@@ -206,8 +231,13 @@ class SLOTAlign(FeaturesOfClasses):
             told = [Gaussian.of(one.checked(width, fed.layout.classes)) for one in fed.get(asked)]
             self.check_classes(torch.stack([one.counts for one in told]).sum(0), fed.task)
             alignment = Alignment.of(told)
-            own = alignment.own(told, self.solved(alignment.moments(told, self.tau), fed.task), self.tau)
-            personal = (fed.call(self.finish, ref.owner, ref, head) for ref, head in zip(placed, own, strict=True))
+            own = alignment.own(
+                told, self.solved(alignment.moments(told, self.tau), fed.task), self.tau
+            )
+            personal = (
+                fed.call(self.finish, ref.owner, ref, head)
+                for ref, head in zip(placed, own, strict=True)
+            )
             yield s.next(personal=tuple(personal))
 
     def solved(self, m: heads.Moments, task: Task) -> Tensor:
@@ -223,7 +253,9 @@ class SLOTAlign(FeaturesOfClasses):
 
     @on_client
     def place(self, client: Client, model: Weights, settled: Settled) -> Weights:
-        """Return the network with the features that the first client settled; it stays at the client."""
+        """Return the network with the features that the first client settled; it stays at the
+        client.
+        """
         network = client.network(model)
         features_of(network).adopt(self.adopted(client, model, settled).tell())
         width = features_of(network).width
@@ -234,7 +266,10 @@ class SLOTAlign(FeaturesOfClasses):
         """Return the sums over the client's own samples, and how far their covariance is shrunk."""
         phi, y = self.held(client, features_of(client.network(model)))
         if not len(phi):
-            raise UserError(f"{client.name} has no samples for sums: give a smaller --min-active, or leave it out")
+            raise UserError(
+                f"{client.name} has no samples for sums: give a smaller --min-active, or leave it "
+                "out"
+            )
         sums = sums_of(iter([(phi, y)]), client.task, client.classes, phi.shape[1], phi.device)
         return Told(sums, ledoit_wolf(phi))
 
@@ -247,7 +282,9 @@ class SLOTAlign(FeaturesOfClasses):
         return 1
 
     def cost(self, clients: int, model: Size) -> int:
-        """N·(2D(D + 1) + 4KD + 8K + 8 + 4K(D + 1)) + (N - 1)·S. S is what is settled about features, see FedGram."""
+        """N·(2D(D + 1) + 4KD + 8K + 8 + 4K(D + 1)) + (N - 1)·S. S is what is settled about
+        features, see FedGram.
+        """
         features, classes = features_of(model.network.module), model.layout.classes
         each = self.told(features.width, classes, model.task) + 4 * classes * (features.width + 1)
         return clients * each + (clients - 1) * features.told_bytes()

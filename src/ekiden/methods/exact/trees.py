@@ -41,7 +41,9 @@ _CELLS = 1024  # of the grid on which quantiles are found
 _SAMPLES = 2**24  # of all clients; sums of fewer have room
 _WHOLE = 2.0**53  # float64 adds up whole numbers below it in any order
 _BASE = 10  # groups of more rows are unions of groups of so many
-_FARTHEST = 2.0**9  # outputs and targets of regression; differences of them have room in fixed point
+_FARTHEST = (
+    2.0**9
+)  # outputs and targets of regression; differences of them have room in fixed point
 _LEAST_GAIN = 1e-6  # as XGBoost has it
 _FAR = 1e30  # a threshold that no number exceeds: a node that is not split
 
@@ -50,7 +52,8 @@ _FAR = 1e30  # a threshold that no number exceeds: a node that is not split
 class Histogram:
     """Whole-number sums over samples."""
 
-    # (D, 1024) int64 samples in each cell of the grid, in the first lap; then (P, V, m, B, 2C) int64 gradients and
+    # (D, 1024) int64 samples in each cell of the grid, in the first lap; then (P, V, m, B, 2C)
+    # int64 gradients and
     # second derivatives in units of 2^-28, for each node, each of its columns and each bin
     cells: Tensor
     labels: Tensor  # (C,) or (K,) int64 samples with each label, in the first lap; then empty
@@ -58,19 +61,25 @@ class Histogram:
     def __post_init__(self) -> None:
         """Check what may come from another party."""
         if {self.cells.dtype, self.labels.dtype} != {torch.int64} or self.labels.ndim != 1:
-            raise UserError("histograms must be whole numbers: use one version of Ekiden everywhere")
+            raise UserError(
+                "histograms must be whole numbers: use one version of Ekiden everywhere"
+            )
 
     def plus(self, other: "Histogram") -> "Histogram":
         """Return the sums over the samples of both."""
         if (self.cells.shape, self.labels.shape) != (other.cells.shape, other.labels.shape):
-            raise UserError("histograms of other columns cannot be combined: use the same data schema everywhere")
+            raise UserError(
+                "histograms of other columns cannot be combined: use the same data schema "
+                "everywhere"
+            )
         return Histogram(self.cells + other.cells, self.labels + other.labels)
 
 
 class Bins(NamedTuple):
     """What follows from the first lap."""
 
-    edges: Tensor  # (D, B - 1) float32, ascending; bin b has the numbers above edge b - 1 and up to edge b
+    # (D, B - 1) float32, ascending; bin b has the numbers above edge b - 1 and up to edge b
+    edges: Tensor
     base: Tensor  # (C,) float64, the output before the first tree
 
 
@@ -78,9 +87,11 @@ class Splits(NamedTuple):
     """One more level of the P trees of a round."""
 
     column: Tensor  # (P, V) int64, which column decides at each node
-    # (P, V) int64, the number of the edge up to which samples go left; B - 1: all do, the node is not split
+    # (P, V) int64, the number of the edge up to which samples go left; B - 1: all do, the node is
+    # not split
     edge: Tensor
-    leaves: Tensor  # (P, 2V, C) float32, outputs of the leaves after the last level; otherwise (P, 0, C)
+    # (P, 2V, C) float32, outputs of the leaves after the last level; otherwise (P, 0, C)
+    leaves: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +112,9 @@ class Growing:
 
 @dataclass(frozen=True)
 class Adding(State):
-    """The state with the sums so far and the news of the last lap; there is no model before the last step."""
+    """The state with the sums so far and the news of the last lap; there is no model before the
+    last step.
+    """
 
     model: Ref[Weights] | Weights | None = None
     news: Ref[Bins] | Ref[Splits] | None = None
@@ -113,7 +126,8 @@ class Forest(nn.Module):
 
     Attributes:
         codes: how many of the last columns are codes of categories.
-        column: (T, 2^d - 1) int64, which column decides at each node; the two nodes below node v are 2v + 1 and 2v + 2.
+        column: (T, 2^d - 1) int64, which column decides at each node; the two nodes below node v
+            are 2v + 1 and 2v + 2.
         threshold: (T, 2^d - 1) float32; up to it samples go left.
         leaves: (T, 2^d, C) float32, a parameter.
         base: (C,) float32.
@@ -125,7 +139,9 @@ class Forest(nn.Module):
     base: Tensor
     seed: Tensor
 
-    def __init__(self, width: int, codes: int, trees: int, depth: int, classes: int, each: int) -> None:
+    def __init__(
+        self, width: int, codes: int, trees: int, depth: int, classes: int, each: int
+    ) -> None:
         super().__init__()
         self.width, self.codes, self.depth, self.classes = width, codes, depth, classes
         inner = 2**depth - 1
@@ -154,19 +170,23 @@ class Forest(nn.Module):
 
 @dataclass(frozen=True)
 class Trees(Method):
-    """Clients add up histograms of gradients, from which the last one grows boosted trees or a forest, level by level.
+    """Clients add up histograms of gradients, from which the last one grows boosted trees or a
+    forest, level by level.
 
-    Tianqi Chen, Carlos Guestrin: XGBoost: A Scalable Tree Boosting System. KDD 2016. https://arxiv.org/abs/1603.02754
-    (equations 6 and 7; histograms as in section 3.3). Splits of random forests from sums of clients: Rémi Khellaf et
-    al.: Principled Federated Random Forests for Heterogeneous Data (FedForest). 2026. https://arxiv.org/abs/2602.03258.
+    Tianqi Chen, Carlos Guestrin: XGBoost: A Scalable Tree Boosting System. KDD 2016.
+    https://arxiv.org/abs/1603.02754 (equations 6 and 7; histograms as in section 3.3). Splits of
+    random forests from sums of clients: Rémi Khellaf et al.: Principled Federated Random Forests
+    for Heterogeneous Data (FedForest). 2026. https://arxiv.org/abs/2602.03258.
 
-    A round grows P trees at the same time, each on columns of its own. With P = 1 that is boosting; with one round it
-    is a random forest of the second-order objective. A tree of depth d takes d laps, however many grow together.
-    Histograms are whole numbers, so that the trees are those of pooled data, bit for bit.
+    A round grows P trees at the same time, each on columns of its own. With P = 1 that is boosting;
+    with one round it is a random forest of the second-order objective. A tree of depth d takes d
+    laps, however many grow together. Histograms are whole numbers, so that the trees are those of
+    pooled data, bit for bit.
 
-    Departures from the paper: bins are quantiles of all samples on a fixed grid, and the same in all nodes. A tree has
-    one leaf value for each class, and splits for all of them. All nodes of a level are split that gain by it. Samples
-    are not drawn; trees of a round differ by their columns. Columns with gaps say so in another column.
+    Departures from the paper: bins are quantiles of all samples on a fixed grid, and the same in
+    all nodes. A tree has one leaf value for each class, and splits for all of them. All nodes of a
+    level are split that gain by it. Samples are not drawn; trees of a round differ by their
+    columns. Columns with gaps say so in another column.
     """
 
     rounds: Count = 10
@@ -184,18 +204,25 @@ class Trees(Method):
     ridge: NonNegative = 1.0
     """λ, added to the second derivatives of a leaf"""
     min_hessian: NonNegative = 1.0
-    """least sum of second derivatives in a leaf: samples in regression, p(1 - p) of them in classification"""
+    """least sum of second derivatives in a leaf: samples in regression, p(1 - p) of them in
+    classification"""
     min_active: CountOrZero = 0
-    """k; a client replaces its samples by the means of groups of k or more similar ones, and knows labels only by
-    group. With 0 it does not, and the trees are those of pooled data"""
+    """k; a client replaces its samples by the means of groups of k or more similar ones, and knows
+    labels only by group. With 0 it does not, and the trees are those of pooled data"""
     order: str = "given"
-    """order of the clients: given, reversed, random, or names separated by commas; the last one grows the trees"""
+    """order of the clients: given, reversed, random, or names separated by commas; the last one
+    grows the trees"""
 
     traits = Traits(private=Growing, averages=False, needs=VECTORS)
 
     def __post_init__(self) -> None:
         """Refuse trees that would all be the same."""
-        require(self.trees == 1 or self.columns < 1, "columns", self.columns, "below 1, unless --trees=1")
+        require(
+            self.trees == 1 or self.columns < 1,
+            "columns",
+            self.columns,
+            "below 1, unless --trees=1",
+        )
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""
@@ -207,24 +234,35 @@ class Trees(Method):
             raise UserError("trees is a model of its own: leave out --model and --pretrained")
         return self, "linear", ""
 
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+    def own_network(
+        self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
+    ) -> nn.Module:
         """Return trees that are not split yet."""
         base = network if isinstance(network, Linear) else linear(shape, classes)
-        texts = base is not network and any(isinstance(part, nn.Embedding) for part in network.modules())
+        texts = base is not network and any(
+            isinstance(part, nn.Embedding) for part in network.modules()
+        )
         if texts or any(True for _ in frozen.fixed(network)):
-            raise UserError("trees is a model of its own for numbers and tables: leave out the model, and --train")
+            raise UserError(
+                "trees is a model of its own for numbers and tables: leave out the model, and "
+                "--train"
+            )
         codes = len(base.features.levels) if isinstance(base.features, Indicators) else 0
         each = 1 if classes == 2 and isinstance(task, Classification) else classes
-        return Forest(torch.Size(shape).numel(), codes, self.rounds * self.trees, self.depth, classes, each)
+        return Forest(
+            torch.Size(shape).numel(), codes, self.rounds * self.trees, self.depth, classes, each
+        )
 
     def start(self) -> Adding:
         """Start without sums."""
         return Adding()
 
     def run(self, fed: Fed, s: Adding) -> Iterator[State]:
-        """Yield the state after each hop. A lap ends at the last client, which chooses bins, splits and leaves.
+        """Yield the state after each hop. A lap ends at the last client, which chooses bins, splits
+        and leaves.
 
-        The first lap counts samples in cells of the grid; each other one adds up the histograms of one level.
+        The first lap counts samples in cells of the grid; each other one adds up the histograms of
+        one level.
         """
         order, laps = fed.order(self.order), 1 + self.rounds * self.depth
         while s.step < self.steps(len(order)):
@@ -249,11 +287,15 @@ class Trees(Method):
 
     @on_client
     def count(self, client: Client, model: Weights, before: Histogram | None) -> Histogram:
-        """Add the client's samples in each cell of the grid, and with each label, to those received."""
+        """Add the client's samples in each cell of the grid, and with each label, to those
+        received.
+        """
         forest = cast(Forest, client.network(model))
         x, y = self._samples(client, forest)
         grid, numbers = forest.grid(x.device), x.T.contiguous()
-        cell = torch.stack([torch.bucketize(row, grid[self._coded(forest, c)]) for c, row in enumerate(numbers)])
+        cell = torch.stack(
+            [torch.bucketize(row, grid[self._coded(forest, c)]) for c, row in enumerate(numbers)]
+        )
         cell = cell + _CELLS * torch.arange(forest.width, device=x.device)[:, None]
         counts = torch.bincount(cell.flatten(), minlength=_CELLS * forest.width).view(-1, _CELLS)
         own = Histogram(counts, client.task.counts(y, client.classes).to(x.device))
@@ -261,14 +303,19 @@ class Trees(Method):
 
     @on_client
     def bin(self, client: Client, model: Weights, totals: Histogram) -> Bins:
-        """Return bins of about as many samples each, and the outputs that fit best without trees."""
+        """Return bins of about as many samples each, and the outputs that fit best without
+        trees.
+        """
         forest = cast(Forest, client.network(model))
         grid = forest.grid(torch.device("cpu"))
         below = totals.cells.cpu().cumsum(1)
         ranks = below[:, -1:] * torch.arange(1, self.bins) / self.bins
         place = torch.searchsorted(below.double(), ranks.double()).clamp(max=_CELLS - 2)
         edges = torch.stack([grid[self._coded(forest, c)][place[c]] for c in range(forest.width)])
-        labels, base = totals.labels.cpu().double() + 0.5, torch.zeros(forest.base.numel(), dtype=torch.float64)
+        labels, base = (
+            totals.labels.cpu().double() + 0.5,
+            torch.zeros(forest.base.numel(), dtype=torch.float64),
+        )
         if isinstance(client.task, Classification):
             found = (labels * torch.tensor(client.task.weights or 1.0, dtype=torch.float64)).log()
             base = found[1:] - found[:1] if len(base) < len(found) else found - found.mean()
@@ -277,17 +324,24 @@ class Trees(Method):
         return Bins(edges, base.float().double())
 
     @on_client
-    def begin(self, client: Client, model: Weights, bins: Bins, before: Histogram | None) -> Histogram:
+    def begin(
+        self, client: Client, model: Weights, bins: Bins, before: Histogram | None
+    ) -> Histogram:
         """Set the bins, and add the histograms of the first level."""
         forest = cast(Forest, client.network(model))
         x, y = self._samples(client, forest)
         fits = (forest.width, self.bins - 1), forest.base.shape
         if (tuple(bins.edges.shape), bins.base.shape) != fits or bins.base.dtype != torch.float64:
-            raise UserError("the bins received are of other columns: use the same data schema everywhere")
+            raise UserError(
+                "the bins received are of other columns: use the same data schema everywhere"
+            )
         found = torch.searchsorted(bins.edges, x.T.contiguous()).T.to(torch.uint8)
         output = bins.base.repeat(len(x), 1)
         node = torch.zeros(len(x), self.trees, dtype=torch.int64, device=x.device)
-        column, edge = torch.zeros_like(forest.column), torch.full_like(forest.column, self.bins - 1)
+        column, edge = (
+            torch.zeros_like(forest.column),
+            torch.full_like(forest.column, self.bins - 1),
+        )
         leaves, seed = forest.leaves.detach().clone(), int(forest.seed)
         client.state = Growing(1, *bins, found, output, node, column, edge, leaves, seed)
         return client.added(before, self._histogram(client, client.state, y), bins)
@@ -297,12 +351,17 @@ class Trees(Method):
         """Split as was chosen, and add the histograms of the next level."""
         client.state = self._told(client.state, news)
         s: Growing = client.state
-        own, heard = self._histogram(client, s, self._labels(client)), (s.edges, s.base, s.column, s.edge, s.leaves)
+        own, heard = (
+            self._histogram(client, s, self._labels(client)),
+            (s.edges, s.base, s.column, s.edge, s.leaves),
+        )
         return client.added(before, own, heard)
 
     @on_client
     def split(self, client: Client, totals: Histogram) -> Splits:
-        """Return the best splits that follow from the totals; after the last level of a round also the leaves."""
+        """Return the best splits that follow from the totals; after the last level of a round also
+        the leaves.
+        """
         return self._best(client.state, totals)
 
     @on_client
@@ -320,9 +379,15 @@ class Trees(Method):
         return Network(forest, forest.leaves.device).weights()
 
     def _samples(self, client: Client, forest: Forest) -> tuple[Tensor, Tensor]:
-        """Return the numbers (n, D) float32 of the samples or of their groups, and labels; no pass is made."""
+        """Return the numbers (n, D) float32 of the samples or of their groups, and labels; no pass
+        is made.
+        """
         y = self._labels(client)
-        parts = [x.flatten(1).float() for x, _ in client.batches(passes=0, shuffle=False)] if len(y) else []
+        parts = (
+            [x.flatten(1).float() for x, _ in client.batches(passes=0, shuffle=False)]
+            if len(y)
+            else []
+        )
         x = torch.cat(parts) if parts else client.unit().flatten(1)[:0].float()
         if self.min_active and len(x):
             x = grouped(x.cpu().double(), self.min_active, forest.codes).to(x)
@@ -338,15 +403,23 @@ class Trees(Method):
         return column >= forest.width - forest.codes
 
     def _histogram(self, client: Client, s: Growing, y: Tensor) -> Histogram:
-        """Return the sums of a client in each node, over the columns drawn for it and their bins."""
+        """Return the sums of a client in each node, over the columns drawn for it and their
+        bins.
+        """
         drawn, stats = self._drawn(s).to(y.device), _derivatives(client.task, s.output, y)
-        cells = torch.zeros(*drawn.shape, self.bins, stats.shape[1], dtype=torch.int64, device=y.device)
-        offsets = self.bins * torch.arange(drawn.shape[1] * drawn.shape[2], device=y.device).view(drawn.shape[1:])
+        cells = torch.zeros(
+            *drawn.shape, self.bins, stats.shape[1], dtype=torch.int64, device=y.device
+        )
+        offsets = self.bins * torch.arange(drawn.shape[1] * drawn.shape[2], device=y.device).view(
+            drawn.shape[1:]
+        )
         for tree, columns in enumerate(drawn):
             node = s.node[:, tree]
             at = (offsets[node] + s.bins.gather(1, columns[node])).flatten()  # n·m
             for k, part in enumerate(stats.T):
-                sums = torch.bincount(at, part.repeat_interleave(drawn.shape[2]), offsets.numel() * self.bins)
+                sums = torch.bincount(
+                    at, part.repeat_interleave(drawn.shape[2]), offsets.numel() * self.bins
+                )
                 cells[tree, ..., k] = sums.view(cells.shape[1:4])
         return Histogram(cells, s.node.new_zeros(0))
 
@@ -369,7 +442,9 @@ class Trees(Method):
         whole = cells[:, :, :1].sum(3, keepdim=True)  # the same for all columns
         right = whole - left
         gain = self._score(left) + self._score(right) - self._score(whole)  # (P, V, m, B - 1)
-        room = torch.minimum(left[..., 1, :].mean(-1), right[..., 1, :].mean(-1)) >= max(self.min_hessian, 1e-12)
+        room = torch.minimum(left[..., 1, :].mean(-1), right[..., 1, :].mean(-1)) >= max(
+            self.min_hessian, 1e-12
+        )
         gain = torch.where(room, gain, -1.0).flatten(2)
         best = gain.argmax(2)
         splits = gain.gather(2, best[:, :, None])[:, :, 0] > _LEAST_GAIN
@@ -378,7 +453,9 @@ class Trees(Method):
         if cells.shape[1] < 2 ** (self.depth - 1):
             return Splits(column, edge, torch.zeros(self.trees, 0, cells.shape[5]))
         whole, left = whole[:, :, 0, 0], left.flatten(2, 3)
-        left = left.gather(2, best[:, :, None, None, None].expand(-1, -1, 1, *left.shape[3:]))[:, :, 0]
+        left = left.gather(2, best[:, :, None, None, None].expand(-1, -1, 1, *left.shape[3:]))[
+            :, :, 0
+        ]
         left = torch.where(splits[:, :, None, None], left, whole)
         below = self._step(torch.stack([left, whole - left], 2).flatten(1, 2))  # (P, 2V, C)
         return Splits(column, edge, (-self.shrinkage / self.trees * below).float())
@@ -400,7 +477,9 @@ class Trees(Method):
         shape = (self.trees, nodes)
         leaves = (self.trees, 2 * nodes * last, s.leaves.shape[2])
         if (news.column.shape, news.edge.shape, tuple(news.leaves.shape)) != (shape, shape, leaves):
-            raise UserError("the splits received are of other trees: use the same version of Ekiden everywhere")
+            raise UserError(
+                "the splits received are of other trees: use the same version of Ekiden everywhere"
+            )
         here = slice(nodes - 1, 2 * nodes - 1)
         grown = replace(s, told=s.told + 1, column=s.column.clone(), edge=s.edge.clone())
         grown.column[trees, here], grown.edge[trees, here] = news.column, news.edge
@@ -424,8 +503,8 @@ class Trees(Method):
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(8(1024·D + K) + 4D(B - 1) + 8C + R·(16P(2^d - 1)(m·B·C + 1) + 4P·2^d·C) - last).
 
-        D columns, of which a node sees m, C outputs of the trees (1 for two classes, otherwise K), and `last`, the
-        splits of the last level, which need not travel: 8P·2^d + 4P·2^d·C.
+        D columns, of which a node sees m, C outputs of the trees (1 for two classes, otherwise K),
+        and `last`, the splits of the last level, which need not travel: 8P·2^d + 4P·2^d·C.
         """
         forest = cast(Forest, model.network.module)
         width, each, top = forest.width, forest.base.numel(), 1 << self.depth
@@ -439,9 +518,9 @@ class Trees(Method):
 def grouped(x: Tensor, least: int, codes: int) -> Tensor:
     """Return for each sample the means of its group of similar ones; of codes, the most frequent.
 
-    A group is divided at the median of the column that varies most in it, of those of which both parts have 10 samples,
-    as long as both parts have `least`:
-    Kristen LeFevre, David DeWitt, Raghu Ramakrishnan: Mondrian Multidimensional K-Anonymity. ICDE 2006.
+    A group is divided at the median of the column that varies most in it, of those of which both
+    parts have 10 samples, as long as both parts have `least`: Kristen LeFevre, David DeWitt, Raghu
+    Ramakrishnan: Mondrian Multidimensional K-Anonymity. ICDE 2006.
     https://doi.org/10.1109/ICDE.2006.101.
 
     Args:
@@ -449,7 +528,8 @@ def grouped(x: Tensor, least: int, codes: int) -> Tensor:
         least: k.
         codes: how many of the last columns are codes.
     """
-    # Numbers are sorted before they are added up, so that nothing depends on the order of the samples, and on which
+    # Numbers are sorted before they are added up, so that nothing depends on the order of the
+    # samples, and on which
     # sample of a group has which number.
     scaled = x / x.sort(0).values.std(0, correction=0).clamp(min=1e-12)
     found, open_ = x.clone(), [torch.arange(len(x))]
@@ -460,7 +540,9 @@ def grouped(x: Tensor, least: int, codes: int) -> Tensor:
             here = x[rows].sort(0).values
             found[rows] = here.mean(0)
             if codes:
-                found[rows[:, None], torch.arange(x.shape[1] - codes, x.shape[1])] = here[:, -codes:].mode(0).values
+                found[rows[:, None], torch.arange(x.shape[1] - codes, x.shape[1])] = (
+                    here[:, -codes:].mode(0).values
+                )
         else:
             open_ += [rows[halves], rows[~halves]]
     return found
@@ -469,11 +551,13 @@ def grouped(x: Tensor, least: int, codes: int) -> Tensor:
 def _halves(x: Tensor, least: int) -> Tensor | None:
     """Return which samples go to the first half; None if they stay together.
 
-    The column does not depend on `least` from `_BASE` on. Otherwise a run with another k would have groups that differ
-    in single samples from those before.
+    The column does not depend on `least` from `_BASE` on. Otherwise a run with another k would have
+    groups that differ in single samples from those before.
     """
     middle = x.median(0).values
-    for column in x.sort(0).values.var(0, correction=0).sort(descending=True, stable=True).indices.tolist():
+    for column in (
+        x.sort(0).values.var(0, correction=0).sort(descending=True, stable=True).indices.tolist()
+    ):
         for first in (x[:, column] <= middle[column], x[:, column] < middle[column]):
             smaller = min(int(first.sum()), int((~first).sum()))
             if smaller >= min(least, _BASE):
@@ -482,28 +566,41 @@ def _halves(x: Tensor, least: int) -> Tensor | None:
 
 
 def _derivatives(task: Task, output: Tensor, y: Tensor) -> Tensor:
-    """Return first and second derivatives (n, 2C) of the loss by the trees' outputs (n, C), in units of 2^-28, float64.
+    """Return first and second derivatives (n, 2C) of the loss by the trees' outputs (n, C), in
+    units of 2^-28, float64.
 
-    Rows are computed apart from each other, so that their bits do not depend on how samples are divided.
+    Rows are computed apart from each other, so that their bits do not depend on how samples are
+    divided.
     """
     if isinstance(task, Classification):
         two = output.shape[1] == 1
         p = (F.pad(output, (1, 0)) if two else output).softmax(1)
         first, second = p - F.one_hot(y, p.shape[1]), p * (1 - p) * (1 if two else 2)
-        weight = torch.tensor(task.weights, dtype=torch.float64, device=y.device)[y][:, None] if task.weights else 1.0
+        weight = (
+            torch.tensor(task.weights, dtype=torch.float64, device=y.device)[y][:, None]
+            if task.weights
+            else 1.0
+        )
         first, second = (part[:, 1:] * weight if two else part * weight for part in (first, second))
     elif isinstance(task, MultiLabel):
         p = torch.stack([torch.zeros_like(output), output], 2).softmax(2)[:, :, 1]
         first, second = p - y, p * (1 - p)
     else:
         targets = task.targets(y, output.shape[1])
-        # Each by itself: whether their difference has room would tell others, who choose outputs, a record's target.
+        # Each by itself: whether their difference has room would tell others, who choose outputs, a
+        # record's target.
         for what, numbers in (("an output of the trees received", output), ("a target", targets)):
             if not bool((numbers.abs() < _FARTHEST).all()):
-                raise UserError(f"{what} is {_FARTHEST:g} or more standard deviations from the mean: correct the data")
+                raise UserError(
+                    f"{what} is {_FARTHEST:g} or more standard deviations from the mean: correct "
+                    "the data"
+                )
         first = output - targets
         second = torch.ones_like(first)
     found = fixed(torch.cat([first, second], 1), _SAMPLES, "gradients").double()
     if not bool((found.abs().sum(0) < _WHOLE).all()):
-        raise UserError("the sums of gradients have no room: a target is too far from the others, or rows are too many")
+        raise UserError(
+            "the sums of gradients have no room: a target is too far from the others, or rows are "
+            "too many"
+        )
     return found

@@ -34,7 +34,9 @@ class CriticalPeriods:
     forced: int  # first checks that are critical in any case
 
     def now(self, norms: Sequence[float]) -> bool:
-        """Return whether the windowed mean of the norms has grown by more than δ since the previous check."""
+        """Return whether the windowed mean of the norms has grown by more than δ since the previous
+        check.
+        """
         if len(norms) <= self.forced:
             return True
         now, before = (part[-self.window :] for part in (norms, norms[:-1]))
@@ -48,7 +50,9 @@ class CriticalPeriods:
 class Squares:
     """Adds up squared gradient norms, and changes no gradient."""
 
-    progress: dict[str, Tensor] = field(default_factory=lambda: {"sum": torch.zeros((), dtype=torch.float64)})
+    progress: dict[str, Tensor] = field(
+        default_factory=lambda: {"sum": torch.zeros((), dtype=torch.float64)}
+    )
 
     @property
     def sum(self) -> float:
@@ -63,14 +67,16 @@ class Squares:
 def due(round: int, every: int) -> bool:
     """Return whether there is a check before `round`, which counts from 0.
 
-    As in the authors' code: before every second round, or every `every`-th, but not before the first of all, when
-    there are no norms yet.
+    As in the authors' code: before every second round, or every `every`-th, but not before the
+    first of all, when there are no norms yet.
     """
     return round > 0 and (round + 1) % every == 0
 
 
 def resize(number: int, critical: bool, capped: bool, least: int, most: int) -> int:
-    """Double the number in a critical period, unless the cap was reached before; halve it otherwise."""
+    """Double the number in a critical period, unless the cap was reached before; halve it
+    otherwise.
+    """
     if critical:
         return number if capped else min(most, 2 * number)
     return max(least, number - max(number // 2, 1))
@@ -87,7 +93,9 @@ class CountedModel(NamedTuple):
 class Periods(State):
     """What is known about every client's learning."""
 
-    norms: tuple[tuple[float, ...], ...] = ()  # for each client, its gradient norm at each check so far
+    norms: tuple[
+        tuple[float, ...], ...
+    ] = ()  # for each client, its gradient norm at each check so far
     peers: tuple[int, ...] = ()  # number of peers of each client now
     capped: tuple[bool, ...] = ()  # whether a client has ever had its largest number of peers
     sent: int = 0  # number of models sent so far
@@ -97,16 +105,17 @@ class Periods(State):
 class CriticalFL(PersonalMethod):
     """Clients average with more peers while their gradient norms grow, and with few afterwards.
 
-    Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection Framework
-    for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
+    Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection
+    Framework for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
 
-    Departures from the paper: in the paper a server selects more clients. Here, as in UA-PDFL's comparison, every
-    client is its own server, watches its own norm and draws its own peers. Complete models travel in all rounds; the
-    paper's critical uploads contain only the largest changes. Norms are taken before any clipping. How UA-PDFL's
-    authors changed the number of peers is not published: here it doubles up to a cap and halves again, and is checked
-    before even rounds, as in CriticalFL's code. The authors' server has the norms of the clients that it drew; here
-    every client has only its own. Local training ends with the epoch that --select names, by default the best on
-    validation data.
+    Departures from the paper: in the paper a server selects more clients. Here, as in UA-PDFL's
+    comparison, every client is its own server, watches its own norm and draws its own peers.
+    Complete models travel in all rounds; the paper's critical uploads contain only the largest
+    changes. Norms are taken before any clipping. How UA-PDFL's authors changed the number of peers
+    is not published: here it doubles up to a cap and halves again, and is checked before even
+    rounds, as in CriticalFL's code. The authors' server has the norms of the clients that it drew;
+    here every client has only its own. Local training ends with the epoch that --select names, by
+    default the best on validation data.
     """
 
     rounds: Count = 150
@@ -135,7 +144,12 @@ class CriticalFL(PersonalMethod):
         if len(clients) < 2:
             raise UserError("criticalfl needs two clients or more: add some, or use local")
         most = self.most(len(clients))
-        require(self.peers <= most, "peers", self.peers, f"at most {most}, --cap {self.cap:g} of the other clients")
+        require(
+            self.peers <= most,
+            "peers",
+            self.peers,
+            f"at most {most}, --cap {self.cap:g} of the other clients",
+        )
 
     def start(self) -> State:
         """Start without a global model."""
@@ -146,7 +160,9 @@ class CriticalFL(PersonalMethod):
         n = len(fed.clients)
         while s.step < self.rounds:
             mine, peers = own_models(fed, s), s.peers or (self.peers,) * n
-            trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
+            trained = [
+                fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
+            ]
             draw = fed.generator("peers")
             mixed = []
             for i, k in enumerate(fed.clients):
@@ -160,14 +176,18 @@ class CriticalFL(PersonalMethod):
             yield s
 
     def watch(self, s: Periods, norms: Sequence[float]) -> Periods:
-        """Check before the next round who is in a critical period, and set everybody's number of peers."""
+        """Check before the next round who is in a critical period, and set everybody's number of
+        peers.
+        """
         most = self.most(len(norms))
         old = s.norms or ((),) * len(norms)
         seen = tuple((*before, norm) for before, norm in zip(old, norms, strict=True))
         capped = s.capped or (False,) * len(norms)
         peers = tuple(
             resize(count, self.periods.now(h), was, self.peers, most)
-            for count, h, was in zip(s.peers or (self.peers,) * len(norms), seen, capped, strict=True)
+            for count, h, was in zip(
+                s.peers or (self.peers,) * len(norms), seen, capped, strict=True
+            )
         )
         now = tuple(was or count >= most for was, count in zip(capped, peers, strict=True))
         return replace(s, norms=seen, peers=peers, capped=now)
@@ -183,7 +203,9 @@ class CriticalFL(PersonalMethod):
 
     @on_client
     def mix(self, client: Client, models: list[CountedModel]) -> Weights:
-        """Return the average of the client's own model and its peers', weighted by numbers of samples."""
+        """Return the average of the client's own model and its peers', weighted by numbers of
+        samples.
+        """
         return mean([m.model for m in models], [float(m.n) for m in models])
 
     @on_client
@@ -202,7 +224,11 @@ class CriticalFL(PersonalMethod):
 
     def cost(self, clients: int, model: int) -> int:
         """At most R·N·cap·(M + 8), and 8 for each norm; `moved` gives the actual bytes."""
-        return self.moved(Periods(step=self.rounds, sent=self.rounds * clients * self.most(clients)), clients, model)
+        return self.moved(
+            Periods(step=self.rounds, sent=self.rounds * clients * self.most(clients)),
+            clients,
+            model,
+        )
 
     def moved(self, end: Periods, clients: int, model: int) -> int:
         """M + 8 (the number of samples) for each model sent, and 8 for each norm."""

@@ -1,4 +1,6 @@
-"""CriticalFL as published: a server that selects more clients while learning is in a critical period."""
+"""CriticalFL as published: a server that selects more clients while learning is in a critical
+period.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +38,9 @@ class Upload(NamedTuple):
     """What a client sends back."""
 
     values: Tensor  # its parameters (P,), or in a critical round those that changed most
-    mask: Tensor | None  # (⌈P/8⌉,) uint8, the positions of the values, one bit per parameter; None: all
+    mask: (
+        Tensor | None
+    )  # (⌈P/8⌉,) uint8, the positions of the values, one bit per parameter; None: all
     rest: Weights  # no parameters; running statistics and counters
     n: Annotated[int, OwnSamples]  # number of its samples
     norm: float  # its federated gradient norm
@@ -48,7 +52,9 @@ class Selection(State):
 
     norms: tuple[float, ...] = ()  # the mean gradient norm of the clients at each check so far
     count: int = 0  # M, number of clients in the next round; 0: the least number
-    critical: bool = True  # whether the next round is in a critical period, by the last check; True at the start
+    critical: bool = (
+        True  # whether the next round is in a critical period, by the last check; True at the start
+    )
     capped: bool = False  # whether M has ever reached its largest value
     whole: int = 0  # number of complete models that were sent back so far
     sparse: int = 0  # number of models of which only the largest changes were sent back
@@ -56,16 +62,18 @@ class Selection(State):
 
 @dataclass(frozen=True)
 class CriticalFLServer(Method):
-    """Federated averaging that draws more clients while their gradient norms grow, and few afterwards.
+    """Federated averaging that draws more clients while their gradient norms grow, and few
+    afterwards.
 
-    Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection Framework
-    for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
+    Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection
+    Framework for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
 
-    Departures from the paper: what its text does not say follows the authors' code (the window of norms, the first
-    checks that always count as critical, the number of clients that doubles and halves). A mask says which coordinates
-    are sent, not whether they differ from 0. A coordinate that no client sent keeps its value; the code sets it to 0.
-    Norms are taken before any clipping. The host is FedAvg. As in the code, checks come before even rounds, and a round
-    uploads the largest changes if the last check was critical or there was none yet.
+    Departures from the paper: what its text does not say follows the authors' code (the window of
+    norms, the first checks that always count as critical, the number of clients that doubles and
+    halves). A mask says which coordinates are sent, not whether they differ from 0. A coordinate
+    that no client sent keeps its value; the code sets it to 0. Norms are taken before any clipping.
+    The host is FedAvg. As in the code, checks come before even rounds, and a round uploads the
+    largest changes if the last check was critical or there was none yet.
     """
 
     rounds: Count = 200
@@ -77,7 +85,8 @@ class CriticalFLServer(Method):
     cap: Fraction = 0.75
     """M_max / N, largest share of the clients that is drawn; at least one client"""
     upload: Fraction = 0.2
-    """share of the parameters that is sent back in critical rounds: those that changed most. 1: complete models"""
+    """share of the parameters that is sent back in critical rounds: those that changed most. 1:
+    complete models"""
     delta: NonNegative = 0.01
     """δ, relative growth of the norm above which a period is critical"""
     window: Count = 10
@@ -96,7 +105,9 @@ class CriticalFLServer(Method):
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a cap below the least number of clients drawn."""
         least, most = participants(len(clients), self.participation), self.most(len(clients))
-        require(least <= most, "participation", self.participation, f"at most --cap, {most} clients")
+        require(
+            least <= most, "participation", self.participation, f"at most --cap, {most} clients"
+        )
 
     def start(self) -> Selection:
         """Start without any norms."""
@@ -107,26 +118,42 @@ class CriticalFLServer(Method):
         while s.step < self.rounds:
             model, sparse = at_server(fed, s.model), s.critical and self.upload < 1
             chosen = fed.sample(s.count or least)
-            uploads = fed.get([fed.call(self.train, k, model, sparse, s.step) for k in chosen], at_least=1)
+            uploads = fed.get(
+                [fed.call(self.train, k, model, sparse, s.step) for k in chosen], at_least=1
+            )
             if due(s.step + 1, self.every):
-                s = self.watch(s, sum(u.norm for u in uploads) / len(uploads), least, self.most(len(fed.clients)))
+                s = self.watch(
+                    s,
+                    sum(u.norm for u in uploads) / len(uploads),
+                    least,
+                    self.most(len(fed.clients)),
+                )
             whole, part = (0, len(chosen)) if sparse else (len(chosen), 0)
             s = s.next(model=merge(model, uploads), whole=s.whole + whole, sparse=s.sparse + part)
             yield s
 
     def watch(self, s: Selection, norm: float, least: int, most: int) -> Selection:
-        """Check whether the next round is critical, and set how many clients are drawn from then on."""
+        """Check whether the next round is critical, and set how many clients are drawn from then
+        on.
+        """
         norms = (*s.norms, norm)
         critical = CriticalPeriods(self.delta, self.window, self.forced).now(norms)
         count = resize(s.count or least, critical, s.capped, least, most)
-        return replace(s, norms=norms, count=count, critical=critical, capped=s.capped or count >= most)
+        return replace(
+            s, norms=norms, count=count, critical=critical, capped=s.capped or count >= most
+        )
 
     @on_client
     def train(self, client: Client, model: Weights, sparse: bool, round: int) -> Upload:
-        """Train for E epochs; also return η times the mean over epochs of the sum of squared gradient norms."""
+        """Train for E epochs; also return η times the mean over epochs of the sum of squared
+        gradient norms.
+        """
         training, squares = local_training(client, self.lr_decay, round), Squares()
         trained = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
-        rest, norm = trained.with_params(trained.params[:0]), training.lr * squares.sum / self.epochs
+        rest, norm = (
+            trained.with_params(trained.params[:0]),
+            training.lr * squares.sum / self.epochs,
+        )
         if not sparse:
             return Upload(trained.params, None, rest, client.n, norm)
         mask = largest(trained.params - model.params, self.sent(len(model.params)))
@@ -145,12 +172,19 @@ class CriticalFLServer(Method):
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
-        """At most T·M_max·(2M + 16), or what the largest changes take if that is more; `moved` is the actual number."""
+        """At most T·M_max·(2M + 16), or what the largest changes take if that is more; `moved` is
+        the actual number.
+        """
         most = self.rounds * self.most(clients)
-        return max(self.moved(end, clients, model) for end in (Selection(whole=most), Selection(sparse=most)))
+        return max(
+            self.moved(end, clients, model)
+            for end in (Selection(whole=most), Selection(sparse=most))
+        )
 
     def moved(self, end: Selection, clients: int, model: Size) -> int:
-        """M down each time; M up or, in critical rounds, the values, a bit for each parameter and the statistics."""
+        """M down each time; M up or, in critical rounds, the values, a bit for each parameter and
+        the statistics.
+        """
         network = model.network.weights()
         rest = wire.size((network.buffers, network.counters))
         part = 4 * self.sent(len(network.params)) + ceil(len(network.params) / 8) + rest
@@ -165,14 +199,18 @@ def largest(change: Tensor, count: int) -> Tensor:
 
 
 def merge(model: Weights, uploads: Sequence[Upload]) -> Weights:
-    """Return for each coordinate the mean over the clients that sent it, weighted by samples, or else the old value."""
+    """Return for each coordinate the mean over the clients that sent it, weighted by samples, or
+    else the old value.
+    """
     total = torch.zeros_like(model.params)
     count = torch.zeros_like(model.params)
     for upload in uploads:
         everywhere = torch.ones_like(model.params, dtype=torch.bool)
         mask = everywhere if upload.mask is None else unpack(upload.mask, len(model.params))
         if int(mask.sum()) != len(upload.values):
-            raise UserError("a client's mask does not fit its weights: use the same network at every client")
+            raise UserError(
+                "a client's mask does not fit its weights: use the same network at every client"
+            )
         total[mask] += upload.n * upload.values
         count[mask] += upload.n
     rest = mean([u.rest for u in uploads], [float(u.n) for u in uploads])

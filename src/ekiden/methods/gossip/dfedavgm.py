@@ -5,25 +5,40 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ekiden.authoring import BelowOne, Client, Count, Fed, Fraction, Model, Ref, State, Weights, mean, on_client
+from ekiden.authoring import (
+    BelowOne,
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    Model,
+    Ref,
+    State,
+    Weights,
+    mean,
+    on_client,
+)
 from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models, training_of
 from ekiden.methods.gossip import topology
 
 
 @dataclass(frozen=True)
 class DFedAvgM(PersonalMethod):
-    """Decentralised averaging: each client trains with heavy-ball momentum, then averages with its neighbours.
+    """Decentralised averaging: each client trains with heavy-ball momentum, then averages with its
+    neighbours.
 
-    Tao Sun, Dongsheng Li, Bao Wang: Decentralized Federated Averaging. IEEE Transactions on Pattern Analysis and
-    Machine Intelligence 45(4), 2023. https://arxiv.org/abs/2104.11375
+    Tao Sun, Dongsheng Li, Bao Wang: Decentralized Federated Averaging. IEEE Transactions on Pattern
+    Analysis and Machine Intelligence 45(4), 2023. https://arxiv.org/abs/2104.11375
 
-    Momentum starts at zero in every round. The result is one model per client, as it is after the last exchange.
+    Momentum starts at zero in every round. The result is one model per client, as it is after the
+    last exchange.
 
-    Departures from the paper: local training is counted in epochs; the variant with quantised messages is left out;
-    statistics of normalisation layers are averaged like parameters. `topology = "peers:K"`, which other papers use in
-    their comparisons, gives weights whose columns need not sum to 1, as the paper's theory requires. `heavy_ball =
-    False` trains as --optimizer says; FedELMY's authors ran it like this, with Adam, in one round. Local training ends
-    with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: local training is counted in epochs; the variant with quantised
+    messages is left out; statistics of normalisation layers are averaged like parameters. `topology
+    = "peers:K"`, which other papers use in their comparisons, gives weights whose columns need not
+    sum to 1, as the paper's theory requires. `heavy_ball = False` trains as --optimizer says;
+    FedELMY's authors ran it like this, with Adam, in one round. Local training ends with the epoch
+    that --select names, by default the best on validation data.
     """
 
     rounds: Count = 1
@@ -31,7 +46,8 @@ class DFedAvgM(PersonalMethod):
     epochs: Count = 200
     """E, epochs at each client per round"""
     topology: str = "complete"
-    """graph of W: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
+    """graph of W: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching
+    or one_peer"""
     heavy_ball: bool = True
     """train with SGD and momentum θ, whatever --optimizer and --momentum say"""
     theta: BelowOne = 0.9
@@ -46,11 +62,17 @@ class DFedAvgM(PersonalMethod):
         topology.check(self.topology, len(clients))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield the state after each round: train, then x_i = Σ_l w_il z_l over the neighbours l."""
+        """Yield the state after each round: train, then x_i = Σ_l w_il z_l over the neighbours
+        l.
+        """
         while s.step < self.rounds:
             mine = own_models(fed, s)
-            trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
-            matrix = topology.mixing(self.topology, len(fed.clients), s.step, fed.generator("topology"))
+            trained = [
+                fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
+            ]
+            matrix = topology.mixing(
+                self.topology, len(fed.clients), s.step, fed.generator("topology")
+            )
             s = s.next(personal=gossip(fed, self.mix, trained, matrix))
             yield s
 
@@ -68,13 +90,24 @@ class DFedAvgM(PersonalMethod):
         return mean(models, weights)
 
     def cost(self, clients: int, model: int) -> int:
-        """M along each edge, in both directions, in each round: T·N(N-1)·M for the complete graph."""
+        """M along each edge, in both directions, in each round: T·N(N-1)·M for the complete
+        graph.
+        """
         return topology.sends(self.topology, clients, self.rounds) * model
 
 
-def gossip(fed: Fed, mix: Callable[..., Weights], models: Sequence[Model], matrix: Tensor) -> tuple[Ref[Weights], ...]:
-    """Make one exchange: every client averages its own and its neighbours' models with its row of W."""
+def gossip(
+    fed: Fed, mix: Callable[..., Weights], models: Sequence[Model], matrix: Tensor
+) -> tuple[Ref[Weights], ...]:
+    """Make one exchange: every client averages its own and its neighbours' models with its row of
+    W.
+    """
     return tuple(
-        fed.call(mix, client, [m for m, w in zip(models, row, strict=True) if w], tuple(w for w in row if w))
+        fed.call(
+            mix,
+            client,
+            [m for m, w in zip(models, row, strict=True) if w],
+            tuple(w for w in row if w),
+        )
         for client, row in zip(fed.clients, matrix.tolist(), strict=True)
     )

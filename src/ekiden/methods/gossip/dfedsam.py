@@ -1,9 +1,22 @@
-"""DFedSAM: decentralised federated learning with sharpness-aware local steps and several gossip steps."""
+"""DFedSAM: decentralised federated learning with sharpness-aware local steps and several gossip
+steps.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ekiden.authoring import Client, Count, Fed, Fraction, Model, NonNegative, State, Weights, mean, on_client
+from ekiden.authoring import (
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    Model,
+    NonNegative,
+    State,
+    Weights,
+    mean,
+    on_client,
+)
 from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip import topology
 from ekiden.methods.gossip.dfedavgm import gossip
@@ -11,18 +24,20 @@ from ekiden.methods.gossip.dfedavgm import gossip
 
 @dataclass(frozen=True)
 class DFedSAM(PersonalMethod):
-    """Decentralised averaging of models trained towards flat minima: sharpness-aware steps, then Q gossip steps.
+    """Decentralised averaging of models trained towards flat minima: sharpness-aware steps, then Q
+    gossip steps.
 
-    Yifan Shi, Li Shen, Kang Wei, Yan Sun, Bo Yuan, Xueqian Wang, Dacheng Tao: Improving the Model Consistency of
-    Decentralized Federated Learning. ICML 2023. https://arxiv.org/abs/2302.04083 (DFedSAM; with `gossip_steps` > 1
-    DFedSAM-MGS).
+    Yifan Shi, Li Shen, Kang Wei, Yan Sun, Bo Yuan, Xueqian Wang, Dacheng Tao: Improving the Model
+    Consistency of Decentralized Federated Learning. ICML 2023. https://arxiv.org/abs/2302.04083
+    (DFedSAM; with `gossip_steps` > 1 DFedSAM-MGS).
 
     The result is one model per client, as it is after the last exchange.
 
-    Departures from the paper: local training is counted in epochs, and --momentum may be added to its gradients, from
-    zero in each round; statistics of normalisation layers are averaged like parameters and updated only in the first of
-    the two passes. One round over the complete graph is the one-shot form that FedELMY compares with; there Q > 1
-    changes nothing. Local training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: local training is counted in epochs, and --momentum may be added to
+    its gradients, from zero in each round; statistics of normalisation layers are averaged like
+    parameters and updated only in the first of the two passes. One round over the complete graph is
+    the one-shot form that FedELMY compares with; there Q > 1 changes nothing. Local training ends
+    with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: Count = 1
@@ -30,7 +45,8 @@ class DFedSAM(PersonalMethod):
     epochs: Count = 200
     """E, epochs at each client per round"""
     topology: str = "complete"
-    """graph of W: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
+    """graph of W: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching
+    or one_peer"""
     gossip_steps: Count = 1
     """Q, exchanges after each training"""
     radius: NonNegative = 0.01
@@ -43,13 +59,17 @@ class DFedSAM(PersonalMethod):
         topology.check(self.topology, len(clients))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield the state after each round: train, then Q exchanges over the same graph: x = W^Q z."""
+        """Yield the state after each round: train, then Q exchanges over the same graph: x = W^Q
+        z.
+        """
         while s.step < self.rounds:
             mine = own_models(fed, s)
             models: Sequence[Model] = [
                 fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
             ]
-            matrix = topology.mixing(self.topology, len(fed.clients), s.step, fed.generator("topology"))
+            matrix = topology.mixing(
+                self.topology, len(fed.clients), s.step, fed.generator("topology")
+            )
             for _ in range(self.gossip_steps):
                 models = gossip(fed, self.mix, models, matrix)
             s = s.next(personal=tuple(models))

@@ -8,7 +8,19 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ekiden.authoring import Client, Count, Fed, Fraction, Range, Size, State, UserError, Weights, mean, on_client
+from ekiden.authoring import (
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    Range,
+    Size,
+    State,
+    UserError,
+    Weights,
+    mean,
+    on_client,
+)
 from ekiden.engine import wire
 from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip import topology
@@ -31,20 +43,23 @@ class Masks(NamedTuple):
 
 @dataclass(frozen=True)
 class DisPFL(PersonalMethod):
-    """Personalised sparse models: clients average where their masks overlap, train, and move their masks.
+    """Personalised sparse models: clients average where their masks overlap, train, and move their
+    masks.
 
-    Rong Dai, Li Shen, Fengxiang He, Xinmei Tian, Dacheng Tao: DisPFL: Towards Communication-Efficient Personalized
-    Federated Learning via Decentralized Sparse Training. ICML 2022. https://arxiv.org/abs/2206.00187
+    Rong Dai, Li Shen, Fengxiang He, Xinmei Tian, Dacheng Tao: DisPFL: Towards
+    Communication-Efficient Personalized Federated Learning via Decentralized Sparse Training. ICML
+    2022. https://arxiv.org/abs/2206.00187
 
-    In each round every client gets the active weights and masks that its peers had after the previous round. The result
-    is one model per client, as it is after its last training.
+    In each round every client gets the active weights and masks that its peers had after the
+    previous round. The result is one model per client, as it is after its last training.
 
-    Departures from the paper: each client draws its own first mask. Inactive weights get no gradient, instead of being
-    set to zero after each step (the same unless the gradient's norm is limited). Weights that were just pruned may
-    regrow, as in the authors' code. Weights regrow at random, as in the authors' script; `regrow = "gradient"` is the
-    default of their code. All clients take part in every round. Statistics of normalisation layers travel with the
-    weights and are averaged evenly. Local training ends with the epoch that --select names, by default the best on
-    validation data.
+    Departures from the paper: each client draws its own first mask. Inactive weights get no
+    gradient, instead of being set to zero after each step (the same unless the gradient's norm is
+    limited). Weights that were just pruned may regrow, as in the authors' code. Weights regrow at
+    random, as in the authors' script; `regrow = "gradient"` is the default of their code. All
+    clients take part in every round. Statistics of normalisation layers travel with the weights and
+    are averaged evenly. Local training ends with the epoch that --select names, by default the best
+    on validation data.
     """
 
     rounds: Count = 500
@@ -56,12 +71,14 @@ class DisPFL(PersonalMethod):
     prune: Annotated[float, Range(least=0, most=1)] = 0.5
     """a, share of active weights that is moved in the first round; falls to 0 as a cosine"""
     regrow: Literal["random", "gradient"] = "random"
-    """where weights regrow: anywhere (the authors' script), or where the gradient of a batch is largest"""
+    """where weights regrow: anywhere (the authors' script), or where the gradient of a batch is
+    largest"""
     sparsity_distribution: Literal["erk", "uniform"] = "erk"
-    """density of the tensors: by the Erdős–Rényi kernel (small tensors are denser), or the same for all"""
+    """density of the tensors: by the Erdős–Rényi kernel (small tensors are denser), or the same for
+    all"""
     topology: str = "peers:0.1"
-    """graph of the clients: peers:K (a number, or a share of all), complete, ring, torus, star, exponential,
-    erdos_renyi:P[:SEED], matching or one_peer"""
+    """graph of the clients: peers:K (a number, or a share of all), complete, ring, torus, star,
+    exponential, erdos_renyi:P[:SEED], matching or one_peer"""
     lr_decay: Fraction = 0.998
     """factor of the learning rate η after each round"""
 
@@ -75,7 +92,9 @@ class DisPFL(PersonalMethod):
         while s.step < self.rounds:
             mine = own_models(fed, s)
             shown = [fed.call(self.show, k, w) for k, w in zip(fed.clients, mine, strict=True)]
-            near = topology.circles(self.topology, len(fed.clients), s.step, fed.generator("topology"))
+            near = topology.circles(
+                self.topology, len(fed.clients), s.step, fed.generator("topology")
+            )
             s = s.next(
                 personal=tuple(
                     fed.call(self.learn, k, [shown[j] for j in circle], s.step)
@@ -89,7 +108,9 @@ class DisPFL(PersonalMethod):
         """Return the active weights, with the mask that they were trained with."""
         if client.state is None:
             draw = Generator().manual_seed(client.seed("mask"))
-            first = random_mask(client.shapes, self.active(client.shapes), draw).to(model.params.device)
+            first = random_mask(client.shapes, self.active(client.shapes), draw).to(
+                model.params.device
+            )
             client.state = Masks(first, first)
         mask = client.state.trained
         return Sparse(model.params[mask], pack(mask), model.with_params(model.params[:0]))
@@ -103,7 +124,9 @@ class DisPFL(PersonalMethod):
         training = training_of(client, self.lr_decay, round)
         model = client.fit(model, epochs=self.epochs, training=training, penalty=Inactive(~mask))
         where = client.gradient(model) if self.regrow == "gradient" else None
-        moved = move(mask, model.params, client.shapes, self.share(round), where, client.seed("regrow"))
+        moved = move(
+            mask, model.params, client.shapes, self.share(round), where, client.seed("regrow")
+        )
         client.state = Masks(mask, moved)
         return model
 
@@ -114,10 +137,15 @@ class DisPFL(PersonalMethod):
     def active(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
         """Return the number of active weights of each tensor."""
         shares = densities(shapes, self.density, self.sparsity_distribution == "erk")
-        return [min(prod(shape), max(1, round(d * prod(shape)))) for shape, d in zip(shapes, shares, strict=True)]
+        return [
+            min(prod(shape), max(1, round(d * prod(shape))))
+            for shape, d in zip(shapes, shares, strict=True)
+        ]
 
     def cost(self, clients: int, model: Size) -> int:
-        """Along each edge 4 bytes for an active weight, a bit for each weight, and the statistics."""
+        """Along each edge 4 bytes for an active weight, a bit for each weight, and the
+        statistics.
+        """
         rest = model.network.weights()
         active = sum(self.active(model.network.shapes))
         sparse = 4 * active + ceil(len(rest.params) / 8) + wire.size((rest.buffers, rest.counters))
@@ -126,7 +154,9 @@ class DisPFL(PersonalMethod):
 
 @dataclass(frozen=True)
 class Inactive:
-    """Inactive weights stay zero: no gradient moves them, and neither decay nor momentum move a zero."""
+    """Inactive weights stay zero: no gradient moves them, and neither decay nor momentum move a
+    zero.
+    """
 
     where: Tensor  # (P,) bool
 
@@ -136,13 +166,17 @@ class Inactive:
 
 
 def overlap(shown: Sequence[Sparse], size: int) -> Weights:
-    """Return for each coordinate the mean over the clients whose mask contains it; 0 if no mask does."""
+    """Return for each coordinate the mean over the clients whose mask contains it; 0 if no mask
+    does.
+    """
     total = torch.zeros(size, device=shown[0].values.device)
     count = torch.zeros_like(total)
     for values, packed, _ in shown:
         mask = unpack(packed, size)
         if int(mask.sum()) != len(values):
-            raise UserError("a peer's mask does not fit its weights: use the same network at every client")
+            raise UserError(
+                "a peer's mask does not fit its weights: use the same network at every client"
+            )
         total[mask] += values
         count += mask
     return mean([s.rest for s in shown]).with_params(total / count.clamp(min=1))
@@ -151,8 +185,8 @@ def overlap(shown: Sequence[Sparse], size: int) -> Weights:
 def densities(shapes: Sequence[tuple[int, ...]], density: float, erk: bool) -> list[float]:
     """Return the density of each tensor, so that all together have `density`.
 
-    Erdős–Rényi kernel: in proportion to (sum of dimensions) / (product of dimensions). Densities above 1 become 1, and
-    the rest is distributed again.
+    Erdős–Rényi kernel: in proportion to (sum of dimensions) / (product of dimensions). Densities
+    above 1 become 1, and the rest is distributed again.
     """
     sizes = [prod(shape) for shape in shapes]
     raw = [sum(shape) / max(1, prod(shape)) if erk else 1.0 for shape in shapes]
@@ -168,7 +202,9 @@ def densities(shapes: Sequence[tuple[int, ...]], density: float, erk: bool) -> l
     return [1.0] * len(shapes)
 
 
-def random_mask(shapes: Sequence[tuple[int, ...]], active: Sequence[int], draw: Generator) -> Tensor:
+def random_mask(
+    shapes: Sequence[tuple[int, ...]], active: Sequence[int], draw: Generator
+) -> Tensor:
     """Return (P,) bool with this many active weights in each tensor."""
     parts = []
     for shape, count in zip(shapes, active, strict=True):
@@ -179,9 +215,15 @@ def random_mask(shapes: Sequence[tuple[int, ...]], active: Sequence[int], draw: 
 
 
 def move(
-    mask: Tensor, params: Tensor, shapes: Sequence[tuple[int, ...]], share: float, where: Tensor | None, seed: int
+    mask: Tensor,
+    params: Tensor,
+    shapes: Sequence[tuple[int, ...]],
+    share: float,
+    where: Tensor | None,
+    seed: int,
 ) -> Tensor:
-    """In each tensor prune the smallest `share` of active weights and regrow as many among the inactive ones.
+    """In each tensor prune the smallest `share` of active weights and regrow as many among the
+    inactive ones.
 
     Args:
         mask: (P,) bool.
@@ -197,8 +239,14 @@ def move(
         count = ceil(share * int(part.sum()))
         sizes = params[start : start + prod(shape)].abs().masked_fill(~part, float("inf"))
         part[sizes.argsort(stable=True)[:count]] = False
-        score = torch.rand(prod(shape), generator=draw) if where is None else where[start : start + prod(shape)].abs()
-        score = score.to(part.device).masked_fill(part, -1.0)  # below all others: active weights do not regrow
+        score = (
+            torch.rand(prod(shape), generator=draw)
+            if where is None
+            else where[start : start + prod(shape)].abs()
+        )
+        score = score.to(part.device).masked_fill(
+            part, -1.0
+        )  # below all others: active weights do not regrow
         part[score.argsort(descending=True, stable=True)[:count]] = True
         start += prod(shape)
     return moved

@@ -4,7 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from ekiden.authoring import Client, Count, Fed, Fraction, OwnSamples, Size, State, Weights, mean, on_client
+from ekiden.authoring import (
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    OwnSamples,
+    Size,
+    State,
+    Weights,
+    mean,
+    on_client,
+)
 from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models, training_of
 from ekiden.methods.gossip import topology
 
@@ -22,16 +33,18 @@ class Share(NamedTuple):
 class FedPer(PersonalMethod):
     """Personalisation layers: clients average their extractors and keep their classifiers.
 
-    Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary: Federated Learning with
-    Personalization Layers. Preprint, 2019. https://arxiv.org/abs/1912.00818
+    Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary: Federated
+    Learning with Personalization Layers. Preprint, 2019. https://arxiv.org/abs/1912.00818
 
-    Both parts are trained jointly. The result is one model per client: the new extractor with the client's own head.
+    Both parts are trained jointly. The result is one model per client: the new extractor with the
+    client's own head.
 
-    Departures from the paper: the personal layers are the model's declared head, not its last K blocks. All clients
-    take part in every round, and all heads start alike. A server is not needed: over the complete graph every client
-    computes the average that a server would, with the same bits. `topology = "server"` is the paper's exchange, and
-    `"peers:5"` the one in which UA-PDFL's authors compare with it. Statistics of normalisation layers go with their
-    part. Local training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: the personal layers are the model's declared head, not its last K
+    blocks. All clients take part in every round, and all heads start alike. A server is not needed:
+    over the complete graph every client computes the average that a server would, with the same
+    bits. `topology = "server"` is the paper's exchange, and `"peers:5"` the one in which UA-PDFL's
+    authors compare with it. Statistics of normalisation layers go with their part. Local training
+    ends with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: Count = 150
@@ -39,8 +52,8 @@ class FedPer(PersonalMethod):
     epochs: Count = 5
     """E, epochs at each client per round"""
     topology: str = "complete"
-    """who averages with whom: server (all, through a server), complete, ring, torus, star, exponential,
-    erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
+    """who averages with whom: server (all, through a server), complete, ring, torus, star,
+    exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
@@ -55,13 +68,20 @@ class FedPer(PersonalMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             mine = own_models(fed, s)
-            trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
+            trained = [
+                fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
+            ]
             shares = [fed.call(self.share, k, w) for k, w in zip(fed.clients, trained, strict=True)]
             if self.topology == BY_SERVER:
                 base = average(fed.get(shares))
-                mixed = [fed.call(self.take, k, w, base) for k, w in zip(fed.clients, trained, strict=True)]
+                mixed = [
+                    fed.call(self.take, k, w, base)
+                    for k, w in zip(fed.clients, trained, strict=True)
+                ]
             else:
-                near = topology.circles(self.topology, len(fed.clients), s.step, fed.generator("topology"))
+                near = topology.circles(
+                    self.topology, len(fed.clients), s.step, fed.generator("topology")
+                )
                 mixed = [
                     fed.call(self.mix, k, w, [shares[j] for j in circle])
                     for k, w, circle in zip(fed.clients, trained, near, strict=True)
@@ -91,7 +111,9 @@ class FedPer(PersonalMethod):
         return (~client.head).put(base, model)
 
     def cost(self, clients: int, model: Size) -> int:
-        """M_g, the extractor's part of M, and 8 bytes for n along each edge; with a server R·N·(2·M_g + 8)."""
+        """M_g, the extractor's part of M, and 8 bytes for n along each edge; with a server
+        R·N·(2·M_g + 8).
+        """
         base = model - model.head
         if self.topology == BY_SERVER:
             return self.rounds * clients * (2 * base + 8)

@@ -28,16 +28,19 @@ from ekiden.models.split import Split, as_split
 
 @dataclass(frozen=True)
 class MetaFed(Method):
-    """Cyclic knowledge distillation without a server: common knowledge around a ring, then personalisation.
+    """Cyclic knowledge distillation without a server: common knowledge around a ring, then
+    personalisation.
 
-    Yiqiang Chen, Wang Lu, Xin Qin, Jindong Wang, Xing Xie: MetaFed: Federated Learning Among Federations With Cyclic
-    Knowledge Distillation for Personalized Healthcare. FL-IJCAI 2022; IEEE TNNLS 2023.
-    https://arxiv.org/abs/2206.08516 (equations as in the authors' code, algorithm "metafed" of PersonalizedFL).
+    Yiqiang Chen, Wang Lu, Xin Qin, Jindong Wang, Xing Xie: MetaFed: Federated Learning Among
+    Federations With Cyclic Knowledge Distillation for Personalized Healthcare. FL-IJCAI 2022; IEEE
+    TNNLS 2023. https://arxiv.org/abs/2206.08516 (equations as in the authors' code, algorithm
+    "metafed" of PersonalizedFL).
 
-    Departures from the paper: a client that is not yet good copies its teacher once per visit. The code does so once
-    per epoch, which would lose all epochs but the last. Logits and features come from one pass. Normalisation layers
-    are copied with the rest. The optimiser restarts at each visit. The global model is that of the last client visited
-    in the ring. Local training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: a client that is not yet good copies its teacher once per visit. The
+    code does so once per epoch, which would lose all epochs but the last. Logits and features come
+    from one pass. Normalisation layers are copied with the rest. The optimiser restarts at each
+    visit. The global model is that of the last client visited in the ring. Local training ends with
+    the epoch that --select names, by default the best on validation data.
     """
 
     rounds: Count = 1
@@ -49,23 +52,29 @@ class MetaFed(Method):
     distill_weight: NonNegative = 1.0
     """λ_0, largest weight of the distillation"""
     distill_above: NonNegative = 0.6
-    """validation accuracy (R² in regression) above which a client keeps its own weights and distils, from then on;
-    until then, it copies the teacher"""
+    """validation accuracy (R² in regression) above which a client keeps its own weights and
+    distils, from then on; until then, it copies the teacher"""
     trust: NonNegative = 0.5
-    """threshold_2, accuracy from which on a teacher that is no better than the client still teaches (0.4 for VLCS and
-    PACS)"""
+    """threshold_2, accuracy from which on a teacher that is no better than the client still teaches
+    (0.4 for VLCS and PACS)"""
 
-    traits = Traits(private=bool, needs_validation=True, one_model=False)  # flag_i, whether the client distils
+    traits = Traits(
+        private=bool, needs_validation=True, one_model=False
+    )  # flag_i, whether the client distils
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield the state after training alone, after each hop, and after personalisation. Models leave as teachers."""
+        """Yield the state after training alone, after each hop, and after personalisation. Models
+        leave as teachers.
+        """
         n = len(fed.clients)
         if s.step == 0:
             s = s.next(personal=tuple(fed.call(self.warm_up, k, INITIAL) for k in fed.clients))
             yield s
         while s.step <= self.rounds * n:
             i = (s.step - 1) % n
-            teacher = None if s.step == 1 else s.personal[i - 1]  # the predecessor; the last client before the first
+            teacher = (
+                None if s.step == 1 else s.personal[i - 1]
+            )  # the predecessor; the last client before the first
             model = fed.call(self.accumulate, fed.clients[i], s.personal[i], teacher)
             s = s.next(model=model, personal=(*s.personal[:i], model, *s.personal[i + 1 :]))
             yield s
@@ -95,10 +104,14 @@ class MetaFed(Method):
     def personalise(self, client: Client, own: Weights, teacher: Weights) -> Weights:
         """Train in the last stage, with a weight that depends on how much better the teacher is."""
         mine, theirs = client.accuracy(own), client.accuracy(teacher)
-        return self.learn(client, own, teacher, distillation_weight(self.distill_weight, mine, theirs, self.trust))
+        return self.learn(
+            client, own, teacher, distillation_weight(self.distill_weight, mine, theirs, self.trust)
+        )
 
     def learn(self, client: Client, own: Weights, teacher: Weights, weight: float) -> Weights:
-        """Train from the teacher's weights, or train the client's own model towards the teacher's features."""
+        """Train from the teacher's weights, or train the client's own model towards the teacher's
+        features.
+        """
         if not client.state:
             return client.fit(teacher, epochs=self.epochs)
         if not weight:
@@ -111,7 +124,9 @@ class MetaFed(Method):
         return self.rounds * clients + 2
 
     def cost(self, clients: int, model: int) -> int:
-        """(R·N - 1 + N - 1)·M: hops of the ring, then the last client's model to all others; 0 for a single client."""
+        """(R·N - 1 + N - 1)·M: hops of the ring, then the last client's model to all others; 0 for
+        a single client.
+        """
         if clients == 1:
             return 0
         return (self.rounds * clients + clients - 2) * model
@@ -119,7 +134,9 @@ class MetaFed(Method):
 
 @dataclass(frozen=True)
 class FeatureDistillation(Objective):
-    """ℓ + λ·mean squared difference of the features, which come from the same pass as the answer."""
+    """ℓ + λ·mean squared difference of the features, which come from the same pass as the
+    answer.
+    """
 
     teacher: Split
     weight: float
@@ -140,7 +157,8 @@ class FeatureDistillation(Objective):
 
 
 def distillation_weight(largest: float, own: float, teacher: float, trust: float) -> float:
-    """Return λ = λ_0 · 10^min(1, 5(a2 - a1)) / 10 for accuracies a1 of the client's own model and a2 of the teacher.
+    """Return λ = λ_0 · 10^min(1, 5(a2 - a1)) / 10 for accuracies a1 of the client's own model and
+    a2 of the teacher.
 
     λ is 0 if the teacher is not better and its accuracy is below `trust`.
     """

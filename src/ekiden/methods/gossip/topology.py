@@ -13,23 +13,26 @@ from torch import Generator, Tensor
 from ekiden.authoring import UserError
 from ekiden.base.errors import unknown
 
-HELP = "complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"
+HELP = (
+    "complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"
+)
 _FIXED = ("complete", "ring", "torus", "star", "exponential", "erdos_renyi")
 _DRAWN = ("peers", "matching", "one_peer")
 
 
-def adjacency(topology: str, clients: int, round: int = 0, generator: Generator | None = None) -> Tensor:
-    """Return who receives from whom: (N, N) bool, row i true at the neighbours of client i, false on the diagonal.
+def adjacency(
+    topology: str, clients: int, round: int = 0, generator: Generator | None = None
+) -> Tensor:
+    """Return who receives from whom: (N, N) bool, row i true at the neighbours of client i, false
+    on the diagonal.
 
     Args:
-        topology: one of
-            complete, ring, star (around the first client);
-            torus: a grid as square as N allows, closed at its edges;
-            exponential: the clients 1, 2, 4, ... places away, on both sides;
-            erdos_renyi:P[:SEED]: each edge with probability P, drawn once, the same in every run and round;
-            peers:K: K others, drawn by every client each round, one way; K below 1 is a share of N;
-            matching: pairs, drawn each round, one client left alone if N is odd;
-            one_peer: in round r the client 2^r places ahead, one way, then from 1 again.
+        topology: one of complete, ring, star (around the first client); torus: a grid as square as
+            N allows, closed at its edges; exponential: the clients 1, 2, 4, ... places away, on
+            both sides; erdos_renyi:P[:SEED]: each edge with probability P, drawn once, the same in
+            every run and round; peers:K: K others, drawn by every client each round, one way; K
+            below 1 is a share of N; matching: pairs, drawn each round, one client left alone if N
+            is odd; one_peer: in round r the client 2^r places ahead, one way, then from 1 again.
         clients: N.
         round: which round it is for.
         generator: for what is drawn each round.
@@ -47,7 +50,11 @@ def adjacency(topology: str, clients: int, round: int = 0, generator: Generator 
         edges = torch.isin(ahead, steps) | torch.isin(clients - ahead, steps)
     elif name == "one_peer":
         steps_of_a_cycle = _powers(clients)
-        edges = ahead == steps_of_a_cycle[round % len(steps_of_a_cycle)] if steps_of_a_cycle else ahead < 0
+        edges = (
+            ahead == steps_of_a_cycle[round % len(steps_of_a_cycle)]
+            if steps_of_a_cycle
+            else ahead < 0
+        )
     elif name == "star":
         edges = (place[:, None] == 0) | (place[None, :] == 0)
     elif name == "torus":
@@ -66,11 +73,15 @@ def adjacency(topology: str, clients: int, round: int = 0, generator: Generator 
     return edges.fill_diagonal_(False)
 
 
-def mixing(topology: str, clients: int, round: int = 0, generator: Generator | None = None) -> Tensor:
-    """Return the mixing matrix W of a topology: (N, N) float64, w_il what client i gives to the model of client l.
+def mixing(
+    topology: str, clients: int, round: int = 0, generator: Generator | None = None
+) -> Tensor:
+    """Return the mixing matrix W of a topology: (N, N) float64, w_il what client i gives to the
+    model of client l.
 
-    Where edges go both ways, Metropolis weights: symmetric, rows and columns sum to 1, so the mean over all clients is
-    conserved. Where peers are drawn one way, the uniform mean of a client and its peers: rows sum to 1.
+    Where edges go both ways, Metropolis weights: symmetric, rows and columns sum to 1, so the mean
+    over all clients is conserved. Where peers are drawn one way, the uniform mean of a client and
+    its peers: rows sum to 1.
     """
     edges = adjacency(topology, clients, round, generator)
     if torch.equal(edges, edges.T):
@@ -79,14 +90,20 @@ def mixing(topology: str, clients: int, round: int = 0, generator: Generator | N
     return weights / weights.sum(1, keepdim=True)
 
 
-def circles(topology: str, clients: int, round: int = 0, generator: Generator | None = None) -> list[list[int]]:
-    """Return for each client the positions of the clients that it receives from, including itself, in order."""
+def circles(
+    topology: str, clients: int, round: int = 0, generator: Generator | None = None
+) -> list[list[int]]:
+    """Return for each client the positions of the clients that it receives from, including itself,
+    in order.
+    """
     edges = adjacency(topology, clients, round, generator).fill_diagonal_(True)
     return [row.nonzero().flatten().tolist() for row in edges]
 
 
 def metropolis(edges: Tensor) -> Tensor:
-    """Return Metropolis weights of an undirected graph: w_il = 1 / (1 + max(deg_i, deg_l)), diagonal: the rest."""
+    """Return Metropolis weights of an undirected graph: w_il = 1 / (1 + max(deg_i, deg_l)),
+    diagonal: the rest.
+    """
     degree = edges.sum(1)
     weights = edges.double() / (1 + torch.maximum(degree[:, None], degree[None, :]))
     return weights + torch.diag(1 - weights.sum(1))
@@ -102,16 +119,21 @@ def check(topology: str, clients: int) -> None:
 def check_mixing(matrix: Tensor, name: str = "the mixing matrix") -> None:
     """Refuse a mixing matrix that gossip does not converge with."""
     if not torch.allclose(matrix, matrix.T):
-        raise UserError(f"{name} is not symmetric: two neighbours must give each other the same weight")
+        raise UserError(
+            f"{name} is not symmetric: two neighbours must give each other the same weight"
+        )
     ones = torch.ones(len(matrix), dtype=matrix.dtype)
     if bool((matrix < 0).any()) or not torch.allclose(matrix.sum(1), ones):
-        raise UserError(f"{name} is not an average: the weights of each row must be 0 or more and sum to 1")
+        raise UserError(
+            f"{name} is not an average: the weights of each row must be 0 or more and sum to 1"
+        )
     parts = components(matrix > 0)
     if len(parts) > 1:
         smallest = sorted(parts, key=len)[0]
         raise UserError(
             f"{name} falls into {len(parts)} groups of clients that never exchange models (one is: "
-            f"client{'s' * (len(smallest) > 1)} {', '.join(map(str, smallest))}): choose a denser graph, or ring"
+            f"client{'s' * (len(smallest) > 1)} {', '.join(map(str, smallest))}): choose a denser "
+            "graph, or ring"
         )
 
 
@@ -124,17 +146,21 @@ def components(edges: Tensor) -> list[list[int]]:
 
 
 def spectral_gap(matrix: Tensor) -> float:
-    """Return 1 - λ, λ being a mixing matrix's largest |eigenvalue| after the first: 1 mixes at once, 0 never."""
+    """Return 1 - λ, λ being a mixing matrix's largest |eigenvalue| after the first: 1 mixes at
+    once, 0 never.
+    """
     values = torch.linalg.eigvalsh(matrix)
     return 1 - float(torch.maximum(-values[:1], values[-2:-1]).max()) if len(matrix) > 1 else 1.0
 
 
 def contraction(topology: str, clients: int, rounds: int = 100) -> float:
-    """Return what a round of gossip leaves of the distance between clients at most, in the mean over rounds.
+    """Return what a round of gossip leaves of the distance between clients at most, in the mean
+    over rounds.
 
-    √λ, λ the largest eigenvalue of the mean of Wᵀ(I - J)W on what sums to 0, J the matrix of entries 1/N. Of a fixed
-    symmetric W this is 1 - `spectral_gap`; graphs redrawn each round have it too, though one of them alone may not
-    even be connected. Gossip reaches agreement if it is below 1.
+    √λ, λ the largest eigenvalue of the mean of Wᵀ(I - J)W on what sums to 0, J the matrix of
+    entries 1/N. Of a fixed symmetric W this is 1 - `spectral_gap`; graphs redrawn each round have
+    it too, though one of them alone may not even be connected. Gossip reaches agreement if it is
+    below 1.
     """
     generator = Generator().manual_seed(0)
     centre = torch.eye(clients, dtype=torch.float64) - 1 / clients
@@ -151,8 +177,13 @@ def is_drawn(topology: str) -> bool:
 
 
 def sends(topology: str, clients: int, rounds: int) -> int:
-    """Return the number of models sent from client to client in these rounds, with one exchange each."""
-    return sum(int(adjacency(topology, clients, round, Generator().manual_seed(0)).sum()) for round in range(rounds))
+    """Return the number of models sent from client to client in these rounds, with one exchange
+    each.
+    """
+    return sum(
+        int(adjacency(topology, clients, round, Generator().manual_seed(0)).sum())
+        for round in range(rounds)
+    )
 
 
 def _numbers(topology: str, given: list[str]) -> list[float]:
@@ -163,7 +194,11 @@ def _numbers(topology: str, given: list[str]) -> list[float]:
         numbers = [float(part) for part in given]
     except ValueError:
         numbers = []
-    if len(numbers) != len(given) or not min(most, 1) <= len(given) <= most or not all(0 <= n < 2**31 for n in numbers):
+    if (
+        len(numbers) != len(given)
+        or not min(most, 1) <= len(given) <= most
+        or not all(0 <= n < 2**31 for n in numbers)
+    ):
         raise UserError(f"topology {topology!r} is not understood: give {HELP}")
     return numbers
 
@@ -176,7 +211,10 @@ def _powers(clients: int) -> list[int]:
 def _torus(clients: int) -> Tensor:
     height = max(d for d in range(1, isqrt(clients) + 1) if clients % d == 0)
     if height < 2:
-        raise UserError(f"{clients} clients do not form a torus: take a number that is not prime, or --topology=ring")
+        raise UserError(
+            f"{clients} clients do not form a torus: take a number that is not prime, or "
+            "--topology=ring"
+        )
     place = torch.arange(clients).view(height, -1)
     edges = torch.zeros(clients, clients, dtype=torch.bool)
     for axis in (0, 1):
@@ -187,8 +225,12 @@ def _torus(clients: int) -> Tensor:
 
 def _erdos_renyi(clients: int, probability: float, seed: int) -> Tensor:
     if probability > 1:
-        raise UserError(f"erdos_renyi:{probability:g} is not a probability: give a number from 0 to 1")
-    draws = torch.rand(clients, clients, generator=Generator().manual_seed(seed), dtype=torch.float64)
+        raise UserError(
+            f"erdos_renyi:{probability:g} is not a probability: give a number from 0 to 1"
+        )
+    draws = torch.rand(
+        clients, clients, generator=Generator().manual_seed(seed), dtype=torch.float64
+    )
     upper = (draws < probability).triu(1)
     return upper | upper.T
 

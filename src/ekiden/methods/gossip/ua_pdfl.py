@@ -1,4 +1,6 @@
-"""UA-PDFL: personalised decentralised learning that compares clients by what they make of one constant input."""
+"""UA-PDFL: personalised decentralised learning that compares clients by what they make of one
+constant input.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -65,26 +67,30 @@ class Branches(State):
 
 @dataclass(frozen=True)
 class UAPDFL(PersonalMethod):
-    """Unit representations decide whom a client averages with: whose complete model it takes, or whose head.
+    """Unit representations decide whom a client averages with: whose complete model it takes, or
+    whose head.
 
-    Hangyu Zhu, Yuxiang Fan, Zhenping Xie: UA-PDFL: A Personalized Approach for Decentralized Federated Learning.
-    Neurocomputing (preprint 2024). https://arxiv.org/abs/2412.11674 (Algorithm 2)
+    Hangyu Zhu, Yuxiang Fan, Zhenping Xie: UA-PDFL: A Personalized Approach for Decentralized
+    Federated Learning. Neurocomputing (preprint 2024). https://arxiv.org/abs/2412.11674 (Algorithm
+    2)
 
-    Each round a client draws peers and compares their networks' outputs for a constant input with its own. If all are
-    near, it takes one peer's complete model (client-wise dropout). Otherwise it averages all extractors, and only the
-    heads of those that are near (layer-wise personalisation). Training keeps its extractor's output for the constant
-    input near the peers' mean.
+    Each round a client draws peers and compares their networks' outputs for a constant input with
+    its own. If all are near, it takes one peer's complete model (client-wise dropout). Otherwise it
+    averages all extractors, and only the heads of those that are near (layer-wise personalisation).
+    Training keeps its extractor's output for the constant input near the peers' mean.
 
-    Departures from the paper: the auxiliary penalty is computed with the current weights in each step (a stored value,
-    as printed, has no gradient) and is the mean over the extractor's outputs, as in the authors' code. The unit input
-    consists of ones after normalisation. Extractor and head are the declared parts of the model. The optimiser restarts
-    each round. The printed divergence is half of Jeffreys' but is called Jensen-Shannon. Its toy values for like and
-    unlike clients, 0.02 and 0.61, fit Jensen-Shannon, which is at most ln 2 = 0.693. Half of Jeffreys' has no bound: it
-    is 13.8 if each of two clients gives the other's class a probability of 1e-6. So Jensen-Shannon is the default.
-    Threshold, μ and epochs are not published; divergence and threshold were compared on validation data
-    (experiments/ua-pdfl-threshold.toml). In the paper's CNN both fully connected layers are personal, as in
-    `cnn_ua_pdfl`; in the library's other networks only the last one is. Local training ends with the epoch that
-    --select names, by default the best on validation data.
+    Departures from the paper: the auxiliary penalty is computed with the current weights in each
+    step (a stored value, as printed, has no gradient) and is the mean over the extractor's outputs,
+    as in the authors' code. The unit input consists of ones after normalisation. Extractor and head
+    are the declared parts of the model. The optimiser restarts each round. The printed divergence
+    is half of Jeffreys' but is called Jensen-Shannon. Its toy values for like and unlike clients,
+    0.02 and 0.61, fit Jensen-Shannon, which is at most ln 2 = 0.693. Half of Jeffreys' has no
+    bound: it is 13.8 if each of two clients gives the other's class a probability of 1e-6. So
+    Jensen-Shannon is the default. Threshold, μ and epochs are not published; divergence and
+    threshold were compared on validation data (experiments/ua-pdfl-threshold.toml). In the paper's
+    CNN both fully connected layers are personal, as in `cnn_ua_pdfl`; in the library's other
+    networks only the last one is. Local training ends with the epoch that --select names, by
+    default the best on validation data.
     """
 
     rounds: Count = 150
@@ -98,18 +104,21 @@ class UAPDFL(PersonalMethod):
     mu: NonNegative = 0.1
     """μ, weight of the auxiliary penalty"""
     divergence: Divergence = "js"
-    """divergence: jensen-shannon, as the paper calls it and as its toy values suggest; or jeffreys, half the sum of
-    both Kullback-Leibler divergences, as its formula is printed"""
+    """divergence: jensen-shannon, as the paper calls it and as its toy values suggest; or jeffreys,
+    half the sum of both Kullback-Leibler divergences, as its formula is printed"""
     dropout: bool = True
     """take one peer's model if all peers are near"""
     personal_heads: bool = True
     """average heads with near peers only; otherwise with all"""
     average_aux: bool = True
-    """average the auxiliary penalty over its A entries, as the authors' code does; off: sum over them"""
+    """average the auxiliary penalty over its A entries, as the authors' code does; off: sum over
+    them"""
     lr_decay: Fraction = 0.95
     """factor of the learning rate η after each round"""
 
-    traits = replace(PersonalMethod.traits, private=Heard, splits_model=True, needs=CLASSES | NUMBERS)
+    traits = replace(
+        PersonalMethod.traits, private=Heard, splits_model=True, needs=CLASSES | NUMBERS
+    )
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse more peers than there are other clients."""
@@ -120,14 +129,21 @@ class UAPDFL(PersonalMethod):
         return Branches(model=None)
 
     def run(self, fed: Fed, s: Branches) -> Iterator[State]:
-        """Yield the state after each round. The server learns who is near whom, but sees no model."""
+        """Yield the state after each round. The server learns who is near whom, but sees no
+        model.
+        """
         names, positions = fed.clients, range(len(fed.clients))
         while s.step < self.rounds:
             mine = own_models(fed, s)
-            edges = topology.adjacency(f"peers:{self.peers}", len(names), s.step, fed.generator("peers"))
+            edges = topology.adjacency(
+                f"peers:{self.peers}", len(names), s.step, fed.generator("peers")
+            )
             near = [row.nonzero().flatten().tolist() for row in edges]
             units = [fed.call(self.represent, names[i], mine[i]) for i in positions]
-            asked = [fed.call(self.compare, names[i], units[i], [units[j] for j in near[i]]) for i in positions]
+            asked = [
+                fed.call(self.compare, names[i], units[i], [units[j] for j in near[i]])
+                for i in positions
+            ]
             choices = fed.get(asked)
             bases: dict[int, Ref[Weights]] = {}
             heads: dict[int, Ref[Weights]] = {}
@@ -137,7 +153,9 @@ class UAPDFL(PersonalMethod):
                     models.append(fed.call(self.adopt, names[i], INITIAL, s.step))
                     continue
                 if choice.adopt >= 0:
-                    models.append(fed.call(self.adopt, names[i], mine[near[i][choice.adopt]], s.step))
+                    models.append(
+                        fed.call(self.adopt, names[i], mine[near[i][choice.adopt]], s.step)
+                    )
                     continue
                 similar = [j for j, is_near in zip(near[i], choice.similar, strict=True) if is_near]
                 for j in near[i]:
@@ -167,7 +185,9 @@ class UAPDFL(PersonalMethod):
     @on_client
     def compare(self, client: Client, mine: Units, peers: list[Units]) -> Choice:
         """Decide which peers are near, and whether to take a peer's complete model."""
-        client.state = Heard(torch.stack([u.aux for u in (mine, *peers)]).mean(0), [u.n for u in peers])
+        client.state = Heard(
+            torch.stack([u.aux for u in (mine, *peers)]).mean(0), [u.n for u in peers]
+        )
         apart = [divergence(mine.unit, u.unit, self.divergence) for u in peers]
         similar = [d < self.threshold or not self.personal_heads for d in apart]
         if self.dropout and all(d <= self.threshold for d in apart):
@@ -200,31 +220,40 @@ class UAPDFL(PersonalMethod):
         similar: tuple[bool, ...],
         round: int,
     ) -> Weights:
-        """Train from the average of all extractors and of the heads of those near, by numbers of samples."""
+        """Train from the average of all extractors and of the heads of those near, by numbers of
+        samples.
+        """
         head, n = client.head, cast(Heard, client.state).n
         near = [k for k, is_near in zip(n, similar, strict=True) if is_near]
         model = (~head).put(mean([(~head).of(model), *bases], [client.n, *n]), model)
-        return self.train(client, head.put(mean([head.of(model), *heads], [client.n, *near]), model), round)
+        return self.train(
+            client, head.put(mean([head.of(model), *heads], [client.n, *near]), model), round
+        )
 
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Train on ℓ + μ‖g(X_unit) - I_avg^Aux‖²."""
         training = training_of(client, self.lr_decay, round)
         if not self.mu:
             return client.fit(model, epochs=self.epochs, training=training)
-        objective = HeldNear(client, client.unit(), cast(Heard, client.state).aux, self.mu, self.average_aux)
+        objective = HeldNear(
+            client, client.unit(), cast(Heard, client.state).aux, self.mu, self.average_aux
+        )
         return client.fit(model, epochs=self.epochs, objective=objective, training=training)
 
     def cost(self, clients: int, model: Size) -> int:
-        """At most this: nobody takes a whole model, and all peers are near; `moved` says what it was.
+        """At most this: nobody takes a whole model, and all peers are near; `moved` says what it
+        was.
 
-        Per client and round N_com·(4C + 4A + 8) for the representations and |D|, N_com + 8 for its choice, then, from
-        the second round on, N_com·M. Taking a whole model costs M.
+        Per client and round N_com·(4C + 4A + 8) for the representations and |D|, N_com + 8 for its
+        choice, then, from the second round on, N_com·M. Taking a whole model costs M.
         """
         edges = (self.rounds - 1) * clients * self.peers
         return self.moved(Branches(step=self.rounds, bases=edges, heads=edges), clients, model)
 
     def moved(self, end: Branches, clients: int, model: Size) -> int:
-        """The same with the actual choices: M for each model, M_g for each extractor, M_h for each head."""
+        """The same with the actual choices: M for each model, M_g for each extractor, M_h for each
+        head.
+        """
         aux, logits = model.network.probe(torch.ones(1, *model.shape))
         talk = self.peers * (4 * logits.numel() + 4 * aux.numel() + 8) + self.peers + 8
         sent = end.models * model + end.bases * (model - model.head) + end.heads * model.head
@@ -248,7 +277,9 @@ class HeldNear(Objective):
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """Return the loss of a mini-batch."""
         aux, _ = self.client.probe(self.unit)
-        return self.client.loss(forward, x, y) + self.mu * auxiliary(aux[0], self.target, average=self.average)
+        return self.client.loss(forward, x, y) + self.mu * auxiliary(
+            aux[0], self.target, average=self.average
+        )
 
 
 def auxiliary(aux: Tensor, target: Tensor, *, average: bool) -> Tensor:
@@ -263,8 +294,9 @@ def divergence(p: Tensor, q: Tensor, kind: Divergence) -> float:
     Args:
         p: a distribution.
         q: another one.
-        kind: "jeffreys", half the sum of both Kullback-Leibler divergences: no bound, and infinite where one has mass
-            and the other has none; "js", the Jensen-Shannon divergence: at most ln 2.
+        kind: "jeffreys", half the sum of both Kullback-Leibler divergences: no bound, and infinite
+            where one has mass and the other has none; "js", the Jensen-Shannon divergence: at most
+            ln 2.
     """
     p, q = p.double(), q.double()
     if kind == "js":

@@ -21,7 +21,16 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.data.tasks import Need
-from ekiden.methods.blocks.combining import Init, OneShot, Rule, Trained, class_mean, combine, owned, refuse
+from ekiden.methods.blocks.combining import (
+    Init,
+    OneShot,
+    Rule,
+    Trained,
+    class_mean,
+    combine,
+    owned,
+    refuse,
+)
 from ekiden.methods.blocks.rounds import note_apart, shortened
 from ekiden.training.weights import Layout
 
@@ -30,17 +39,20 @@ Head = Literal["mean", "class-wise", "class-counts"]
 
 @dataclass(frozen=True)
 class Average(OneShot):
-    """One-shot averaging: every client trains once from the common initial model, the server averages.
+    """One-shot averaging: every client trains once from the common initial model, the server
+    averages.
 
-    Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas: Communication-Efficient Learning
-    of Deep Networks from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629. With one communication
-    as in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated Learning. 2019.
+    Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas:
+    Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
+    https://arxiv.org/abs/1602.05629. With one communication as in Neel Guha, Ameet Talwalkar,
+    Virginia Smith: One-Shot Federated Learning. 2019.
 
-    Departures from the paper: one round, all clients take part. The uniform average is the default, as in the one-shot
-    comparisons of FedELMY and MA-Echo; `weighting = "samples"` is the paper's. `combine_heads = "class-wise"` averages
-    each row of the classifier only over the clients with more than one sample of its class (zero if there are none), as
-    the authors of MA-Echo do for all methods of their tables. Local training ends with the epoch that --select names,
-    by default the best on validation data.
+    Departures from the paper: one round, all clients take part. The uniform average is the default,
+    as in the one-shot comparisons of FedELMY and MA-Echo; `weighting = "samples"` is the paper's.
+    `combine_heads = "class-wise"` averages each row of the classifier only over the clients with
+    more than one sample of its class (zero if there are none), as the authors of MA-Echo do for all
+    methods of their tables. Local training ends with the epoch that --select names, by default the
+    best on validation data.
     """
 
     epochs: Count = 200
@@ -48,29 +60,39 @@ class Average(OneShot):
     weighting: Literal["uniform", "samples"] = "uniform"
     """p_i: 1/N, or n_i/n"""
     combine_heads: Head = "mean"
-    """how classifiers are averaged: mean (like the rest), class-wise (each class over its owners), or class-counts (by
-    n_ic/n_c, the clients' shares of the class's samples)"""
+    """how classifiers are averaged: mean (like the rest), class-wise (each class over its owners),
+    or class-counts (by n_ic/n_c, the clients' shares of the class's samples)"""
     running_variances: Literal["mean", "mixture"] = "mean"
-    """running variances: their mean, or the variance of the mixture, Σ p_i (var_i + (mean_i - mean)²)"""
+    """running variances: their mean, or the variance of the mixture, Σ p_i (var_i + (mean_i -
+    mean)²)"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
     combine: Rule = "mean"
     """how the server combines models: their mean, or a rule that tolerates some arbitrary models"""
     faulty: CountOrZero = 1
-    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end, and krum assumes f
-    such clients"""
+    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end,
+    and krum assumes f such clients"""
     clip_update: NonNegative = 0.0
-    """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
-    limit"""
+    """C, longest step that a client may take from the model that it was sent; the server shortens
+    longer steps. 0: no limit"""
 
     def __post_init__(self) -> None:
-        """Refuse class-wise options with a rule other than the mean, and a limit on steps without a common start."""
-        if self.combine != "mean" and (self.combine_heads, self.running_variances) != ("mean", "mean"):
+        """Refuse class-wise options with a rule other than the mean, and a limit on steps without a
+        common start.
+        """
+        if self.combine != "mean" and (self.combine_heads, self.running_variances) != (
+            "mean",
+            "mean",
+        ):
             raise UserError(
-                f"--combine {self.combine} goes with --combine-heads=mean and --running-variances=mean: leave these out"
+                f"--combine {self.combine} goes with --combine-heads=mean and "
+                "--running-variances=mean: leave these out"
             )
         if self.clip_update and self.init != "same":
-            raise UserError("--clip-update bounds the step from the common initial model: leave out --init=different")
+            raise UserError(
+                "--clip-update bounds the step from the common initial model: leave out "
+                "--init=different"
+            )
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -89,7 +111,9 @@ class Average(OneShot):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at all clients, average."""
         if s.step == 0:
-            sent = self.limited(fed, fed.get({k: fed.call(self.train, k, INITIAL) for k in fed.clients}))
+            sent = self.limited(
+                fed, fed.get({k: fed.call(self.train, k, INITIAL) for k in fed.clients})
+            )
             result = self.aggregate(list(sent.values()), fed.layout)
             note_apart(fed, self.combine, {k: t.model for k, t in sent.items()}, result)
             s = s.next(model=result)
@@ -98,23 +122,34 @@ class Average(OneShot):
     @on_client
     def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
-        return self.counted(client, client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs))
+        return self.counted(
+            client, client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
+        )
 
     def counted(self, client: Client, model: Weights) -> Trained:
         """Return a trained model with the numbers of samples that its average needs."""
         if self.combine_heads != "mean":
             return Trained(model, client.class_counts())
-        return Trained(model, torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64))
+        return Trained(
+            model,
+            torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64),
+        )
 
     def fits(self) -> tuple[int, ...] | None:
-        """Return the epochs of the training; heads that are averaged by classes need counts of samples."""
+        """Return the epochs of the training; heads that are averaged by classes need counts of
+        samples.
+        """
         return None if self.combine_heads != "mean" else (self.epochs,)
 
     def limited(self, fed: Fed, sent: Mapping[str, Trained]) -> Mapping[str, Trained]:
-        """Return the clients' models, their steps from the initial model limited to `clip_update`."""
+        """Return the clients' models, their steps from the initial model limited to
+        `clip_update`.
+        """
         if not self.clip_update:
             return sent
-        short = shortened(fed, {k: t.model for k, t in sent.items()}, fed.get(INITIAL), self.clip_update)
+        short = shortened(
+            fed, {k: t.model for k, t in sent.items()}, fed.get(INITIAL), self.clip_update
+        )
         return {k: t._replace(model=short[k]) for k, t in sent.items()}
 
     def aggregate(self, sent: Sequence[Trained], layout: Layout) -> Weights:
@@ -126,15 +161,23 @@ class Average(OneShot):
             result = mixture(models, weights, result, layout)
         if self.combine_heads == "mean":
             return result
-        return class_mean(models, owned(counts) if self.combine_heads == "class-wise" else counts, layout, result)
+        return class_mean(
+            models, owned(counts) if self.combine_heads == "class-wise" else counts, layout, result
+        )
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M; and 8·N for n_i, 8·N·K for n_ic, if they are needed."""
-        numbers = model.layout.classes if self.combine_heads != "mean" else int(self.weighting == "samples")
+        numbers = (
+            model.layout.classes
+            if self.combine_heads != "mean"
+            else int(self.weighting == "samples")
+        )
         return clients * (model + 8 * numbers)
 
 
-def mixture(models: Sequence[Weights], weights: Sequence[float], result: Weights, layout: Layout) -> Weights:
+def mixture(
+    models: Sequence[Weights], weights: Sequence[float], result: Weights, layout: Layout
+) -> Weights:
     """Return `result` with the running variances of the mixture of all clients' activations."""
     buffers, total = result.buffers.clone(), sum(weights)
     for layer in layout.layers:
@@ -142,6 +185,8 @@ def mixture(models: Sequence[Weights], weights: Sequence[float], result: Weights
             centre, spread = layer.statistics
             spread.of(buffers).zero_()
             for m, p in zip(models, weights, strict=True):
-                away = centre.of(m.buffers) - centre.of(result.buffers)  # avoids a difference of large squares
+                away = centre.of(m.buffers) - centre.of(
+                    result.buffers
+                )  # avoids a difference of large squares
                 spread.of(buffers).add_(spread.of(m.buffers) + away**2, alpha=p / total)
     return Weights(result.params, buffers, result.counters)

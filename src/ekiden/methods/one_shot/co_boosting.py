@@ -1,4 +1,6 @@
-"""Co-Boosting: synthetic samples and the weights of the ensemble that teaches on them improve each other."""
+"""Co-Boosting: synthetic samples and the weights of the ensemble that teaches on them improve each
+other.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -30,7 +32,14 @@ from ekiden.authoring import (
 )
 from ekiden.base.settings import seeded
 from ekiden.engine import wire
-from ekiden.methods.one_shot.blocks.ensemble import Distilled, SampleGenerator, as_made, batches, softened, synthesise
+from ekiden.methods.one_shot.blocks.ensemble import (
+    Distilled,
+    SampleGenerator,
+    as_made,
+    batches,
+    softened,
+    synthesise,
+)
 from ekiden.training.fit import kept
 from ekiden.training.network import Network
 
@@ -41,42 +50,48 @@ _CLIP = 10.0  # largest norm of a gradient, of generator and student
 class Boosted(Distilled):
     """The state of the server."""
 
-    labels: Tensor | None = None  # (n,) int64, the classes that the samples of the pool were made for
+    labels: Tensor | None = (
+        None  # (n,) int64, the classes that the samples of the pool were made for
+    )
     weights: Tensor | None = None  # (N,) of the clients' models
 
 
 @dataclass(frozen=True)
 class CoBoosting(Method):
-    """Clients send trained models once; hard synthetic samples and the models' weights improve each other.
+    """Clients send trained models once; hard synthetic samples and the models' weights improve each
+    other.
 
-    Rong Dai, Yonggang Zhang, Ang Li, Tongliang Liu, Xun Yang, Bo Han: Enhancing One-Shot Federated Learning Through
-    Data and Ensemble Co-Boosting. ICLR 2024. https://arxiv.org/abs/2402.15070
+    Rong Dai, Yonggang Zhang, Ang Li, Tongliang Liu, Xun Yang, Bo Han: Enhancing One-Shot Federated
+    Learning Through Data and Ensemble Co-Boosting. ICLR 2024. https://arxiv.org/abs/2402.15070
 
-    Each epoch a new generator makes a batch of samples that are hard for the weighted ensemble of the clients' models
-    and on which the student disagrees with it. The weights take steps by the sign of the gradient of the ensemble's
-    loss on the samples so far. Then the student learns the ensemble's answers, on samples that are moved in a random
-    direction of its answers.
+    Each epoch a new generator makes a batch of samples that are hard for the weighted ensemble of
+    the clients' models and on which the student disagrees with it. The weights take steps by the
+    sign of the gradient of the ensemble's loss on the samples so far. Then the student learns the
+    ensemble's answers, on samples that are moved in a random direction of its answers.
 
-    Departures from the paper: written after the released code, with the defaults of its scripts and arguments; only the
-    abstract and the objective of the text were available. As in the code, weights first change in the second epoch, on
-    the samples of earlier epochs, which are not moved for this, and the loss on BatchNorm statistics has weight 0: it
-    is left out. A step that would set all weights to 0 is skipped; the code would divide by 0. The student starts from
-    the common initial model, as the clients do, and is in evaluation mode while samples are made. Samples of the pool
-    are augmented as the clients' training data are. The result is the last epoch, not the best on the test set. For
-    samples that are not images the generator is a perceptron. Local training ends with the epoch that --select names,
-    by default the best on validation data.
+    Departures from the paper: written after the released code, with the defaults of its scripts and
+    arguments; only the abstract and the objective of the text were available. As in the code,
+    weights first change in the second epoch, on the samples of earlier epochs, which are not moved
+    for this, and the loss on BatchNorm statistics has weight 0: it is left out. A step that would
+    set all weights to 0 is skipped; the code would divide by 0. The student starts from the common
+    initial model, as the clients do, and is in evaluation mode while samples are made. Samples of
+    the pool are augmented as the clients' training data are. The result is the last epoch, not the
+    best on the test set. For samples that are not images the generator is a perceptron. Local
+    training ends with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 100
     """E, epochs at each client"""
     distill_epochs: Count = 200
-    """T, number of synthesised batches; after each, the student trains once on all batches so far"""
+    """T, number of synthesised batches; after each, the student trains once on all batches so
+    far"""
     steps_per_batch: Count = 30
     """T_G, steps of the generator for a batch"""
     distill_batch_size: Annotated[int, Range(least=2)] = 128
     """b, samples synthesised per epoch; also the batch size of the student and of the weights"""
     hardness: NonNegative = 1.0
-    """exponent of 1 - p, the weight of a sample whose class has probability p under the ensemble; 0: equal weights"""
+    """exponent of 1 - p, the weight of a sample whose class has probability p under the ensemble;
+    0: equal weights"""
     adv: NonNegative = 1.0
     """β, weight of the disagreement of student and ensemble"""
     adv_temperature: Positive = 3.0
@@ -84,7 +99,8 @@ class CoBoosting(Method):
     generator_lr: Positive = 1e-3
     """η_G, learning rate of the generator (Adam)"""
     weight_steps: CountOrZero = 1
-    """passes over the samples per epoch in which the models' weights are adapted; 0: all weights stay 1/N"""
+    """passes over the samples per epoch in which the models' weights are adapted; 0: all weights
+    stay 1/N"""
     weight_lr: Positive = 0.01
     """μ, step of a weight per mini-batch"""
     weight_lr_decay: Fraction = 0.99
@@ -96,7 +112,8 @@ class CoBoosting(Method):
     distill_weight_decay: NonNegative = 1e-4
     """weight decay of the student"""
     temperature: Positive = 4.0
-    """temperature of the answers that the student learns, and of those in whose direction samples are moved"""
+    """temperature of the answers that the student learns, and of those in whose direction samples
+    are moved"""
     noise: Count = 256
     """length of the generator's input z"""
     generator_width: Count = 64
@@ -109,7 +126,9 @@ class CoBoosting(Method):
         return Boosted()
 
     def run(self, fed: Fed, s: Boosted) -> Iterator[State]:
-        """Yield the state when all models are there, then after each epoch of synthesis, weighting, distillation."""
+        """Yield the state when all models are there, then after each epoch of synthesis, weighting,
+        distillation.
+        """
         if s.step == 0:
             teachers = tuple(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
             first, n = fed.get(INITIAL), len(teachers)
@@ -145,11 +164,19 @@ class CoBoosting(Method):
         """Train on the plain loss."""
         return client.fit(model, epochs=self.epochs)
 
-    def synthesise(self, fed: Fed, teacher: "WeightedEnsemble", student: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return a new generator's samples with the smallest loss, and the classes that they were made for."""
+    def synthesise(
+        self, fed: Fed, teacher: "WeightedEnsemble", student: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """Return a new generator's samples with the smallest loss, and the classes that they were
+        made for.
+        """
         draw, device = fed.generator("synthesis"), next(student.parameters()).device
         generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
-        z = torch.randn(self.distill_batch_size, self.noise, generator=draw).to(device).requires_grad_()
+        z = (
+            torch.randn(self.distill_batch_size, self.noise, generator=draw)
+            .to(device)
+            .requires_grad_()
+        )
         labels = torch.randint(fed.layout.classes, (self.distill_batch_size,), generator=draw)
         wanted = labels.to(device)
         student.eval()
@@ -158,14 +185,22 @@ class CoBoosting(Method):
             with fed.autocast():
                 x = fed.feed(raw)
                 answers, own = teacher(x), student(x).float()
-            return hard(answers, wanted, self.hardness) - self.adv * softened(answers, own, self.adv_temperature)
+            return hard(answers, wanted, self.hardness) - self.adv * softened(
+                answers, own, self.adv_temperature
+            )
 
-        made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of, _CLIP)
-        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)  # generator and student
+        made = synthesise(
+            fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of, _CLIP
+        )
+        samples = (
+            self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
+        )  # generator and student
         fed.work.add(Work(samples, samples))
         return made, labels
 
-    def reweighed(self, fed: Fed, teacher: "WeightedEnsemble", pool: Tensor, labels: Tensor, step: float) -> Tensor:
+    def reweighed(
+        self, fed: Fed, teacher: "WeightedEnsemble", pool: Tensor, labels: Tensor, step: float
+    ) -> Tensor:
         """Return the models' weights after passes over the pool in mini-batches."""
         draw, weights = fed.generator("weights"), teacher.weights
         for _ in range(self.weight_steps):
@@ -178,7 +213,13 @@ class CoBoosting(Method):
         return weights
 
     def distil(
-        self, fed: Fed, teacher: "WeightedEnsemble", student: Network, momentum: Tensor, pool: Tensor, lr: float
+        self,
+        fed: Fed,
+        teacher: "WeightedEnsemble",
+        student: Network,
+        momentum: Tensor,
+        pool: Tensor,
+        lr: float,
     ) -> None:
         """Train the student in one pass over the pool."""
         draw = fed.generator("distillation")
@@ -192,7 +233,9 @@ class CoBoosting(Method):
                         answers = teacher(x)
                     own = student.module(x).float()
                 softened(answers, own, self.temperature).backward()  # type: ignore[no-untyped-call]
-                student.grad.mul_(kept(student.grad, _CLIP)).add_(student.params, alpha=self.distill_weight_decay)
+                student.grad.mul_(kept(student.grad, _CLIP)).add_(
+                    student.params, alpha=self.distill_weight_decay
+                )
                 momentum.mul_(0.9).add_(student.grad)
                 student.params.add_(momentum, alpha=-lr)
         members = len(teacher.members)
@@ -200,12 +243,16 @@ class CoBoosting(Method):
         student.module.eval()
 
     def diversified(self, fed: Fed, teacher: nn.Module, x: Tensor, draw: Generator) -> Tensor:
-        """Return x + ε·sign(∇_x uᵀ softmax(A(x) / T)), with u uniform in [-1, 1]^K for each sample."""
+        """Return x + ε·sign(∇_x uᵀ softmax(A(x) / T)), with u uniform in [-1, 1]^K for each
+        sample.
+        """
         u = 2 * torch.rand(len(x), fed.layout.classes, generator=draw) - 1
         x = x.detach().requires_grad_()
         with fed.autocast():
             answers = teacher(x)
-        (slope,) = torch.autograd.grad((u.to(x.device) * (answers / self.temperature).softmax(1)).sum(), x)
+        (slope,) = torch.autograd.grad(
+            (u.to(x.device) * (answers / self.temperature).softmax(1)).sum(), x
+        )
         return x.detach() + self.perturbation * slope.sign()
 
     def steps(self, clients: int) -> int:
@@ -243,13 +290,16 @@ def weighted(answers: Tensor, weights: Tensor) -> Tensor:
 
 
 def hard(answers: Tensor, wanted: Tensor, exponent: float) -> Tensor:
-    """Return L_H, the mean of (1 - p)^exponent · (-ln p), p being the wanted class's probability; 1 - p is constant."""
+    """Return L_H, the mean of (1 - p)^exponent · (-ln p), p being the wanted class's probability; 1
+    - p is constant.
+    """
     loss = F.cross_entropy(answers, wanted, reduction="none")
     return ((1 - (-loss.detach()).exp()) ** exponent * loss).mean()
 
 
 def moved(weights: Tensor, answers: Tensor, y: Tensor, step: float) -> Tensor:
-    """Return clip(w - μ·sign(∇_w ℓ), 0, 1), ℓ being the cross-entropy of A; w itself if nothing would be left of it.
+    """Return clip(w - μ·sign(∇_w ℓ), 0, 1), ℓ being the cross-entropy of A; w itself if nothing
+    would be left of it.
 
     Args:
         weights: (N,) w.

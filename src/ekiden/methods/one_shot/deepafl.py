@@ -38,7 +38,9 @@ ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 @dataclass(frozen=True, eq=False)
 class LeastSquaresSums:
-    """Sums over samples, for a least-squares problem with inputs a and targets y, in fixed point."""
+    """Sums over samples, for a least-squares problem with inputs a and targets y, in fixed
+    point.
+    """
 
     squares: Tensor  # (A(A + 1)/2,) int64, the upper triangle of Σ a aᵀ in units of 2^-28
     products: Tensor  # (A, K) int64, Σ a yᵀ
@@ -61,7 +63,9 @@ class LeastSquaresSums:
 class KeptSolutions(NamedTuple):
     """What a client keeps."""
 
-    solutions: list[Tensor]  # the solutions that it has received: W_0 (D, K), G_0 (F, K), W_1, G_1, ...
+    solutions: list[
+        Tensor
+    ]  # the solutions that it has received: W_0 (D, K), G_0 (F, K), W_1, G_1, ...
 
 
 @dataclass(frozen=True)
@@ -90,23 +94,26 @@ class Residual(nn.Module):
 
 @dataclass(frozen=True)
 class DeepAFL(Method):
-    """Random and least-squares layers on frozen features, each solved exactly from sums over all clients.
+    """Random and least-squares layers on frozen features, each solved exactly from sums over all
+    clients.
 
-    Jianheng Tang, Yajiang Huang, Kejia Fan, Feijiang Han, Jiaxu Li, Jinfeng Xu, Run He, Anfeng Liu, Houbing Herbert
-    Song, Huiping Zhuang, Yunhuai Liu: DeepAFL: Deep Analytic Federated Learning. ICLR 2026.
-    https://arxiv.org/abs/2603.00579.
+    Jianheng Tang, Yajiang Huang, Kejia Fan, Feijiang Han, Jiaxu Li, Jinfeng Xu, Run He, Anfeng Liu,
+    Houbing Herbert Song, Huiping Zhuang, Yunhuai Liu: DeepAFL: Deep Analytic Federated Learning.
+    ICLR 2026. https://arxiv.org/abs/2603.00579.
 
-    z_0 = tanh(R_0 h) of the features h of the initial network. Layer t: W_t is the ridge regression of the one-hot
-    labels on z_t; f = σ(R_t z_t) are random features; z_{t+1} = z_t + Δᵀf, where Δ minimises
-    ‖Y - (Z_t + F Δ) W_t‖² + λ_s‖Δ‖² ("sandwiched least squares"). W_T is the classifier. No gradient is taken, and the
-    result depends on how samples are spread over clients only by rounding.
+    z_0 = tanh(R_0 h) of the features h of the initial network. Layer t: W_t is the ridge regression
+    of the one-hot labels on z_t; f = σ(R_t z_t) are random features; z_{t+1} = z_t + Δᵀf, where Δ
+    minimises ‖Y - (Z_t + F Δ) W_t‖² + λ_s‖Δ‖² ("sandwiched least squares"). W_T is the classifier.
+    No gradient is taken, and the result depends on how samples are spread over clients only by
+    rounding.
 
-    Departures from the paper: written after the authors' code and the paper's abstract; the paper's text was not
-    available. Δ is computed and sent as G W_tᵀ, with G of K columns, which is the same matrix in fewer bytes. Clients
-    send Fᵀ(Y - Z W), where the code sends W(Y - Z W)ᵀF, and of symmetric matrices only one triangle. Sums and solutions
-    are float64, and travel in fixed point with 28 bits after the point; in the code they are float32. The default is
-    few and narrow layers; the code's script has T = 20 and D = F = 1024, on a pretrained ResNet-18. The factor of R_0
-    is ours.
+    Departures from the paper: written after the authors' code and the paper's abstract; the paper's
+    text was not available. Δ is computed and sent as G W_tᵀ, with G of K columns, which is the same
+    matrix in fewer bytes. Clients send Fᵀ(Y - Z W), where the code sends W(Y - Z W)ᵀF, and of
+    symmetric matrices only one triangle. Sums and solutions are float64, and travel in fixed point
+    with 28 bits after the point; in the code they are float32. The default is few and narrow
+    layers; the code's script has T = 20 and D = F = 1024, on a pretrained ResNet-18. The factor of
+    R_0 is ours.
     """
 
     layers: CountOrZero = 3
@@ -137,7 +144,9 @@ class DeepAFL(Method):
         """Start without a model: it needs the first sums."""
         return Solved(model=None)
 
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+    def own_network(
+        self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
+    ) -> nn.Module:
         """Return a linear classifier on the inputs if these are the features."""
         if self.features == "network":
             return network
@@ -149,17 +158,27 @@ class DeepAFL(Method):
         wanted = inputs(network.module)
         h, _ = network.probe(trial(network.module, torch.zeros(2, *model.shape)))
         if h.shape[1] != wanted:
-            raise UserError("DeepAFL replaces the classifier: let `head` begin with an nn.Linear of what it reads")
+            raise UserError(
+                "DeepAFL replaces the classifier: let `head` begin with an nn.Linear of what it "
+                "reads"
+            )
 
     def run(self, fed: Fed, s: Solved) -> Iterator[State]:
         """Yield the state after each aggregation: W_0, then G_t and W_{t+1} in turn."""
         if s.step == 0:
-            s = replace(s, seed=int(torch.randint(1 << 62, (), generator=fed.generator("random layers"))))
+            s = replace(
+                s, seed=int(torch.randint(1 << 62, (), generator=fed.generator("random layers")))
+            )
         while s.step < self.steps(len(fed.clients)):
             last = s.solutions[-1] if s.solutions else None
-            sums = fed.sum(self.sums, fed.clients, INITIAL, last, s.seed, len(fed.clients), at="server")
+            sums = fed.sum(
+                self.sums, fed.clients, INITIAL, last, s.seed, len(fed.clients), at="server"
+            )
             solutions = (*s.solutions, self.solve(sums, s.solutions))
-            s = s.next(solutions=solutions, model=self.assemble(fed.network(fed.get(INITIAL)), solutions, s.seed))
+            s = s.next(
+                solutions=solutions,
+                model=self.assemble(fed.network(fed.get(INITIAL)), solutions, s.seed),
+            )
             yield s
 
     @on_client
@@ -184,7 +203,9 @@ class DeepAFL(Method):
         """
         solutions = [] if last is None else [*client.state.solutions, last]
         client.state = KeptSolutions(solutions)
-        head = self.head(inputs(client.module), client.classes, seed, solutions).to(initial.params.device)
+        head = self.head(inputs(client.module), client.classes, seed, solutions).to(
+            initial.params.device
+        )
         solved = 3 + len(solutions) // 2  # flatten, R_0, tanh, and the residual layers with a Δ
         squares: Tensor | float = 0.0
         products: Tensor | float = 0.0
@@ -202,11 +223,15 @@ class DeepAFL(Method):
         assert isinstance(squares, Tensor)
         assert isinstance(products, Tensor)
         squares = squares[tuple(torch.triu_indices(*squares.shape, device=squares.device))]
-        own = LeastSquaresSums(*(fixed(t, clients, "sums of features") for t in (squares, products)))
+        own = LeastSquaresSums(
+            *(fixed(t, clients, "sums of features") for t in (squares, products))
+        )
         return client.added(before, own, (solutions, seed, clients))
 
     def solve(self, sums: LeastSquaresSums, solutions: Sequence[Tensor]) -> Tensor:
-        """Return the next solution from the sums over all clients: W, or G if the last one was W."""
+        """Return the next solution from the sums over all clients: W, or G if the last one was
+        W.
+        """
         packed, products = real(sums.squares), real(sums.products)
         squares = packed.new_zeros(len(products), len(products))
         rows, columns = torch.triu_indices(*squares.shape)
@@ -217,8 +242,12 @@ class DeepAFL(Method):
         solved: Tensor = torch.linalg.solve(squares, products)
         return solved
 
-    def head(self, features: int, classes: int, seed: int = 0, solutions: Sequence[Tensor] = ()) -> nn.Sequential:
-        """Return what replaces the classifier, float64; layers without a solution yet add nothing."""
+    def head(
+        self, features: int, classes: int, seed: int = 0, solutions: Sequence[Tensor] = ()
+    ) -> nn.Sequential:
+        """Return what replaces the classifier, float64; layers without a solution yet add
+        nothing.
+        """
 
         def drawn(layer: int, reads: int, gives: int) -> nn.Linear:
             linear = fresh(nn.Linear(reads, gives), derive(seed, "layer", layer)).double()
@@ -231,11 +260,15 @@ class DeepAFL(Method):
         with torch.no_grad():
             first.weight *= self.scale
             for t in range(self.layers):
-                residual = Residual(self.width, self.random_features, ACTIVATIONS[self.activation]())
+                residual = Residual(
+                    self.width, self.random_features, ACTIVATIONS[self.activation]()
+                )
                 residual.random = drawn(t + 1, self.width, self.random_features)
                 residual.delta.double()
                 if 2 * t + 1 < len(solutions):
-                    residual.delta.weight.copy_(solutions[2 * t] @ solutions[2 * t + 1].T)  # (D, F) Δᵀ = W_t G_tᵀ
+                    residual.delta.weight.copy_(
+                        solutions[2 * t] @ solutions[2 * t + 1].T
+                    )  # (D, F) Δᵀ = W_t G_tᵀ
                 head.append(residual)
             if solutions:
                 last.weight.copy_(solutions[(len(solutions) - 1) // 2 * 2].T)
@@ -260,14 +293,18 @@ class DeepAFL(Method):
         """8N·((T + 1)·(D(D + 1)/2 + DK) + T·(F(F + 1)/2 + FK)) up, 8N·T·(DK + FK) down."""
         k = model.layout.classes
         a, b = (n * (n + 1) // 2 + n * k for n in (self.width, self.random_features))
-        return 8 * clients * ((self.layers + 1) * a + self.layers * (b + (self.width + self.random_features) * k))
+        return (
+            8
+            * clients
+            * ((self.layers + 1) * a + self.layers * (b + (self.width + self.random_features) * k))
+        )
 
 
 def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Tensor:
     """Return G (F, K) with Δ = G Wᵀ, the minimiser of ‖R - F Δ W‖² + λ‖Δ‖².
 
-    Where the gradient is zero, FᵀF Δ W Wᵀ + λΔ = FᵀR Wᵀ; G solves FᵀF G WᵀW + λG = FᵀR, in the eigenvectors of both
-    squares.
+    Where the gradient is zero, FᵀF Δ W Wᵀ + λΔ = FᵀR Wᵀ; G solves FᵀF G WᵀW + λG = FᵀR, in the
+    eigenvectors of both squares.
 
     Args:
         squares: (F, F) FᵀF.
@@ -285,9 +322,15 @@ def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Te
 def inputs(network: nn.Module) -> int:
     """Return how many numbers the network's classifier reads."""
     head = getattr(network, "head", None)
-    linear = [m for m in head.modules() if isinstance(m, nn.Linear)] if isinstance(head, nn.Module) else []
+    linear = (
+        [m for m in head.modules() if isinstance(m, nn.Linear)]
+        if isinstance(head, nn.Module)
+        else []
+    )
     if not linear:
-        raise UserError("DeepAFL replaces the classifier: name it `head`, and let it begin with an nn.Linear")
+        raise UserError(
+            "DeepAFL replaces the classifier: name it `head`, and let it begin with an nn.Linear"
+        )
     return linear[0].in_features
 
 

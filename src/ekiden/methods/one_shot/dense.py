@@ -41,28 +41,32 @@ from ekiden.training.network import Network
 
 @dataclass(frozen=True)
 class DENSE(Method):
-    """Clients send trained models once; the server synthesises samples with them and distils them into one model.
+    """Clients send trained models once; the server synthesises samples with them and distils them
+    into one model.
 
-    Jie Zhang, Chen Chen, Bo Li, Lingjuan Lyu, Shuang Wu, Shouhong Ding, Chunhua Shen, Chao Wu: DENSE: Data-Free
-    One-Shot Federated Learning. NeurIPS 2022. https://arxiv.org/abs/2112.12371.
+    Jie Zhang, Chen Chen, Bo Li, Lingjuan Lyu, Shuang Wu, Shouhong Ding, Chunhua Shen, Chao Wu:
+    DENSE: Data-Free One-Shot Federated Learning. NeurIPS 2022. https://arxiv.org/abs/2112.12371.
 
-    Each epoch a new generator makes one batch that the averaged teachers classify as wanted (CE), that fits their
-    BatchNorm statistics (BN), and on which the student disagrees with them (ADV); then the student learns the
-    teachers' answers on all batches so far.
+    Each epoch a new generator makes one batch that the averaged teachers classify as wanted (CE),
+    that fits their BatchNorm statistics (BN), and on which the student disagrees with them (ADV);
+    then the student learns the teachers' answers on all batches so far.
 
-    Departures from the paper: hyperparameters of the server are those of the authors' README command. Their code never
-    sees the clients' BatchNorm layers, so its statistics loss is always 0 (`bn` = 0). Here it sees them and is a mean
-    over the clients, as the answers are, so that λ_1 means the same for any N; the code would add the losses up. The
-    student is in evaluation mode while samples are made. Samples are augmented as the clients' training data are. The
-    result is the last epoch, not the best on the test set. For samples that are not images the generator is a
-    perceptron. The student starts from the common initial model, as the clients do; in the released code it starts from
-    a fresh network. Local training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: hyperparameters of the server are those of the authors' README
+    command. Their code never sees the clients' BatchNorm layers, so its statistics loss is always 0
+    (`bn` = 0). Here it sees them and is a mean over the clients, as the answers are, so that λ_1
+    means the same for any N; the code would add the losses up. The student is in evaluation mode
+    while samples are made. Samples are augmented as the clients' training data are. The result is
+    the last epoch, not the best on the test set. For samples that are not images the generator is a
+    perceptron. The student starts from the common initial model, as the clients do; in the released
+    code it starts from a fresh network. Local training ends with the epoch that --select names, by
+    default the best on validation data.
     """
 
     epochs: Count = 200
     """E, epochs at each client"""
     distill_epochs: Count = 200
-    """T, number of synthesised batches; after each, the student trains once on all batches so far"""
+    """T, number of synthesised batches; after each, the student trains once on all batches so
+    far"""
     steps_per_batch: Count = 30
     """T_G, steps of the generator for a batch"""
     distill_batch_size: Annotated[int, Range(least=2)] = 256
@@ -93,7 +97,9 @@ class DENSE(Method):
         return Distilled()
 
     def run(self, fed: Fed, s: Distilled) -> Iterator[State]:
-        """Yield the state when all models have arrived, then after each epoch of synthesis and distillation."""
+        """Yield the state when all models have arrived, then after each epoch of synthesis and
+        distillation.
+        """
         if s.step == 0:
             teachers = tuple(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
             first = fed.get(INITIAL) if self.student == "fresh" else mean(teachers)
@@ -124,7 +130,11 @@ class DENSE(Method):
         """Return the samples with the smallest loss over all steps of a new generator."""
         draw, device = fed.generator("synthesis"), next(student.parameters()).device
         generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
-        z = torch.randn(self.distill_batch_size, self.noise, generator=draw).to(device).requires_grad_()
+        z = (
+            torch.randn(self.distill_batch_size, self.noise, generator=draw)
+            .to(device)
+            .requires_grad_()
+        )
         wanted = fed.task.drawn(self.distill_batch_size, fed.layout.classes, draw).to(device)
         statistics = Statistics(teacher)
         student.eval()
@@ -140,11 +150,15 @@ class DENSE(Method):
 
         made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of)
         statistics.close()
-        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)  # generator and student
+        samples = (
+            self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
+        )  # generator and student
         fed.work.add(Work(samples, samples))
         return made
 
-    def distil(self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
+    def distil(
+        self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor
+    ) -> None:
         """Train the student in one pass over the pool."""
         draw = fed.generator("distillation")
         student.module.train()
@@ -172,9 +186,11 @@ class DENSE(Method):
 
 
 def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification") -> Tensor:
-    """Return L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where their answers differ.
+    """Return L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where
+    their answers differ.
 
-    The same for labels; for numbers, minus the mean squared difference, of which no more than 1 counts.
+    The same for labels; for numbers, minus the mean squared difference, of which no more than 1
+    counts.
     """
     if kind == "regression":
         return -(teacher - student).square().clamp(max=1).mean()
@@ -182,7 +198,9 @@ def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification")
         distance = F.binary_cross_entropy_with_logits(student, teacher.sigmoid(), reduction="none")
         return -(distance * ((teacher > 0) != (student > 0))).mean()
     differ = teacher.argmax(1) != student.argmax(1)
-    kl = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True).sum(1)
+    kl = F.kl_div(
+        student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True
+    ).sum(1)
     return -(kl * differ).mean()
 
 
@@ -190,10 +208,13 @@ class Statistics:
     """Watches what the BatchNorm layers of a network read."""
 
     def __init__(self, network: nn.Module) -> None:
-        # ‖var - running var‖ + ‖mean - running mean‖ of each layer in the forward passes since `clear`
+        # ‖var - running var‖ + ‖mean - running mean‖ of each layer in the forward passes since
+        # `clear`
         self.terms: list[Tensor] = []
         layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self._hooks = [m.register_forward_pre_hook(self._see) for m in layers if m.track_running_stats]
+        self._hooks = [
+            m.register_forward_pre_hook(self._see) for m in layers if m.track_running_stats
+        ]
 
     def _see(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         axes = [0, *range(2, args[0].dim())]
@@ -202,7 +223,9 @@ class Statistics:
         self.terms.append(sum_of_norms((variance, centre), running))  # type: ignore[arg-type]
 
     def loss(self, teachers: int) -> Tensor:
-        """Return L_BN, a sum over the layers and a mean over the teachers; 0 without such layers."""
+        """Return L_BN, a sum over the layers and a mean over the teachers; 0 without such
+        layers.
+        """
         return sum(self.terms, torch.zeros(())) / teachers
 
     def close(self) -> None:
@@ -213,4 +236,6 @@ class Statistics:
 
 def sum_of_norms(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> Tensor:
     """Σ ‖found - wanted‖₂."""
-    return torch.stack([torch.linalg.vector_norm(a - b) for a, b in zip(found, wanted, strict=True)]).sum()
+    return torch.stack(
+        [torch.linalg.vector_norm(a - b) for a, b in zip(found, wanted, strict=True)]
+    ).sum()

@@ -8,7 +8,19 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ekiden.authoring import CLASSES, INITIAL, Client, Count, Fed, OwnSamples, Size, State, Traits, Weights, on_client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    Fed,
+    OwnSamples,
+    Size,
+    State,
+    Traits,
+    Weights,
+    on_client,
+)
 from ekiden.data.tasks import Need
 from ekiden.methods.blocks.combining import Init, OneShot, owned
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
@@ -25,15 +37,17 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Ensemble(OneShot):
-    """Every client trains once; the result is all N models, whose answers are averaged for each sample.
+    """Every client trains once; the result is all N models, whose answers are averaged for each
+    sample.
 
-    A yardstick of one-shot federated learning in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated
-    Learning. 2019. https://arxiv.org/abs/1902.11175. The rules are those of the released codes of FedELMY and DENSE
-    (`logits`), MA-Echo (`class-wise`) and PFNM (`probabilities`, `counts`).
+    A yardstick of one-shot federated learning in Neel Guha, Ameet Talwalkar, Virginia Smith:
+    One-Shot Federated Learning. 2019. https://arxiv.org/abs/1902.11175. The rules are those of the
+    released codes of FedELMY and DENSE (`logits`), MA-Echo (`class-wise`) and PFNM
+    (`probabilities`, `counts`).
 
-    Departures from the paper: all clients' models are members, none is selected. The result is one network that
-    contains N networks: it takes N times the memory and the time of a single model. Local training ends with the epoch
-    that --select names, by default the best on validation data.
+    Departures from the paper: all clients' models are members, none is selected. The result is one
+    network that contains N networks: it takes N times the memory and the time of a single model.
+    Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     traits = Traits(joins_models=True, averages=False)
@@ -41,8 +55,9 @@ class Ensemble(OneShot):
     epochs: Count = 200
     """E, epochs at each client"""
     rule: Rule = "logits"
-    """how answers are combined: mean of logits z_i; mean of probabilities p_i; majority; logits of owned classes (more
-    than one sample) divided by the number of owners; p_i weighted by n_ic/n_c"""
+    """how answers are combined: mean of logits z_i; mean of probabilities p_i; majority; logits of
+    owned classes (more than one sample) divided by the number of owners; p_i weighted by
+    n_ic/n_c"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
 
@@ -73,7 +88,10 @@ class Ensemble(OneShot):
         if self.rule == "class-wise":
             return Member(model, owned(client.class_counts()))
         return Member(
-            model, client.class_counts().int() if self.rule == "counts" else torch.empty(0, dtype=torch.int64)
+            model,
+            client.class_counts().int()
+            if self.rule == "counts"
+            else torch.empty(0, dtype=torch.int64),
         )
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
@@ -83,4 +101,6 @@ class Ensemble(OneShot):
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M; and N·K for the owned classes, 4·N·K for class counts, where the rule needs them."""
-        return clients * (model + model.layout.classes * {"class-wise": 1, "counts": 4}.get(self.rule, 0))
+        return clients * (
+            model + model.layout.classes * {"class-wise": 1, "counts": 4}.get(self.rule, 0)
+        )

@@ -1,4 +1,6 @@
-"""FAFI: clients train features and class prototypes that agree; the server averages features and prototypes."""
+"""FAFI: clients train features and class prototypes that agree; the server averages features and
+prototypes.
+"""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -38,7 +40,9 @@ from ekiden.training.network import Network
 
 
 class Prototypes(nn.Linear):
-    """Scores (b, K) of features z (b, D): P z/‖z‖, with one prototype for each class as a row of P (K, D)."""
+    """Scores (b, K) of features z (b, D): P z/‖z‖, with one prototype for each class as a row of P
+    (K, D).
+    """
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__(width, classes, bias=False)
@@ -70,7 +74,9 @@ class FusedFeatures(nn.Module):
 
 @dataclass(frozen=True)
 class AlignedLoss(Objective):
-    """2 ℓ(P ẑ, y) + μ ℓ_con(ẑ, y) + ν ℓ(P Pᵀ, classes) over a mini-batch and a second view of each sample."""
+    """2 ℓ(P ẑ, y) + μ ℓ_con(ẑ, y) + ν ℓ(P Pᵀ, classes) over a mini-batch and a second view of each
+    sample.
+    """
 
     method: "FAFI"
 
@@ -83,35 +89,44 @@ class AlignedLoss(Objective):
         network, labels = as_split(forward), torch.cat([y, y])
         z = network.features(torch.cat([x, self.method.view(x)]))
         scores, prototypes = network.head(z).float(), cast(Tensor, network.head.weight)
-        contrast = supervised_contrast(F.normalize(z.float(), dim=1), labels, self.method.temperature)
+        contrast = supervised_contrast(
+            F.normalize(z.float(), dim=1), labels, self.method.temperature
+        )
         own = torch.arange(len(prototypes), device=y.device)
         apart = F.cross_entropy(prototypes @ prototypes.T, own)
-        return 2 * F.cross_entropy(scores, labels) + self.method.mu * contrast + self.method.nu * apart
+        return (
+            2 * F.cross_entropy(scores, labels) + self.method.mu * contrast + self.method.nu * apart
+        )
 
 
 @dataclass(frozen=True)
 class FAFI(OneShot):
-    """One-shot learning of aligned features: the result averages the features of all models, and their prototypes.
+    """One-shot learning of aligned features: the result averages the features of all models, and
+    their prototypes.
 
-    Hui Zeng, Wenke Huang, Tongqing Zhou, Xinyi Wu, Guancheng Wan, Yingwen Chen, Zhiping Cai: Does One-shot Give the
-    Best Shot? Mitigating Model Inconsistency in One-shot Federated Learning. ICML 2025.
-    https://openreview.net/forum?id=2XvF67vbCK
+    Hui Zeng, Wenke Huang, Tongqing Zhou, Xinyi Wu, Guancheng Wan, Yingwen Chen, Zhiping Cai: Does
+    One-shot Give the Best Shot? Mitigating Model Inconsistency in One-shot Federated Learning. ICML
+    2025. https://openreview.net/forum?id=2XvF67vbCK
 
-    The classifier is one learned prototype for each class, compared with normalised features. Clients minimise the
-    cross-entropy of these scores, a contrast between samples of different classes, and the similarity of different
-    prototypes. A sample's class is that whose mean prototype is nearest to the mean of the models' features.
+    The classifier is one learned prototype for each class, compared with normalised features.
+    Clients minimise the cross-entropy of these scores, a contrast between samples of different
+    classes, and the similarity of different prototypes. A sample's class is that whose mean
+    prototype is nearest to the mean of the models' features.
 
-    Departures from the paper: written after its abstract and released code; equation numbers are not known. The
-    abstract calls the contrast unsupervised, the code uses labels (Khosla et al., NeurIPS 2020), as we do. The code
-    adds the cross-entropy twice, as that of the classifier and as that between prototypes and features, which gives the
-    factor 2. The abstract weights features by how informative they are; no weights in the code differ so between
-    models, and ours are its n_k/n. Second views are shifted, noisy and optionally mirrored; the code crops, mirrors and
-    changes colours of both views. The first is the sample as the run augments it. The code clips gradients to length 1,
-    here --clip-norm does. Local training ends with the epoch that --select names, by default the best on validation
-    data.
+    Departures from the paper: written after its abstract and released code; equation numbers are
+    not known. The abstract calls the contrast unsupervised, the code uses labels (Khosla et al.,
+    NeurIPS 2020), as we do. The code adds the cross-entropy twice, as that of the classifier and as
+    that between prototypes and features, which gives the factor 2. The abstract weights features by
+    how informative they are; no weights in the code differ so between models, and ours are its
+    n_k/n. Second views are shifted, noisy and optionally mirrored; the code crops, mirrors and
+    changes colours of both views. The first is the sample as the run augments it. The code clips
+    gradients to length 1, here --clip-norm does. Local training ends with the epoch that --select
+    names, by default the best on validation data.
     """
 
-    traits = Traits(joins_models=True, averages=False, splits_model=True, weighs=False, needs=CLASSES | NUMBERS)
+    traits = Traits(
+        joins_models=True, averages=False, splits_model=True, weighs=False, needs=CLASSES | NUMBERS
+    )
 
     epochs: Count = 200
     """E, epochs at each client"""
@@ -130,12 +145,16 @@ class FAFI(OneShot):
     weighting: Literal["uniform", "samples"] = "samples"
     """p_k, weights of the features: 1/N, or n_k/n"""
 
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+    def own_network(
+        self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
+    ) -> nn.Module:
         """Replace the classifier by prototypes of its inputs."""
         split = as_split(network)
         first = next((part for part in split.head.modules() if isinstance(part, nn.Linear)), None)
         if first is None:
-            raise UserError("FAFI replaces the classifier by prototypes: `head` must begin with an nn.Linear")
+            raise UserError(
+                "FAFI replaces the classifier by prototypes: `head` must begin with an nn.Linear"
+            )
         return SplitNetwork(split.features, Prototypes(first.in_features, classes))
 
     def start(self) -> State:
@@ -152,7 +171,10 @@ class FAFI(OneShot):
     def train(self, client: Client, model: Weights) -> Trained:
         """Train extractor and prototypes."""
         trained = client.fit(model, epochs=self.epochs, objective=AlignedLoss(self))
-        return Trained(trained, torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64))
+        return Trained(
+            trained,
+            torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64),
+        )
 
     def view(self, x: Tensor) -> Tensor:
         """Return another view of inputs (b, ...)."""
@@ -183,10 +205,11 @@ class FAFI(OneShot):
 
 
 def supervised_contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """Return the mean of -log of the softmax share, among all other samples, of samples of the same class.
+    """Return the mean of -log of the softmax share, among all other samples, of samples of the same
+    class.
 
-    Prannay Khosla et al.: Supervised Contrastive Learning. NeurIPS 2020. https://arxiv.org/abs/2004.11362 (equation 2,
-    L_out).
+    Prannay Khosla et al.: Supervised Contrastive Learning. NeurIPS 2020.
+    https://arxiv.org/abs/2004.11362 (equation 2, L_out).
 
     Args:
         z: features (b, D) of length 1.

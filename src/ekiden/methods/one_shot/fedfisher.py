@@ -1,4 +1,6 @@
-"""FedFisher: the server goes down the quadratic that the clients' Fisher information makes of their losses."""
+"""FedFisher: the server goes down the quadratic that the clients' Fisher information makes of their
+losses.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,33 +40,41 @@ from ekiden.methods.one_shot.blocks.curvature import (
 from ekiden.training.weights import Layer, Layout
 
 _MOMENTUM, _SQUARES, _EPSILON = 0.9, 0.99, 0.01  # β1, β2, ε of the authors' Adam
-Gradient = Callable[[Tensor], Tensor]  # Σ p_k F_k (W - W_k) at W = average + (the argument), both (P,)
+Gradient = Callable[
+    [Tensor], Tensor
+]  # Σ p_k F_k (W - W_k) at W = average + (the argument), both (P,)
 
 
 class BlockInformed(NamedTuple):
     """What a client sends."""
 
     trained: Trained  # its model, and n_k if the average needs it
-    fisher: list[Tensor]  # [(P,)] the diagonal of its Fisher information, or the lower halves of A and B for each layer
+    fisher: list[
+        Tensor
+        # [(P,)] the diagonal of its Fisher information, or the lower halves of A and B for each layer
+    ]
 
 
 @dataclass(frozen=True)
 class FedFisher(OneShot):
-    """One-shot aggregation by gradient descent on the sum of second-order approximations of the clients' losses.
+    """One-shot aggregation by gradient descent on the sum of second-order approximations of the
+    clients' losses.
 
-    Divyansh Jhunjhunwala, Shiqiang Wang, Gauri Joshi: FedFisher: Leveraging Fisher Information for One-Shot Federated
-    Learning. AISTATS 2024. https://arxiv.org/abs/2403.12329. Near its model W_k client k's loss grows like
-    ½(W - W_k)ᵀF_k(W - W_k). The server minimises Σ p_k of these with Adam from the average of the models, with a
-    diagonal or a Kronecker-factored (K-FAC) Fisher information F_k.
+    Divyansh Jhunjhunwala, Shiqiang Wang, Gauri Joshi: FedFisher: Leveraging Fisher Information for
+    One-Shot Federated Learning. AISTATS 2024. https://arxiv.org/abs/2403.12329. Near its model W_k
+    client k's loss grows like ½(W - W_k)ᵀF_k(W - W_k). The server minimises Σ p_k of these with
+    Adam from the average of the models, with a diagonal or a Kronecker-factored (K-FAC) Fisher
+    information F_k.
 
-    Departures from the paper: written from its abstract and the authors' code; the text could not be obtained. The code
-    keeps the iterate that is best on 500 samples of all clients' training data, evaluated at the server every 100
-    iterations. A federation has no such data, so the result is the last iterate, and `iterations` limits how far it
-    goes. As in the code, Adam's moments are sums, Σ 0.9^j g and Σ 0.99^j g², without bias correction, and ε is 0.01.
-    Models and factors travel completely, in float32; the code rounds them and cuts their rank until they have the bytes
-    of one model. Of a symmetric matrix only the lower half travels. With K-FAC, normalisation layers and all other
-    layers, which the code's networks do not have, are averaged. Local training ends with the epoch that --select names,
-    by default the best on validation data.
+    Departures from the paper: written from its abstract and the authors' code; the text could not
+    be obtained. The code keeps the iterate that is best on 500 samples of all clients' training
+    data, evaluated at the server every 100 iterations. A federation has no such data, so the result
+    is the last iterate, and `iterations` limits how far it goes. As in the code, Adam's moments are
+    sums, Σ 0.9^j g and Σ 0.99^j g², without bias correction, and ε is 0.01. Models and factors
+    travel completely, in float32; the code rounds them and cuts their rank until they have the
+    bytes of one model. Of a symmetric matrix only the lower half travels. With K-FAC, normalisation
+    layers and all other layers, which the code's networks do not have, are averaged. Local training
+    ends with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 30
@@ -72,8 +82,8 @@ class FedFisher(OneShot):
     curvature: Literal["kfac", "diagonal"] = "kfac"
     """F_k: A ⊗ B for each linear and convolutional layer, or a diagonal for all layers"""
     fisher: Labels = "expected"
-    """labels of the squared gradients: all, weighted by the model's probabilities; one that is sampled from them; or
-    the given label"""
+    """labels of the squared gradients: all, weighted by the model's probabilities; one that is
+    sampled from them; or the given label"""
     iterations: Count = 2000
     """T, steps of Adam at the server"""
     server_lr: Positive = 0.01
@@ -110,8 +120,14 @@ class FedFisher(OneShot):
         return BlockInformed(trained, [half(side) for factors in found for side in factors])
 
     def layers(self, layout: Layout) -> list[Layer]:
-        """Return the layers with Fisher information: all that have parameters, or the linear and convolutional ones."""
-        return [x for x in layout.layers if x.params] if self.curvature == "diagonal" else list(layout.dense)
+        """Return the layers with Fisher information: all that have parameters, or the linear and
+        convolutional ones.
+        """
+        return (
+            [x for x in layout.layers if x.params]
+            if self.curvature == "diagonal"
+            else list(layout.dense)
+        )
 
     def merge(self, sent: Sequence[BlockInformed], layout: Layout) -> Weights:
         """Minimise the quadratic with Adam, from the average."""
@@ -133,7 +149,11 @@ class FedFisher(OneShot):
             g = gradient(change)
             first.mul_(_MOMENTUM).add_(g)
             second.mul_(_SQUARES).addcmul_(g, g)
-            root = second.sqrt().add_(_EPSILON) if self.curvature == "diagonal" else (second + _EPSILON).sqrt_()
+            root = (
+                second.sqrt().add_(_EPSILON)
+                if self.curvature == "diagonal"
+                else (second + _EPSILON).sqrt_()
+            )
             change = change.addcdiv(first, root, value=-self.server_lr)
         return change
 
@@ -153,22 +173,34 @@ class FedFisher(OneShot):
         return self.average.cost(clients, model) + clients * 4 * numbers
 
 
-def along_diagonals(fishers: Sequence[Tensor], away: Sequence[Tensor], p: Sequence[float]) -> Gradient:
+def along_diagonals(
+    fishers: Sequence[Tensor], away: Sequence[Tensor], p: Sequence[float]
+) -> Gradient:
     """Return the gradient with diagonals F_k (P,), for models that lie `away` from the average."""
     if any(f.shape != a.shape for f, a in zip(fishers, away, strict=True)):
-        raise UserError("the Fisher information does not have the model's size: use the same network at every client")
+        raise UserError(
+            "the Fisher information does not have the model's size: use the same network at every "
+            "client"
+        )
     total = torch.stack([share * f for f, share in zip(fishers, p, strict=True)]).sum(0)
     pull = torch.stack([share * f * a for f, a, share in zip(fishers, away, p, strict=True)]).sum(0)
-    return lambda change: total * change - pull  # of ½ Σ_k p_k (δ - a_k)ᵀ F_k (δ - a_k), a_k = w_k - mean
+    return lambda change: (
+        total * change - pull
+    )  # of ½ Σ_k p_k (δ - a_k)ᵀ F_k (δ - a_k), a_k = w_k - mean
 
 
 def along_factors(
-    factors: Sequence[Sequence[Factors]], away: Sequence[Tensor], p: Sequence[float], layers: Sequence[Layer]
+    factors: Sequence[Sequence[Factors]],
+    away: Sequence[Tensor],
+    p: Sequence[float],
+    layers: Sequence[Layer],
 ) -> Gradient:
     """Return the gradient with factors of each client and layer; zero for all other parameters."""
     share = torch.tensor(p)[:, None, None]
     inputs = [torch.stack([f[i].inputs for f in factors]).float() for i in range(len(layers))]
-    outputs = [torch.stack([f[i].outputs for f in factors]).float() * share for i in range(len(layers))]
+    outputs = [
+        torch.stack([f[i].outputs for f in factors]).float() * share for i in range(len(layers))
+    ]
     pull = torch.zeros_like(away[0])
     for a, b, layer in zip(inputs, outputs, layers, strict=True):
         layer.put(pull, (b @ torch.stack([layer.matrix(x) for x in away]) @ a).sum(0))
@@ -176,7 +208,9 @@ def along_factors(
     def gradient(change: Tensor) -> Tensor:
         found = -pull
         for a, b, layer in zip(inputs, outputs, layers, strict=True):
-            layer.put(found, layer.matrix(found) + (b @ layer.matrix(change) @ a).sum(0))  # F_k δ = p_k B_k δ A_k
+            layer.put(
+                found, layer.matrix(found) + (b @ layer.matrix(change) @ a).sum(0)
+            )  # F_k δ = p_k B_k δ A_k
         return found
 
     return gradient
@@ -185,6 +219,9 @@ def along_factors(
 def unpacked(sent: Sequence[Tensor], layers: Sequence[Layer]) -> list[Factors]:
     """Return the factors of each layer, from lower halves in the order A, B, A, B, ..."""
     if len(sent) != 2 * len(layers):
-        raise UserError(f"{len(sent)} factors do not fit {len(layers)} layers: use the same network at every client")
+        raise UserError(
+            f"{len(sent)} factors do not fit {len(layers)} layers: use the same network at every "
+            "client"
+        )
     pairs = zip(sent[::2], sent[1::2], layers, strict=True)
     return [Factors(whole(a, layer.inputs), whole(b, layer.width)) for a, b, layer in pairs]

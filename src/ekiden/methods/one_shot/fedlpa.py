@@ -8,10 +8,30 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.authoring import CLASSES, INITIAL, Client, Count, Fed, Positive, Size, State, Traits, Weights, on_client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    Fed,
+    Positive,
+    Size,
+    State,
+    Traits,
+    Weights,
+    on_client,
+)
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
-from ekiden.methods.one_shot.blocks.curvature import Labels, half, kronecker, length, note_averaged, refuse, shares
+from ekiden.methods.one_shot.blocks.curvature import (
+    Labels,
+    half,
+    kronecker,
+    length,
+    note_averaged,
+    refuse,
+    shares,
+)
 from ekiden.methods.one_shot.fedfisher import unpacked
 from ekiden.training.weights import Layout
 
@@ -28,20 +48,23 @@ class Posterior(NamedTuple):
 
 @dataclass(frozen=True)
 class FedLPA(OneShot):
-    """One-shot aggregation of posteriors from a Laplace approximation for each layer at each client.
+    """One-shot aggregation of posteriors from a Laplace approximation for each layer at each
+    client.
 
-    Xiang Liu, Liangxi Liu, Feiyang Ye, Yunheng Shen, Xia Li, Linshan Jiang, Jialin Li: FedLPA: One-shot Federated
-    Learning with Layer-Wise Posterior Aggregation. NeurIPS 2024. https://arxiv.org/abs/2310.00339. Layer by layer the
-    server solves Σ p_k B_k W A_k = Σ p_k B_k W_k A_k, where A_k ⊗ B_k is client k's empirical Fisher information with
-    √λ·I added to both factors.
+    Xiang Liu, Liangxi Liu, Feiyang Ye, Yunheng Shen, Xia Li, Linshan Jiang, Jialin Li: FedLPA:
+    One-shot Federated Learning with Layer-Wise Posterior Aggregation. NeurIPS 2024.
+    https://arxiv.org/abs/2310.00339. Layer by layer the server solves Σ p_k B_k W A_k = Σ p_k B_k
+    W_k A_k, where A_k ⊗ B_k is client k's empirical Fisher information with √λ·I added to both
+    factors.
 
-    Departures from the paper: written from its abstract and the authors' code; the text could not be obtained. The
-    system is solved by conjugate gradients, preconditioned with the Kronecker product of the mean factors, until the
-    residual is 1e-8 of the right side. The code starts from the solution with mean factors, takes 10,000 plain gradient
-    steps on the mean squared residual, and prints the one of both solutions that is better on test data (`solve =
-    "mean-factors"` gives the first). Factors are measured in evaluation mode. Of a symmetric matrix only the lower half
-    travels. Normalisation layers and all other layers are averaged. Local training ends with the epoch that --select
-    names, by default the best on validation data.
+    Departures from the paper: written from its abstract and the authors' code; the text could not
+    be obtained. The system is solved by conjugate gradients, preconditioned with the Kronecker
+    product of the mean factors, until the residual is 1e-8 of the right side. The code starts from
+    the solution with mean factors, takes 10,000 plain gradient steps on the mean squared residual,
+    and prints the one of both solutions that is better on test data (`solve = "mean-factors"` gives
+    the first). Factors are measured in evaluation mode. Of a symmetric matrix only the lower half
+    travels. Normalisation layers and all other layers are averaged. Local training ends with the
+    epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 200
@@ -53,8 +76,8 @@ class FedLPA(OneShot):
     iterations: Count = 1000
     """most conjugate gradient steps in each layer"""
     fisher: Labels = "given"
-    """labels of the squared gradients: all, weighted by the model's probabilities; one that is sampled from them; or
-    the given label"""
+    """labels of the squared gradients: all, weighted by the model's probabilities; one that is
+    sampled from them; or the given label"""
     weighting: Literal["uniform", "samples"] = "samples"
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
@@ -86,25 +109,38 @@ class FedLPA(OneShot):
     def merge(self, sent: Sequence[Posterior], layout: Layout) -> Weights:
         """Solve each linear or convolutional layer's system; average all other layers."""
         models = [s.trained for s in sent]
-        mean, share = self.average.aggregate(models, layout), torch.tensor(shares(models)).double()[:, None, None]
+        mean, share = (
+            self.average.aggregate(models, layout),
+            torch.tensor(shares(models)).double()[:, None, None],
+        )
         factors = [unpacked(s.factors, layout.dense) for s in sent]
         params = mean.params.clone()
         for i, layer in enumerate(layout.dense):
             a = torch.stack([damped(f[i].inputs, self.damping) for f in factors])
             b = torch.stack([damped(f[i].outputs, self.damping) for f in factors])
             rows = torch.stack([layer.matrix(m.model.params) for m in models]).double()
-            layer.put(params, self.solved(a, share * b, share, rows, layer.matrix(mean.params).double()).float())
+            layer.put(
+                params,
+                self.solved(a, share * b, share, rows, layer.matrix(mean.params).double()).float(),
+            )
         return mean.with_params(params)
 
     def solved(self, a: Tensor, b: Tensor, share: Tensor, rows: Tensor, mean: Tensor) -> Tensor:
-        """W (o, d) of one layer, from A_k (N, d, d), p_k B_k (N, o, o), p_k (N, 1, 1), W_k (N, o, d) and their mean."""
+        """W (o, d) of one layer, from A_k (N, d, d), p_k B_k (N, o, o), p_k (N, 1, 1), W_k (N, o,
+        d) and their mean.
+        """
         left, right = torch.linalg.inv(b.sum(0)), torch.linalg.inv((share * a).sum(0))
         if self.solve == "mean-factors":
-            by_means: Tensor = left @ (b @ rows @ a).sum(0) @ right  # (Σ p_k B_k)⁻¹ (Σ p_k B_k W_k A_k) (Σ p_k A_k)⁻¹
+            by_means: Tensor = (
+                left @ (b @ rows @ a).sum(0) @ right
+            )  # (Σ p_k B_k)⁻¹ (Σ p_k B_k W_k A_k) (Σ p_k A_k)⁻¹
             return by_means
-        # Σ p_k B_k X A_k = Σ p_k B_k (W_k - mean) A_k for X = W - mean, so that equal models stay as they are.
+        # Σ p_k B_k X A_k = Σ p_k B_k (W_k - mean) A_k for X = W - mean, so that equal models stay
+        # as they are.
         target = (b @ (rows - mean) @ a).sum(0)
-        change = conjugate(lambda x: (b @ x @ a).sum(0), lambda x: left @ x @ right, target, self.iterations)
+        change = conjugate(
+            lambda x: (b @ x @ a).sum(0), lambda x: left @ x @ right, target, self.iterations
+        )
         return mean + change
 
     @property

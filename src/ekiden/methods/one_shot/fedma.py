@@ -53,21 +53,24 @@ class Matched(State):
 
 @dataclass(frozen=True)
 class FedMA(Method):
-    """Hidden units are matched and averaged layer by layer, and clients retrain the layers after them.
+    """Hidden units are matched and averaged layer by layer, and clients retrain the layers after
+    them.
 
-    Hongyi Wang, Mikhail Yurochkin, Yuekai Sun, Dimitris Papailiopoulos, Yasaman Khazaeni: Federated Learning with
-    Matched Averaging. ICLR 2020. https://arxiv.org/abs/2002.06440 (Algorithm 1).
+    Hongyi Wang, Mikhail Yurochkin, Yuekai Sun, Dimitris Papailiopoulos, Yasaman Khazaeni: Federated
+    Learning with Matched Averaging. ICLR 2020. https://arxiv.org/abs/2002.06440 (Algorithm 1).
 
-    A unit consists of its incoming weights and its bias. Units are matched as in PFNM, and the inputs of the next layer
-    are reordered accordingly. Matched layers are frozen. The classifier is averaged: each class by the clients' numbers
-    of samples of it. One round is a step with as many communications as there are layers. The next round starts from
-    those units of the global model that were the client's own.
+    A unit consists of its incoming weights and its bias. Units are matched as in PFNM, and the
+    inputs of the next layer are reordered accordingly. Matched layers are frozen. The classifier is
+    averaged: each class by the clients' numbers of samples of it. One round is a step with as many
+    communications as there are layers. The next round starts from those units of the global model
+    that were the client's own.
 
-    Departures from the paper: written after the released code. `retrain_epochs = 0` is its one-shot matching: one
-    communication, no retraining. γ = 7 is the code's value for it; with several rounds the code has 5. BatchNorm is
-    folded into the layer before it after the first training, and the result has none. Recurrent layers are not
-    supported. A class that no client has is averaged uniformly. Local training ends with the epoch that --select names,
-    by default the best on validation data.
+    Departures from the paper: written after the released code. `retrain_epochs = 0` is its one-shot
+    matching: one communication, no retraining. γ = 7 is the code's value for it; with several
+    rounds the code has 5. BatchNorm is folded into the layer before it after the first training,
+    and the result has none. Recurrent layers are not supported. A class that no client has is
+    averaged uniformly. Local training ends with the epoch that --select names, by default the best
+    on validation data.
     """
 
     rounds: Count = 1
@@ -92,7 +95,12 @@ class FedMA(Method):
     traits = Traits(private=KeptLayers, needs=CLASSES)
 
     def __post_init__(self) -> None:
-        require(self.rounds == 1 or self.retrain_epochs > 0, "rounds", self.rounds, "1 without --retrain-epochs")
+        require(
+            self.rounds == 1 or self.retrain_epochs > 0,
+            "rounds",
+            self.rounds,
+            "1 without --retrain-epochs",
+        )
 
     @property
     def process(self) -> Process:
@@ -111,7 +119,11 @@ class FedMA(Method):
         initial = fed.network(fed.get(INITIAL))
         while s.step < self.rounds:
             elastic = Elastic(initial).cpu()
-            layers = self.layer_wise(fed, elastic, s) if self.retrain_epochs else self.one_shot(fed, elastic.forms)
+            layers = (
+                self.layer_wise(fed, elastic, s)
+                if self.retrain_epochs
+                else self.one_shot(fed, elastic.forms)
+            )
             widths = tuple(len(layer) for layer in layers[:-1])
             s = s.next(model=assemble(elastic, layers).weights(), widths=(*s.widths, widths))
             yield s
@@ -129,26 +141,40 @@ class FedMA(Method):
             units, layer = self.match(rows, form, draw)
             layers.append(layer.float())
             places = zip(fed.clients, units, strict=True)
-            rows = fed.get([fed.call(self.next_layer, k, INITIAL, layers[-1], u.int()) for k, u in places])
+            rows = fed.get(
+                [fed.call(self.next_layer, k, INITIAL, layers[-1], u.int()) for k, u in places]
+            )
         return [*layers, class_mean(rows, torch.stack([t.counts for t in sent]))]
 
     def one_shot(self, fed: Fed, forms: Sequence[Form]) -> list[Tensor]:
         """Match layer by layer, starting from complete models."""
         sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
         models = [matrices(Network(Elastic(fed.network(t.model)).cpu())) for t in sent]
-        return self.merge(models, forms, torch.stack([t.counts for t in sent]), fed.generator("order"))
+        return self.merge(
+            models, forms, torch.stack([t.counts for t in sent]), fed.generator("order")
+        )
 
     def merge(
-        self, models: Sequence[Sequence[Tensor]], forms: Sequence[Form], counts: Tensor, generator: Generator
+        self,
+        models: Sequence[Sequence[Tensor]],
+        forms: Sequence[Form],
+        counts: Tensor,
+        generator: Generator,
     ) -> list[Tensor]:
-        """The layers of the global model, from those of each client (all as matrices) and class counts (N, K)."""
+        """The layers of the global model, from those of each client (all as matrices) and class
+        counts (N, K).
+        """
         if len({len(m) for m in models}) != 1:
-            raise UserError("models of different shape cannot be matched: use the same network at every client")
+            raise UserError(
+                "models of different shape cannot be matched: use the same network at every client"
+            )
         layers, rows = list[Tensor](), [m[0] for m in models]
         for i, form in enumerate(forms[1:]):
             units, layer = self.match(rows, forms[i], generator)
             layers.append(layer)
-            rows = [form.spread(m[i + 1], u, len(layer)) for m, u in zip(models, units, strict=True)]
+            rows = [
+                form.spread(m[i + 1], u, len(layer)) for m, u in zip(models, units, strict=True)
+            ]
         return [*layers, class_mean(rows, counts)]
 
     def match(self, rows: Sequence[Tensor], form: Form, generator: Generator) -> Matching:
@@ -166,10 +192,14 @@ class FedMA(Method):
 
     @on_client
     def first_layer(self, client: Client, initial: Weights, head: Tensor | None) -> FirstLayer:
-        """Train all layers; from the second round on from the client's own units in the global model."""
+        """Train all layers; from the second round on from the client's own units in the global
+        model.
+        """
         if head is None:
             trained = self.train(client, initial)
-            layers = matrices(Network(Elastic(client.network(trained.model)), initial.params.device))
+            layers = matrices(
+                Network(Elastic(client.network(trained.model)), initial.params.device)
+            )
         else:
             elastic = Elastic(client.network(initial))
             own = own_units(client.state, elastic.forms, head)
@@ -179,7 +209,8 @@ class FedMA(Method):
 
     @on_client
     def next_layer(self, client: Client, initial: Weights, layer: Tensor, units: Tensor) -> Tensor:
-        """Take the global layer instead of its own and retrain the later layers; the next one goes to the server.
+        """Take the global layer instead of its own and retrain the later layers; the next one goes
+        to the server.
 
         Args:
             client: whose state is `KeptLayers`.
@@ -209,14 +240,17 @@ class FedMA(Method):
         return self._moved([widths] * self.rounds, clients, model)
 
     def moved(self, end: Matched, clients: int, model: Size) -> int:
-        """N·(M + 4·K) in the one-shot form; else per round N times the layers, units and classes named in `_moved`."""
+        """N·(M + 4·K) in the one-shot form; else per round N times the layers, units and classes
+        named in `_moved`.
+        """
         return self._moved(end.widths, clients, model)
 
     def _moved(self, rounds: Sequence[Sequence[int]], clients: int, model: Size) -> int:
         """What moves in these rounds, given the global widths G of each.
 
-        A client sends its layers, own units by global inputs, and class counts; it gets the global hidden layers, the
-        global unit of each of its own, and from the second round on the classifier of the round before.
+        A client sends its layers, own units by global inputs, and class counts; it gets the global
+        hidden layers, the global unit of each of its own, and from the second round on the
+        classifier of the round before.
         """
         counts = 4 * model.layout.classes
         if not self.retrain_epochs:
@@ -225,14 +259,18 @@ class FedMA(Method):
         own, total, head = [*elastic.widths.tolist(), model.layout.classes], 0, 0
         for widths in rounds:
             wide = [4 * n for n in elastic.sizes(widths)]
-            sent = sum(size // g * n for size, g, n in zip(wide, [*widths, own[-1]], own, strict=True))
+            sent = sum(
+                size // g * n for size, g, n in zip(wide, [*widths, own[-1]], own, strict=True)
+            )
             total += head + sent + counts + sum(wide[:-1]) + 4 * sum(own[:-1])
             head = wide[-1]
         return clients * total
 
 
 def class_mean(heads: Sequence[Tensor], counts: Tensor) -> Tensor:
-    """(K, d) the average of classifiers, row k weighted by the clients' samples of class k (N, K); evenly without."""
+    """(K, d) the average of classifiers, row k weighted by the clients' samples of class k (N, K);
+    evenly without.
+    """
     shares = class_shares(counts)
     shares[:, counts.sum(0) == 0] = 1 / len(heads)
     return (shares[:, :, None] * torch.stack([h.double() for h in heads])).sum(0).float()
@@ -241,11 +279,16 @@ def class_mean(heads: Sequence[Tensor], counts: Tensor) -> Tensor:
 def own_units(kept: KeptLayers, forms: Sequence[Form], head: Tensor) -> list[Tensor]:
     """The layers of a client's own units, out of those of the global model with this classifier."""
     layers = [layer[units.long()] for layer, units in zip(kept.layers, kept.units, strict=False)]
-    inputs = [form.pick(layer, u) for form, layer, u in zip(forms[1:], [*layers[1:], head], kept.units, strict=True)]
+    inputs = [
+        form.pick(layer, u)
+        for form, layer, u in zip(forms[1:], [*layers[1:], head], kept.units, strict=True)
+    ]
     return [layers[0], *inputs]
 
 
-def tune(client: Client, elastic: Elastic, layers: Sequence[Tensor], frozen: int, epochs: int) -> list[Tensor]:
+def tune(
+    client: Client, elastic: Elastic, layers: Sequence[Tensor], frozen: int, epochs: int
+) -> list[Tensor]:
     """`layers` after training `elastic` with them; the first `frozen` ones stay as they are."""
     assemble(elastic, layers)
     for part in elastic.layers[:frozen]:

@@ -33,15 +33,17 @@ from ekiden.training.network import Network
 def destroy(x: Tensor) -> Tensor:
     """(b, ...) samples, each corrupted once, by draws of torch's default CPU generator.
 
-    Images (b, C, H, W): cut or rotate with probability 2/7 each, crop, blur or erase with 1/7 each. Samples of another
-    shape, or of fewer than 4 pixels a side, get their numbers in random order.
+    Images (b, C, H, W): cut or rotate with probability 2/7 each, crop, blur or erase with 1/7 each.
+    Samples of another shape, or of fewer than 4 pixels a side, get their numbers in random order.
     """
     if x.ndim != 4 or min(x.shape[2:]) < 4:
         numbers = x.reshape(len(x), -1)
         return numbers.gather(1, torch.rand(numbers.shape).argsort(1).to(x.device)).view(x.shape)
     result = x.clone()
     kinds = torch.randint(7, (len(x),)).to(x.device)
-    with torch.autocast(x.device.type, enabled=False):  # pixels and their places keep the precision of `x`
+    with torch.autocast(
+        x.device.type, enabled=False
+    ):  # pixels and their places keep the precision of `x`
         for kind, operation in enumerate((crop, blur, erase, cut, rotate)):
             chosen = kinds == kind
             if operation in (cut, rotate):
@@ -64,15 +66,21 @@ def crop(x: Tensor) -> Tensor:
 
 
 def blur(x: Tensor) -> Tensor:
-    """Blur with a Gaussian kernel of 3, 5, 7 or 9 by 1, 3 or 5 pixels or the reverse, deviation 10 to 100 pixels."""
+    """Blur with a Gaussian kernel of 3, 5, 7 or 9 by 1, 3 or 5 pixels or the reverse, deviation 10
+    to 100 pixels.
+    """
     n, channels, height, width = x.shape
     long, short = 3 + 2 * torch.randint(4, (n,)), 1 + 2 * torch.randint(3, (n,))
     turned, sigma = torch.rand(n) < 0.5, 10 + 90 * torch.rand(n)
     offsets = torch.arange(-4, 5)
     kernels = []
     for size in (torch.where(turned, short, long), torch.where(turned, long, short)):
-        kernel = torch.exp(-((offsets / sigma[:, None]) ** 2) / 2) * (offsets.abs() <= size[:, None] // 2)
-        kernels.append((kernel / kernel.sum(1, keepdim=True)).repeat_interleave(channels, 0).to(x)[:, None])
+        kernel = torch.exp(-((offsets / sigma[:, None]) ** 2) / 2) * (
+            offsets.abs() <= size[:, None] // 2
+        )
+        kernels.append(
+            (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(channels, 0).to(x)[:, None]
+        )
     rows = F.pad(x, (4, 4, 4, 4), mode="replicate").reshape(1, n * channels, height + 8, width + 8)
     rows = F.conv2d(rows, kernels[0][..., None], groups=n * channels)
     return F.conv2d(rows, kernels[1][:, :, None], groups=n * channels).reshape(x.shape)
@@ -94,7 +102,9 @@ def erase(x: Tensor) -> Tensor:
 
 
 def cut(x: Tensor) -> Tensor:
-    """Along either axis, swap the halves (1 in 3), or overwrite half the image by another half (2 in 3)."""
+    """Along either axis, swap the halves (1 in 3), or overwrite half the image by another half (2
+    in 3).
+    """
     across, swapped = torch.rand(len(x)) < 0.5, torch.rand(len(x)) < 1 / 3
     result = x.clone()
     for axis, chosen in ((2, across), (3, ~across)):
@@ -114,7 +124,9 @@ def swap_halves(x: Tensor, axis: int) -> Tensor:
 
 
 def overwrite(x: Tensor, axis: int) -> Tensor:
-    """Overwrite a band of half the size along an axis by another one that starts at least half a band away."""
+    """Overwrite a band of half the size along an axis by another one that starts at least half a
+    band away.
+    """
     size = x.shape[axis]
     half = size // 2
     starts = torch.arange(size - half + 1)
@@ -129,7 +141,9 @@ def overwrite(x: Tensor, axis: int) -> Tensor:
 
 
 def rotate(x: Tensor) -> Tensor:
-    """Rotate squares of half a side, at the left and right of a band of rows, by 90, 180 or 270 degrees."""
+    """Rotate squares of half a side, at the left and right of a band of rows, by 90, 180 or 270
+    degrees.
+    """
     side = min(x.shape[2:]) // 2
     return turn(x, torch.randint(x.shape[2] - side + 1, (len(x),)), torch.randint(1, 4, (len(x),)))
 
@@ -155,7 +169,9 @@ def turn(x: Tensor, start: Tensor, turns: Tensor) -> Tensor:
 
 
 def _rectangle(area: Tensor, aspect: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return height and width, as shares of the image, of rectangles with a share of its area; all of them fit in."""
+    """Return height and width, as shares of the image, of rectangles with a share of its area; all
+    of them fit in.
+    """
     h = (area * aspect * width / height).sqrt()
     h = torch.maximum(torch.minimum(h, torch.ones(())), area)
     return h, area / h
@@ -163,22 +179,26 @@ def _rectangle(area: Tensor, aspect: Tensor, height: int, width: int) -> tuple[T
 
 @dataclass(frozen=True)
 class FedOV(OneShot):
-    """Clients learn to answer "unknown" to classes that they do not have; the more certain models vote on each sample.
+    """Clients learn to answer "unknown" to classes that they do not have; the more certain models
+    vote on each sample.
 
-    Yiqun Diao, Qinbin Li, Bingsheng He: Towards Addressing Label Skews in One-Shot Federated Learning. ICLR 2023.
-    https://openreview.net/forum?id=rzrqh85f4Sc.
+    Yiqun Diao, Qinbin Li, Bingsheng He: Towards Addressing Label Skews in One-Shot Federated
+    Learning. ICLR 2023. https://openreview.net/forum?id=rzrqh85f4Sc.
 
-    The network has one more output, u. A client trains it on its samples and on outliers made from them: corrupted
-    samples, and samples moved by PGD to where the network takes them for known. The result contains all models. It adds
-    up the probabilities of the k models that least consider the sample unknown.
+    The network has one more output, u. A client trains it on its samples and on outliers made from
+    them: corrupted samples, and samples moved by PGD to where the network takes them for known. The
+    result contains all models. It adds up the probabilities of the k models that least consider the
+    sample unknown.
 
-    Departures from the paper: where paper and code may differ, the authors' code is followed, for any number of classes
-    (the code has the number 10 written into it). The corruptions are those of the code (an overwritten band may begin
-    one line further). The k that the paper reports is not known; the default is all. Networks with BatchNorm learn from
-    samples and corrupted samples in one pass, without the other terms, as in the code. The distillation of the vote
-    into one model needs data that the server does not have and is left out. Samples that are not images are corrupted
-    by permuting their numbers. As in the code, local training ends with its last epoch, whatever --select says;
-    FedELMY's tables state the epoch of best validation accuracy for all methods.
+    Departures from the paper: where paper and code may differ, the authors' code is followed, for
+    any number of classes (the code has the number 10 written into it). The corruptions are those of
+    the code (an overwritten band may begin one line further). The k that the paper reports is not
+    known; the default is all. Networks with BatchNorm learn from samples and corrupted samples in
+    one pass, without the other terms, as in the code. The distillation of the vote into one model
+    needs data that the server does not have and is left out. Samples that are not images are
+    corrupted by permuting their numbers. As in the code, local training ends with its last epoch,
+    whatever --select says; FedELMY's tables state the epoch of best validation accuracy for all
+    methods.
     """
 
     traits = Traits(joins_models=True, extra_outputs=1, needs=CLASSES | CONTINUOUS, weighs=False)
@@ -199,7 +219,9 @@ class FedOV(OneShot):
     """initial models: the same for all clients, or a different one for each"""
 
     def selection(self, select: str) -> str:
-        """Return the last epoch: validation data have no outliers, so on them the first epochs look best."""
+        """Return the last epoch: validation data have no outliers, so on them the first epochs look
+        best.
+        """
         return "last"
 
     def start(self) -> State:
@@ -210,7 +232,9 @@ class FedOV(OneShot):
         """Yield one state: train at all clients, join the models into one network."""
         if s.step == 0:
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
-            s = s.next(model=Network(Vote(copies(fed.network(sent[0]), sent), self.voters)).weights())
+            s = s.next(
+                model=Network(Vote(copies(fed.network(sent[0]), sent), self.voters)).weights()
+            )
             yield s
 
     @on_client
@@ -240,11 +264,15 @@ class OpenSet(Objective):
 
     @property
     def normed(self) -> bool:
-        """Whether the network has BatchNorm, whose statistics would be wrong after separate passes."""
+        """Whether the network has BatchNorm, whose statistics would be wrong after separate
+        passes.
+        """
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
 
     def further(self, batch: int) -> Work:
-        """Count the passes of corrupted and harder samples, and of PGD, which takes a gradient in each step."""
+        """Count the passes of corrupted and harder samples, and of PGD, which takes a gradient in
+        each step.
+        """
         samples = batch * (1 if self.normed else 2 + self.method.attack_steps)
         return Work(samples, samples)
 
@@ -261,7 +289,11 @@ class OpenSet(Objective):
         loss = F.cross_entropy(known, y) + F.cross_entropy(without(known, y), u)
         loss = loss + F.cross_entropy(corrupted, u) + F.cross_entropy(adversarial, u)
         differ = y != y[pairs]
-        return loss + self.method.mix * F.cross_entropy(mixed[differ], u[differ]) if bool(differ.any()) else loss
+        return (
+            loss + self.method.mix * F.cross_entropy(mixed[differ], u[differ])
+            if bool(differ.any())
+            else loss
+        )
 
 
 def without(logits: Tensor, y: Tensor) -> Tensor:
@@ -270,7 +302,9 @@ def without(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def attack(module: nn.Module, x: Tensor, u: Tensor, method: FedOV) -> Tensor:
-    """Move outliers by PGD, in evaluation mode, within `attack_radius` of x, to where the answer is less "unknown"."""
+    """Move outliers by PGD, in evaluation mode, within `attack_radius` of x, to where the answer is
+    less "unknown".
+    """
     was_training = module.training
     module.eval()
     moved = x.clone()
@@ -287,8 +321,8 @@ def attack(module: nn.Module, x: Tensor, u: Tensor, method: FedOV) -> Tensor:
 class Mixed:
     """While it is entered, one forward pass of 3b samples gives 3b + b rows.
 
-    The last b come of share·h + (1 - share)·h[pairs], h being what the second linear layer (or the only one) reads of
-    the first b samples: what the first hidden linear layer gives.
+    The last b come of share·h + (1 - share)·h[pairs], h being what the second linear layer (or the
+    only one) reads of the first b samples: what the first hidden linear layer gives.
     """
 
     def __init__(self, module: nn.Module, pairs: Tensor, share: float) -> None:
@@ -309,7 +343,9 @@ class Mixed:
 
 
 class Vote(nn.Module):
-    """N networks of K + 1 outputs that vote. Its weights are those of all members, one after the other."""
+    """N networks of K + 1 outputs that vote. Its weights are those of all members, one after the
+    other.
+    """
 
     def __init__(self, members: Sequence[nn.Module], voters: int) -> None:
         super().__init__()
@@ -317,11 +353,15 @@ class Vote(nn.Module):
         self.voters = min(voters or len(members), len(members))
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return (b, K): summed probabilities of the k members with the least "unknown"; ties in the members' order."""
+        """Return (b, K): summed probabilities of the k members with the least "unknown"; ties in
+        the members' order.
+        """
         return self(x).exp()  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (b, K): logarithms of the scores, exact also if all members are sure of "unknown"."""
+        """Return logits (b, K): logarithms of the scores, exact also if all members are sure of
+        "unknown".
+        """
         answers = torch.stack([member(x).float() for member in self.members])
         unknown = answers[:, :, -1] - answers[:, :, :-1].logsumexp(2)  # log-odds
         order = unknown.sort(stable=True, dim=0).indices[: self.voters]

@@ -1,4 +1,6 @@
-"""FedPFT: Gaussian mixtures of frozen features travel, and a head is trained on features drawn from them."""
+"""FedPFT: Gaussian mixtures of frozen features travel, and a head is trained on features drawn from
+them.
+"""
 
 import copy
 import warnings
@@ -40,26 +42,37 @@ FLOOR = 1e-6  # Added to all variances, as scikit-learn does
 
 
 class Mixtures(NamedTuple):
-    """A mixture of at most G Gaussians over A features for each of K classes; zeros if there are fewer."""
+    """A mixture of at most G Gaussians over A features for each of K classes; zeros if there are
+    fewer.
+    """
 
     weights: Tensor  # (K, G) π; all zero for a class without samples
     means: Tensor  # (K, G, A) μ
-    covariances: Tensor  # Σ, as (K, G, 1) variances, (K, G, A) diagonals, or (K, G, A(A + 1)/2) lower triangles by rows
+    # Σ, as (K, G, 1) variances, (K, G, A) diagonals, or (K, G, A(A + 1)/2) lower triangles by rows
+    covariances: Tensor
 
-    def draw(self, counts: Tensor, classes: int, features: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Draw `counts` (K,) features of the classes: (n, A) float32 and labels (n,), on the CPU."""
+    def draw(
+        self, counts: Tensor, classes: int, features: int, generator: Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Draw `counts` (K,) features of the classes: (n, A) float32 and labels (n,), on the
+        CPU.
+        """
         self._check(counts, classes, features)
         drawn, labels = [torch.empty(0, features)], [torch.empty(0, dtype=torch.int64)]
         for c, n in enumerate(counts.tolist()):
             if not n:
                 continue
-            chosen = torch.multinomial(self.weights[c].double(), n, replacement=True, generator=generator)
+            chosen = torch.multinomial(
+                self.weights[c].double(), n, replacement=True, generator=generator
+            )
             noise = torch.randn(n, features, generator=generator, dtype=torch.float64)
             spread = self.covariances[c].double()
             if spread.shape[1] in (1, features):
                 noise = noise * spread.sqrt()[chosen]
             else:
-                noise = torch.einsum("nij,nj->ni", square_roots(unpacked(spread, features))[chosen], noise)
+                noise = torch.einsum(
+                    "nij,nj->ni", square_roots(unpacked(spread, features))[chosen], noise
+                )
             drawn.append((self.means[c].double()[chosen] + noise).float())
             labels.append(torch.full((n,), c))
         return torch.cat(drawn), torch.cat(labels)
@@ -67,21 +80,36 @@ class Mixtures(NamedTuple):
     def _check(self, counts: Tensor, classes: int, features: int) -> None:
         of = (classes, *self.means.shape[1:2])
         shapes = [tuple(part.shape) for part in (counts, *self)]
-        if shapes not in [[(classes,), of, (*of, features), (*of, size)] for size in _sizes(features)]:
+        if shapes not in [
+            [(classes,), of, (*of, features), (*of, size)] for size in _sizes(features)
+        ]:
             raise UserError(
-                f"counts and mixtures of shapes {shapes} do not fit this network of {classes} classes and {features} "
+                f"counts and mixtures of shapes {shapes} do not fit this network of {classes} "
+                f"classes and {features} "
                 "features: use the same model at every client"
             )
         shares = self.weights.double().sum(1)[counts > 0]
         variances = self.covariances if self.covariances.shape[2] in (1, features) else self.weights
-        if any(bool((part < 0).any()) for part in (counts, self.weights, variances)) or not bool((shares > 0).all()):
-            raise UserError("mixtures with a negative count, weight or variance, or samples without weight: refused")
+        if any(bool((part < 0).any()) for part in (counts, self.weights, variances)) or not bool(
+            (shares > 0).all()
+        ):
+            raise UserError(
+                "mixtures with a negative count, weight or variance, or samples without weight: "
+                "refused"
+            )
 
 
 def fit(
-    features: Tensor, labels: Tensor, classes: int, mixtures: int, covariance: Covariance, seed: int, dtype: torch.dtype
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    mixtures: int,
+    covariance: Covariance,
+    seed: int,
+    dtype: torch.dtype,
 ) -> Mixtures:
-    """Fit a mixture to the features (n, A) of each class by EM from k-means++ seeds (scikit-learn), in float64.
+    """Fit a mixture to the features (n, A) of each class by EM from k-means++ seeds (scikit-learn),
+    in float64.
 
     A class with fewer samples than `mixtures` gets as many Gaussians as samples.
     """
@@ -95,12 +123,18 @@ def fit(
         weights[c, :g], means[c, :g], spread[c, :g] = found
     sent = Mixtures(weights.to(dtype), means.to(dtype), spread.to(dtype))
     if not all(bool(part.isfinite().all()) for part in sent):
-        raise UserError("features or their variances are too large for 16-bit numbers: use --no-half")
+        raise UserError(
+            "features or their variances are too large for 16-bit numbers: use --no-half"
+        )
     return sent
 
 
-def _em(x: Tensor, mixtures: int, covariance: Covariance, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weights (g,), means (g, A) and packed covariances (g, ...) for the samples x (n, A) of one class."""
+def _em(
+    x: Tensor, mixtures: int, covariance: Covariance, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights (g,), means (g, A) and packed covariances (g, ...) for the samples x (n,
+    A) of one class.
+    """
     from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415  (it takes a second)
     from sklearn.mixture import GaussianMixture  # noqa: PLC0415
 
@@ -113,11 +147,19 @@ def _em(x: Tensor, mixtures: int, covariance: Covariance, seed: int) -> tuple[Te
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the result of 100 iterations is good enough to send
-            model.fit((x if len(x) > 1 else x.repeat(2, 1)).numpy())  # scikit-learn wants two samples
+            warnings.simplefilter(
+                "ignore", ConvergenceWarning
+            )  # the result of 100 iterations is good enough to send
+            model.fit(
+                (x if len(x) > 1 else x.repeat(2, 1)).numpy()
+            )  # scikit-learn wants two samples
     except ValueError as error:
-        raise UserError(f"no mixture of {mixtures} {covariance} Gaussians fits {len(x)} samples ({error})") from None
-    weights, means, found = (torch.from_numpy(v) for v in (model.weights_, model.means_, model.covariances_))
+        raise UserError(
+            f"no mixture of {mixtures} {covariance} Gaussians fits {len(x)} samples ({error})"
+        ) from None
+    weights, means, found = (
+        torch.from_numpy(v) for v in (model.weights_, model.means_, model.covariances_)
+    )
     return weights, means, packed(found) if covariance == "full" else found.view(mixtures, -1)
 
 
@@ -131,7 +173,9 @@ def _sizes(features: int) -> tuple[int, int, int]:
 
 
 def packed(matrices: Tensor) -> Tensor:
-    """Return the lower triangles (..., A(A + 1)/2) of symmetric matrices (..., A, A), row by row."""
+    """Return the lower triangles (..., A(A + 1)/2) of symmetric matrices (..., A, A), row by
+    row.
+    """
     rows, columns = torch.tril_indices(*matrices.shape[-2:])
     return matrices[..., rows, columns]
 
@@ -146,14 +190,18 @@ def unpacked(triangles: Tensor, features: int) -> Tensor:
 
 
 def square_roots(matrices: Tensor) -> Tensor:
-    """Return the symmetric square roots of matrices (..., A, A); negative eigenvalues (of 16-bit rounding) become 0."""
+    """Return the symmetric square roots of matrices (..., A, A); negative eigenvalues (of 16-bit
+    rounding) become 0.
+    """
     values, vectors = torch.linalg.eigh(matrices)
     roots: Tensor = (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
     return roots
 
 
 class Own(NamedTuple):
-    """What a client sends to the server: its class counts (K,) int64, and mixtures of its features."""
+    """What a client sends to the server: its class counts (K,) int64, and mixtures of its
+    features.
+    """
 
     counts: Annotated[Tensor, OwnSamples]
     mixtures: Mixtures
@@ -175,20 +223,23 @@ class Chained(State):
 
 @dataclass(frozen=True)
 class FedPFT(Method):
-    """Clients send Gaussian mixtures of frozen features; a classifier is trained on features drawn from them.
+    """Clients send Gaussian mixtures of frozen features; a classifier is trained on features drawn
+    from them.
 
-    Mahdi Beitollahi, Alex Bie, Sobhan Hemati, Leo Maxime Brunswic, Xu Li, Xi Chen, Guojun Zhang: Parametric Feature
-    Transfer: One-shot Federated Learning with Foundation Models. 2024. https://arxiv.org/abs/2402.01862 (Algorithm 1
-    and its decentralised form).
+    Mahdi Beitollahi, Alex Bie, Sobhan Hemati, Leo Maxime Brunswic, Xu Li, Xi Chen, Guojun Zhang:
+    Parametric Feature Transfer: One-shot Federated Learning with Foundation Models. 2024.
+    https://arxiv.org/abs/2402.01862 (Algorithm 1 and its decentralised form).
 
-    The extractor is that of the initial network, which everyone has and which never changes or travels: give a
-    pretrained one. Each client fits one mixture per class by EM. In a star the server draws as many features as there
-    were samples and trains the head. In a chain each client draws features from what it received, joins its own, and
-    fits mixtures to both; the last one trains the head on drawn and own features.
+    The extractor is that of the initial network, which everyone has and which never changes or
+    travels: give a pretrained one. Each client fits one mixture per class by EM. In a star the
+    server draws as many features as there were samples and trains the head. In a chain each client
+    draws features from what it received, joins its own, and fits mixtures to both; the last one
+    trains the head on drawn and own features.
 
-    Departures from the paper: a class with fewer samples than mixtures gets a Gaussian for each sample, where the
-    public code leaves the class out. EM starts from k-means++ seeds, not from k-means. Absent classes travel as zeros,
-    so that the bytes do not depend on the data. The differentially private form is left out.
+    Departures from the paper: a class with fewer samples than mixtures gets a Gaussian for each
+    sample, where the public code leaves the class out. EM starts from k-means++ seeds, not from
+    k-means. Absent classes travel as zeros, so that the bytes do not depend on the data. The
+    differentially private form is left out.
     """
 
     topology: Literal["star", "chain"] = "star"
@@ -215,7 +266,10 @@ class FedPFT(Method):
     def __post_init__(self) -> None:
         """Refuse an order for a star."""
         require(
-            self.topology == "chain" or self.order == "given", "order", self.order, "given, unless --topology=chain"
+            self.topology == "chain" or self.order == "given",
+            "order",
+            self.order,
+            "given, unless --topology=chain",
         )
 
     def check(self, clients: Sequence[str]) -> None:
@@ -232,7 +286,9 @@ class FedPFT(Method):
         while s.step < steps:
             if self.topology == "star":
                 s = s.next(
-                    model=self.at_server(fed, fed.get([fed.call(self.describe, k, INITIAL) for k in fed.clients]))
+                    model=self.at_server(
+                        fed, fed.get([fed.call(self.describe, k, INITIAL) for k in fed.clients])
+                    )
                 )
             else:
                 client = fed.order(self.order)[s.step]
@@ -250,9 +306,13 @@ class FedPFT(Method):
 
     @on_client
     def join(self, client: Client, model: Weights, received: JointMixtures | None) -> JointMixtures:
-        """Return mixtures fitted to the client's features and to those drawn from the received mixtures."""
+        """Return mixtures fitted to the client's features and to those drawn from the received
+        mixtures.
+        """
         x, y = self.joined(client, model, received)
-        return JointMixtures(torch.bincount(y, minlength=client.classes), self.mixture(client, x, y))
+        return JointMixtures(
+            torch.bincount(y, minlength=client.classes), self.mixture(client, x, y)
+        )
 
     @on_client
     def finish(self, client: Client, model: Weights, received: JointMixtures | None) -> Weights:
@@ -271,8 +331,12 @@ class FedPFT(Method):
         x, y = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         return self.with_head(model, network.module, network.head, x, y, fed.generator("head"))
 
-    def joined(self, client: Client, model: Weights, received: JointMixtures | None) -> tuple[Tensor, Tensor]:
-        """Return the client's own features and those that it draws (n, A), and labels (n,), on the CPU."""
+    def joined(
+        self, client: Client, model: Weights, received: JointMixtures | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the client's own features and those that it draws (n, A), and labels (n,), on the
+        CPU.
+        """
         x, y = features(client, model)
         if received is None:
             return x, y
@@ -284,22 +348,30 @@ class FedPFT(Method):
     def mixture(self, client: Client, x: Tensor, y: Tensor) -> Mixtures:
         """Return mixtures of features (n, A) with labels (n,)."""
         dtype = torch.float16 if self.half else torch.float32
-        return fit(x, y, client.classes, self.mixtures, self.covariance, client.seed("mixtures"), dtype)
+        return fit(
+            x, y, client.classes, self.mixtures, self.covariance, client.seed("mixtures"), dtype
+        )
 
     def with_head(
         self, model: Weights, module: nn.Module, part: Part, x: Tensor, y: Tensor, draw: Generator
     ) -> Weights:
-        """Return `model` with its head, `part` of it, trained on features (n, A) with labels (n,)."""
+        """Return `model` with its head, `part` of it, trained on features (n, A) with labels
+        (n,).
+        """
         values = part.of(model)
         head = Network(copy.deepcopy(module.get_submodule("head")), values.params.device)
         head.load(values)
         head.module.eval()
         x, y = x.to(head.params.device), y.to(head.params.device)
         steps = optimizer(
-            head.params, head.grad, Training(optimizer="adamw", lr=self.head_lr, weight_decay=self.head_weight_decay)
+            head.params,
+            head.grad,
+            Training(optimizer="adamw", lr=self.head_lr, weight_decay=self.head_weight_decay),
         )
         for _ in range(self.head_epochs):
-            for rows in torch.split(torch.randperm(len(x), generator=draw).to(x.device), self.head_batch_size):
+            for rows in torch.split(
+                torch.randperm(len(x), generator=draw).to(x.device), self.head_batch_size
+            ):
                 head.grad.zero_()
                 F.cross_entropy(head.module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
                 steps.step()
@@ -313,7 +385,8 @@ class FedPFT(Method):
         return 1 if self.topology == "star" else clients
 
     def cost(self, clients: int, model: Size) -> int:
-        """N·S in a star, (N - 1)·S in a chain, S = 8C + b·C·K·(1 + A + c) for C classes and K mixtures.
+        """N·S in a star, (N - 1)·S in a chain, S = 8C + b·C·K·(1 + A + c) for C classes and K
+        mixtures.
 
         b is 2 or 4 bytes, A the number of features, c that of a covariance: 1, A or A(A + 1)/2.
         """
@@ -324,16 +397,23 @@ class FedPFT(Method):
 
 
 def features(client: Client, model: Weights) -> tuple[Tensor, Tensor]:
-    """Return the head's inputs (n, A) for the client's training samples, and labels (n,), on the CPU."""
+    """Return the head's inputs (n, A) for the client's training samples, and labels (n,), on the
+    CPU.
+    """
     with torch.no_grad():
         seen = [(client.probe(x, model)[0].cpu(), y.cpu()) for x, y in client.batches(passes=0)]
     x, y = (torch.cat(parts) for parts in zip(*seen, strict=True))
     if not bool(x.isfinite().all()):
-        raise UserError(f"{client.name}: the extractor gives NaN or infinity: check its weights and this client's data")
+        raise UserError(
+            f"{client.name}: the extractor gives NaN or infinity: check its weights and this "
+            "client's data"
+        )
     return x, y
 
 
 def width(network: Network, shape: tuple[int, ...]) -> int:
     """Return A, the number of features that enter the head."""
     with torch.no_grad():
-        return network.probe(trial(network.module, torch.zeros(1, *shape, device=network.params.device)))[0].shape[1]
+        return network.probe(
+            trial(network.module, torch.zeros(1, *shape, device=network.params.device))
+        )[0].shape[1]

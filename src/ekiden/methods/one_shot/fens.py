@@ -1,4 +1,6 @@
-"""FENS: the clients' models answer together, through a small network that federated rounds train."""
+"""FENS: the clients' models answer together, through a small network that federated rounds
+train.
+"""
 
 import copy
 import math
@@ -56,7 +58,9 @@ class TrainedAggregator(NamedTuple):
 
 
 class RegressionSums(NamedTuple):
-    """Totals over a client's held-out samples; φ (D,) are the N·K probabilities that the models answer."""
+    """Totals over a client's held-out samples; φ (D,) are the N·K probabilities that the models
+    answer.
+    """
 
     gram: Tensor  # (D·(D + 1)/2,) float64, the upper triangle of Σ φφᵀ, row by row
     cross: Tensor  # (D, K) float64, Σ φyᵀ
@@ -75,23 +79,26 @@ class Stacking(State):
 
 @dataclass(frozen=True)
 class FENS(Method):
-    """Clients train once and get each other's models; federated rounds only train what joins the models' answers.
+    """Clients train once and get each other's models; federated rounds only train what joins the
+    models' answers.
 
-    Youssef Allouah, Akash Dhasade, Rachid Guerraoui, Nirupam Gupta, Anne-Marie Kermarrec, Rafael Pinot, Rafael Pires,
-    Rishi Sharma: Revisiting Ensembling in One-Shot Federated Learning. NeurIPS 2024. https://arxiv.org/abs/2411.07182
+    Youssef Allouah, Akash Dhasade, Rachid Guerraoui, Nirupam Gupta, Anne-Marie Kermarrec, Rafael
+    Pinot, Rafael Pires, Rishi Sharma: Revisiting Ensembling in One-Shot Federated Learning. NeurIPS
+    2024. https://arxiv.org/abs/2411.07182
 
-    `aggregator = "ridge"` needs no rounds. It is David H. Wolpert's stacked generalization (Neural Networks 1992) by
-    ridge regression on the N·K probabilities. Each client sends sums, which add up to the sums over all clients'
-    held-out samples, so the solution is that of pooled samples.
+    `aggregator = "ridge"` needs no rounds. It is David H. Wolpert's stacked generalization (Neural
+    Networks 1992) by ridge regression on the N·K probabilities. Each client sends sums, which add
+    up to the sums over all clients' held-out samples, so the solution is that of pooled samples.
 
-    Departures from the paper: written after its abstract and the released code; the rest of the text was not available.
-    Defaults are those of the code's scripts, except for the aggregator: they train the `mlp`. `linear` and `per-class`
-    begin with the mean of the answers, not with random weights; the constant that the code adds to all logits of
-    `linear` changes no answer and is left out. Adam's second moment at the server begins with τ², as in FedAdam's
-    paper; in the code it begins with 0. Models travel as float32, not as int8. The gate that reads the sample itself is
-    left out. The ridge is ours; it shrinks towards the mean of the probabilities, which is its limit for λ → ∞. Passes
-    through the aggregator are not counted as compute. Local training ends with the epoch that --select names, by
-    default the best on validation data.
+    Departures from the paper: written after its abstract and the released code; the rest of the
+    text was not available. Defaults are those of the code's scripts, except for the aggregator:
+    they train the `mlp`. `linear` and `per-class` begin with the mean of the answers, not with
+    random weights; the constant that the code adds to all logits of `linear` changes no answer and
+    is left out. Adam's second moment at the server begins with τ², as in FedAdam's paper; in the
+    code it begins with 0. Models travel as float32, not as int8. The gate that reads the sample
+    itself is left out. The ridge is ours; it shrinks towards the mean of the probabilities, which
+    is its limit for λ → ∞. Passes through the aggregator are not counted as compute. Local training
+    ends with the epoch that --select names, by default the best on validation data.
     """
 
     traits = Traits(private=HeldOut, joins_models=True, needs=CLASSES, weighs=False)
@@ -101,8 +108,9 @@ class FENS(Method):
     holdout: Annotated[float, Range(above=0, below=1)] = 0.1
     """share of a client's training data that its model is not trained on but the aggregator is"""
     aggregator: Form = "per-class"
-    """what combines the N models' answers: a weight for each model; one for each model and class; a perceptron with one
-    hidden layer on their logits; or a ridge regression on their probabilities, in closed form"""
+    """what combines the N models' answers: a weight for each model; one for each model and class; a
+    perceptron with one hidden layer on their logits; or a ridge regression on their probabilities,
+    in closed form"""
     hidden: Count = 2
     """d, hidden units of the perceptron for each client"""
     rounds: Count = 500
@@ -114,7 +122,8 @@ class FENS(Method):
     aggregator_lr: Positive = 1.0
     """η_l, learning rate of clients for the aggregator (SGD)"""
     server_optimizer: Literal["sgd", "adam"] = "adam"
-    """the server's optimiser on the mean change of the aggregator; sgd at rate 1 is plain averaging"""
+    """the server's optimiser on the mean change of the aggregator; sgd at rate 1 is plain
+    averaging"""
     server_lr: Positive = 1e-3
     """η_g, learning rate of the server"""
     server_momentum: BelowOne = 0.9
@@ -129,7 +138,9 @@ class FENS(Method):
         return Stacking(model=None)
 
     def run(self, fed: Fed, s: Stacking) -> Iterator[State]:
-        """Yield the state after local training, then after each round; in the first, all clients get all models."""
+        """Yield the state after local training, then after each round; in the first, all clients
+        get all models.
+        """
         last = self.steps(len(fed.clients))
         if s.step == 0:
             s = s.next(models=tuple(fed.call(self.train, k, INITIAL) for k in fed.clients))
@@ -147,7 +158,9 @@ class FENS(Method):
         order = torch.randperm(client.n, generator=Generator().manual_seed(client.seed("holdout")))
         client.state = HeldOut(order[:held].sort().values, order[:0], torch.empty(0))
         rest = Subset(train.samples, train.rows[order[held:].sort().values])
-        return client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs, train=rest)
+        return client.fit(
+            model if self.init == "same" else client.fresh(), epochs=self.epochs, train=rest
+        )
 
     def ask(self, client: Client, models: Sequence[Weights]) -> None:
         """Compute all models' answers on the held-out samples."""
@@ -168,9 +181,13 @@ class FENS(Method):
         sent = fed.get([fed.call(self.improve, k, models, start) for k in fed.clients])
         if not any(trained.weight for trained in sent):
             raise _nothing_held()
-        target = mean([trained.aggregator for trained in sent], [trained.weight for trained in sent])
+        target = mean(
+            [trained.aggregator for trained in sent], [trained.weight for trained in sent]
+        )
         host = FedAvg(
-            server_optimizer=self.server_optimizer, server_lr=self.server_lr, server_momentum=self.server_momentum
+            server_optimizer=self.server_optimizer,
+            server_lr=self.server_lr,
+            server_momentum=self.server_momentum,
         )
         after = host.update(ServerOptimizer(momentum=s.momentum, second=s.second), start, target)
         assert isinstance(after.model, Weights)
@@ -179,7 +196,9 @@ class FENS(Method):
         return s.next(aggregator=after.model, momentum=after.momentum, second=after.second)
 
     @on_client
-    def improve(self, client: Client, models: tuple[Weights, ...], aggregator: Weights) -> TrainedAggregator:
+    def improve(
+        self, client: Client, models: tuple[Weights, ...], aggregator: Weights
+    ) -> TrainedAggregator:
         """Take some steps of SGD on the answers for the held-out samples."""
         if models:
             self.ask(client, models)
@@ -193,7 +212,9 @@ class FENS(Method):
             network.grad.zero_()
             F.cross_entropy(network.module(answers[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
             network.params.sub_(network.grad, alpha=self.aggregator_lr)
-        return TrainedAggregator(network.weights(), float(min(len(y), self.local_steps * self.aggregator_batch_size)))
+        return TrainedAggregator(
+            network.weights(), float(min(len(y), self.local_steps * self.aggregator_batch_size))
+        )
 
     def solve(self, fed: Fed, s: Stacking) -> Stacking:
         """Solve the ridge regression from the clients' sums."""
@@ -210,7 +231,11 @@ class FENS(Method):
         self.ask(client, models)
         phi = client.state.answers.softmax(2).flatten(1).double()
         i, j = torch.triu_indices(phi.shape[1], phi.shape[1])
-        return RegressionSums((phi.T @ phi)[i, j], phi.T @ F.one_hot(client.state.y, client.classes).double(), len(phi))
+        return RegressionSums(
+            (phi.T @ phi)[i, j],
+            phi.T @ F.one_hot(client.state.y, client.classes).double(),
+            len(phi),
+        )
 
     def joined(self, fed: Fed, s: Stacking) -> Weights:
         """Return the models and the aggregator as one network."""
@@ -234,7 +259,9 @@ class FENS(Method):
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """Return one network of N networks and the aggregator."""
         classes = Network(copy.deepcopy(network)).layout.classes
-        return JointNetwork([copy.deepcopy(network) for _ in range(clients)], self.combiner(clients, classes))
+        return JointNetwork(
+            [copy.deepcopy(network) for _ in range(clients)], self.combiner(clients, classes)
+        )
 
     def steps(self, clients: int) -> int:
         """Return one step for the models, and one for each round or one for the ridge."""
@@ -243,7 +270,8 @@ class FENS(Method):
     def cost(self, clients: int, model: Size) -> int:
         """N·M to the server and N·(N - 1)·M to the other clients, and what the aggregator costs.
 
-        T·N·(2a + 8): it travels down and up, with a weight; or N·(4·D·(D + 1) + 8·D·K + 8) for the sums, D = N·K.
+        T·N·(2a + 8): it travels down and up, with a weight; or N·(4·D·(D + 1) + 8·D·K + 8) for the
+        sums, D = N·K.
         """
         classes = model.layout.classes
         if self.aggregator == "ridge":
@@ -256,21 +284,29 @@ class FENS(Method):
 
 
 def _nothing_held() -> UserError:
-    return UserError("no client has two training samples, so none can hold one out: give the clients more data")
+    return UserError(
+        "no client has two training samples, so none can hold one out: give the clients more data"
+    )
 
 
 def minibatches(n: int, size: int, steps: int, draw: Generator) -> Iterator[Tensor]:
-    """Return the rows of these mini-batches: shuffled passes over n samples, one after the other."""
-    return islice(chain.from_iterable(torch.split(torch.randperm(n, generator=draw), size) for _ in count()), steps)
+    """Return the rows of these mini-batches: shuffled passes over n samples, one after the
+    other.
+    """
+    return islice(
+        chain.from_iterable(torch.split(torch.randperm(n, generator=draw), size) for _ in count()),
+        steps,
+    )
 
 
 def ridge(sums: Sequence[RegressionSums], penalty: float) -> Tensor:
-    """Return W (D, K) with the least ‖Y - ΦW‖² + λ‖W - W_0‖² over all samples; ΦW_0 is the mean of the models.
+    """Return W (D, K) with the least ‖Y - ΦW‖² + λ‖W - W_0‖² over all samples; ΦW_0 is the mean of
+    the models.
 
     Args:
         sums: one or more.
-        penalty: λ; 0: the one of 81, from 1e-4 to 1e4 times the mean eigenvalue of ΦᵀΦ, with the least generalised
-            cross-validation RSS(λ) / (n - df(λ))².
+        penalty: λ; 0: the one of 81, from 1e-4 to 1e4 times the mean eigenvalue of ΦᵀΦ, with the
+            least generalised cross-validation RSS(λ) / (n - df(λ))².
     """
     d, classes = sums[0].cross.shape
     i, j = torch.triu_indices(d, d)
@@ -278,7 +314,9 @@ def ridge(sums: Sequence[RegressionSums], penalty: float) -> Tensor:
     gram[i, j] = gram[j, i] = torch.stack([part.gram for part in sums]).sum(0)
     cross, n = torch.stack([part.cross for part in sums]).sum(0), sum(part.samples for part in sums)
     start = torch.eye(classes, dtype=torch.float64).repeat(d // classes, 1) * classes / d
-    rss = n - 2 * (start * cross).sum() + (start * (gram @ start)).sum()  # of W_0; the rows of Y have length 1
+    rss = (
+        n - 2 * (start * cross).sum() + (start * (gram @ start)).sum()
+    )  # of W_0; the rows of Y have length 1
     values, vectors = torch.linalg.eigh(gram)
     values = values.clamp(min=0)
     slopes = vectors.T @ (cross - gram @ start)  # W - W_0 is the ridge regression of Y - ΦW_0
@@ -312,7 +350,9 @@ class JointNetwork(nn.Module):
 
 
 class Weighted(nn.Module):
-    """Weights of the models' logits, one for each model or for each of its classes; at first their mean."""
+    """Weights of the models' logits, one for each model or for each of its classes; at first their
+    mean.
+    """
 
     def __init__(self, members: int, width: int) -> None:
         super().__init__()
@@ -338,7 +378,9 @@ class Perceptron(nn.Module):
             (hidden, self.second, self.second_bias),
         ):
             for parameter in parameters:  # as nn.Linear does
-                nn.init.uniform_(parameter, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs), generator=draw)
+                nn.init.uniform_(
+                    parameter, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs), generator=draw
+                )
 
     def forward(self, answers: Tensor) -> Tensor:
         """Return logits (b, K) from (b, N, K)."""
@@ -347,13 +389,17 @@ class Perceptron(nn.Module):
 
 
 class LinearCombiner(nn.Module):
-    """A linear map of the models' probabilities; at first their mean. What it gives adds up to 1."""
+    """A linear map of the models' probabilities; at first their mean. What it gives adds up to
+    1.
+    """
 
     def __init__(self, members: int, classes: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.eye(classes).repeat(members, 1) / members)
 
     def forward(self, answers: Tensor) -> Tensor:
-        """Return logits (b, K) from (b, N, K): logarithms. A regression can answer 0 or less, which counts as 0.001."""
+        """Return logits (b, K) from (b, N, K): logarithms. A regression can answer 0 or less, which
+        counts as 0.001.
+        """
         scores: Tensor = answers.softmax(2).flatten(1) @ self.weight
         return scores.clamp(min=1e-3).log()

@@ -1,4 +1,6 @@
-"""Fisher merging: an average of models in which each weight counts as much as its client's data determine it."""
+"""Fisher merging: an average of models in which each weight counts as much as its client's data
+determine it.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,29 +38,33 @@ class DiagonalInformed(NamedTuple):
 
 @dataclass(frozen=True)
 class FisherMerging(OneShot):
-    """One-shot averaging in which each weight is weighted by the clients' Fisher information about it.
+    """One-shot averaging in which each weight is weighted by the clients' Fisher information about
+    it.
 
     Michael Matena, Colin Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022.
-    https://arxiv.org/abs/2111.09832. W = Σ p_k F_k W_k / Σ p_k F_k for each weight, F_k being the diagonal of the
-    Fisher information of client k's model on its data: the mode of the product of the clients' Laplace approximations.
+    https://arxiv.org/abs/2111.09832. W = Σ p_k F_k W_k / Σ p_k F_k for each weight, F_k being the
+    diagonal of the Fisher information of client k's model on its data: the mode of the product of
+    the clients' Laplace approximations.
 
-    Departures from the paper: the models come from one round of federated training. p_k = n_k/n; the product of
-    posteriors has this factor if F_k is a mean over samples. The paper searches the coefficients on validation data.
-    Every F_k is at least `floor`; in the authors' code only that of a target model is, and a federation has no target
-    model. They divide each F_k by its norm; here this is off by default (`normalise`), as in the experiments of
-    FedFisher. Running statistics of normalisation layers, which have no Fisher information, are averaged. Local
+    Departures from the paper: the models come from one round of federated training. p_k = n_k/n;
+    the product of posteriors has this factor if F_k is a mean over samples. The paper searches the
+    coefficients on validation data. Every F_k is at least `floor`; in the authors' code only that
+    of a target model is, and a federation has no target model. They divide each F_k by its norm;
+    here this is off by default (`normalise`), as in the experiments of FedFisher. Running
+    statistics of normalisation layers, which have no Fisher information, are averaged. Local
     training ends with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 200
     """E, epochs at each client"""
     fisher: Labels = "expected"
-    """labels of the squared gradients: all, weighted by the model's probabilities; one that is sampled from them; or
-    the given label"""
+    """labels of the squared gradients: all, weighted by the model's probabilities; one that is
+    sampled from them; or the given label"""
     floor: Positive = 1e-6
     """least F_k of a weight; weights that no client has more information about are averaged"""
     normalise: bool = False
-    """divide each F_k by its norm, so that models that are sure of all their answers count as much as others"""
+    """divide each F_k by its norm, so that models that are sure of all their answers count as much
+    as others"""
     weighting: Literal["uniform", "samples"] = "samples"
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
@@ -73,7 +79,9 @@ class FisherMerging(OneShot):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train and measure at all clients, merge."""
         if s.step == 0:
-            s = s.next(model=self.merge(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])))
+            s = s.next(
+                model=self.merge(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
+            )
             yield s
 
     @on_client
@@ -83,7 +91,8 @@ class FisherMerging(OneShot):
         draw = torch.Generator().manual_seed(client.seed("labels"))
         network, layers = client.network(trained.model), _trained_layers(client.layout)
         return DiagonalInformed(
-            trained, diagonal(network, layers, client.batches(), self.fisher, draw, client.work).float()
+            trained,
+            diagonal(network, layers, client.batches(), self.fisher, draw, client.work).float(),
         )
 
     def merge(self, sent: Sequence[DiagonalInformed]) -> Weights:
@@ -93,11 +102,16 @@ class FisherMerging(OneShot):
         params, total = result.params.clone(), torch.zeros(len(result.params), dtype=torch.float64)
         for s, p in zip(sent, shares(models), strict=True):
             if s.fisher.shape != params.shape:
-                raise UserError("Fisher information does not have the model's size: use the same network everywhere")
+                raise UserError(
+                    "Fisher information does not have the model's size: use the same network "
+                    "everywhere"
+                )
             fisher = s.fisher.double().clamp(min=self.floor)
             fisher *= p / float(fisher.norm()) if self.normalise else p
             total += fisher
-            params.lerp_(s.trained.model.params, (fisher / total).float())  # equal models stay as they are
+            params.lerp_(
+                s.trained.model.params, (fisher / total).float()
+            )  # equal models stay as they are
         return result.with_params(params)
 
     @property

@@ -49,12 +49,21 @@ class ClassGaussians:
     def __post_init__(self) -> None:
         """Check what may come from another party."""
         size = self.means.shape[-1]
-        shapes = [(len(self.counts),), (len(self.counts), size), (len(self.counts), size * (size + 1) // 2)]
+        shapes = [
+            (len(self.counts),),
+            (len(self.counts), size),
+            (len(self.counts), size * (size + 1) // 2),
+        ]
         if [tuple(t.shape) for t in (self.counts, self.means, self.covariances)] != shapes:
-            raise UserError("class Gaussians do not fit together: use the same method and model everywhere")
+            raise UserError(
+                "class Gaussians do not fit together: use the same method and model everywhere"
+            )
         finite = torch.isfinite(self.means.sum() + self.covariances.sum())
         if not bool(finite) or bool((self.counts < 0).any()):
-            raise UserError("class Gaussians of negative counts or of values that are not finite: check the data")
+            raise UserError(
+                "class Gaussians of negative counts or of values that are not finite: check the "
+                "data"
+            )
 
 
 def measure(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> ClassGaussians:
@@ -71,12 +80,16 @@ def measure(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> ClassGaus
         counts.append(len(own))
         covariances.append((centred.T @ centred / n)[upper])
     return ClassGaussians(
-        torch.tensor(counts, dtype=torch.int32), torch.stack(means).float(), torch.stack(covariances).float()
+        torch.tensor(counts, dtype=torch.int32),
+        torch.stack(means).float(),
+        torch.stack(covariances).float(),
     )
 
 
 def pooled(parts: Sequence[ClassGaussians], c: int) -> tuple[int, Tensor, Tensor]:
-    """Return number, mean (A,) and unbiased covariance (A, A) of class c over all parts, float64."""
+    """Return number, mean (A,) and unbiased covariance (A, A) of class c over all parts,
+    float64.
+    """
     weights = torch.stack([p.counts[c] for p in parts]).double()
     n = weights.sum().clamp(min=1)
     means = torch.stack([p.means[c] for p in parts]).double()
@@ -88,11 +101,19 @@ def pooled(parts: Sequence[ClassGaussians], c: int) -> tuple[int, Tensor, Tensor
     packed = weights @ torch.stack([p.covariances[c] for p in parts]).double()
     within[rows, columns] = within[columns, rows] = packed
     # Σ n_k Σ_k + Σ n_k (μ_k - μ)(μ_k - μ)ᵀ: the scatter within clients and that of their means
-    return int(weights.sum()), mean, (within + (away * weights[:, None]).T @ away) / (n - 1).clamp(min=1)
+    return (
+        int(weights.sum()),
+        mean,
+        (within + (away * weights[:, None]).T @ away) / (n - 1).clamp(min=1),
+    )
 
 
-def drawn(parts: Sequence[ClassGaussians], each: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw `each` features (m, A) of every class that a client has; return them with their classes (m,)."""
+def drawn(
+    parts: Sequence[ClassGaussians], each: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw `each` features (m, A) of every class that a client has; return them with their classes
+    (m,).
+    """
     features, labels = [], []
     for c in range(len(parts[0].counts)):
         n, mean, covariance = pooled(parts, c)
@@ -104,8 +125,12 @@ def drawn(parts: Sequence[ClassGaussians], each: int, generator: torch.Generator
     return torch.cat(features).float(), torch.cat(labels)
 
 
-def calibrate(head: nn.Module, x: Tensor, y: Tensor, lr: float, generator: torch.Generator, batch: int = 128) -> None:
-    """Make one shuffled pass of plain SGD on the cross-entropy of `head` at features (m, A) of classes (m,)."""
+def calibrate(
+    head: nn.Module, x: Tensor, y: Tensor, lr: float, generator: torch.Generator, batch: int = 128
+) -> None:
+    """Make one shuffled pass of plain SGD on the cross-entropy of `head` at features (m, A) of
+    classes (m,).
+    """
     params = list(head.parameters())
     for rows in torch.split(torch.randperm(len(x), generator=generator), batch):
         with torch.enable_grad():
@@ -142,11 +167,14 @@ class Stage(nn.Module):
 
     def __init__(self, block: nn.Module, adapter: Adapter | None = None) -> None:
         super().__init__()
-        self.adapter = adapter  # from the channels of all clients to those that the block reads; None: their mean
+        # from the channels of all clients to those that the block reads; None: their mean
+        self.adapter = adapter
         self.block = block  # layers of the extractor
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return features (b, C', ...) from those of every client in the level before, each (b, C, ...)."""
+        """Return features (b, C', ...) from those of every client in the level before, each (b, C,
+        ...).
+        """
         joined = average(parts) if self.adapter is None else self.adapter(torch.cat(list(parts), 1))
         out: Tensor = self.block(joined)
         return out
@@ -155,11 +183,14 @@ class Stage(nn.Module):
 class Fused(nn.Module):
     """Levels of stages; each stage reads the outputs of all stages of the level before."""
 
-    def __init__(self, levels: Sequence[Sequence[Stage]], heads: Sequence[nn.Module], frozen: int = 0) -> None:
+    def __init__(
+        self, levels: Sequence[Sequence[Stage]], heads: Sequence[nn.Module], frozen: int = 0
+    ) -> None:
         super().__init__()
         # the levels, from the input on; a level has one stage per client, or only the owner's
         self.levels = nn.ModuleList(nn.ModuleList(level) for level in levels)
-        # one classifier per stage of the last level, with logits averaged, or one classifier that reads their sum
+        # one classifier per stage of the last level, with logits averaged, or one classifier that
+        # reads their sum
         self.heads = nn.ModuleList(heads)
         self.frozen = frozen  # number of levels that are not trained and keep their statistics
         self.levels[:frozen].requires_grad_(False)
@@ -213,29 +244,42 @@ def content(module: nn.Module) -> int:
 
 
 def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
-    """Divide the children of an extractor among `blocks` blocks, with as equal numbers of layers as possible.
+    """Divide the children of an extractor among `blocks` blocks, with as equal numbers of layers as
+    possible.
 
-    A block begins with a linear or convolutional layer, or a child that holds such layers, or with the flattening
-    before it. Extractors with fewer of them than `blocks` are divided before norms too.
+    A block begins with a linear or convolutional layer, or a child that holds such layers, or with
+    the flattening before it. Extractors with fewer of them than `blocks` are divided before norms
+    too.
     """
     if not isinstance(features, nn.Sequential):
-        raise UserError("FuseFL divides the extractor between its children: make `features` an nn.Sequential")
+        raise UserError(
+            "FuseFL divides the extractor between its children: make `features` an nn.Sequential"
+        )
     children = list(features)
-    starts = [i for i, child in enumerate(children) if any(isinstance(m, Dense) for m in child.modules())]
+    starts = [
+        i for i, child in enumerate(children) if any(isinstance(m, Dense) for m in child.modules())
+    ]
     if len(starts) < blocks:
         starts = [i for i, child in enumerate(children) if any(True for _ in child.parameters())]
     if len(starts) < blocks:
-        raise UserError(f"the extractor has {len(starts)} layers with weights: use --blocks {max(len(starts), 1)}")
+        raise UserError(
+            f"the extractor has {len(starts)} layers with weights: use --blocks "
+            f"{max(len(starts), 1)}"
+        )
     begins = [int(part[0]) for part in torch.tensor(starts).tensor_split(blocks)]
     for i in range(1, blocks):
-        while isinstance(children[begins[i] - 1], nn.Flatten):  # so that maps are joined, not their positions
+        while isinstance(
+            children[begins[i] - 1], nn.Flatten
+        ):  # so that maps are joined, not their positions
             begins[i] -= 1
     ends = [*begins[1:], len(children)]
     return [nn.Sequential(*children[b:e]) for b, e in zip([0, *begins[1:]], ends, strict=True)]
 
 
 def channels(blocks: Sequence[nn.Module]) -> list[int]:
-    """Return C of each block: the outputs of the last linear or convolutional layer up to its end."""
+    """Return C of each block: the outputs of the last linear or convolutional layer up to its
+    end.
+    """
     counts: list[int] = []
     for block in blocks:
         dense = [m for m in block.modules() if isinstance(m, Dense)]
@@ -244,9 +288,11 @@ def channels(blocks: Sequence[nn.Module]) -> list[int]:
 
 
 def thin(network: nn.Module, width: float) -> nn.Module:
-    """Return a copy of `network` with `width` times the hidden units; unless that is 1, its values mean nothing.
+    """Return a copy of `network` with `width` times the hidden units; unless that is 1, its values
+    mean nothing.
 
-    Widths are rounded to multiples of the numbers of groups of its GroupNorms, and are never less than these.
+    Widths are rounded to multiples of the numbers of groups of its GroupNorms, and are never less
+    than these.
     """
     network = copy.deepcopy(network)
     if width == 1:
@@ -264,15 +310,21 @@ def thin(network: nn.Module, width: float) -> nn.Module:
                 raise UserError("a convolution in groups cannot be made thin: use --hidden-width=1")
             outputs, inputs = layer.weight.shape[:2]
             if before and isinstance(layer, nn.Linear) and inputs % before:
-                raise UserError(f"layer {name} does not read the layer before it: use --hidden-width=1")
-            fan = inputs // before if before and isinstance(layer, nn.Linear) else 1  # positions of a flattened map
+                raise UserError(
+                    f"layer {name} does not read the layer before it: use --hidden-width=1"
+                )
+            fan = (
+                inputs // before if before and isinstance(layer, nn.Linear) else 1
+            )  # positions of a flattened map
             wanted = outputs if layer is dense[-1] else scaled(outputs)
             resize(layer, wanted, scaled(inputs // fan) * fan if before else inputs)
             before = outputs
         elif isinstance(layer, _BatchNorm | nn.GroupNorm) and layer.affine:
             resize_norm(layer, scaled(layer.weight.numel()))
         elif any(True for _ in layer.parameters(recurse=False)):
-            raise UserError(f"layer {name} is of a kind that cannot be made thin: use --hidden-width=1")
+            raise UserError(
+                f"layer {name} is of a kind that cannot be made thin: use --hidden-width=1"
+            )
     return network
 
 
@@ -303,27 +355,32 @@ class Levels(State):
     """The state of the run."""
 
     seed: int = 0  # seed of the clients' common thin network
-    sent: tuple[tuple[Ref[Weights], ...], ...] = ()  # for each round, each client's block with the adapter before it
+    sent: tuple[
+        tuple[Ref[Weights], ...], ...
+    ] = ()  # for each round, each client's block with the adapter before it
 
 
 @dataclass(frozen=True)
 class FuseFL(Method):
     """The network is trained block by block, each on top of the frozen blocks of all clients.
 
-    Zhenheng Tang, Yonggang Zhang, Peijie Dong, Yiu-ming Cheung, Amelie Chi Zhou, Bo Han, Xiaowen Chu: FuseFL: One-Shot
-    Federated Learning through the Lens of Causality with Progressive Model Fusion. NeurIPS 2024.
-    https://arxiv.org/abs/2410.20380 (Figure 4).
+    Zhenheng Tang, Yonggang Zhang, Peijie Dong, Yiu-ming Cheung, Amelie Chi Zhou, Bo Han, Xiaowen
+    Chu: FuseFL: One-Shot Federated Learning through the Lens of Causality with Progressive Model
+    Fusion. NeurIPS 2024. https://arxiv.org/abs/2410.20380 (Figure 4).
 
-    In round b every client trains its blocks from b on and its classifier. Then block b of all clients is frozen, and
-    these blocks stand side by side. A client's block b + 1 reads all of them through an adapter, a 1x1 convolution,
-    which the client trains together with that block. The result is the network of all clients' blocks.
+    In round b every client trains its blocks from b on and its classifier. Then block b of all
+    clients is frozen, and these blocks stand side by side. A client's block b + 1 reads all of them
+    through an adapter, a 1x1 convolution, which the client trains together with that block. The
+    result is the network of all clients' blocks.
 
-    Departures from the paper: written after the authors' code and the paper's abstract and Figure 4; the rest of the
-    paper's text was not available. Frozen blocks stay in evaluation mode; in the code their BatchNorms and dropouts
-    stay in training mode. As in the code, the averaged classifier reads the sum of the last blocks' features and is
-    then calibrated on samples from class Gaussians (CCVR), which takes one more communication. The code's pooled
-    covariances keep the outer product of the mean because of a misplaced parenthesis; ours do not. The width that fits
-    into N models is ours. Local training ends with its last epoch, whatever --select says, as in the code.
+    Departures from the paper: written after the authors' code and the paper's abstract and Figure
+    4; the rest of the paper's text was not available. Frozen blocks stay in evaluation mode; in the
+    code their BatchNorms and dropouts stay in training mode. As in the code, the averaged
+    classifier reads the sum of the last blocks' features and is then calibrated on samples from
+    class Gaussians (CCVR), which takes one more communication. The code's pooled covariances keep
+    the outer product of the mean because of a misplaced parenthesis; ours do not. The width that
+    fits into N models is ours. Local training ends with its last epoch, whatever --select says, as
+    in the code.
     """
 
     blocks: Count = 2
@@ -331,12 +388,15 @@ class FuseFL(Method):
     epochs: Count = 100
     """E, epochs at each client per round"""
     hidden_width: Annotated[float, Range(least=0, most=1)] = 0.0
-    """width of the hidden layers as a share of the network's; 0: the widest for which no more than N models move"""
+    """width of the hidden layers as a share of the network's; 0: the widest for which no more than
+    N models move"""
     adapter: Literal["conv", "mean"] = "conv"
-    """what a block reads from the blocks before it: a 1x1 convolution of all channels, or their mean"""
+    """what a block reads from the blocks before it: a 1x1 convolution of all channels, or their
+    mean"""
     combine_heads: Literal["calibrated", "average", "logits"] = "calibrated"
-    """classifier of the result: the average of the clients' classifiers on the sum of the last blocks' features,
-    calibrated or not; or the mean logits of the clients' classifiers, each on its own last block"""
+    """classifier of the result: the average of the clients' classifiers on the sum of the last
+    blocks' features, calibrated or not; or the mean logits of the clients' classifiers, each on its
+    own last block"""
     calibration_samples: Count = 5000
     """number of virtual features of each class on which the classifier is calibrated, once each"""
     calibration_lr: Positive = 0.01
@@ -356,30 +416,44 @@ class FuseFL(Method):
         """Refuse a network that cannot be divided, or not be made thin."""
         network = copy.deepcopy(model.network.module).cpu().eval()
         if frozen.digest(network) or not all(p.requires_grad for p in network.parameters()):
-            raise UserError("some of the network's layers are frozen, and FuseFL trains every block: unfreeze them")
+            raise UserError(
+                "some of the network's layers are frozen, and FuseFL trains every block: unfreeze "
+                "them"
+            )
         split = as_split(network)
         if not any(isinstance(m, nn.Linear) for m in split.head.modules()):
             raise UserError("FuseFL needs a linear classifier: let `head` be or hold an nn.Linear")
-        whole = Fused([[Stage(part)] for part in cut(split.features, self.blocks)], [split.head]).eval()
+        whole = Fused(
+            [[Stage(part)] for part in cut(split.features, self.blocks)], [split.head]
+        ).eval()
         x = torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0))
         x = trial(model.network.module, x)
         with torch.no_grad():
             if not torch.allclose(whole(x), network(x), rtol=1e-4, atol=1e-5):
-                raise UserError("the network is not head(features(x)), which is what FuseFL divides: use ensemble")
+                raise UserError(
+                    "the network is not head(features(x)), which is what FuseFL divides: use "
+                    "ensemble"
+                )
             try:
                 self.result_network(network, 2).eval()(x)
             except RuntimeError as error:
                 raise UserError(
-                    f"thin blocks of this network do not fit each other ({error}): use --hidden-width=1"
+                    f"thin blocks of this network do not fit each other ({error}): use "
+                    "--hidden-width=1"
                 ) from None
 
     def run(self, fed: Fed, s: Levels) -> Iterator[State]:
         """Yield the state after each round; each round gets the blocks of the one before."""
         if s.step == 0:
-            s = replace(s, seed=int(torch.randint(1 << 62, (), generator=fed.generator("thin network"))))
+            s = replace(
+                s, seed=int(torch.randint(1 << 62, (), generator=fed.generator("thin network")))
+            )
         while s.step < self.blocks:
             before = s.sent[-1] if s.sent else ()
-            sent = tuple(fed.call(self.train, k, INITIAL, before, len(fed.clients), s.seed) for k in fed.clients)
+            sent = tuple(
+                fed.call(self.train, k, INITIAL, before, len(fed.clients), s.seed)
+                for k in fed.clients
+            )
             s = s.next(sent=(*s.sent, sent))
             if s.step == self.blocks:
                 s = replace(s, model=self.fused(fed, s))
@@ -392,8 +466,13 @@ class FuseFL(Method):
     def fused(self, fed: Fed, s: Levels) -> Weights:
         """Return the network of all blocks and classifiers."""
         stages = [fed.get(level) for level in s.sent]
-        parts, head = self.parts(fed.network(fed.get(INITIAL)).requires_grad_(True), len(fed.clients))
-        levels = [[self.filled(parts, b, values, len(level)) for values in level] for b, level in enumerate(stages)]
+        parts, head = self.parts(
+            fed.network(fed.get(INITIAL)).requires_grad_(True), len(fed.clients)
+        )
+        levels = [
+            [self.filled(parts, b, values, len(level)) for values in level]
+            for b, level in enumerate(stages)
+        ]
         heads = fed.get([fed.call(self.head, k) for k in fed.clients])
         heads = heads if self.combine_heads == "logits" else [mean(heads)]
         return Network(Fused(levels, [filled(copy.deepcopy(head), h) for h in heads])).weights()
@@ -401,7 +480,9 @@ class FuseFL(Method):
     def calibrated(self, fed: Fed, s: Levels, gaussians: Sequence[ClassGaussians]) -> Weights:
         """Return the network with its classifier calibrated."""
         assert isinstance(s.model, Weights)
-        result = self.result_network(fed.network(fed.get(INITIAL)).requires_grad_(True).cpu(), len(fed.clients))
+        result = self.result_network(
+            fed.network(fed.get(INITIAL)).requires_grad_(True).cpu(), len(fed.clients)
+        )
         network = Network(result)
         network.load(s.model)
         generator = fed.generator("calibration")
@@ -411,7 +492,9 @@ class FuseFL(Method):
         return network.weights()
 
     @on_client
-    def train(self, client: Client, initial: Weights, before: tuple[Weights, ...], clients: int, seed: int) -> Weights:
+    def train(
+        self, client: Client, initial: Weights, before: tuple[Weights, ...], clients: int, seed: int
+    ) -> Weights:
         """Train all blocks that are not yet frozen, and the classifier.
 
         Args:
@@ -427,10 +510,20 @@ class FuseFL(Method):
             kept: KeptBlocks = client.state
             fused = [*kept.levels, list(before)]
             head = filled(head, kept.head)
-            parts[len(fused) :] = [filled(p, w) for p, w in zip(parts[len(fused) :], kept.blocks, strict=True)]
-        frozen = [[self.filled(parts, b, w, clients) for w in level] for b, level in enumerate(fused)]
-        own = [self.stage(parts, len(fused), clients, client.seed("adapter")), *map(Stage, parts[len(fused) + 1 :])]
-        network = Network(Fused([*frozen, *([stage] for stage in own)], [head], len(frozen)), initial.params.device)
+            parts[len(fused) :] = [
+                filled(p, w) for p, w in zip(parts[len(fused) :], kept.blocks, strict=True)
+            ]
+        frozen = [
+            [self.filled(parts, b, w, clients) for w in level] for b, level in enumerate(fused)
+        ]
+        own = [
+            self.stage(parts, len(fused), clients, client.seed("adapter")),
+            *map(Stage, parts[len(fused) + 1 :]),
+        ]
+        network = Network(
+            Fused([*frozen, *([stage] for stage in own)], [head], len(frozen)),
+            initial.params.device,
+        )
         network.load(
             client.fit(
                 network.weights(),
@@ -450,18 +543,25 @@ class FuseFL(Method):
         return kept.head
 
     @on_client
-    def measure(self, client: Client, initial: Weights, last: tuple[Weights, ...], seed: int) -> ClassGaussians:
+    def measure(
+        self, client: Client, initial: Weights, last: tuple[Weights, ...], seed: int
+    ) -> ClassGaussians:
         """Return the class Gaussians of the fused network's features."""
         parts, head = self.parts(client.network(initial).requires_grad_(True), len(last), seed)
         levels = [*client.state.levels, list(last)]
-        stages = [[self.filled(parts, b, w, len(last)) for w in level] for b, level in enumerate(levels)]
+        stages = [
+            [self.filled(parts, b, w, len(last)) for w in level] for b, level in enumerate(levels)
+        ]
         module = Fused(stages, [head]).to(initial.params.device).eval()
         with torch.no_grad():
             return measure(
-                ((module.features(x).flatten(1), y) for x, y in client.batches(passes=len(last))), client.classes
+                ((module.features(x).flatten(1), y) for x, y in client.batches(passes=len(last))),
+                client.classes,
             )
 
-    def parts(self, network: nn.Module, clients: int, seed: int = 0) -> tuple[list[nn.Module], nn.Module]:
+    def parts(
+        self, network: nn.Module, clients: int, seed: int = 0
+    ) -> tuple[list[nn.Module], nn.Module]:
         """Return blocks and classifier of the network of `width`, newly drawn unless that is 1."""
         width = self.hidden_width or self.fitting(network, clients)
         split = as_split(network if width == 1 else fresh(thin(network, width), seed))
@@ -469,7 +569,12 @@ class FuseFL(Method):
 
     def fitting(self, network: nn.Module, clients: int) -> float:
         """Return the widest of 1/64, ..., 1 with which no more than N models move, or the first."""
-        network, limit, low, high = copy.deepcopy(network).to("meta"), clients * content(network), 1, STEPS
+        network, limit, low, high = (
+            copy.deepcopy(network).to("meta"),
+            clients * content(network),
+            1,
+            STEPS,
+        )
         while low < high:
             middle = (low + high + 1) // 2
             fits = self.moves(thin(network, middle / STEPS), clients) <= limit
@@ -492,28 +597,43 @@ class FuseFL(Method):
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """Return the network of all clients' blocks, level by level."""
         parts, head = self.parts(network, clients)
-        levels = [[self.stage(parts, b, clients) for _ in range(clients)] for b in range(self.blocks)]
-        return Fused(levels, [copy.deepcopy(head) for _ in range(clients if self.combine_heads == "logits" else 1)])
+        levels = [
+            [self.stage(parts, b, clients) for _ in range(clients)] for b in range(self.blocks)
+        ]
+        return Fused(
+            levels,
+            [copy.deepcopy(head) for _ in range(clients if self.combine_heads == "logits" else 1)],
+        )
 
     def steps(self, clients: int) -> int:
         """Return K, plus one for the calibration."""
         return self.blocks + (self.combine_heads == "calibrated")
 
     def cost(self, clients: int, model: Size) -> int:
-        """N·(Σ_b M_b + M_head) + N·(N - 1)·Σ_{b < K} M_b, with M_b the bytes of a thin block and its adapter.
+        """N·(Σ_b M_b + M_head) + N·(N - 1)·Σ_{b < K} M_b, with M_b the bytes of a thin block and
+        its adapter.
 
-        The calibration adds N·(N - 1)·M_K + 4N·C·(1 + A + A(A + 1)/2), for C classes and A features.
+        The calibration adds N·(N - 1)·M_K + 4N·C·(1 + A + A(A + 1)/2), for C classes and A
+        features.
         """
         network = model.network.module
-        return self.moves(thin(network, self.hidden_width or self.fitting(network, clients)), clients)
+        return self.moves(
+            thin(network, self.hidden_width or self.fitting(network, clients)), clients
+        )
 
     def moves(self, network: nn.Module, clients: int) -> int:
         """Return the same for a thin network."""
         split = as_split(network)
         parts = cut(split.features, self.blocks)
-        adapters = [4 * size * (clients * size + 1) * (self.adapter == "conv") for size in channels(parts)]
-        pieces = [content(part) + before for part, before in zip(parts, [0, *adapters], strict=False)]
-        total = clients * (sum(pieces) + content(split.head)) + clients * (clients - 1) * sum(pieces[:-1])
+        adapters = [
+            4 * size * (clients * size + 1) * (self.adapter == "conv") for size in channels(parts)
+        ]
+        pieces = [
+            content(part) + before for part, before in zip(parts, [0, *adapters], strict=False)
+        ]
+        total = clients * (sum(pieces) + content(split.head)) + clients * (clients - 1) * sum(
+            pieces[:-1]
+        )
         if self.combine_heads != "calibrated":
             return total
         linear = [m for m in split.head.modules() if isinstance(m, nn.Linear)]

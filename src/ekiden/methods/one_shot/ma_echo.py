@@ -42,31 +42,35 @@ class Contribution(NamedTuple):
     """What a client sends."""
 
     model: Weights  # its trained model
-    # one for each linear and convolutional layer but the classifier: P (d, d), or F (d, k) with P ≈ F Fᵀ
+    # one for each linear and convolutional layer but the classifier: P (d, d), or F (d, k) with P ≈
+    # F Fᵀ
     projectors: list[Tensor]
     owns: Tensor  # (K,) bool, the classes of which it has more than one sample
 
 
 @dataclass(frozen=True)
 class MAEcho(Method):
-    """One-shot aggregation that moves all models to a common optimum along directions that their data do not see.
+    """One-shot aggregation that moves all models to a common optimum along directions that their
+    data do not see.
 
-    Shangchao Su, Bin Li, Xiangyang Xue: One-shot Federated Learning without Server-side Training. Neural Networks
-    164, 203-215, 2023. https://arxiv.org/abs/2204.12493 (Algorithm 1, Eq. 11).
+    Shangchao Su, Bin Li, Xiangyang Xue: One-shot Federated Learning without Server-side Training.
+    Neural Networks 164, 203-215, 2023. https://arxiv.org/abs/2204.12493 (Algorithm 1, Eq. 11).
 
-    With each model W_i a client sends, per layer, the projector P_i on the inputs that its data give. The server
-    alternates: W goes down the distances ‖(W - V_i)P_i‖, and each V_i, starting from W_i, moves towards W in the
-    directions that P_i does not see.
+    With each model W_i a client sends, per layer, the projector P_i on the inputs that its data
+    give. The server alternates: W goes down the distances ‖(W - V_i)P_i‖, and each V_i, starting
+    from W_i, moves towards W in the directions that P_i does not see.
 
-    Departures from the paper: `form = "released"`, the default, is the authors' code, from which their published
-    numbers come: projectors by a damped recursion over the mean inputs of batches, α = 1/N, V steps λ(I - P). The
-    result is the mean of the V_i, and classifier rows are averaged over the owners of each class. `form = "paper"` is
-    Algorithm 1 with factor 2 in the direction and I - μ/(1 + μ)P in the V steps, and the result W. Both forms leave the
-    classifier out of the iteration and average it (`combine_heads`), as the code does and the paper's ablation says;
-    Algorithm 1 names all layers. Biases are one more input, which is constant 1. Layers that are neither linear nor
-    convolutional are averaged. With `align` projectors follow the aligned units, T P Tᵀ (the text's transposes
-    contradict each other; the code computes the projectors again from the data). Local training ends with the epoch
-    that --select names, by default the best on validation data.
+    Departures from the paper: `form = "released"`, the default, is the authors' code, from which
+    their published numbers come: projectors by a damped recursion over the mean inputs of batches,
+    α = 1/N, V steps λ(I - P). The result is the mean of the V_i, and classifier rows are averaged
+    over the owners of each class. `form = "paper"` is Algorithm 1 with factor 2 in the direction
+    and I - μ/(1 + μ)P in the V steps, and the result W. Both forms leave the classifier out of the
+    iteration and average it (`combine_heads`), as the code does and the paper's ablation says;
+    Algorithm 1 names all layers. Biases are one more input, which is constant 1. Layers that are
+    neither linear nor convolutional are averaged. With `align` projectors follow the aligned units,
+    T P Tᵀ (the text's transposes contradict each other; the code computes the projectors again from
+    the data). Local training ends with the epoch that --select names, by default the best on
+    validation data.
     """
 
     epochs: Count = 10
@@ -90,13 +94,13 @@ class MAEcho(Method):
     origin: Literal["mean", "first", "random"] = "mean"
     """W at the start: mean of the models, the first client's, or random values"""
     combine_heads: Literal["class-wise", "mean"] = "class-wise"
-    """the classifier: each row is averaged over the clients with more than one sample of its class, or over all
-    clients"""
+    """the classifier: each row is averaged over the clients with more than one sample of its class,
+    or over all clients"""
     projector: Literal["recursion", "closed"] = "recursion"
     """P_i: damped recursion over batch means (released), or closed form over all samples (paper)"""
     ranks: str = ""
-    """k, number of eigenvectors sent for each projector: one number, or one for each layer, separated by commas; empty:
-    all"""
+    """k, number of eigenvectors sent for each projector: one number, or one for each layer,
+    separated by commas; empty: all"""
     align: bool = False
     """MA-Echo + OT: first align all models to the first client's by optimal transport"""
     init: Init = "same"
@@ -104,15 +108,31 @@ class MAEcho(Method):
     participation: Fraction = 1.0
     """m/N, share of the clients drawn for each round; at least one client"""
     decentralised: bool = False
-    """every client sends its model to every other and aggregates by itself; the server reads nothing"""
+    """every client sends its model to every other and aggregates by itself; the server reads
+    nothing"""
 
     traits = Traits(needs=CLASSES)  # clients report which classes they own
 
     def __post_init__(self) -> None:
-        require(self.form == "released" or self.step <= 1, "step", self.step, "at most 1 in the paper's form")
+        require(
+            self.form == "released" or self.step <= 1,
+            "step",
+            self.step,
+            "at most 1 in the paper's form",
+        )
         everyone = "1, since with --decentralised all take part"
-        require(self.participation == 1 or not self.decentralised, "participation", self.participation, everyone)
-        require(all(k.isdecimal() and int(k) > 0 for k in self._ranks), "ranks", self.ranks, "numbers of 1 or more")
+        require(
+            self.participation == 1 or not self.decentralised,
+            "participation",
+            self.participation,
+            everyone,
+        )
+        require(
+            all(k.isdecimal() and int(k) > 0 for k in self._ranks),
+            "ranks",
+            self.ranks,
+            "numbers of 1 or more",
+        )
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a C with which weights cannot sum to 1."""
@@ -120,7 +140,9 @@ class MAEcho(Method):
             require_extra("methods", "--weighting=qp", "clarabel")
         m = participants(len(clients), self.participation)
         wanted = f"at least 1/N = {1 / m:.4g}, so that the weights can sum to 1"
-        require(self.weighting == "uniform" or self.bound * m >= 1 - 1e-9, "bound", self.bound, wanted)
+        require(
+            self.weighting == "uniform" or self.bound * m >= 1 - 1e-9, "bound", self.bound, wanted
+        )
 
     def check_network(self, model: Size) -> None:
         """Refuse a wrong number of ranks, and for alignment a network with shortcuts."""
@@ -140,9 +162,15 @@ class MAEcho(Method):
             seed = int(torch.randint(1 << 62, (), generator=fed.generator("start")))
             clients = sample(fed, self.participation)
             models: Sequence[Model | None] = s.personal or [s.model] * len(clients)
-            asked = [fed.call(self.train, k, m, s.step == 0) for k, m in zip(clients, models, strict=True)]
+            asked = [
+                fed.call(self.train, k, m, s.step == 0)
+                for k, m in zip(clients, models, strict=True)
+            ]
             if self.decentralised:
-                s = s.next(model=None, personal=tuple(fed.call(self.gather, k, asked, seed) for k in clients))
+                s = s.next(
+                    model=None,
+                    personal=tuple(fed.call(self.gather, k, asked, seed) for k in clients),
+                )
             else:
                 sent = fed.get(asked)
                 s = s.next(model=self.combine(sent, fed.network(sent[0].model), seed))
@@ -154,8 +182,12 @@ class MAEcho(Method):
         model = client.fresh() if first and self.init == "different" else model
         model = client.fit(model, epochs=self.epochs)
         closed = self.projector == "closed"
-        found = projectors(client.network(model), client.layout.hidden, client.batches(), closed=closed)
-        sent = [compress(p, k).float() for p, k in zip(found, self.rank_of(client.layout), strict=True)]
+        found = projectors(
+            client.network(model), client.layout.hidden, client.batches(), closed=closed
+        )
+        sent = [
+            compress(p, k).float() for p, k in zip(found, self.rank_of(client.layout), strict=True)
+        ]
         return Contribution(model, sent, owned(client.class_counts()))
 
     @on_client
@@ -173,7 +205,9 @@ class MAEcho(Method):
             start = Network(fresh(network, seed), sent[0].model.params.device).weights()
         return self.aggregate(sent, layout, start)
 
-    def aggregate(self, sent: Sequence[Contribution], layout: Layout, start: Weights | None = None) -> Weights:
+    def aggregate(
+        self, sent: Sequence[Contribution], layout: Layout, start: Weights | None = None
+    ) -> Weights:
         """Return the common model, layer by layer; all other parameters are averaged."""
         models = [c.model for c in sent]
         result = mean(models)
@@ -181,7 +215,12 @@ class MAEcho(Method):
         w = models[0] if self.origin == "first" else start or result
         for i, layer in enumerate(layout.hidden):
             v = torch.stack([layer.matrix(m.params) for m in models])
-            layer.put(params, self.harmonise(layer.matrix(w.params), v, [reduced(c.projectors[i]).to(v) for c in sent]))
+            layer.put(
+                params,
+                self.harmonise(
+                    layer.matrix(w.params), v, [reduced(c.projectors[i]).to(v) for c in sent]
+                ),
+            )
         result = result.with_params(params)
         if self.combine_heads == "mean":
             return result
@@ -195,13 +234,20 @@ class MAEcho(Method):
             seen = project(w - v, projectors)  # (W - V_i) P_i, half of the paper's direction g_i
             alphas = self.alphas(seen)
             pull = torch.einsum("n,nod->od", alphas, seen)
-            w = w - self.step * (1 if self.form == "released" else 2) * pull  # the code drops the 2 of g_i
+            w = (
+                w - self.step * (1 if self.form == "released" else 2) * pull
+            )  # the code drops the 2 of g_i
             change = w - v
-            move = change - kept * project(change, projectors)  # (W - V_i)(I - μ/(1 + μ) P_i), Eq. 11
+            move = change - kept * project(
+                change, projectors
+            )  # (W - V_i)(I - μ/(1 + μ) P_i), Eq. 11
             if self.normalise:
                 move = unit_rows(move, change)
-            v = v + move * (self.step if self.form == "released" else 1)  # from the running V_i, Algorithm 1
-        # The code returns the mean of the V_i; written so, equal V_i give their value without rounding.
+            v = v + move * (
+                self.step if self.form == "released" else 1
+            )  # from the running V_i, Algorithm 1
+        # The code returns the mean of the V_i; written so, equal V_i give their value without
+        # rounding.
         return v[0] + (v - v[0]).mean(0) if self.form == "released" else w
 
     def alphas(self, seen: Tensor) -> Tensor:
@@ -216,7 +262,10 @@ class MAEcho(Method):
         """Return how many eigenvectors of each projector travel, 0 for all."""
         wanted, given = len(layout.hidden), [int(k) for k in self._ranks]
         if len(given) not in (0, 1, wanted):
-            raise UserError(f"--ranks {self.ranks} names {len(given)} layers, this network has {wanted}: give as many")
+            raise UserError(
+                f"--ranks {self.ranks} names {len(given)} layers, this network has {wanted}: give "
+                "as many"
+            )
         return given if len(given) == wanted else (given or [0]) * wanted
 
     @property
@@ -226,7 +275,9 @@ class MAEcho(Method):
     def _warn(self, layout: Layout) -> None:
         others = [layer.name for layer in layout.layers if layer.kind not in ("linear", "conv")]
         if others:
-            logging.getLogger("ekiden").warning("MA-Echo averages layers that it cannot treat: %s", ", ".join(others))
+            logging.getLogger("ekiden").warning(
+                "MA-Echo averages layers that it cannot treat: %s", ", ".join(others)
+            )
 
     def steps(self, clients: int) -> int:
         """Return T, the number of rounds."""
@@ -240,12 +291,18 @@ class MAEcho(Method):
         payload = self.payload(model.layout)
         if self.decentralised:
             return self.rounds * clients * (clients - 1) * (model + payload)
-        return participants(clients, self.participation) * ((2 * self.rounds - 1) * model + self.rounds * payload)
+        return participants(clients, self.participation) * (
+            (2 * self.rounds - 1) * model + self.rounds * payload
+        )
 
     def payload(self, layout: Layout) -> int:
-        """Return K + 4·Σ d·k: a client's classes and projectors, with k = d for complete projectors."""
+        """Return K + 4·Σ d·k: a client's classes and projectors, with k = d for complete
+        projectors.
+        """
         sizes = zip(layout.hidden, self.rank_of(layout), strict=True)
-        numbers = sum(layer.inputs * (min(k, layer.inputs) if k else layer.inputs) for layer, k in sizes)
+        numbers = sum(
+            layer.inputs * (min(k, layer.inputs) if k else layer.inputs) for layer, k in sizes
+        )
         return layout.classes + 4 * numbers
 
 
@@ -261,7 +318,9 @@ def project(differences: Tensor, projectors: Sequence[Tensor]) -> Tensor:
 
 
 def unit_rows(move: Tensor, change: Tensor) -> Tensor:
-    """Scale each row of `move` to length 1; rows that are only rounding errors of `change` become zero."""
+    """Scale each row of `move` to length 1; rows that are only rounding errors of `change` become
+    zero.
+    """
     length = move.norm(dim=-1, keepdim=True)
     nothing = length <= 1e-5 * change.norm(dim=-1, keepdim=True)
     return torch.where(nothing, torch.zeros_like(move), move / length.clamp(min=1e-30))
@@ -270,23 +329,32 @@ def unit_rows(move: Tensor, change: Tensor) -> Tensor:
 def aligned(contribution: Contribution, target: Weights, layout: Layout) -> Contribution:
     """Return a client's model and projectors with hidden units in the order of `target`'s."""
     model, moved = align(
-        contribution.model, target, layout, layout, lambda i, a, b: transport(a, b, normalise=True, squared=False)
+        contribution.model,
+        target,
+        layout,
+        layout,
+        lambda i, a, b: transport(a, b, normalise=True, squared=False),
     )
     layers = zip(contribution.projectors, moved, layout.dense, strict=False)
-    return contribution._replace(model=model, projectors=[carried(p, t, layer) for p, t, layer in layers])
+    return contribution._replace(
+        model=model, projectors=[carried(p, t, layer) for p, t, layer in layers]
+    )
 
 
 def carried(projector: Tensor, moved: Tensor | None, layer: Layer) -> Tensor:
     """Return TᵀPT (rows a, columns b of T) for P, or TᵀF for a factor F."""
     once = carry(projector.T.contiguous(), moved, layer).T
-    return once if projector.shape[0] != projector.shape[1] else carry(once.contiguous(), moved, layer)
+    return (
+        once if projector.shape[0] != projector.shape[1] else carry(once.contiguous(), moved, layer)
+    )
 
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def min_norm(gram: Matrix, bound: float) -> Matrix:
-    """Return the minimum of ½αᵀGα with Σα = 1 and 0 <= α <= bound: weights of the shortest combination of vectors.
+    """Return the minimum of ½αᵀGα with Σα = 1 and 0 <= α <= bound: weights of the shortest
+    combination of vectors.
 
     Args:
         gram: G (N, N), inner products of the vectors; may be singular.
@@ -301,7 +369,9 @@ def min_norm(gram: Matrix, bound: float) -> Matrix:
     n, scale = len(gram), float(np.trace(gram)) / len(gram)
     if bound * n <= 1 + 1e-9 or scale <= 0:
         return np.full(n, 1 / n)
-    limits = sparse.csc_matrix(np.vstack([np.ones(n), -np.eye(n), np.eye(n)]))  # rows · α + slack = right
+    limits = sparse.csc_matrix(
+        np.vstack([np.ones(n), -np.eye(n), np.eye(n)])
+    )  # rows · α + slack = right
     right = np.concatenate([[1.0], np.zeros(n), np.full(n, bound)])
     slack = [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(2 * n)]
     settings = clarabel.DefaultSettings()

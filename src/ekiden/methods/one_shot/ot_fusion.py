@@ -32,25 +32,31 @@ from ekiden.training.network import Network, trial
 from ekiden.training.weights import Layer, Layout
 
 Matching = Callable[[int, Tensor, Tensor], Tensor]
-"""(layer number, its units' rows (a, d), the target's rows (b, d)) -> transport (a, b) whose columns sum to 1."""
+"""(layer number, its units' rows (a, d), the target's rows (b, d)) -> transport (a, b) whose
+columns sum to 1."""
 
 
 @dataclass(frozen=True)
 class OTFusion(OneShot):
-    """One-shot averaging after every model's neurons were matched to those of one model by optimal transport.
+    """One-shot averaging after every model's neurons were matched to those of one model by optimal
+    transport.
 
-    Sidak Pal Singh, Martin Jaggi: Model Fusion via Optimal Transport. NeurIPS 2020. https://arxiv.org/abs/1910.05653.
+    Sidak Pal Singh, Martin Jaggi: Model Fusion via Optimal Transport. NeurIPS 2020.
+    https://arxiv.org/abs/1910.05653.
 
-    Layer by layer: undo the permutation of the layer before at the inputs, match the units to the target's by exact
-    optimal transport between their weights (or activations), permute. The classifier is only averaged.
+    Layer by layer: undo the permutation of the layer before at the inputs, match the units to the
+    target's by exact optimal transport between their weights (or activations), permute. The
+    classifier is only averaged.
 
-    Departures from the paper: the defaults are those of the authors' commands (exact transport, Euclidean distance,
-    rows of weights normalised), not of their script. The classifier, whose outputs are classes, is not matched. Columns
-    of the transport sum to 1 exactly (theirs to 1/(1 + n·1e-7)). Biases count as one more input of a unit, and
-    normalisation layers follow their units. One-shot federated learning has no shared samples, so activations are taken
-    on standard normal inputs. Networks with shortcuts are refused; the code can fuse them. Not offered: its cost
-    normalisations, marginals by importance, and activations that are taken again after each aligned layer. Local
-    training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: the defaults are those of the authors' commands (exact transport,
+    Euclidean distance, rows of weights normalised), not of their script. The classifier, whose
+    outputs are classes, is not matched. Columns of the transport sum to 1 exactly (theirs to 1/(1 +
+    n·1e-7)). Biases count as one more input of a unit, and normalisation layers follow their units.
+    One-shot federated learning has no shared samples, so activations are taken on standard normal
+    inputs. Networks with shortcuts are refused; the code can fuse them. Not offered: its cost
+    normalisations, marginals by importance, and activations that are taken again after each aligned
+    layer. Local training ends with the epoch that --select names, by default the best on validation
+    data.
     """
 
     epochs: Count = 10
@@ -68,7 +74,8 @@ class OTFusion(OneShot):
     reference: CountOrZero = 0
     """number of the client whose model the others are aligned to; 0 is the first"""
     combine_heads: Literal["mean", "class-wise"] = "mean"
-    """the classifier: averaged, or each row averaged over the clients with more than one sample of its class"""
+    """the classifier: averaged, or each row averaged over the clients with more than one sample of
+    its class"""
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
 
@@ -81,7 +88,10 @@ class OTFusion(OneShot):
         """Refuse a target that is not one of the clients."""
         require_extra("methods", "OT fusion", "ot")
         require(
-            self.reference < len(clients), "reference", self.reference, f"below {len(clients)}, the number of clients"
+            self.reference < len(clients),
+            "reference",
+            self.reference,
+            f"below {len(clients)}, the number of clients",
         )
 
     def check_network(self, model: Size) -> None:
@@ -133,11 +143,14 @@ def align(
     """Return `model` with its hidden units in the order (and number) of `target`'s.
 
     Returns:
-        The aligned model, and for each dense layer the transport of its inputs (None: they are as they were).
+        The aligned model, and for each dense layer the transport of its inputs (None: they are as
+        they were).
     """
     params, buffers = torch.zeros_like(target.params), target.buffers.clone()
     if [x.kind for x in layout.layers] != [x.kind for x in target_layout.layers]:
-        raise UserError("models of different layers cannot be aligned: use the same network at every client")
+        raise UserError(
+            "models of different layers cannot be aligned: use the same network at every client"
+        )
     inputs: list[Tensor | None] = []
     moved: Tensor | None = None  # transport of the units that the present layer reads
     number = 0
@@ -153,7 +166,9 @@ def align(
             number += 1
         else:
             if layer.kind == "other":
-                raise UserError(f"layer {layer.name} is of a kind whose units cannot be aligned: {_ADVICE}")
+                raise UserError(
+                    f"layer {layer.name} is of a kind whose units cannot be aligned: {_ADVICE}"
+                )
             for part, into in zip(layer.params, goal.params, strict=True):
                 into.of(params).copy_(_move(part.of(model.params), moved))
             for part, into in zip(layer.statistics, goal.statistics, strict=True):
@@ -165,10 +180,11 @@ _ADVICE = "OT fusion needs a network whose layers follow one another, without sh
 
 
 def carry(rows: Tensor, moved: Tensor | None, layer: Layer) -> Tensor:
-    """Return `rows` (r, inputs of `layer`) with their columns in the new order of the units that the layer reads.
+    """Return `rows` (r, inputs of `layer`) with their columns in the new order of the units that
+    the layer reads.
 
-    A unit is a block of columns: one weight, a kernel, or all positions of a channel that was flattened. The last
-    column, the bias, stays.
+    A unit is a block of columns: one weight, a kernel, or all positions of a channel that was
+    flattened. The last column, the bias, stays.
     """
     if moved is None:
         return rows
@@ -189,10 +205,13 @@ def _move(values: Tensor, moved: Tensor | None) -> Tensor:
     return moved.T @ values  # (b, ...): each unit of the target, as a mean of ours
 
 
-def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sinkhorn: float = 0.0) -> Tensor:
+def transport(
+    ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sinkhorn: float = 0.0
+) -> Tensor:
     """Return the transport of units (a, d) to units (b, d), as (a, b) with columns that sum to 1.
 
-    It is exact, and the identity where that is as good as any; or regularised where `sinkhorn` is above 0.
+    It is exact, and the identity where that is as good as any; or regularised where `sinkhorn` is
+    above 0.
     """
     import ot  # noqa: PLC0415  takes seconds, and few need it
 
@@ -207,11 +226,15 @@ def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sink
         plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
         if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
             plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
-    return (plan / plan.sum(0)).to(ours.dtype)  # T diag(1/β), so that a unit of the target is a mean of ours
+    return (plan / plan.sum(0)).to(
+        ours.dtype
+    )  # T diag(1/β), so that a unit of the target is a mean of ours
 
 
 def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tensor:
-    """Return (a, b) float64 distances between units (a, d) and (b, d), or squares; of directions if `normalise`."""
+    """Return (a, b) float64 distances between units (a, d) and (b, d), or squares; of directions if
+    `normalise`.
+    """
     x, y = ours.double(), theirs.double()
     if normalise:
         x, y = (F.normalize(v, eps=1e-9) for v in (x, y))
@@ -219,7 +242,9 @@ def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tenso
 
 
 def activations(network: nn.Module, layout: Layout, x: Tensor) -> list[Tensor]:
-    """Return (units, samples x positions): outputs of each dense layer before its activation function, on the CPU."""
+    """Return (units, samples x positions): outputs of each dense layer before its activation
+    function, on the CPU.
+    """
     seen: list[Tensor] = []
     hooks = [
         network.get_submodule(layer.name).register_forward_hook(
@@ -235,7 +260,9 @@ def activations(network: nn.Module, layout: Layout, x: Tensor) -> list[Tensor]:
 
 
 def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a network whose function changes when hidden units change places along with what reads them."""
+    """Refuse a network whose function changes when hidden units change places along with what reads
+    them.
+    """
     generator = torch.Generator().manual_seed(0)
     built = Network(copy.deepcopy(network).eval())
     model = built.weights()
@@ -249,4 +276,6 @@ def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:
         built.load(align(model, model, built.layout, built.layout, shuffle)[0])
         after = built.module(x)
     if not torch.allclose(before, after, rtol=1e-3, atol=1e-4 * float(before.abs().max() + 1)):
-        raise UserError(f"the network's layers do not simply follow one another (shortcuts?): {_ADVICE}")
+        raise UserError(
+            f"the network's layers do not simply follow one another (shortcuts?): {_ADVICE}"
+        )

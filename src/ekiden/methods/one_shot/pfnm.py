@@ -30,18 +30,22 @@ from ekiden.training.network import Elastic, Form, Network, assemble, check, mat
 class PFNM(OneShot):
     """One-shot: hidden units of all models are matched to global units, whose number is inferred.
 
-    Mikhail Yurochkin, Mayank Agarwal, Soumya Ghosh, Kristjan Greenewald, Trong Nghia Hoang, Yasaman Khazaeni: Bayesian
-    Nonparametric Federated Learning of Neural Networks. ICML 2019. https://arxiv.org/abs/1905.12022.
+    Mikhail Yurochkin, Mayank Agarwal, Soumya Ghosh, Kristjan Greenewald, Trong Nghia Hoang, Yasaman
+    Khazaeni: Bayesian Nonparametric Federated Learning of Neural Networks. ICML 2019.
+    https://arxiv.org/abs/1905.12022.
 
-    A unit is one vector: its bias and its outgoing weights (in the first layer its incoming ones too). Global units
-    are a Beta-Bernoulli process with Gaussian values; those of a client are noisy copies of some of them. From the last
-    hidden layer to the first, each client's units are assigned in turn, given the others'.
+    A unit is one vector: its bias and its outgoing weights (in the first layer its incoming ones
+    too). Global units are a Beta-Bernoulli process with Gaussian values; those of a client are
+    noisy copies of some of them. From the last hidden layer to the first, each client's units are
+    assigned in turn, given the others'.
 
-    Departures from the paper: written after the released code. `sigma` and `sigma0` are variances, as there. One
-    round; γ, σ and σ0 are fixed, where the code picks the best on the test set. Convolutions are supported, too: a
-    weight becomes a kernel, or the positions of a flattened channel. BatchNorm is folded into the layer before it, and
-    the result has none. A single model stays as it is. Every unit of a layer is assigned, also if there are more than
-    700. Local training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: written after the released code. `sigma` and `sigma0` are variances,
+    as there. One round; γ, σ and σ0 are fixed, where the code picks the best on the test set.
+    Convolutions are supported, too: a weight becomes a kernel, or the positions of a flattened
+    channel. BatchNorm is folded into the layer before it, and the result has none. A single model
+    stays as it is. Every unit of a layer is assigned, also if there are more than
+    700. Local training ends with the epoch that --select names, by default the best on validation
+      data.
     """
 
     epochs: Count = 10
@@ -92,7 +96,11 @@ class PFNM(OneShot):
         return Trained(model, client.class_counts().int())
 
     def merge(
-        self, models: Sequence[Sequence[Tensor]], forms: Sequence[Form], shares: Tensor, generator: Generator
+        self,
+        models: Sequence[Sequence[Tensor]],
+        forms: Sequence[Form],
+        shares: Tensor,
+        generator: Generator,
     ) -> list[Tensor]:
         """Return the layers of the global model, as matrices.
 
@@ -103,10 +111,14 @@ class PFNM(OneShot):
             generator: draws the orders.
         """
         if len({(len(m), m[0].shape[1], len(m[-1])) for m in models}) != 1:
-            raise UserError("models of different shape cannot be matched: use the same network at every client")
+            raise UserError(
+                "models of different shape cannot be matched: use the same network at every client"
+            )
         if len(models) == 1:
             return list(models[0])
-        above = [m[-1].double() for m in models]  # the layer that reads the units, its outputs in global order
+        above = [
+            m[-1].double() for m in models
+        ]  # the layer that reads the units, its outputs in global order
         precise = list(shares.double() / self.sigma)  # of each of its outputs
         merged = [self.output_bias([forms[-1].split(layer)[1] for layer in above], shares)]
         for i in reversed(range(len(forms) - 1)):
@@ -116,7 +128,8 @@ class PFNM(OneShot):
                 out = forms[i + 1].split(reader)[0].transpose(0, 1).flatten(1)  # outgoing weights
                 rows.append(torch.cat([own, out], 1))
                 even = torch.full((own.shape[1],), 1 / self.sigma, dtype=torch.float64)
-                # (D,): 1/σ² for what a unit reads; for what reads it, the precision of the output that it feeds
+                # (D,): 1/σ² for what a unit reads; for what reads it, the precision of the output
+                # that it feeds
                 precisions.append(torch.cat([even, known.repeat_interleave(forms[i + 1].fan)]))
             bias = int(forms[i].bias)
             prior = self.process.prior(own.shape[1] - bias, bias, out.shape[1])
@@ -125,12 +138,17 @@ class PFNM(OneShot):
             incoming = outgoing.reshape(len(atoms), -1, forms[i + 1].fan).transpose(0, 1).flatten(1)
             merged[0] = torch.cat([incoming, merged[0]], 1)
             merged.insert(0, mine)
-            above = [rows_at(model[i].double(), u, len(atoms)) for model, u in zip(models, units, strict=True)]
+            above = [
+                rows_at(model[i].double(), u, len(atoms))
+                for model, u in zip(models, units, strict=True)
+            ]
             precise = [torch.full((len(atoms),), 1 / self.sigma, dtype=torch.float64)] * len(models)
         return merged
 
     def output_bias(self, biases: Sequence[Tensor], shares: Tensor) -> Tensor:
-        """Return (K, 1) the classifier's biases, each class by its shares (N, K); (K, 0) without biases."""
+        """Return (K, 1) the classifier's biases, each class by its shares (N, K); (K, 0) without
+        biases.
+        """
         weights = shares.double()[:, :, None] / self.sigma
         total = (weights * torch.stack(list(biases))).sum(0) + self.bias / self.sigma0
         return total / (weights.sum(0) + 1 / self.sigma0)

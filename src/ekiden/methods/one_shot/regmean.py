@@ -1,4 +1,6 @@
-"""RegMean: layer by layer, the weights whose outputs are nearest to those of every client's model on its own data."""
+"""RegMean: layer by layer, the weights whose outputs are nearest to those of every client's model
+on its own data.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,47 +9,73 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Client, Count, Fed, Range, Size, State, Traits, UserError, Weights, on_client
+from ekiden.authoring import (
+    Client,
+    Count,
+    Fed,
+    Range,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+)
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
-from ekiden.methods.one_shot.blocks.curvature import half, length, moments, note_averaged, refuse, shares, whole
+from ekiden.methods.one_shot.blocks.curvature import (
+    half,
+    length,
+    moments,
+    note_averaged,
+    refuse,
+    shares,
+    whole,
+)
 from ekiden.models.split import FIRST, SECOND
 from ekiden.training.network import Network
 from ekiden.training.weights import Layer, Layout
 
-_UNSEEN = 1e-6  # relative eigenvalue of the scaled Gram matrix below which a direction is rounding error
+_UNSEEN = (
+    1e-6  # relative eigenvalue of the scaled Gram matrix below which a direction is rounding error
+)
 
 
 class WithGrams(NamedTuple):
     """What a client sends."""
 
     trained: Trained  # its model, and n_k if the average needs it
-    # the lower half of G = XᵀX of each linear and convolutional layer that was trained, a mean over samples; only its
+    # the lower half of G = XᵀX of each linear and convolutional layer that was trained, a mean over
+    # samples; only its
     # diagonal if α = 0
     grams: list[Tensor]
 
 
 @dataclass(frozen=True)
 class RegMean(OneShot):
-    """One-shot merging of each linear layer by least squares on the inputs that the clients' models see.
+    """One-shot merging of each linear layer by least squares on the inputs that the clients' models
+    see.
 
-    Xisen Jin, Xiang Ren, Daniel Preotiuc-Pietro, Pengxiang Cheng: Dataless Knowledge Fusion by Merging Weights of
-    Language Models. ICLR 2023. https://arxiv.org/abs/2212.09849. W = (Σ G_k)⁻¹ Σ G_k W_k with G_k = X_kᵀX_k, whose
-    entries off the diagonal are multiplied by α: the least squares solution for the outputs of all models.
+    Xisen Jin, Xiang Ren, Daniel Preotiuc-Pietro, Pengxiang Cheng: Dataless Knowledge Fusion by
+    Merging Weights of Language Models. ICLR 2023. https://arxiv.org/abs/2212.09849. W = (Σ G_k)⁻¹ Σ
+    G_k W_k with G_k = X_kᵀX_k, whose entries off the diagonal are multiplied by α: the least
+    squares solution for the outputs of all models.
 
-    Departures from the paper: the models come from one round of federated training. Convolutions are treated as linear
-    layers over patches, and a bias as the weight of one more input, which is constant 1; the paper averages both. The
-    classifier is merged like any layer, since all clients have the same classes. Directions in which no client has
-    inputs stay at the average of the models instead of zero (pseudo-inverse) or a singular system. Normalisation layers
-    and all others are averaged. Local training ends with the epoch that --select names, by default the best on
-    validation data.
+    Departures from the paper: the models come from one round of federated training. Convolutions
+    are treated as linear layers over patches, and a bias as the weight of one more input, which is
+    constant 1; the paper averages both. The classifier is merged like any layer, since all clients
+    have the same classes. Directions in which no client has inputs stay at the average of the
+    models instead of zero (pseudo-inverse) or a singular system. Normalisation layers and all
+    others are averaged. Local training ends with the epoch that --select names, by default the best
+    on validation data.
 
-    With adapters B·A of which both factors are trained (`--train lora:factors=both`) and several rounds it is LoRM:
-    Riccardo Salami, Pietro Buzzega, Matteo Mosconi, Jacopo Bonato, Luigi Sabetta, Simone Calderara: Closed-Form
-    Merging of Parameter-Efficient Modules for Federated Continual Learning. ICLR 2025.
-    https://arxiv.org/abs/2410.17961. All clients train B in rounds 1, 3, ... and A in the others, so that both have
-    solutions: B = Σ B_k A G_k Aᵀ (A Σ G_k Aᵀ)⁻¹ and A = Σ A_k G_k (Σ G_k)⁻¹. Departures: a sequence of tasks is left
-    out; B's matrix A G_k Aᵀ travels instead of G_k.
+    With adapters B·A of which both factors are trained (`--train lora:factors=both`) and several
+    rounds it is LoRM: Riccardo Salami, Pietro Buzzega, Matteo Mosconi, Jacopo Bonato, Luigi
+    Sabetta, Simone Calderara: Closed-Form Merging of Parameter-Efficient Modules for Federated
+    Continual Learning. ICLR 2025. https://arxiv.org/abs/2410.17961. All clients train B in rounds
+    1, 3, ... and A in the others, so that both have solutions: B = Σ B_k A G_k Aᵀ (A Σ G_k Aᵀ)⁻¹
+    and A = Σ A_k G_k (Σ G_k)⁻¹. Departures: a sequence of tasks is left out; B's matrix A G_k Aᵀ
+    travels instead of G_k.
     """
 
     traits = Traits(averages=False)  # of two factors it merges one at a time
@@ -57,19 +85,24 @@ class RegMean(OneShot):
     rounds: Count = 1
     """T, rounds of training and merging"""
     alpha: Annotated[float, Range(least=0, most=1)] = 0.9
-    """α, factor of the off-diagonal entries of G_k; 0 gives a weighted average, 1 plain least squares"""
+    """α, factor of the off-diagonal entries of G_k; 0 gives a weighted average, 1 plain least
+    squares"""
     weighting: Literal["uniform", "samples"] = "samples"
     """p_k, factor of G_k as a mean over samples: 1/N, or n_k/n as in the sum over all samples"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
 
     def __post_init__(self) -> None:
-        """Refuse clients with initial models of their own, if later rounds begin with the merged one."""
+        """Refuse clients with initial models of their own, if later rounds begin with the merged
+        one.
+        """
         if self.rounds > 1 and self.init != "same":
             raise UserError("--init=different is for one round: leave it out, or --rounds")
 
     def check_network(self, model: Size) -> None:
-        """Refuse a network if the inputs of a layer cannot be measured, or if the resting factor differs."""
+        """Refuse a network if the inputs of a layer cannot be measured, or if the resting factor
+        differs.
+        """
         refuse(model.network, model.shape, model.layout.dense)
         if self.init != "same" and resting(model.layout, 0):
             raise UserError("--init=different draws another factor A at each client: leave it out")
@@ -87,20 +120,31 @@ class RegMean(OneShot):
     def train(self, client: Client, model: Weights, round: int) -> WithGrams:
         """Train on the plain loss, then make one forward pass for the Gram matrices."""
         if rests := resting(client.layout, round):
-            trained = self.average.counted(client, fitted_without(client, model, rests, self.epochs))
+            trained = self.average.counted(
+                client, fitted_without(client, model, rests, self.epochs)
+            )
         else:
             trained = self.average.train(client, model)
-        found = moments(client.network(trained.model), active(client.layout, round), client.batches())
-        return WithGrams(trained, [half(gram) if self.alpha else gram.diagonal().float() for gram in found])
+        found = moments(
+            client.network(trained.model), active(client.layout, round), client.batches()
+        )
+        return WithGrams(
+            trained, [half(gram) if self.alpha else gram.diagonal().float() for gram in found]
+        )
 
     def merge(self, sent: Sequence[WithGrams], layout: Layout, round: int = 0) -> Weights:
-        """Return W = M + (Σ p_k G_k)⁻¹ Σ p_k G_k (W_k - M) for each layer of the round, M being the average."""
+        """Return W = M + (Σ p_k G_k)⁻¹ Σ p_k G_k (W_k - M) for each layer of the round, M being the
+        average.
+        """
         models = [s.trained for s in sent]
         mean = self.average.aggregate(models, layout)
         params = mean.params.clone()
         for i, layer in enumerate(active(layout, round)):
             centre = layer.matrix(mean.params).double()
-            total, pull = torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64), torch.zeros_like(centre)
+            total, pull = (
+                torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64),
+                torch.zeros_like(centre),
+            )
             for s, p in zip(sent, shares(models), strict=True):
                 gram = p * self.gram(s.grams[i], layer.inputs)
                 total += gram
@@ -115,7 +159,8 @@ class RegMean(OneShot):
             return shrunk(whole(told, size), self.alpha)
         if told.shape != (size,):
             raise UserError(
-                f"{len(told)} numbers do not fit a diagonal of {size}: use the same network at every client"
+                f"{len(told)} numbers do not fit a diagonal of {size}: use the same network at "
+                "every client"
             )
         return told.double().diag()
 
@@ -128,7 +173,9 @@ class RegMean(OneShot):
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
-        """(2T - 1)·N·M, 4·N·Σ d(d + 1)/2 (d if α = 0) a round, d inputs of a layer and its bias; and 8·T·N for n_k."""
+        """(2T - 1)·N·M, 4·N·Σ d(d + 1)/2 (d if α = 0) a round, d inputs of a layer and its bias;
+        and 8·T·N for n_k.
+        """
         numbers = 0
         for round in range(self.rounds):
             sizes = [layer.inputs for layer in active(model.layout, round)]
@@ -138,8 +185,13 @@ class RegMean(OneShot):
 
 
 def resting(layout: Layout, round: int) -> tuple[Layer, ...]:
-    """Return the factor of adapters that is not trained in a round, if both can be: A in the first, then B, ..."""
-    first, second = (tuple(layer for layer in layout.layers if layer.name.endswith(end)) for end in (FIRST, SECOND))
+    """Return the factor of adapters that is not trained in a round, if both can be: A in the first,
+    then B, ...
+    """
+    first, second = (
+        tuple(layer for layer in layout.layers if layer.name.endswith(end))
+        for end in (FIRST, SECOND)
+    )
     return () if not (first and second) else second if round % 2 else first
 
 
@@ -168,7 +220,9 @@ def shrunk(gram: Tensor, alpha: float) -> Tensor:
 
 
 def solved(gram: Tensor, right: Tensor) -> Tensor:
-    """Return X (o, d) of least norm with X·G = `right`; G (d, d) may be singular. Inputs are first scaled alike."""
+    """Return X (o, d) of least norm with X·G = `right`; G (d, d) may be singular. Inputs are first
+    scaled alike.
+    """
     scale = gram.diagonal().clamp(min=0).sqrt()
     scale = torch.where(scale > 0, 1 / scale, 0.0)
     # X = R S (S G S)⁺ S with S = diag(G)^-½: so the inputs' units do not decide the rank

@@ -33,21 +33,25 @@ class ServerOptimizer(State):
     second: Tensor | None = None
 
 
-_TAU = 1e-3  # τ of Adam at the server, its degree of adaptivity: the value that its authors use most often
+# τ of Adam at the server, its degree of adaptivity: the value that its authors use most often
+_TAU = 1e-3
 
 
 @dataclass(frozen=True)
 class FedAvg(SecureMethod):
-    """Federated averaging: clients train the global model side by side, the server averages what they send back.
+    """Federated averaging: clients train the global model side by side, the server averages what
+    they send back.
 
-    Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas: Communication-Efficient Learning
-    of Deep Networks from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
+    Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas:
+    Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
+    https://arxiv.org/abs/1602.05629
 
-    With `server_momentum` it is FedAvgM; with `server_optimizer = "adam"` FedAdam of Sashank Reddi et al.: Adaptive
-    Federated Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295
+    With `server_momentum` it is FedAvgM; with `server_optimizer = "adam"` FedAdam of Sashank Reddi
+    et al.: Adaptive Federated Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295
 
-    Departures from the paper: the weights n_i are normalised over the clients that took part and answered, not over
-    all. Running statistics are averaged with the same weights and are not part of the server's optimiser.
+    Departures from the paper: the weights n_i are normalised over the clients that took part and
+    answered, not over all. Running statistics are averaged with the same weights and are not part
+    of the server's optimiser.
     """
 
     rounds: Count = 100
@@ -71,11 +75,11 @@ class FedAvg(SecureMethod):
     combine: Rule = "mean"
     """how the server combines models: their mean, or a rule that tolerates some arbitrary models"""
     faulty: CountOrZero = 1
-    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end, and krum assumes f
-    such clients"""
+    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end,
+    and krum assumes f such clients"""
     clip_update: NonNegative = 0.0
-    """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
-    limit"""
+    """C, longest step that a client may take from the model that it was sent; the server shortens
+    longer steps. 0: no limit"""
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
@@ -84,7 +88,9 @@ class FedAvg(SecureMethod):
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
         refuse_single(self.secure, self.combine, self.clip_update)
-        shared.refuse_rule(self.combine, len(clients), self.participation, self.faulty, self.weighting)
+        shared.refuse_rule(
+            self.combine, len(clients), self.participation, self.faulty, self.weighting
+        )
 
     def start(self) -> ServerOptimizer:
         """Start with an empty server optimiser."""
@@ -95,29 +101,41 @@ class FedAvg(SecureMethod):
             model = shared.at_server(fed, s.model)
             chosen = shared.sample(fed, self.participation)
             if self.secure:
-                target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(model)
+                target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(
+                    model
+                )
             else:
                 asked = {k: fed.call(self.train, k, model, s.step) for k in chosen}
-                target = shared.combined(fed, asked, model, self.combine, self.faulty, self.clip_update)
+                target = shared.combined(
+                    fed, asked, model, self.combine, self.faulty, self.clip_update
+                )
             s = self.update(s, model, target)
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs from the global model."""
-        trained = client.fit(model, epochs=self.epochs, training=shared.local_training(client, self.lr_decay, round))
+        trained = client.fit(
+            model, epochs=self.epochs, training=shared.local_training(client, self.lr_decay, round)
+        )
         return shared.Reply(trained, shared.sample_weight(client, self.weighting))
 
     @on_client
-    def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
+    def add(
+        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
+    ) -> ModelSums:
         """Train like `train`, and add the result to the sum."""
         reply = self.train(client, model, round)
-        return client.added(before, ModelSums.of(clients, reply.model, reply.weight), (model, round, clients))
+        return client.added(
+            before, ModelSums.of(clients, reply.model, reply.weight), (model, round, clients)
+        )
 
     def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:
         """Compute the server's step from `model` towards the average."""
         if self.server_optimizer == "sgd":
-            new, buffer = shared.momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)
+            new, buffer = shared.momentum_step(
+                model, target, self.server_lr, self.server_momentum, s.momentum
+            )
             return s.next(model=new, momentum=buffer)
         # as in FedAdam: no correction of the bias of the first steps; v begins with τ²
         beta, beta2, change = self.server_momentum, self.server_beta2, target.params - model.params
@@ -127,6 +145,8 @@ class FedAvg(SecureMethod):
         return s.next(model=target.with_params(params), momentum=first, second=second)
 
     def cost(self, clients: int, model: Size) -> int:
-        """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round; 8 bytes a value if secure."""
+        """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round; 8 bytes a
+        value if secure.
+        """
         up = secure_size(model) if self.secure else model + 8
         return self.replies(clients) * (model + up)

@@ -33,7 +33,9 @@ class Memory(NamedTuple):
 
 
 class DriftingReply(NamedTuple):
-    """What a client sends back: its model θ_i, and the change of its gradient memory times its relative size."""
+    """What a client sends back: its model θ_i, and the change of its gradient memory times its
+    relative size.
+    """
 
     model: Weights
     change: Weights | None
@@ -46,23 +48,28 @@ class Drifting(State):
     cloud: Model = INITIAL  # the model from which clients start
     drift: Tensor | None = None  # mean of all h_i, None for zero
     gradient: Tensor | None = None  # g, None for zero
-    sizes: dict[str, int] = field(default_factory=dict)  # numbers of samples of the clients that have taken part so far
+    sizes: dict[str, int] = field(
+        default_factory=dict
+    )  # numbers of samples of the clients that have taken part so far
 
 
 @dataclass(frozen=True)
 class FedDC(SecureMethod):
-    """Federated averaging whose clients learn how far they drift and stay near the global model minus that drift.
+    """Federated averaging whose clients learn how far they drift and stay near the global model
+    minus that drift.
 
-    Liang Gao, Huazhu Fu, Li Li, Yingwen Chen, Ming Xu, Cheng-Zhong Xu: FedDC: Federated Learning with Non-IID Data via
-    Local Drift Decoupling and Correction. CVPR 2022. https://arxiv.org/abs/2203.11751
-    (local loss L_i(θ) + α_i/2 ‖θ + h_i - w^r‖² + ⟨θ, g/ω_i - g_i⟩).
+    Liang Gao, Huazhu Fu, Li Li, Yingwen Chen, Ming Xu, Cheng-Zhong Xu: FedDC: Federated Learning
+    with Non-IID Data via Local Drift Decoupling and Correction. CVPR 2022.
+    https://arxiv.org/abs/2203.11751 (local loss L_i(θ) + α_i/2 ‖θ + h_i - w^r‖² + ⟨θ, g/ω_i -
+    g_i⟩).
 
-    Departures from the paper: g_i is the mean over the local steps of the gradient without the correction. For plain
-    SGD that is the authors' g_i - g/ω_i + (w^r - θ_i)/(K·η) with the K and η of this client and round, up to rounding;
-    it also holds with momentum and Adam. Gradient memories travel in the shape of a model. By default the result is the
-    mean of the clients' models, which their code also reports, and not the model that is broadcast. n/N is the mean
-    over the clients that have taken part so far, each of which reports its number of samples once; with full
-    participation that is the paper's.
+    Departures from the paper: g_i is the mean over the local steps of the gradient without the
+    correction. For plain SGD that is the authors' g_i - g/ω_i + (w^r - θ_i)/(K·η) with the K and η
+    of this client and round, up to rounding; it also holds with momentum and Adam. Gradient
+    memories travel in the shape of a model. By default the result is the mean of the clients'
+    models, which their code also reports, and not the model that is broadcast. n/N is the mean over
+    the clients that have taken part so far, each of which reports its number of samples once; with
+    full participation that is the paper's.
     """
 
     rounds: Count = 100
@@ -72,14 +79,15 @@ class FedDC(SecureMethod):
     alpha: NonNegative = 0.01
     """α, weight of the penalty; divided by a client's relative size ω_i = n_i·N/n"""
     gradient_correction: bool = True
-    """use the term g/ω_i - g_i; FedDisco's code computes it without using it, which is False here"""
+    """use the term g/ω_i - g_i; FedDisco's code computes it without using it, which is False
+    here"""
     participation: Fraction = 1.0
     """c, share of the clients drawn for each round; at least one client"""
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
     result: Literal["mean", "cloud"] = "mean"
-    """the model that is evaluated and kept: the mean of the clients' models, or the broadcast model, mean + mean
-    drift"""
+    """the model that is evaluated and kept: the mean of the clients' models, or the broadcast
+    model, mean + mean drift"""
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
@@ -106,7 +114,9 @@ class FedDC(SecureMethod):
                 middle, answered = sums.mean(w), float(sums.clients)
             else:
                 models = RunningMean()
-                for trained, change in fed.each([fed.call(self.train, k, *about) for k in chosen], at_least=1):
+                for trained, change in fed.each(
+                    [fed.call(self.train, k, *about) for k in chosen], at_least=1
+                ):
                     g = g if change is None else g + change.params / n
                     models.add(trained)
                 middle, answered = models.model, models.total
@@ -122,18 +132,31 @@ class FedDC(SecureMethod):
         return client.n
 
     @on_client
-    def train(self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int) -> DriftingReply:
-        """Take K steps on L_i(w) + (α/2ω_i)‖w + h_i - w^r‖² + ⟨w, g/ω_i - g_i⟩, then update h_i and g_i."""
-        training, zero = shared.local_training(client, self.lr_decay, round), torch.zeros_like(model.params)
+    def train(
+        self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int
+    ) -> DriftingReply:
+        """Take K steps on L_i(w) + (α/2ω_i)‖w + h_i - w^r‖² + ⟨w, g/ω_i - g_i⟩, then update h_i and
+        g_i.
+        """
+        training, zero = (
+            shared.local_training(client, self.lr_decay, round),
+            torch.zeros_like(model.params),
+        )
         h_i, g_i = client.state or Memory(zero, zero)
         relative = client.n / size  # ω_i
         near, corrected = shared.Proximal(self.alpha / relative, model.params - h_i), None
         if gradient is not None:
-            corrected = shared.Corrected(gradient.params / relative - g_i, training.l2, training.clip_norm, near)
-        trained = client.fit(model, epochs=self.epochs, penalty=corrected or near, training=training)
+            corrected = shared.Corrected(
+                gradient.params / relative - g_i, training.l2, training.clip_norm, near
+            )
+        trained = client.fit(
+            model, epochs=self.epochs, penalty=corrected or near, training=training
+        )
         new = corrected.mean() if corrected else zero
         client.state = Memory(h_i + trained.params - model.params, new)
-        return DriftingReply(trained, None if gradient is None else model.with_params(relative * (new - g_i)))
+        return DriftingReply(
+            trained, None if gradient is None else model.with_params(relative * (new - g_i))
+        )
 
     @on_client
     def add(
@@ -152,7 +175,8 @@ class FedDC(SecureMethod):
         return client.added(before, own, (model, gradient, size, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
-        """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M instead of 4M without the correction.
+        """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M instead of 4M without
+        the correction.
 
         If secure, 8 bytes a value up.
         """
@@ -166,5 +190,9 @@ class FedDC(SecureMethod):
         """Return the bytes of all rounds."""
         down = up = (2 if self.gradient_correction else 1) * model
         if self.secure:
-            up = secure_size(model, trainable(model)) if self.gradient_correction else secure_size(model)
+            up = (
+                secure_size(model, trainable(model))
+                if self.gradient_correction
+                else secure_size(model)
+            )
         return self.replies(clients) * (down + up)

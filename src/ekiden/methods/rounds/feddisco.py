@@ -48,12 +48,19 @@ class LabelSums:
 
     def plus(self, other: "LabelSums") -> "LabelSums":
         """Return the sums over the clients of both."""
-        return LabelSums(self.samples + other.samples, self.distances + other.distances, self.clients + other.clients)
+        return LabelSums(
+            self.samples + other.samples,
+            self.distances + other.distances,
+            self.clients + other.clients,
+        )
 
     def means(self) -> tuple[float, float]:
         """Return the means of n_k and d_k."""
         if min(self.samples, self.clients) < 1 or self.distances < 0:
-            raise UserError("sums of labels are not those of any samples: use the same version of Ekiden everywhere")
+            raise UserError(
+                "sums of labels are not those of any samples: use the same version of Ekiden "
+                "everywhere"
+            )
         return self.samples / self.clients, float(real(torch.tensor(self.distances))) / self.clients
 
 
@@ -66,15 +73,17 @@ class Labelled(State):
 
 @dataclass(frozen=True)
 class FedDisco(SecureMethod):
-    """Federated averaging that gives less weight to clients whose labels are far from the target distribution.
+    """Federated averaging that gives less weight to clients whose labels are far from the target
+    distribution.
 
-    Rui Ye, Mingkai Xu, Jianyu Wang, Chenxin Xu, Siheng Chen, Yanfeng Wang: FedDisco: Federated Learning with
-    Discrepancy-Aware Collaboration. ICML 2023. https://arxiv.org/abs/2305.19229 (p_k ∝ max(n_k - a·d_k + b, 0)).
+    Rui Ye, Mingkai Xu, Jianyu Wang, Chenxin Xu, Siheng Chen, Yanfeng Wang: FedDisco: Federated
+    Learning with Discrepancy-Aware Collaboration. ICML 2023. https://arxiv.org/abs/2305.19229 (p_k
+    ∝ max(n_k - a·d_k + b, 0)).
 
-    Departures from the paper: the target distribution is uniform. n_k and d_k go with every reply, 16 bytes, and are
-    normalised over those who answered. Where all weights would be 0, numbers of samples are used. The host is FedAvg.
-    With `secure`, both are normalised over all clients, from one sum before the first round; weights that are all 0 end
-    the run.
+    Departures from the paper: the target distribution is uniform. n_k and d_k go with every reply,
+    16 bytes, and are normalised over those who answered. Where all weights would be 0, numbers of
+    samples are used. The host is FedAvg. With `secure`, both are normalised over all clients, from
+    one sum before the first round; weights that are all 0 end the run.
     """
 
     rounds: Count = 100
@@ -86,8 +95,8 @@ class FedDisco(SecureMethod):
     b: float = 0.1
     """b, added to each weight; with m clients per round instead of 10, scale it like 1/m"""
     discrepancy: Measure = "kl"
-    """d_k, distance between the distribution of the labels and the uniform one; kl is divided by its sum over the
-    clients, as in the authors' code"""
+    """d_k, distance between the distribution of the labels and the uniform one; kl is divided by
+    its sum over the clients, as in the authors' code"""
     participation: Fraction = 1.0
     """c, share of the clients drawn for each round; at least one client"""
     lr_decay: Fraction = 1.0
@@ -109,10 +118,18 @@ class FedDisco(SecureMethod):
             w = shared.at_server(fed, s.model)
             chosen = shared.sample(fed, self.participation)
             if self.secure:
-                s = s if s.labels else replace(s, labels=fed.sum(self.tell, fed.clients, len(fed.clients), at="server"))
+                s = (
+                    s
+                    if s.labels
+                    else replace(
+                        s, labels=fed.sum(self.tell, fed.clients, len(fed.clients), at="server")
+                    )
+                )
                 assert s.labels is not None
                 means = s.labels.means()
-                target = fed.sum(self.add, chosen, w, s.step, *means, len(chosen), at="server").mean(w)
+                target = fed.sum(
+                    self.add, chosen, w, s.step, *means, len(chosen), at="server"
+                ).mean(w)
             else:
                 sent = shared.arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
                 models, n, d = zip(*sent.values(), strict=True)
@@ -124,13 +141,17 @@ class FedDisco(SecureMethod):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Skewed:
         """Train for E epochs from the global model; the discrepancy does not change this."""
-        trained = client.fit(model, epochs=self.epochs, training=shared.local_training(client, self.lr_decay, round))
+        trained = client.fit(
+            model, epochs=self.epochs, training=shared.local_training(client, self.lr_decay, round)
+        )
         return Skewed(trained, client.n, discrepancy(client.class_counts(), self.discrepancy))
 
     @on_client
     def tell(self, client: Client, clients: int, before: LabelSums | None) -> LabelSums:
         """Add n_k and d_k to the sums."""
-        far = torch.tensor(discrepancy(client.class_counts(), self.discrepancy), dtype=torch.float64)
+        far = torch.tensor(
+            discrepancy(client.class_counts(), self.discrepancy), dtype=torch.float64
+        )
         own = LabelSums(client.n, int(fixed(far, clients, "discrepancies of labels")), 1)
         return client.added(before, own, clients)
 
@@ -145,7 +166,9 @@ class FedDisco(SecureMethod):
         clients: int,
         before: ModelSums | None,
     ) -> ModelSums:
-        """Train like `train`, and add the result to the sum, with weight max(n_k - a·d_k + b, 0)."""
+        """Train like `train`, and add the result to the sum, with weight max(n_k - a·d_k + b,
+        0).
+        """
         trained, n, d = self.train(client, model, round)
         distance = (d / far / clients if far else 0.0) if self.discrepancy == "kl" else d
         weight = max(n / samples / clients - self.a * distance + self.b, 0.0)
@@ -153,9 +176,15 @@ class FedDisco(SecureMethod):
         return client.added(before, own, (model, round, samples, far, clients))
 
     def cost(self, clients: int, model: Size) -> int:
-        """T·m·(2M + 16): the model down and up, two numbers up. If secure, T·m·M down, 8 bytes a value up, and 24N."""
+        """T·m·(2M + 16): the model down and up, two numbers up. If secure, T·m·M down, 8 bytes a
+        value up, and 24N.
+        """
         calls = self.replies(clients)
-        return calls * (model + secure_size(model)) + 24 * clients if self.secure else calls * (2 * model + 16)
+        return (
+            calls * (model + secure_size(model)) + 24 * clients
+            if self.secure
+            else calls * (2 * model + 16)
+        )
 
 
 def discrepancy(counts: Tensor, measure: Measure) -> float:
@@ -170,12 +199,16 @@ def discrepancy(counts: Tensor, measure: Measure) -> float:
 
 
 def normalised_distances(distances: Sequence[float], measure: Measure) -> list[float]:
-    """Return the distances as the authors' code uses them: kl divided by its sum, the others unchanged."""
+    """Return the distances as the authors' code uses them: kl divided by its sum, the others
+    unchanged.
+    """
     total = sum(distances) if measure == "kl" else 1.0
     return [d / total if total else 0.0 for d in distances]
 
 
-def disco_weights(samples: Sequence[float], distances: Sequence[float], a: float, b: float) -> list[float]:
+def disco_weights(
+    samples: Sequence[float], distances: Sequence[float], a: float, b: float
+) -> list[float]:
     """Return p_k ∝ max(n_k - a·d_k + b, 0) with relative n_k; p_k = n_k if all are 0."""
     relative = [n / sum(samples) for n in samples]
     raw = [max(n - a * d + b, 0.0) for n, d in zip(relative, distances, strict=True)]

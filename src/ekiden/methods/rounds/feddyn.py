@@ -29,21 +29,25 @@ from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
 class Dynamic(State):
     """The state with the server's model and memory."""
 
-    cloud: Model = INITIAL  # the model from which clients start; it lies outside the hull of their models
+    cloud: Model = (
+        INITIAL  # the model from which clients start; it lies outside the hull of their models
+    )
     h: Tensor | None = None  # the server's memory, None for zero
 
 
 @dataclass(frozen=True)
 class FedDyn(SecureMethod):
-    """Federated averaging whose local losses are tilted so that in the limit their minima agree with the global one.
+    """Federated averaging whose local losses are tilted so that in the limit their minima agree
+    with the global one.
 
-    Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, Paul Whatmough, Venkatesh Saligrama:
-    Federated Learning Based on Dynamic Regularization. ICLR 2021. https://arxiv.org/abs/2111.04263
-    (local loss L_i(w) - ⟨λ_i, w⟩ + α/2 ‖w - w^r‖²).
+    Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, Paul Whatmough, Venkatesh
+    Saligrama: Federated Learning Based on Dynamic Regularization. ICLR 2021.
+    https://arxiv.org/abs/2111.04263 (local loss L_i(w) - ⟨λ_i, w⟩ + α/2 ‖w - w^r‖²).
 
-    Departures from the paper: λ_i stays at its client, where the authors' code keeps it at the server and sends it.
-    Their code also divides α by a client's relative size; the paper and this method do not. By default the result is
-    the mean of the clients' models, which that code also reports, and not the model that is broadcast.
+    Departures from the paper: λ_i stays at its client, where the authors' code keeps it at the
+    server and sends it. Their code also divides α by a client's relative size; the paper and this
+    method do not. By default the result is the mean of the clients' models, which that code also
+    reports, and not the model that is broadcast.
     """
 
     rounds: Count = 100
@@ -57,7 +61,8 @@ class FedDyn(SecureMethod):
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
     result: Literal["mean", "cloud"] = "mean"
-    """the model that is evaluated and kept: the mean of the clients' models, or the broadcast model, mean - h/α"""
+    """the model that is evaluated and kept: the mean of the clients' models, or the broadcast
+    model, mean - h/α"""
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
@@ -78,12 +83,16 @@ class FedDyn(SecureMethod):
                 middle, answered = sums.mean(w), float(sums.clients)
             else:
                 models = RunningMean()
-                for trained in fed.each([fed.call(self.train, k, w, s.step) for k in chosen], at_least=1):
+                for trained in fed.each(
+                    [fed.call(self.train, k, w, s.step) for k in chosen], at_least=1
+                ):
                     models.add(trained)
                 middle, answered = models.model, models.total
             cloud = middle
             h = None
-            if self.alpha:  # h ← h - α/N Σ (w_i - w) over those who answered, by all N; then w = mean - h/α
+            if (
+                self.alpha
+            ):  # h ← h - α/N Σ (w_i - w) over those who answered, by all N; then w = mean - h/α
                 h = torch.zeros_like(w.params) if s.h is None else s.h
                 h = h - self.alpha / len(fed.clients) * ((middle.params - w.params) * answered)
                 cloud = middle.with_params(middle.params - h / self.alpha)
@@ -100,11 +109,15 @@ class FedDyn(SecureMethod):
         near = shared.Proximal(self.alpha, model.params, slope)
         trained = client.fit(model, epochs=self.epochs, penalty=near, training=training)
         before = torch.zeros_like(model.params) if client.state is None else client.state
-        client.state = before - self.alpha * (trained.params - model.params)  # λ_i ← λ_i - α (w_i - w^r)
+        client.state = before - self.alpha * (
+            trained.params - model.params
+        )  # λ_i ← λ_i - α (w_i - w^r)
         return trained
 
     @on_client
-    def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
+    def add(
+        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
+    ) -> ModelSums:
         """Train like `train`, and add the result to the sum."""
         own = ModelSums.of(clients, self.train(client, model, round), 1.0)
         return client.added(before, own, (model, round, clients))

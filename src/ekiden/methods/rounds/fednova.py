@@ -27,7 +27,9 @@ from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
 
 
 class Progress(NamedTuple):
-    """What a client sends back: its model and weight, and a_i, how far its steps go on a constant gradient."""
+    """What a client sends back: its model and weight, and a_i, how far its steps go on a constant
+    gradient.
+    """
 
     reply: shared.Reply
     a: float
@@ -44,13 +46,13 @@ class ServerMomentum(State):
 class FedNova(SecureMethod):
     """Federated averaging that corrects each client's change for its number of local steps.
 
-    Jianyu Wang, Qinghua Liu, Hao Liang, Gauri Joshi, Vincent Poor: Tackling the Objective Inconsistency Problem in
-    Heterogeneous Federated Optimization. NeurIPS 2020. https://arxiv.org/abs/2007.07481
-    (w - τ_eff Σ p_i Δ_i / a_i with τ_eff = Σ p_i a_i).
+    Jianyu Wang, Qinghua Liu, Hao Liang, Gauri Joshi, Vincent Poor: Tackling the Objective
+    Inconsistency Problem in Heterogeneous Federated Optimization. NeurIPS 2020.
+    https://arxiv.org/abs/2007.07481 (w - τ_eff Σ p_i Δ_i / a_i with τ_eff = Σ p_i a_i).
 
-    Departures from the paper: clients send their model and a_i, and the server divides. a_i counts the steps that were
-    actually made, including momentum and proximal term. For Adam it has no closed form, so there it is the number of
-    steps. Running statistics are averaged plainly.
+    Departures from the paper: clients send their model and a_i, and the server divides. a_i counts
+    the steps that were actually made, including momentum and proximal term. For Adam it has no
+    closed form, so there it is the number of steps. Running statistics are averaged plainly.
     """
 
     rounds: Count = 100
@@ -85,12 +87,19 @@ class FedNova(SecureMethod):
             chosen = shared.sample(fed, self.participation)
             if self.secure:
                 sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
-                change, effective = sums.mean(w), float(sums.other(0)) / sums.total  # Σ p_i Δ_i / a_i, and τ_eff
+                change, effective = (
+                    sums.mean(w),
+                    float(sums.other(0)) / sums.total,
+                )  # Σ p_i Δ_i / a_i, and τ_eff
                 target = change.with_params(w.params + effective * change.params)
             else:
-                replies = shared.arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
+                replies = shared.arrived(
+                    fed, {k: fed.call(self.train, k, w, s.step) for k in chosen}
+                )
                 target = normalised(w, [reply for reply in replies.values() if reply.a])
-            momentum = self.server_momentum * self.lr_decay  # the authors' buffer is in units of the local rate
+            momentum = (
+                self.server_momentum * self.lr_decay
+            )  # the authors' buffer is in units of the local rate
             new, buffer = shared.momentum_step(w, target, self.server_lr, momentum, s.momentum)
             s = s.next(model=new, momentum=buffer)
             yield s
@@ -105,7 +114,9 @@ class FedNova(SecureMethod):
         return Progress(shared.Reply(trained, shared.sample_weight(client, self.weighting)), a)
 
     @on_client
-    def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
+    def add(
+        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
+    ) -> ModelSums:
         """Train like `train`, and add (w_i - w) / a_i and p_i a_i to the sums."""
         (trained, weight), a = self.train(client, model, round)
         weight = weight if a else 0.0
@@ -114,13 +125,17 @@ class FedNova(SecureMethod):
         return client.added(before, own, (model, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
-        """T·m·(2M + 16): the model down and up, a weight and a_i up; 8 bytes a value up if secure."""
+        """T·m·(2M + 16): the model down and up, a weight and a_i up; 8 bytes a value up if
+        secure.
+        """
         up = secure_size(model, 1) if self.secure else model + 16
         return self.replies(clients) * (model + up)
 
 
 def progress(client: Client, epochs: int, training: Training, mu: float) -> float:
-    """Return a_i, how far τ_i local steps go on a constant gradient, in units of the learning rate."""
+    """Return a_i, how far τ_i local steps go on a constant gradient, in units of the learning
+    rate.
+    """
     if training.adaptive:  # no closed form: τ_i itself
         return shared.accumulation(client.steps(epochs), 0.0, 0.0)
     return shared.accumulation(client.steps(epochs), training.momentum, training.lr * mu)

@@ -25,12 +25,14 @@ from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, refuse_single,
 class FedProx(SecureMethod):
     """Federated averaging in which each client stays near the global model of the round.
 
-    Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: Federated Optimization in
-    Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127 (local loss F_i(w) + μ/2 ‖w - w^r‖²).
+    Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith:
+    Federated Optimization in Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127
+    (local loss F_i(w) + μ/2 ‖w - w^r‖²).
 
-    Departures from the paper: clients are drawn uniformly and weighted by their numbers of samples, as in most code;
-    the paper draws them by their numbers of samples and averages uniformly. All clients do the same number of epochs. μ
-    is fixed; the paper's heuristic that adapts μ to the loss is not offered.
+    Departures from the paper: clients are drawn uniformly and weighted by their numbers of samples,
+    as in most code; the paper draws them by their numbers of samples and averages uniformly. All
+    clients do the same number of epochs. μ is fixed; the paper's heuristic that adapts μ to the
+    loss is not offered.
     """
 
     rounds: Count = 100
@@ -50,11 +52,11 @@ class FedProx(SecureMethod):
     combine: Rule = "mean"
     """how the server combines models: their mean, or a rule that tolerates some arbitrary models"""
     faulty: CountOrZero = 1
-    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end, and krum assumes f
-    such clients"""
+    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end,
+    and krum assumes f such clients"""
     clip_update: NonNegative = 0.0
-    """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
-    limit"""
+    """C, longest step that a client may take from the model that it was sent; the server shortens
+    longer steps. 0: no limit"""
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
@@ -63,17 +65,23 @@ class FedProx(SecureMethod):
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
         refuse_single(self.secure, self.combine, self.clip_update)
-        shared.refuse_rule(self.combine, len(clients), self.participation, self.faulty, self.weighting)
+        shared.refuse_rule(
+            self.combine, len(clients), self.participation, self.faulty, self.weighting
+        )
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
             chosen = shared.sample(fed, self.participation)
             if self.secure:
-                target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(model)
+                target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(
+                    model
+                )
             else:
                 asked = {k: fed.call(self.train, k, model, s.step) for k in chosen}
-                target = shared.combined(fed, asked, model, self.combine, self.faulty, self.clip_update)
+                target = shared.combined(
+                    fed, asked, model, self.combine, self.faulty, self.clip_update
+                )
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
@@ -86,10 +94,14 @@ class FedProx(SecureMethod):
         return shared.Reply(trained, shared.sample_weight(client, self.weighting))
 
     @on_client
-    def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
+    def add(
+        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
+    ) -> ModelSums:
         """Train like `train`, and add the result to the sum."""
         reply = self.train(client, model, round)
-        return client.added(before, ModelSums.of(clients, reply.model, reply.weight), (model, round, clients))
+        return client.added(
+            before, ModelSums.of(clients, reply.model, reply.weight), (model, round, clients)
+        )
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 8), as FedAvg; 8 bytes a value up if secure."""

@@ -30,15 +30,16 @@ from ekiden.training.fit import FunctionLoss
 
 @dataclass(frozen=True)
 class MOON(shared.ParallelMethod):
-    """Federated averaging that keeps representations near the global model's and away from the client's last model's.
+    """Federated averaging that keeps representations near the global model's and away from the
+    client's last model's.
 
     Qinbin Li, Bingsheng He, Dawn Song: Model-Contrastive Federated Learning. CVPR 2021.
     https://arxiv.org/abs/2103.16257
     (local loss ℓ + μ ℓ_con).
 
-    Departures from the paper: representations are the inputs of the network's last layer. A projection head before that
-    layer is part of the network; the library's networks have none. A client that takes part for the first time has no
-    last model, and so no contrast.
+    Departures from the paper: representations are the inputs of the network's last layer. A
+    projection head before that layer is part of the network; the library's networks have none. A
+    client that takes part for the first time has no last model, and so no contrast.
     """
 
     rounds: Count = 100
@@ -62,29 +63,36 @@ class MOON(shared.ParallelMethod):
     combine: Rule = "mean"
     """how the server combines models: their mean, or a rule that tolerates some arbitrary models"""
     faulty: CountOrZero = 1
-    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end, and krum assumes f
-    such clients"""
+    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end,
+    and krum assumes f such clients"""
     clip_update: NonNegative = 0.0
-    """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
-    limit"""
+    """C, longest step that a client may take from the model that it was sent; the server shortens
+    longer steps. 0: no limit"""
 
     traits = replace(shared.ParallelMethod.traits, private=list[Weights])
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
-        shared.refuse_rule(self.combine, len(clients), self.participation, self.faulty, self.weighting)
+        shared.refuse_rule(
+            self.combine, len(clients), self.participation, self.faulty, self.weighting
+        )
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
-            asked = {k: fed.call(self.train, k, model, s.step) for k in shared.sample(fed, self.participation)}
+            asked = {
+                k: fed.call(self.train, k, model, s.step)
+                for k in shared.sample(fed, self.participation)
+            }
             target = shared.combined(fed, asked, model, self.combine, self.faulty, self.clip_update)
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
-        """Train for E epochs on ℓ + μ ℓ_con; the result is also used in the next rounds' contrast."""
+        """Train for E epochs on ℓ + μ ℓ_con; the result is also used in the next rounds'
+        contrast.
+        """
         previous = client.state or []
         objective = self.contrast(client, model, previous, client.loss)
         training = shared.local_training(client, self.lr_decay, round)
@@ -96,7 +104,9 @@ class MOON(shared.ParallelMethod):
     def contrast(
         self, client: Client, received: Weights | None, previous: Sequence[Weights], base: Objective
     ) -> Objective:
-        """Return ℓ + μ ℓ_con: near the representations of w^r, away from those of the kept models, if there are any."""
+        """Return ℓ + μ ℓ_con: near the representations of w^r, away from those of the kept models,
+        if there are any.
+        """
         if not (self.mu and previous and received is not None):
             return base
         positive, *negatives = (as_split(client.network(model)) for model in (received, *previous))
@@ -133,7 +143,11 @@ class ContrastiveLoss(Objective):
         return self.base(lambda _: network.head(z), x, y, *said) + self.mu * contrast
 
 
-def contrastive(z: Tensor, positive: Tensor, negatives: Sequence[Tensor], temperature: float) -> Tensor:
-    """Return ℓ_con, the mean over a batch of -log of the softmax share of the positive; all are (b, d)."""
+def contrastive(
+    z: Tensor, positive: Tensor, negatives: Sequence[Tensor], temperature: float
+) -> Tensor:
+    """Return ℓ_con, the mean over a batch of -log of the softmax share of the positive; all are (b,
+    d).
+    """
     similarities = [F.cosine_similarity(z, other, dim=1) for other in (positive, *negatives)]
     return -F.log_softmax(torch.stack(similarities, dim=1) / temperature, dim=1)[:, 0].mean()

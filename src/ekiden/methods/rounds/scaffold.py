@@ -7,13 +7,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Client, Count, Fed, Fraction, Positive, RunningMean, Size, State, Weights, on_client
+from ekiden.authoring import (
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    Positive,
+    RunningMean,
+    Size,
+    State,
+    Weights,
+    on_client,
+)
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size, trainable
 
 
 class ControlledReply(NamedTuple):
-    """What a client sends back: its model y and weight, and the change of its control variate, c_i⁺ - c_i."""
+    """What a client sends back: its model y and weight, and the change of its control variate, c_i⁺
+    - c_i.
+    """
 
     reply: shared.Reply
     change: Weights
@@ -28,17 +41,18 @@ class Controlled(State):
 
 @dataclass(frozen=True)
 class SCAFFOLD(SecureMethod):
-    """Federated averaging whose clients correct each gradient by c - c_i, the drift that their data cause.
+    """Federated averaging whose clients correct each gradient by c - c_i, the drift that their data
+    cause.
 
-    Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank Reddi, Sebastian Stich, Ananda Theertha Suresh:
-    SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378
-    (control variates of option II).
+    Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank Reddi, Sebastian Stich, Ananda
+    Theertha Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020.
+    https://arxiv.org/abs/1910.06378 (control variates of option II).
 
-    Departures from the paper: c_i⁺ is the mean of the gradients over the local steps. For plain SGD that is option II,
-    c_i - c + (w^r - y)/(K·η), up to rounding. It also holds with momentum or Adam, where the displacement would need
-    another divisor. Control variates travel in the shape of a model, with its running statistics. A limit on the
-    gradient's norm applies to the corrected gradient, and c_i⁺ is computed from the limited gradient, as the
-    displacement is.
+    Departures from the paper: c_i⁺ is the mean of the gradients over the local steps. For plain SGD
+    that is option II, c_i - c + (w^r - y)/(K·η), up to rounding. It also holds with momentum or
+    Adam, where the displacement would need another divisor. Control variates travel in the shape of
+    a model, with its running statistics. A limit on the gradient's norm applies to the corrected
+    gradient, and c_i⁺ is computed from the limited gradient, as the displacement is.
     """
 
     rounds: Count = 100
@@ -48,7 +62,8 @@ class SCAFFOLD(SecureMethod):
     participation: Fraction = 1.0
     """S/N, share of the clients drawn for each round; at least one client"""
     weighting: shared.Weighting = "uniform"
-    """p_i, weights of the average: uniform, or numbers of samples; control variates are averaged uniformly"""
+    """p_i, weights of the average: uniform, or numbers of samples; control variates are averaged
+    uniformly"""
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
     server_lr: Positive = 1.0
@@ -70,19 +85,27 @@ class SCAFFOLD(SecureMethod):
             c = torch.zeros_like(x.params) if s.control is None else s.control
             chosen = shared.sample(fed, self.participation)
             if self.secure:
-                sums = fed.sum(self.add, chosen, x, x.with_params(c), s.step, len(chosen), at="server")
+                sums = fed.sum(
+                    self.add, chosen, x, x.with_params(c), s.step, len(chosen), at="server"
+                )
                 c, target = c + sums.other(0, c) / len(fed.clients), sums.mean(x)
             else:
                 sent, middle = x.with_params(c), RunningMean()
-                for (y, p), change in fed.each([fed.call(self.train, k, x, sent, s.step) for k in chosen], at_least=1):
-                    c = c + change.params / len(fed.clients)  # by all N, so that c is always the mean of all c_i
+                for (y, p), change in fed.each(
+                    [fed.call(self.train, k, x, sent, s.step) for k in chosen], at_least=1
+                ):
+                    c = c + change.params / len(
+                        fed.clients
+                    )  # by all N, so that c is always the mean of all c_i
                     middle.add(y, p)
                 target = middle.model
             s = s.next(model=shared.server_step(x, target, self.server_lr), control=c)
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights, control: Weights, round: int) -> ControlledReply:
+    def train(
+        self, client: Client, model: Weights, control: Weights, round: int
+    ) -> ControlledReply:
         """Take K steps along g - c_i + c, then update c_i."""
         c = control.params
         c_i = torch.zeros_like(c) if client.state is None else client.state
@@ -91,12 +114,19 @@ class SCAFFOLD(SecureMethod):
         y = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
         client.state = corrected.mean()  # c_i⁺, option II
         return ControlledReply(
-            shared.Reply(y, shared.sample_weight(client, self.weighting)), model.with_params(client.state - c_i)
+            shared.Reply(y, shared.sample_weight(client, self.weighting)),
+            model.with_params(client.state - c_i),
         )
 
     @on_client
     def add(
-        self, client: Client, model: Weights, control: Weights, round: int, clients: int, before: ModelSums | None
+        self,
+        client: Client,
+        model: Weights,
+        control: Weights,
+        round: int,
+        clients: int,
+        before: ModelSums | None,
     ) -> ModelSums:
         """Train like `train`, and add the result to the sums."""
         reply, change = self.train(client, model, control, round)
@@ -104,6 +134,8 @@ class SCAFFOLD(SecureMethod):
         return client.added(before, own, (model, control, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
-        """T·m·(4M + 8): model and control variate down and up, a weight up; 8 bytes a value up if secure."""
+        """T·m·(4M + 8): model and control variate down and up, a weight up; 8 bytes a value up if
+        secure.
+        """
         up = secure_size(model, trainable(model)) if self.secure else 2 * model + 8
         return self.replies(clients) * (2 * model + up)

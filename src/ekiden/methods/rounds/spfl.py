@@ -1,8 +1,9 @@
-"""SPFL: sequential updates with parallel aggregation, and the parallel methods that it plugs into its chains.
+"""SPFL: sequential updates with parallel aggregation, and the parallel methods that it plugs into
+its chains.
 
-In such a method's own rounds a client is visited once; in chains, several times. Its memory stays fixed during a round
-and changes once at the end, by the mean over the visits: a correction that is applied at every visit would count
-several times.
+In such a method's own rounds a client is visited once; in chains, several times. Its memory stays
+fixed during a round and changes once at the end, by the mean over the visits: a correction that is
+applied at every visit would count several times.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +44,12 @@ from ekiden.methods.blocks.glam import alignment
 from ekiden.methods.blocks.rounds import Corrected, Proximal, Reply
 from ekiden.methods.rounds.fedavg import FedAvg
 from ekiden.methods.rounds.feddc import FedDC
-from ekiden.methods.rounds.feddisco import FedDisco, disco_weights, discrepancy, normalised_distances
+from ekiden.methods.rounds.feddisco import (
+    FedDisco,
+    disco_weights,
+    discrepancy,
+    normalised_distances,
+)
 from ekiden.methods.rounds.feddyn import FedDyn
 from ekiden.methods.rounds.fednova import FedNova, Progress, normalised, progress
 from ekiden.methods.rounds.fedprox import FedProx
@@ -52,7 +58,8 @@ from ekiden.methods.rounds.scaffold import SCAFFOLD
 
 M = TypeVar("M", bound=Method)
 Anchor = Literal["received", "global"]
-"""The model that a proximal term stays near: the one that a visit starts from, or the round's global model."""
+"""The model that a proximal term stays near: the one that a visit starts from, or the round's
+global model."""
 Vectors = tuple[Weights, ...]  # Vectors in the shape of a model
 
 
@@ -102,7 +109,8 @@ class ServerRound:
         return self.memory[number] if self.memory else torch.zeros_like(self.start.params)
 
     def along(self, values: Mapping[str, float]) -> list[float]:
-        """Return for each chain the mean over those of its clients that closed the round; 0 for none.
+        """Return for each chain the mean over those of its clients that closed the round; 0 for
+        none.
 
         It also represents clients that trained but dropped out before the round ended.
         """
@@ -111,7 +119,9 @@ class ServerRound:
 
 
 class After(NamedTuple):
-    """The result of a round at the server: the model, what the next round starts from, and the server's memory."""
+    """The result of a round at the server: the model, what the next round starts from, and the
+    server's memory.
+    """
 
     model: Weights
     start: Weights
@@ -122,13 +132,18 @@ class After(NamedTuple):
 class Host(Generic[M]):
     """A parallel method in chains; by default as FedAvg, with equal weights."""
 
-    method: M  # its hyperparameters; rounds, epochs, participation and the server's rates are not used
-    anchor: Anchor = "global"  # the model that its proximal term stays near, if the method leaves it open
+    method: (
+        M  # its hyperparameters; rounds, epochs, participation and the server's rates are not used
+    )
+    anchor: Anchor = (
+        "global"  # the model that its proximal term stays near, if the method leaves it open
+    )
 
     settings: ClassVar[tuple[str, ...]] = ()
     """Hyperparameters of the method that have a meaning in chains."""
     anchored: ClassVar[Anchor | None] = None
-    """The default anchor of a host that has a choice. Without chains, received and global model are the same."""
+    """The default anchor of a host that has a choice. Without chains, received and global model are
+    the same."""
     sent: ClassVar[int] = 0
     """Vectors that go with w^r."""
     changes: ClassVar[int] = 0
@@ -151,9 +166,13 @@ class Host(Generic[M]):
         return self.anchored is not None and self.anchor == "global"
 
     def train(self, at: ClientRound, model: Weights, base: Objective) -> tuple[Weights, Vectors]:
-        """Train from `model` with a loss built around `base`; return also what the visit gives for the memory."""
+        """Train from `model` with a loss built around `base`; return also what the visit gives for
+        the memory.
+        """
         penalty, objective = self.penalty(at, model), self.objective(at, base)
-        trained = at.client.fit(model, epochs=at.epochs, penalty=penalty, objective=objective, training=at.training)
+        trained = at.client.fit(
+            model, epochs=at.epochs, penalty=penalty, objective=objective, training=at.training
+        )
         return trained, self.learned(model, trained, penalty)
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
@@ -165,11 +184,15 @@ class Host(Generic[M]):
         return base
 
     def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """Return what a visit contributes to the memory; `close` gets the mean over a round's visits."""
+        """Return what a visit contributes to the memory; `close` gets the mean over a round's
+        visits.
+        """
         return ()
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """Return the memory after a round, given the mean of `learned` over its visits, and what the server gets."""
+        """Return the memory after a round, given the mean of `learned` over its visits, and what
+        the server gets.
+        """
         return (), Closing()
 
     def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
@@ -259,7 +282,10 @@ class InFedNova(Host[FedNova]):
         a = r.along({client: closing.numbers[0] for client, closing in r.closings.items()})
         parts = zip(r.ends, r.chains, a, strict=True)
         # `along` gives the mean over a chain's clients; its steps add up
-        new = normalised(r.start, [Progress(Reply(end, 1.0), len(chain) * a_j) for end, chain, a_j in parts if a_j])
+        new = normalised(
+            r.start,
+            [Progress(Reply(end, 1.0), len(chain) * a_j) for end, chain, a_j in parts if a_j],
+        )
         return After(new, new)
 
 
@@ -271,7 +297,9 @@ class InFedDyn(Host[FedDyn]):
     def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
         """-⟨λ_i, w⟩ + (α/2)‖w - anchor‖²."""
         slope = -at.memory[0].params if at.memory else None
-        return Proximal(self.method.alpha, self.near(at, model), slope) if self.method.alpha else None
+        return (
+            Proximal(self.method.alpha, self.near(at, model), slope) if self.method.alpha else None
+        )
 
     def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
         """Return w_out - w_in."""
@@ -279,10 +307,14 @@ class InFedDyn(Host[FedDyn]):
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
         """λ_i ← λ_i - α · displacement."""
-        return (learned[0].with_params(at.kept(0) - self.method.alpha * learned[0].params),), Closing()
+        return (
+            learned[0].with_params(at.kept(0) - self.method.alpha * learned[0].params),
+        ), Closing()
 
     def merge(self, r: ServerRound) -> After:
-        """Update h by the displacements of those who answered, divided by all N; broadcast the mean minus h/α."""
+        """Update h by the displacements of those who answered, divided by all N; broadcast the mean
+        minus h/α.
+        """
         middle, alpha = mean(r.ends), self.method.alpha
         if not alpha:
             return After(middle, middle)
@@ -320,10 +352,11 @@ class InFedDC(Host[FedDC]):
         return (start.with_params(memory[1] if memory else torch.zeros_like(start.params)),)
 
     def merge(self, r: ServerRound) -> After:
-        """Update the mean of all h_i and g with those who answered, divided by all N; broadcast the mean + the drift.
+        """Update the mean of all h_i and g with those who answered, divided by all N; broadcast the
+        mean + the drift.
 
-        After chains of L clients the drift grows by 1/L of how far they went. That is exact where all clients have
-        equally many visits, in chains that come back; else an estimate.
+        After chains of L clients the drift grows by 1/L of how far they went. That is exact where
+        all clients have equally many visits, in chains that come back; else an estimate.
         """
         middle, gradient = mean(r.ends), r.kept(1)
         for closing in r.closings.values():
@@ -364,12 +397,16 @@ class InFedDisco(Host[FedDisco]):
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
         """Send n_k and d_k."""
         client = at.client
-        return (), Closing((), (float(client.n), discrepancy(client.class_counts(), self.method.discrepancy)))
+        return (), Closing(
+            (), (float(client.n), discrepancy(client.class_counts(), self.method.discrepancy))
+        )
 
     def merge(self, r: ServerRound) -> After:
         """Average the ends by the weights of their chains."""
         n, d = zip(*(closing.numbers for closing in r.closings.values()), strict=True)
-        weights = disco_weights(n, normalised_distances(d, self.method.discrepancy), self.method.a, self.method.b)
+        weights = disco_weights(
+            n, normalised_distances(d, self.method.discrepancy), self.method.a, self.method.b
+        )
         along = r.along(dict(zip(r.closings, weights, strict=True)))
         middle = mean(r.ends, along if any(along) else None)
         return After(middle, middle)
@@ -390,14 +427,18 @@ HOSTS: Mapping[type[Method], type[Host[Any]]] = {
 
 @cache
 def host_named(text: str) -> Host[Any]:
-    """Return the host that `text` describes: a name, and after a colon settings, as in "moon:mu=5,temperature=0.5"."""
+    """Return the host that `text` describes: a name, and after a colon settings, as in
+    "moon:mu=5,temperature=0.5".
+    """
     name, _, given = text.partition(":")
     known = {kind.title(): kind for kind in HOSTS}
     if name not in known:
         raise unknown("host", name, known)
     kind, values = known[name], dict[str, Any]()
     host = HOSTS[kind]
-    hints = {setting: hint for setting, hint in get_type_hints(kind).items() if setting in host.settings}
+    hints = {
+        setting: hint for setting, hint in get_type_hints(kind).items() if setting in host.settings
+    }
     if host.anchored is not None:
         hints["anchor"] = Anchor
     for part in filter(None, given.split(",")):
@@ -417,7 +458,9 @@ def _value(setting: str, hint: Any, text: str) -> float | str:
         try:
             return float(text)
         except ValueError:
-            raise UserError(f"host {setting} must be a number, not {text!r}: write {setting}=0.1") from None
+            raise UserError(
+                f"host {setting} must be a number, not {text!r}: write {setting}=0.1"
+            ) from None
     if text not in get_args(hint):
         raise unknown(f"value of host {setting}", text, get_args(hint))
     return text
@@ -439,7 +482,9 @@ class Chains(State):
 
 
 class Opening(NamedTuple):
-    """What the first visit of a round receives: w^r if it is needed, and what the host's server sends."""
+    """What the first visit of a round receives: w^r if it is needed, and what the host's server
+    sends.
+    """
 
     start: Weights | None
     sent: Vectors
@@ -458,22 +503,26 @@ class KeptInChains(NamedTuple):
 
 @dataclass(frozen=True)
 class SPFL(Method):
-    """Several chains of clients side by side, each a pass of sequential learning; the server averages their ends.
+    """Several chains of clients side by side, each a pass of sequential learning; the server
+    averages their ends.
 
-    SPFL: Sequential updates with Parallel aggregation for Enhanced Federated Learning under Category and Domain Shifts.
-    NeurIPS 2025. https://openreview.net/forum?id=IHZngJNasX (with its loss GLAM).
+    SPFL: Sequential updates with Parallel aggregation for Enhanced Federated Learning under
+    Category and Domain Shifts. NeurIPS 2025. https://openreview.net/forum?id=IHZngJNasX (with its
+    loss GLAM).
 
-    Departures from the paper: it does not say how chains are ordered. By default a random order is drawn each round and
-    chain j starts at its j-th client, so that at every position each client trains one model. The minus sign before the
-    alignment with the previous model is taken as a misprint. The paper does not say either how hosts with a memory are
-    plugged in. Here control variates, drifts and memories stay fixed during a round and change once, by the mean over
-    its visits. If a client is missing inside a chain, the run stops and can be resumed; the chain does not skip the
-    client.
+    Departures from the paper: it does not say how chains are ordered. By default a random order is
+    drawn each round and chain j starts at its j-th client, so that at every position each client
+    trains one model. The minus sign before the alignment with the previous model is taken as a
+    misprint. The paper does not say either how hosts with a memory are plugged in. Here control
+    variates, drifts and memories stay fixed during a round and change once, by the mean over its
+    visits. If a client is missing inside a chain, the run stops and can be resumed; the chain does
+    not skip the client.
     """
 
     host: str = "fedavg"
-    """host, the parallel method plugged in: fedavg, fedprox, scaffold, fednova, feddyn, feddc, moon or feddisco; its
-    settings follow a colon, as in fedprox:mu=0.1 or moon:mu=5,temperature=0.5 (all are in docs/methods/spfl.md)"""
+    """host, the parallel method plugged in: fedavg, fedprox, scaffold, fednova, feddyn, feddc, moon
+    or feddisco; its settings follow a colon, as in fedprox:mu=0.1 or moon:mu=5,temperature=0.5 (all
+    are in docs/methods/spfl.md)"""
     rounds: Count = 15
     """R, rounds"""
     epochs: Count = 5
@@ -483,14 +532,15 @@ class SPFL(Method):
     length: CountOrZero = 0
     """L, clients in a chain; 0: all that take part"""
     chain_order: Order = "latin"
-    """order of the chains: latin (shifts of an order drawn each round), fixed (shifts of the given order), random (each
-    chain its own, of all clients)"""
+    """order of the chains: latin (shifts of an order drawn each round), fixed (shifts of the given
+    order), random (each chain its own, of all clients)"""
     align_previous: NonNegative = 1.0
     """τ, weight of GLAM's alignment with the previous model"""
     align_global: NonNegative = 1.0
     """ρ, weight of GLAM's alignment with the global model; with τ = ρ = 0 there is no GLAM"""
     previous: Literal["received", "own"] = "received"
-    """w_p, GLAM's previous model: the one received from the chain, or the client's own model of the previous round"""
+    """w_p, GLAM's previous model: the one received from the chain, or the client's own model of the
+    previous round"""
     participation: Fraction = 1.0
     """c, share of the clients drawn for each round; at least one client"""
     lr_decay: Fraction = 1.0
@@ -503,7 +553,8 @@ class SPFL(Method):
     def __post_init__(self) -> None:
         if self.chain_order == "random" and self.length:
             raise UserError(
-                "--chain-order=random makes chains of all clients: leave --length=0, or use --chain-order=latin"
+                "--chain-order=random makes chains of all clients: leave --length=0, or use "
+                "--chain-order=latin"
             )
         host_named(self.host)
 
@@ -524,7 +575,9 @@ class SPFL(Method):
         return Chains()
 
     def run(self, fed: Fed, s: Chains) -> Iterator[State]:
-        """Yield the state after each hop of all chains; after a round's last hop the server averages."""
+        """Yield the state after each hop of all chains; after a round's last hop the server
+        averages.
+        """
         host, length = host_named(self.host), self.shape(len(fed.clients))[1]
         while s.step < self.steps(len(fed.clients)):
             round, position = divmod(s.step, length)
@@ -536,13 +589,21 @@ class SPFL(Method):
             for sequence, end in zip(s.sequences, s.ends, strict=True):
                 client = sequence[position]
                 opening = self.opening(host, start, s) if client not in seen else None
-                ends.append(fed.call(self.train, client, end, opening, shared.mean_size(s.sizes), round))
+                ends.append(
+                    fed.call(self.train, client, end, opening, shared.mean_size(s.sizes), round)
+                )
                 seen.add(client)
-            s = self.merged(fed, s, ends, round) if position == length - 1 else s.next(ends=tuple(ends))
+            s = (
+                self.merged(fed, s, ends, round)
+                if position == length - 1
+                else s.next(ends=tuple(ends))
+            )
             yield s
 
     def opened(self, fed: Fed, s: Chains, start: Weights) -> Chains:
-        """Return the state with the chains of a new round; clients that are new report their numbers of samples."""
+        """Return the state with the chains of a new round; clients that are new report their
+        numbers of samples.
+        """
         sequences = self.sequences(fed)
         s = replace(s, sequences=sequences, ends=(start,) * len(sequences))
         if not host_named(self.host).counts:
@@ -550,13 +611,17 @@ class SPFL(Method):
         return replace(s, sizes=shared.with_sizes(fed, self.count, visited(sequences), s.sizes))
 
     def opening(self, host: Host[Any], start: Weights, s: Chains) -> Opening | None:
-        """Return what a client receives with its first visit of a round; nothing if it is not needed."""
+        """Return what a client receives with its first visit of a round; nothing if it is not
+        needed.
+        """
         if not (self.glam or host.needs_start or host.closes):
             return None
         return Opening(start if self.needs_start(host) else None, host.opening(start, s.memory))
 
     def merged(self, fed: Fed, s: Chains, ends: Sequence[Ref[Weights]], round: int) -> Chains:
-        """Return the state after a round: every client visited closes it, and the host's server combines the ends."""
+        """Return the state after a round: every client visited closes it, and the host's server
+        combines the ends.
+        """
         host, n = host_named(self.host), len(fed.clients)
         told = visited(s.sequences) if host.closes else ()
         closing = {k: fed.call(self.close, k, shared.mean_size(s.sizes), round) for k in told}
@@ -573,15 +638,22 @@ class SPFL(Method):
         return client.n
 
     @on_client
-    def train(self, client: Client, model: Weights, opening: Opening | None, size: float, round: int) -> Weights:
-        """Train at a visit. What the server sends comes with a round's first visit; the client keeps it."""
+    def train(
+        self, client: Client, model: Weights, opening: Opening | None, size: float, round: int
+    ) -> Weights:
+        """Train at a visit. What the server sends comes with a round's first visit; the client
+        keeps it.
+        """
         host, kept = host_named(self.host), client.state or KeptInChains()
         if opening is not None:
             kept = KeptInChains(opening, kept.memory, earlier=kept.own)
         at = self.at(client, kept, size, round)
         trained, learned = host.train(at, model, self.alignment(client, model, kept))
         if kept.visits:
-            learned = tuple(mean([old, new], [kept.visits, 1]) for old, new in zip(kept.learned, learned, strict=True))
+            learned = tuple(
+                mean([old, new], [kept.visits, 1])
+                for old, new in zip(kept.learned, learned, strict=True)
+            )
         own = trained if self.previous == "own" and self.align_previous else None
         if self.glam or host.needs_start or host.closes:
             client.state = kept._replace(learned=learned, visits=kept.visits + 1, own=own)
@@ -591,7 +663,9 @@ class SPFL(Method):
     def close(self, client: Client, size: float, round: int) -> Closing:
         """End a round: apply what its visits gave."""
         kept = client.state
-        memory, closing = host_named(self.host).close(self.at(client, kept, size, round), kept.learned)
+        memory, closing = host_named(self.host).close(
+            self.at(client, kept, size, round), kept.learned
+        )
         client.state = KeptInChains(memory=memory, own=kept.own)
         return closing
 
@@ -603,7 +677,9 @@ class SPFL(Method):
     def alignment(self, client: Client, model: Weights, kept: KeptInChains) -> Objective:
         """Return GLAM, or only the loss of the labels."""
         previous = model if self.previous == "received" else kept.earlier
-        return alignment(client, kept.opening.start, previous, self.align_previous, self.align_global)
+        return alignment(
+            client, kept.opening.start, previous, self.align_previous, self.align_global
+        )
 
     @property
     def glam(self) -> bool:
@@ -620,7 +696,9 @@ class SPFL(Method):
         chains, length = self.shape(len(fed.clients))
 
         def shuffled() -> tuple[str, ...]:
-            return tuple(chosen[i] for i in torch.randperm(len(chosen), generator=generator).tolist())
+            return tuple(
+                chosen[i] for i in torch.randperm(len(chosen), generator=generator).tolist()
+            )
 
         if self.chain_order == "random":
             return tuple(shuffled() for _ in range(chains))
@@ -637,11 +715,14 @@ class SPFL(Method):
         return self.rounds * self.shape(clients)[1]
 
     def cost(self, clients: int, model: int) -> int:
-        """R·S(L + 1)·M along the chains, and what the loss and the host send once a round to and from each client.
+        """R·S(L + 1)·M along the chains, and what the loss and the host send once a round to and
+        from each client.
 
         With GLAM and FedAvg, in full, R·N(N + 2)·M.
         """
-        counted = min(clients, self.rounds * self.met(clients)) if host_named(self.host).counts else 0
+        counted = (
+            min(clients, self.rounds * self.met(clients)) if host_named(self.host).counts else 0
+        )
         return self.traffic(clients, model) + 8 * counted
 
     def moved(self, end: Chains, clients: int, model: Size) -> int:

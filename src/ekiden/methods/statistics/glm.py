@@ -1,4 +1,6 @@
-"""Logistic, linear, Poisson and Cox regression with standard errors, equal to those of pooled data."""
+"""Logistic, linear, Poisson and Cox regression with standard errors, equal to those of pooled
+data.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +49,9 @@ from ekiden.training.network import Network
 
 @dataclass(frozen=True)
 class Fitting(State):
-    """The state with the coefficients of this lap and the sums so far; there is no model before the last step."""
+    """The state with the coefficients of this lap and the sums so far; there is no model before the
+    last step.
+    """
 
     model: Ref[Weights] | Weights | None = None
     coefficients: Ref[Coefficients] | None = None
@@ -59,11 +63,15 @@ class Estimated(Linear):
 
     covariance: Tensor  # (G, S, S), for columns as they enter and targets as they leave the network
     samples: Tensor  # n
-    # mean and standard deviation of each target of Poisson regression; the network gives standardised numbers
+    # mean and standard deviation of each target of Poisson regression; the network gives
+    # standardised numbers
     rates: Tensor
-    hazard: Tensor  # (T,) the cumulative hazard at these times where the network gives 0; 0 if it is not told
+    # (T,) the cumulative hazard at these times where the network gives 0; 0 if it is not told
+    hazard: Tensor
 
-    def __init__(self, base: Linear, family: Family, outputs: int, task: Task, times: tuple[float, ...] = ()) -> None:
+    def __init__(
+        self, base: Linear, family: Family, outputs: int, task: Task, times: tuple[float, ...] = ()
+    ) -> None:
         super().__init__(base.features, base.names, outputs)
         self.family = family  # which regression
         count, each = groups(family, outputs)
@@ -84,7 +92,9 @@ class Estimated(Linear):
     def holding(self, solution: Solution, samples: int) -> Weights:
         """Return the network with these estimates, as weights."""
         rows = solution.values.view(-1, len(self.names) + 1)
-        rows = F.pad(rows, (0, 0, 1, 0)) if self.family == "logistic" else rows  # 0 for the first class
+        rows = (
+            F.pad(rows, (0, 0, 1, 0)) if self.family == "logistic" else rows
+        )  # 0 for the first class
         head = cast(nn.Linear, self.head).requires_grad_(True)
         with torch.no_grad():
             head.weight.copy_(rows[:, :-1])
@@ -98,38 +108,45 @@ class Estimated(Linear):
 
 @dataclass(frozen=True)
 class GLM(Method):
-    """Clients add up derivatives of the likelihood, from which the last one makes Newton's steps: exact regression.
+    """Clients add up derivatives of the likelihood, from which the last one makes Newton's steps:
+    exact regression.
 
-    John Nelder, Robert Wedderburn: Generalized Linear Models. Journal of the Royal Statistical Society A, 1972.
-    https://doi.org/10.2307/2344614. From sums of sites: Yuan Wu et al.: Grid Binary LOgistic REgression (GLORE).
-    Journal of the American Medical Informatics Association, 2012. https://doi.org/10.1136/amiajnl-2012-000862
+    John Nelder, Robert Wedderburn: Generalized Linear Models. Journal of the Royal Statistical
+    Society A, 1972. https://doi.org/10.2307/2344614. From sums of sites: Yuan Wu et al.: Grid
+    Binary LOgistic REgression (GLORE). Journal of the American Medical Informatics Association,
+    2012. https://doi.org/10.1136/amiajnl-2012-000862
 
-    The result is that of pooled data, with standard errors: nothing depends on how samples are divided, except in Cox
-    regression, which compares samples of the same client only (it is stratified by client).
+    The result is that of pooled data, with standard errors: nothing depends on how samples are
+    divided, except in Cox regression, which compares samples of the same client only (it is
+    stratified by client).
 
-    Departures from the paper: sums are whole numbers in units of 2^-28, handed from client to client. The first step
-    starts at the best constants, which follow from the first sums. A step that makes the likelihood smaller is halved.
-    The number of laps is fixed; a regression that has not converged then is refused.
+    Departures from the paper: sums are whole numbers in units of 2^-28, handed from client to
+    client. The first step starts at the best constants, which follow from the first sums. A step
+    that makes the likelihood smaller is halved. The number of laps is fixed; a regression that has
+    not converged then is refused.
     """
 
     family: Family = "logistic"
-    """logistic: classes, binary or multinomial; linear: numbers, ordinary least squares, which needs one lap; poisson:
-    counts (targets of --task regression), logarithmic link; cox: times and events (--task survival), stratified by
-    client, ties as Efron's"""
+    """logistic: classes, binary or multinomial; linear: numbers, ordinary least squares, which
+    needs one lap; poisson: counts (targets of --task regression), logarithmic link; cox: times and
+    events (--task survival), stratified by client, ties as Efron's"""
     laps: Annotated[int, Range(least=4, most=100)] = 10
     """T, passes over all clients: Newton's steps; linear regression makes one"""
     times: str = ""
-    """for cox: times such as 90,180,365 at which the model also tells survival, from the baseline hazard of all clients
-    together; times after which fewer than 5 events follow are left out"""
+    """for cox: times such as 90,180,365 at which the model also tells survival, from the baseline
+    hazard of all clients together; times after which fewer than 5 events follow are left out"""
     order: str = "given"
-    """order of the clients: given, reversed, random, or names separated by commas; the last one makes the steps"""
+    """order of the clients: given, reversed, random, or names separated by commas; the last one
+    makes the steps"""
 
     traits = Traits(averages=False, weighs=False)
 
     @property
     def needs(self) -> frozenset[Need]:
         """Classes for logistic regression. Numbers are checked in `check_network`."""
-        return {"logistic": CLASSES, "cox": frozenset[Need]()}.get(self.family, frozenset({"vectors"}))
+        return {"logistic": CLASSES, "cox": frozenset[Need]()}.get(
+            self.family, frozenset({"vectors"})
+        )
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""
@@ -144,24 +161,34 @@ class GLM(Method):
         """Refuse targets that the family does not explain."""
         if (self.family == "cox") != isinstance(model.task, Survival):
             raise UserError(
-                f"--family {self.family} does not explain {model.task.kind}: cox explains times and events, --task "
+                f"--family {self.family} does not explain {model.task.kind}: cox explains times "
+                "and events, --task "
                 "survival --label-column TIME EVENT"
             )
         if self.family in ("linear", "poisson") and not isinstance(model.task, Regression):
-            raise UserError(f"--family {self.family} explains numbers, the task is {model.task.kind}: leave it out")
+            raise UserError(
+                f"--family {self.family} explains numbers, the task is {model.task.kind}: leave it "
+                "out"
+            )
         if self.family == "logistic" and not isinstance(model.task, Classification):
             raise UserError("logistic regression explains classes: give --family linear or poisson")
 
     def with_source(self, model: str, pretrained: str) -> tuple["GLM", str, str]:
         """The linear network; no other is possible."""
         if model not in ("auto", "linear") or pretrained:
-            raise UserError("glm has a linear network of its own: leave out --model and --pretrained")
+            raise UserError(
+                "glm has a linear network of its own: leave out --model and --pretrained"
+            )
         return self, "linear", ""
 
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+    def own_network(
+        self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
+    ) -> nn.Module:
         """Return a linear network with the covariances of its coefficients."""
         base = network if isinstance(network, Linear) else linear(shape, classes)
-        codes = base is not network and any(isinstance(part, nn.Embedding) for part in network.modules())
+        codes = base is not network and any(
+            isinstance(part, nn.Embedding) for part in network.modules()
+        )
         if codes or any(True for _ in frozen.fixed(network)):
             raise UserError("glm has a linear network of its own: leave out the model, and --train")
         return Estimated(base, self.family, classes, task, self._times)
@@ -171,7 +198,9 @@ class GLM(Method):
         return Fitting()
 
     def run(self, fed: Fed, s: Fitting) -> Iterator[State]:
-        """Yield the state after each hop. A lap ends at the last client, which makes Newton's step."""
+        """Yield the state after each hop. A lap ends at the last client, which makes Newton's
+        step.
+        """
         order = fed.order(self.order)
         while s.step < self.steps(len(order)):
             lap, hop = divmod(s.step, len(order))
@@ -180,13 +209,21 @@ class GLM(Method):
             if hop < len(order) - 1:
                 s = s.next(sums=sums)
             elif lap < self._laps - 1:
-                s = s.next(coefficients=fed.call(self.improve, client, INITIAL, at, sums), sums=None)
+                s = s.next(
+                    coefficients=fed.call(self.improve, client, INITIAL, at, sums), sums=None
+                )
             else:
-                s = s.next(model=fed.call(self.solve, client, INITIAL, at, sums), coefficients=None, sums=None)
+                s = s.next(
+                    model=fed.call(self.solve, client, INITIAL, at, sums),
+                    coefficients=None,
+                    sums=None,
+                )
             yield s
 
     @on_client
-    def add(self, client: Client, model: Weights, at: Coefficients | None, before: Derivatives | None) -> Derivatives:
+    def add(
+        self, client: Client, model: Weights, at: Coefficients | None, before: Derivatives | None
+    ) -> Derivatives:
         """Add the derivatives of the client's samples to those received."""
         network = cast(Estimated, client.network(model))
         with torch.no_grad():
@@ -199,22 +236,36 @@ class GLM(Method):
         if self.family != "logistic":
             y = y if y.ndim == 2 else y[:, None]
             y = self._targets(client, y)
-        times = [time / client.task.mean[0] for time in self._times] if isinstance(client.task, Survival) else []
-        own = derivatives(self.family, F.pad(x, (0, 1), value=1.0), y, self._at(client, network, at).values, times)
+        times = (
+            [time / client.task.mean[0] for time in self._times]
+            if isinstance(client.task, Survival)
+            else []
+        )
+        own = derivatives(
+            self.family, F.pad(x, (0, 1), value=1.0), y, self._at(client, network, at).values, times
+        )
         return client.added(before, own, at)
 
     @on_client
-    def improve(self, client: Client, model: Weights, at: Coefficients | None, totals: Derivatives) -> Coefficients:
+    def improve(
+        self, client: Client, model: Weights, at: Coefficients | None, totals: Derivatives
+    ) -> Coefficients:
         """Return the coefficients of the next lap."""
         network = cast(Estimated, client.network(model))
-        return improved(self.family, self._at(client, network, at), totals, [*network.names, CONSTANT])
+        return improved(
+            self.family, self._at(client, network, at), totals, [*network.names, CONSTANT]
+        )
 
     @on_client
-    def solve(self, client: Client, model: Weights, at: Coefficients | None, totals: Derivatives) -> Weights:
+    def solve(
+        self, client: Client, model: Weights, at: Coefficients | None, totals: Derivatives
+    ) -> Weights:
         """Return the network with the estimates and their covariances."""
         network = cast(Estimated, client.network(model))
         at = self._at(client, network, at)
-        return network.holding(solved(self.family, at, totals, [*network.names, CONSTANT]), totals.samples)
+        return network.holding(
+            solved(self.family, at, totals, [*network.names, CONSTANT]), totals.samples
+        )
 
     def _at(self, client: Client, network: Estimated, at: Coefficients | None) -> Coefficients:
         """Return the coefficients of this lap, 0 in the first one."""
@@ -222,20 +273,31 @@ class GLM(Method):
         if at is None:
             return usual
         if at.values.shape != usual.values.shape or at.values.dtype != torch.float64:
-            raise UserError("the coefficients received are of other columns: use the same data schema everywhere")
+            raise UserError(
+                "the coefficients received are of other columns: use the same data schema "
+                "everywhere"
+            )
         return Coefficients(at.values.cpu(), at.step.cpu(), at.likelihood)
 
     def _targets(self, client: Client, y: Tensor) -> Tensor:
-        """Return targets (n, K) float64: standardised, or counts; or times, relative to the mean, and events."""
+        """Return targets (n, K) float64: standardised, or counts; or times, relative to the mean,
+        and events.
+        """
         if isinstance(client.task, Survival):
-            return y / torch.tensor([client.task.mean[0], 1.0], dtype=torch.float64, device=y.device)
+            return y / torch.tensor(
+                [client.task.mean[0], 1.0], dtype=torch.float64, device=y.device
+            )
         if self.family == "linear":
             task = cast(Regression, client.task)
-            mean, std = (torch.tensor(part, dtype=torch.float64, device=y.device) for part in (task.mean, task.std))
+            mean, std = (
+                torch.tensor(part, dtype=torch.float64, device=y.device)
+                for part in (task.mean, task.std)
+            )
             return (y.double() - mean) / std
         if bool((y < 0).any()):
             raise UserError(
-                f"{client.name} has a negative target, and counts are not negative: correct it, or use --family linear"
+                f"{client.name} has a negative target, and counts are not negative: correct it, or "
+                "use --family linear"
             )
         return y.double()
 
@@ -246,7 +308,10 @@ class GLM(Method):
         except ValueError:
             found = (0.0,)
         if not all(a < b < inf for a, b in pairwise((0.0, *found))):
-            raise UserError(f"times {self.times!r} are not positive numbers in ascending order: write 90,180,365")
+            raise UserError(
+                f"times {self.times!r} are not positive numbers in ascending order: write "
+                "90,180,365"
+            )
         return found
 
     @property
@@ -260,8 +325,8 @@ class GLM(Method):
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(T(4G·S(S + 3) + 8G + 16 + 16H) + (T - 1)(16GS + 8)).
 
-        For logistic regression G = 1 and S = (K - 1)(D + 1), otherwise G = K and S = D + 1, where D is the number of
-        columns. H is the number of times.
+        For logistic regression G = 1 and S = (K - 1)(D + 1), otherwise G = K and S = D + 1, where D
+        is the number of columns. H is the number of times.
         """
         count, size, _ = cast(Estimated, model.network.module).covariance.shape
         sums = 4 * count * size * (size + 3) + 8 * count + 16 + 16 * len(self._times)

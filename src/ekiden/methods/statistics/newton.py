@@ -1,4 +1,6 @@
-"""Derivatives of log-likelihoods as sums over samples in fixed point, and Newton's steps from their totals."""
+"""Derivatives of log-likelihoods as sums over samples in fixed point, and Newton's steps from their
+totals.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +29,17 @@ _EQUAL = 2**10  # difference of two likelihoods that may be due to rounding
 
 @dataclass(frozen=True, eq=False)
 class Derivatives:
-    """Sums over samples, in units of 2^-28. There are G groups of S coefficients; those of a group are correlated."""
+    """Sums over samples, in units of 2^-28. There are G groups of S coefficients; those of a group
+    are correlated.
+    """
 
     gradient: Tensor  # (G, S) int64, of the log-likelihood
-    hessian: Tensor  # (G, S(S + 1)/2) int64, of the negative log-likelihood, the upper triangle row by row
+    # (G, S(S + 1)/2) int64, of the negative log-likelihood, the upper triangle row by row
+    hessian: Tensor
     squares: Tensor  # (G,) int64, Σ y² for linear regression, Σ t exp(η) for Cox regression
-    hazard: Tensor  # (2, T) int64, for Cox regression events and exposure between T times; see `curves.hazard_counts`
+    # (2, T) int64, for Cox regression events and exposure between T times; see
+    # `curves.hazard_counts`
+    hazard: Tensor
     likelihood: int  # of all groups, up to a constant
     samples: int  # n
 
@@ -42,16 +49,22 @@ class Derivatives:
         size = self.gradient.shape[-1] if self.gradient.ndim == 2 else 0
         count, times = len(self.gradient), self.hazard.shape[-1] if self.hazard.ndim == 2 else 0
         if shapes != [(count, size), (count, size * (size + 1) // 2), (count,), (2, times)]:
-            raise UserError(f"sums of shapes {shapes} do not fit together: use one version of Ekiden everywhere")
+            raise UserError(
+                f"sums of shapes {shapes} do not fit together: use one version of Ekiden everywhere"
+            )
         if {t.dtype for t in self._tensors()} != {torch.int64} or self.samples < 0:
             raise UserError("sums must be whole numbers: use one version of Ekiden everywhere")
 
     def plus(self, other: "Derivatives") -> Self:
         """Return the sums over the samples of both."""
         if [t.shape for t in self._tensors()] != [t.shape for t in other._tensors()]:
-            raise UserError("sums of other coefficients cannot be combined: use the same data schema everywhere")
+            raise UserError(
+                "sums of other coefficients cannot be combined: use the same data schema everywhere"
+            )
         mine, others = self._tensors(), other._tensors()
-        first, second, third, last = (_bounded(a.double() + b, a + b) for a, b in zip(mine, others, strict=True))
+        first, second, third, last = (
+            _bounded(a.double() + b, a + b) for a, b in zip(mine, others, strict=True)
+        )
         likelihood, samples = self.likelihood + other.likelihood, self.samples + other.samples
         return type(self)(first, second, third, last, likelihood, samples)
 
@@ -82,17 +95,22 @@ class Solution(NamedTuple):
 
     values: Tensor  # (G, S) float64
     covariance: Tensor  # (G, S, S) float64, of the estimates; 0 for coefficients that no sample has
-    # (T,) float64, for Cox regression the cumulative hazard at the times where the linear predictor, its constant
+    # (T,) float64, for Cox regression the cumulative hazard at the times where the linear
+    # predictor, its constant
     # included, is 0; 0 at times after fewer than 5 events
     hazard: Tensor
 
 
 def groups(family: Family, outputs: int) -> tuple[int, int]:
-    """Return G, and how many coefficients of one column are in a group, for a network with this number of outputs."""
+    """Return G, and how many coefficients of one column are in a group, for a network with this
+    number of outputs.
+    """
     return (1, outputs - 1) if family == "logistic" else (outputs, 1)
 
 
-def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor, times: Sequence[float] = ()) -> Derivatives:
+def derivatives(
+    family: Family, x: Tensor, y: Tensor, values: Tensor, times: Sequence[float] = ()
+) -> Derivatives:
     """Return a client's sums at the given coefficients.
 
     Args:
@@ -118,16 +136,28 @@ def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor, times: Seq
     hazard = torch.zeros(2, len(times), dtype=torch.float64, device=x.device)
     if times and len(x):
         risk = x[:, :-1].double() @ values[0, :-1].to(x.device)
-        hazard = torch.from_numpy(np.stack(hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times))).to(x.device)
+        hazard = torch.from_numpy(
+            np.stack(hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times))
+        ).to(x.device)
     gradient, hessian, squares, hazard, total = (
         _bounded(part * _UNIT, (part * _UNIT).round().long())
-        for part in (gradient, hessian, squares, hazard, torch.tensor(likelihood, dtype=torch.float64))
+        for part in (
+            gradient,
+            hessian,
+            squares,
+            hazard,
+            torch.tensor(likelihood, dtype=torch.float64),
+        )
     )
     return Derivatives(gradient, hessian, squares, hazard, int(total), len(x))
 
 
-def _classes(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Return gradient, Hessian, nothing, log-likelihood of logistic regression, binary or multinomial."""
+def _classes(
+    family: Family, x: Tensor, y: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return gradient, Hessian, nothing, log-likelihood of logistic regression, binary or
+    multinomial.
+    """
     width = x.shape[1]
     logs = F.pad(x @ values.view(-1, width).T, (1, 0)).log_softmax(1)
     p = logs.exp()[:, 1:]
@@ -143,8 +173,12 @@ def _classes(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tens
     return (rest.T @ x).view(1, -1), hessian.view(1, size, size), torch.zeros(1).to(x), found
 
 
-def _numbers(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Return gradient, Hessian, Σ y² and log-likelihood of linear or Poisson regression of each target."""
+def _numbers(
+    family: Family, x: Tensor, y: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return gradient, Hessian, Σ y² and log-likelihood of linear or Poisson regression of each
+    target.
+    """
     eta, y = x @ values.T, y.double()
     mean = eta if family == "linear" else eta.exp()
     likelihood = -(y - eta).square() / 2 if family == "linear" else y * eta - mean
@@ -153,17 +187,23 @@ def _numbers(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tens
     return (y - mean).T @ x, hessian, y.square().sum(0), float(likelihood.sum())
 
 
-def _times(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Return gradient, Hessian, Σ t exp(η) and log-likelihood of Cox regression of one silo, with Efron's ties.
+def _times(
+    family: Family, x: Tensor, y: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return gradient, Hessian, Σ t exp(η) and log-likelihood of Cox regression of one silo, with
+    Efron's ties.
 
     The constant has no part in the likelihood. In its place the gradient has the number of events.
 
-    David Cox: Regression models and life-tables. Journal of the Royal Statistical Society B, 1972. Bradley Efron: The
-    efficiency of Cox's likelihood function for censored data. JASA, 1977.
+    David Cox: Regression models and life-tables. Journal of the Royal Statistical Society B, 1972.
+    Bradley Efron: The efficiency of Cox's likelihood function for censored data. JASA, 1977.
     """
     order = y[:, 0].argsort(descending=True, stable=True)
     x, time, event = x[order, :-1], y[order, 0], y[order, 1]
-    gradient, hessian = torch.zeros(1, x.shape[1] + 1).to(x), torch.zeros(1, x.shape[1] + 1, x.shape[1] + 1).to(x)
+    gradient, hessian = (
+        torch.zeros(1, x.shape[1] + 1).to(x),
+        torch.zeros(1, x.shape[1] + 1, x.shape[1] + 1).to(x),
+    )
     if not len(x):
         return gradient, hessian, torch.zeros(1).to(x), 0.0
     eta = x @ values[0, :-1]
@@ -172,14 +212,21 @@ def _times(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tensor
     times, place = torch.unique_consecutive(time, return_inverse=True)  # descending
     last = torch.bincount(place).cumsum(0) - 1  # of those who are at risk at a time
     of_time = torch.zeros(len(times), 2 + x.shape[1]).to(x)
-    of_time.index_add_(0, place, torch.cat([torch.ones_like(time)[:, None], w[:, None], wx], 1) * event[:, None])
+    of_time.index_add_(
+        0, place, torch.cat([torch.ones_like(time)[:, None], w[:, None], wx], 1) * event[:, None]
+    )
     deaths, dying, dying_x = of_time[:, 0], of_time[:, 1], of_time[:, 2:]
     who = event > 0
     at = place[who]  # for each event from here on
-    left = (event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1) / deaths[at]  # share that has gone
+    left = (event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1) / deaths[
+        at
+    ]  # share that has gone
     at_risk = w.cumsum(0)[last][at] - left * dying[at]
     means = (wx.cumsum(0)[last][at] - left[:, None] * dying_x[at]) / at_risk[:, None]
-    hazard, tied = (torch.zeros_like(dying).index_add(0, at, part / at_risk) for part in (torch.ones_like(left), left))
+    hazard, tied = (
+        torch.zeros_like(dying).index_add(0, at, part / at_risk)
+        for part in (torch.ones_like(left), left)
+    )
     expected = w * (hazard.flip(0).cumsum(0).flip(0)[place] - event * tied[place])
     gradient[0, :-1], gradient[0, -1] = x.T @ (event - expected), event.sum()
     hessian[0, :-1, :-1] = x.T @ (expected[:, None] * x) - means.T @ means
@@ -191,7 +238,8 @@ def _bounded(found: Tensor, whole: Tensor) -> Tensor:
     """Return whole numbers, or refuse them if they had no room."""
     if not bool((found.abs() < _MOST).all()):  # also where one is NaN
         raise UserError(
-            "the sums of a regression have no room: a value is too far from the others, or columns separate "
+            "the sums of a regression have no room: a value is too far from the others, or columns "
+            "separate "
             "the samples without error; look at the largest values of the columns"
         )
     return whole
@@ -204,10 +252,14 @@ def start(family: Family, outputs: int, width: int) -> Coefficients:
     return Coefficients(zeros, zeros, _NONE)
 
 
-def improved(family: Family, before: Coefficients, totals: Derivatives, names: list[str]) -> Coefficients:
-    """Return the coefficients after Newton's step; after half of the last step if that made the likelihood smaller.
+def improved(
+    family: Family, before: Coefficients, totals: Derivatives, names: list[str]
+) -> Coefficients:
+    """Return the coefficients after Newton's step; after half of the last step if that made the
+    likelihood smaller.
 
-    The first totals also tell the step from the best constants, which is taken instead: it is the nearer start.
+    The first totals also tell the step from the best constants, which is taken instead: it is the
+    nearer start.
     """
     if totals.likelihood < before.likelihood - _EQUAL:
         half = before.step / 2
@@ -216,7 +268,9 @@ def improved(family: Family, before: Coefficients, totals: Derivatives, names: l
     if family == "cox":
         gradient[:, -1] = 0  # events
     elif before.likelihood == _NONE:
-        values, gradient, hessian = _from_constants(family, gradient, hessian, totals.samples, len(names))
+        values, gradient, hessian = _from_constants(
+            family, gradient, hessian, totals.samples, len(names)
+        )
     step = (_inverse(hessian, names, first=True) @ gradient[:, :, None])[:, :, 0]
     return Coefficients(values + step, values + step - before.values, totals.likelihood)
 
@@ -233,32 +287,50 @@ def solved(family: Family, before: Coefficients, totals: Derivatives, names: lis
     if family == "linear":
         free = totals.samples - int((hessian.diagonal(dim1=1, dim2=2)[0] > 0).sum())
         if free < 1:
-            raise UserError(f"{totals.samples} samples are too few for {len(names)} coefficients: leave columns out")
+            raise UserError(
+                f"{totals.samples} samples are too few for {len(names)} coefficients: leave "
+                "columns out"
+            )
         rest = totals.squares.cpu().double() / _UNIT - (gradient * step).sum(1)
         return Solution(values, inverse * (rest.clamp(min=0) / free)[:, None, None], torch.zeros(0))
     left = float((step * gradient).sum(1).max())
     if totals.likelihood < before.likelihood - _EQUAL or not left < _CONVERGED:
-        moved = (step.abs() / inverse.diagonal(dim1=1, dim2=2).sqrt().clamp(min=1e-30)).view(-1, len(names)).amax(0)
-        names, moved = [name for name in names if name != CONSTANT], moved[[name != CONSTANT for name in names]]
+        moved = (
+            (step.abs() / inverse.diagonal(dim1=1, dim2=2).sqrt().clamp(min=1e-30))
+            .view(-1, len(names))
+            .amax(0)
+        )
+        names, moved = (
+            [name for name in names if name != CONSTANT],
+            moved[[name != CONSTANT for name in names]],
+        )
         furthest = names[int(moved.argmax())] if names else CONSTANT
         raise UserError(
-            f"the regression did not converge: give more --laps; if that does not help, {furthest!r} "
-            "and other columns separate the samples without error: leave it out, or join rare categories"
+            "the regression did not converge: give more --laps; if that does not help, "
+            f"{furthest!r} "
+            "and other columns separate the samples without error: leave it out, or join rare "
+            "categories"
         )
     hazard = torch.zeros(0)
-    if family == "cox":  # so that events are expected as often as they occur, if the hazard is constant
+    if (
+        family == "cox"
+    ):  # so that events are expected as often as they occur, if the hazard is constant
         values[:, -1] = (events / (totals.squares.cpu().double() / _UNIT)).log()
         count, exposure = (totals.hazard.cpu().double() / _UNIT).numpy()
         hazard = torch.from_numpy(baseline(count, exposure, _FEWEST)) / values[0, -1].exp()
         if len(hazard) and not hazard.any():
-            raise UserError(f"fewer than {_FEWEST} events up to the last of the times: give later --times")
+            raise UserError(
+                f"fewer than {_FEWEST} events up to the last of the times: give later --times"
+            )
     return Solution(values, inverse, hazard)
 
 
 def _from_constants(
     family: Family, gradient: Tensor, hessian: Tensor, samples: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best constants, and gradient and Hessian there, from those where all coefficients are 0."""
+    """Return the best constants, and gradient and Hessian there, from those where all coefficients
+    are 0.
+    """
     values = torch.zeros_like(gradient)
     if family == "poisson":
         squares = hessian
@@ -266,15 +338,24 @@ def _from_constants(
         if not bool((counts > 0).all()):
             raise UserError("a target of Poisson regression is 0 in all samples: leave it out")
         values[:, -1:] = (counts / samples).log()
-        return values, gradient + (1 - counts / samples) * squares[:, -1], counts[:, :, None] / samples * squares
+        return (
+            values,
+            gradient + (1 - counts / samples) * squares[:, -1],
+            counts[:, :, None] / samples * squares,
+        )
     classes = gradient.shape[1] // width + 1
     share = 1 / classes
     squares = hessian[0, :width, :width] / (share * (1 - share))  # Σ xxᵀ
-    sums = gradient.view(-1, width) + share * squares[-1]  # Σ x over the samples of each class but the first
+    sums = (
+        gradient.view(-1, width) + share * squares[-1]
+    )  # Σ x over the samples of each class but the first
     p = sums[:, -1] / samples
     first = 1 - float(p.sum())
     if first < 0.5 / samples or float(p.min()) < 0.5 / samples:
-        raise UserError("a class has no training samples: leave it out, as no regression can tell its coefficients")
+        raise UserError(
+            "a class has no training samples: leave it out, as no regression can tell its "
+            "coefficients"
+        )
     constants = torch.zeros_like(sums)
     constants[:, -1] = (p / first).log()
     curved = torch.kron(torch.diag(p) - torch.outer(p, p), squares)
@@ -287,7 +368,8 @@ def _inverse(hessian: Tensor, names: list[str], *, first: bool) -> Tensor:
     Args:
         hessian: (G, S, S).
         names: (P,) of what enters.
-        first: whether a matrix that has no inverse means dependent columns, and not that classes can be separated.
+        first: whether a matrix that has no inverse means dependent columns, and not that classes
+            can be separated.
     """
     found = torch.zeros_like(hessian)
     for place, h in enumerate(hessian):
@@ -296,8 +378,12 @@ def _inverse(hessian: Tensor, names: list[str], *, first: bool) -> Tensor:
         values, vectors = torch.linalg.eigh(h[used][:, used] * torch.outer(scale, scale))
         if float(values[0]) < _DEPENDENT:
             loads = vectors[:, 0].abs()
-            columns = dict.fromkeys(names[int(used[k]) % len(names)] for k in (loads > 0.1 * loads.max()).nonzero())
-            which = ", ".join(map(repr, [*columns][:_SHOWN])) + (" and others" if len(columns) > _SHOWN else "")
+            columns = dict.fromkeys(
+                names[int(used[k]) % len(names)] for k in (loads > 0.1 * loads.max()).nonzero()
+            )
+            which = ", ".join(map(repr, [*columns][:_SHOWN])) + (
+                " and others" if len(columns) > _SHOWN else ""
+            )
             raise UserError(
                 f"columns follow from each other: {which}; leave one of them out (--drop-columns)"
                 if first

@@ -8,13 +8,15 @@ from ekiden.authoring import Client, Count, Fed, Method, State, Traits, Weights,
 
 @dataclass(frozen=True)
 class Centralized(Method):
-    """Plain training on the union of all clients' data: what one could reach if the data were allowed to leave.
+    """Plain training on the union of all clients' data: what one could reach if the data were
+    allowed to leave.
 
-    The yardstick "centralized" of Brendan McMahan et al.: Communication-Efficient Learning of Deep Networks from
-    Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629. No algorithm of its own.
+    The yardstick "centralized" of Brendan McMahan et al.: Communication-Efficient Learning of Deep
+    Networks from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629. No algorithm
+    of its own.
 
-    Departures from the paper: none. Possible in simulation only. One epoch over the union costs what one epoch at
-    every client does.
+    Departures from the paper: none. Possible in simulation only. One epoch over the union costs
+    what one epoch at every client does.
     """
 
     epochs: Count = 200

@@ -9,13 +9,16 @@ from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models
 
 @dataclass(frozen=True)
 class Local(PersonalMethod):
-    """No communication: each client trains on its own data from the common initial model, and keeps its model.
+    """No communication: each client trains on its own data from the common initial model, and keeps
+    its model.
 
-    The baseline "Local" of most papers on personalised federated learning, among them Zhu, Fan, Xie: UA-PDFL.
-    Neurocomputing (preprint 2024). https://arxiv.org/abs/2412.11674. No algorithm of its own.
+    The baseline "Local" of most papers on personalised federated learning, among them Zhu, Fan,
+    Xie: UA-PDFL. Neurocomputing (preprint 2024). https://arxiv.org/abs/2412.11674. No algorithm of
+    its own.
 
-    Departures from the paper: none. The optimiser restarts each round, as in the methods that it is compared with.
-    Local training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: none. The optimiser restarts each round, as in the methods that it is
+    compared with. Local training ends with the epoch that --select names, by default the best on
+    validation data.
     """
 
     fits = every_round
@@ -31,7 +34,9 @@ class Local(PersonalMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             mine = own_models(fed, s)
-            trained = (fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True))
+            trained = (
+                fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
+            )
             s = s.next(personal=tuple(trained))
             yield s
 

@@ -1,9 +1,11 @@
-"""Flower's end at a silo: a `ClientApp` that hands byte strings to `Silo`, and the process that runs it.
+"""Flower's end at a silo: a `ClientApp` that hands byte strings to `Silo`, and the process that
+runs it.
 
-A SuperNode starts `flwr-clientapp` for each message. It imports PyTorch, which takes seconds, then unpacks and imports
-the app that the coordinator sent. `ekiden silo start` puts a command of that name first on the path. That command asks
-the process `serve`, which has imported everything and holds the data, to fork. The child answers the message with this
-app, never with code that came with a run, and ends.
+A SuperNode starts `flwr-clientapp` for each message. It imports PyTorch, which takes seconds, then
+unpacks and imports the app that the coordinator sent. `ekiden silo start` puts a command of that
+name first on the path. That command asks the process `serve`, which has imported everything and
+holds the data, to fork. The child answers the message with this app, never with code that came with
+a run, and ends.
 """
 
 import json
@@ -31,7 +33,9 @@ from ekiden.transports.flower.silo.silo_file import Held, SiloFile, read
 NODE_CONFIG = "silo"  # Key in the node's configuration that names its silo.toml
 
 app = ClientApp()
-_held: tuple[SiloFile, Mapping[str, Held]] | None = None  # the data sets by their names; "" is the only one
+_held: tuple[SiloFile, Mapping[str, Held]] | None = (
+    None  # the data sets by their names; "" is the only one
+)
 
 
 def hold(file: SiloFile) -> None:
@@ -51,11 +55,16 @@ def answer(message: Message, context: Context) -> Message:
     """Answer one request."""
     path = context.node_config.get(NODE_CONFIG)
     if not path:
-        raise UserError(f"this node has no silo.toml: start it with --node-config '{NODE_CONFIG}=\"/path/silo.toml\"'")
+        raise UserError(
+            "this node has no silo.toml: start it with --node-config "
+            f"'{NODE_CONFIG}=\"/path/silo.toml\"'"
+        )
     _report()
     os.umask(0o077)
     file = read(Path(str(path)))
-    silo = Silo(file, named=_held[1] if _held is not None and _data_of(_held[0]) == _data_of(file) else None)
+    silo = Silo(
+        file, named=_held[1] if _held is not None and _data_of(_held[0]) == _data_of(file) else None
+    )
     records: RecordDict = wrap(silo.answer(content(message)))
     return Message(records, reply_to=message)
 
@@ -94,8 +103,12 @@ def serve(address: str, file: Path) -> None:
         os._exit(0)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # a pool of threads does not survive a fork; each task sets its own number
-    torch.cat([torch.empty(1, device="meta")])  # imports PyTorch's compiler (2 s), as networks without values do
+    torch.set_num_threads(
+        1
+    )  # a pool of threads does not survive a fork; each task sets its own number
+    torch.cat(
+        [torch.empty(1, device="meta")]
+    )  # imports PyTorch's compiler (2 s), as networks without values do
     try:
         hold(read(file))
     except UserError as error:
@@ -126,12 +139,18 @@ def serve(address: str, file: Path) -> None:
 
 
 def limit_memory(most: int) -> None:
-    """Let this process allocate at most `most` bytes more, on systems that can limit it; further allocations fail."""
+    """Let this process allocate at most `most` bytes more, on systems that can limit it; further
+    allocations fail.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         import resource  # noqa: PLC0415  (Linux alone has both)
 
-        kib = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmData"))
+        kib = next(
+            int(line.split()[1])
+            for line in status.read_text().splitlines()
+            if line.startswith("VmData")
+        )
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = 1024 * kib + most
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))

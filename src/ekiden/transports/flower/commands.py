@@ -63,20 +63,31 @@ def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> No
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise UserError(f"{address!r} is not the address of a SuperLink: give HOST:PORT, such as link.example.org:8000")
+        raise UserError(
+            f"{address!r} is not the address of a SuperLink: give HOST:PORT, such as "
+            "link.example.org:8000"
+        )
     if security.insecure:
         if not _is_loopback(host) and not anywhere:
             raise UserError(
-                f"--insecure to {host} would send models and requests in the clear: use a certificate, "
+                f"--insecure to {host} would send models and requests in the clear: use a "
+                "certificate, "
                 "or say --insecure-anywhere"
             )
         say("WARNING: --insecure: nothing on this connection is encrypted or authenticated")
     elif security.certificate is not None and not security.certificate.is_file():
-        raise UserError(f"there is no certificate {security.certificate}: get the SuperLink's CA certificate first")
+        raise UserError(
+            f"there is no certificate {security.certificate}: get the SuperLink's CA certificate "
+            "first"
+        )
 
 
-def register(public_key: Path, link: str, security: Security, say: Say, *, again: bool = False) -> None:
-    """Let the holder of a key connect to the SuperLink; `again` if the key may be registered already."""
+def register(
+    public_key: Path, link: str, security: Security, say: Say, *, again: bool = False
+) -> None:
+    """Let the holder of a key connect to the SuperLink; `again` if the key may be registered
+    already.
+    """
     arguments = ["supernode", "register", str(public_key.absolute()), _CONNECTION]
     try:
         _ask(arguments, link, security, say)
@@ -114,7 +125,8 @@ def run(
             known = runs(link["link"], security, lambda line: None)
             if any(row["run-id"] == number and row["status"] == "pending" for row in known):
                 say(
-                    f"run {number} still waits at the SuperLink: nothing there starts it; look at what "
+                    f"run {number} still waits at the SuperLink: nothing there starts it; look at "
+                    "what "
                     "`ekiden federation start` prints, and start it again"
                 )
 
@@ -135,7 +147,14 @@ def run(
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         (app / "run.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        arguments = ["run", str(app), _CONNECTION, "--run-config", str(app / "run.toml"), "--stream"]
+        arguments = [
+            "run",
+            str(app),
+            _CONNECTION,
+            "--run-config",
+            str(app / "run.toml"),
+            "--stream",
+        ]
         try:
             _flwr(arguments, link["link"], security, say, heard)
         except KeyboardInterrupt:
@@ -160,10 +179,16 @@ def run(
 
 
 class _Heard:
-    """Reads the output of `flwr run --stream`: shows Ekiden's lines to the user, and keeps Flower's for an error."""
+    """Reads the output of `flwr run --stream`: shows Ekiden's lines to the user, and keeps Flower's
+    for an error.
+    """
 
-    def __init__(self, say: Say, unserved: Callable[[str], None], seconds: float = _PENDING) -> None:
-        """Call `unserved` with the run's number if Ekiden says nothing in the first seconds of the run."""
+    def __init__(
+        self, say: Say, unserved: Callable[[str], None], seconds: float = _PENDING
+    ) -> None:
+        """Call `unserved` with the run's number if Ekiden says nothing in the first seconds of the
+        run.
+        """
         self.run = ""
         self.ended = ""
         self.others: deque[str] = deque(maxlen=100)
@@ -218,7 +243,9 @@ def _ask(arguments: Sequence[str], link: str, security: Security, say: Say) -> d
         Refused: the command failed; the message says why.
     """
     with TemporaryDirectory(prefix="ekiden-") as home:
-        command, environment = _command([*arguments, "--format", "json"], Path(home), link, security, say)
+        command, environment = _command(
+            [*arguments, "--format", "json"], Path(home), link, security, say
+        )
         done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     try:
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
@@ -226,11 +253,15 @@ def _ask(arguments: Sequence[str], link: str, security: Security, say: Say) -> d
         answer = {}
     if done.returncode or not answer.get("success"):
         what = " ".join(str(answer.get("error-message") or done.stderr.strip()[-300:]).split())
-        raise Refused(f"the SuperLink at {link} did not do `flwr {arguments[0]}`: {what or 'no answer'}")
+        raise Refused(
+            f"the SuperLink at {link} did not do `flwr {arguments[0]}`: {what or 'no answer'}"
+        )
     return answer
 
 
-def _flwr(arguments: Sequence[str], link: str, security: Security, say: Say, hear: Say | None = None) -> None:
+def _flwr(
+    arguments: Sequence[str], link: str, security: Security, say: Say, hear: Say | None = None
+) -> None:
     """Run a Flower command that talks to the SuperLink, and pass on its output, line by line.
 
     Raises:
@@ -239,9 +270,15 @@ def _flwr(arguments: Sequence[str], link: str, security: Security, say: Say, hea
     with TemporaryDirectory(prefix="ekiden-") as home:
         command, environment = _command(arguments, Path(home), link, security, say)
         pipe = subprocess.PIPE
-        # The command gets its own session, so Ctrl-C does not end only the command: our handler ends the run.
+        # The command gets its own session, so Ctrl-C does not end only the command: our handler
+        # ends the run.
         with subprocess.Popen(
-            command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            env=environment,
+            stdout=pipe,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         ) as process:
             assert process.stdout is not None
             try:
@@ -252,7 +289,8 @@ def _flwr(arguments: Sequence[str], link: str, security: Security, say: Say, hea
                 raise
     if process.returncode:
         raise Refused(
-            f"flwr {arguments[0]} ended with code {process.returncode}: is there a SuperLink at {link}, and is its "
+            f"flwr {arguments[0]} ended with code {process.returncode}: is there a SuperLink at "
+            f"{link}, and is its "
             "certificate known?"
         )
 
@@ -275,7 +313,9 @@ def _command(
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep calls to this machine away from a proxy; they name what they named before, too."""
+    """Return the variables that keep calls to this machine away from a proxy; they name what they
+    named before, too.
+    """
     found = {}
     for name in ("NO_PROXY", "no_proxy"):
         named = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
@@ -322,14 +362,22 @@ weights = ""
 
 
 def app_name(name: str) -> str:
-    """Return a valid name of a Flower app: letters, digits and hyphens, a letter first, 32 characters at most."""
+    """Return a valid name of a Flower app: letters, digits and hyphens, a letter first, 32
+    characters at most.
+    """
     plain = re.sub("[^A-Za-z0-9]+", "-", name).strip("-")
     return (plain if plain[:1].isalpha() else f"run-{plain}")[:32].rstrip("-")
 
 
 def write_connection(home: Path, link: str, security: Security) -> None:
     """Write a Flower configuration with one connection, `ekiden`."""
-    lines = ["[superlink]", 'default = "ekiden"', "", "[superlink.ekiden]", f"address = {json.dumps(link)}"]
+    lines = [
+        "[superlink]",
+        'default = "ekiden"',
+        "",
+        "[superlink.ekiden]",
+        f"address = {json.dumps(link)}",
+    ]
     if security.insecure:
         lines.append("insecure = true")
     elif security.certificate is not None:
@@ -350,7 +398,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def path() -> str:
-    """Return the path with this Python's commands first, even if its environment is not activated."""
+    """Return the path with this Python's commands first, even if its environment is not
+    activated.
+    """
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
@@ -367,7 +417,14 @@ def superlink_command(federation: Federation) -> list[str]:
     folder = federation.folder.absolute()
     outside = "[::]" if ":" in federation.host else "0.0.0.0"
     return [
-        *(sys.executable, "-m", _SUPERLINK, f"{outside}:{federation.port}", "--keys", str(federation.keys.absolute())),
+        *(
+            sys.executable,
+            "-m",
+            _SUPERLINK,
+            f"{outside}:{federation.port}",
+            "--keys",
+            str(federation.keys.absolute()),
+        ),
         *("--host", "127.0.0.1", "--port", str(federation.control_port)),
         *("--database", str(folder / DATABASE), "--ssl-ca-certfile", str(folder / "ca.crt")),
         *("--ssl-certfile", str(folder / "link.crt"), "--ssl-keyfile", str(folder / "link.key")),
@@ -381,15 +438,27 @@ def start_superlink(federation: Federation, say: Say, metrics: Metrics | None = 
         if _taken(host, port):
             where = f"{federation.folder / FILE}{' and every silo.toml' if port == federation.port else ''}"
             raise UserError(
-                f"port {port} is taken: if this SuperLink is not running already, change the port in {where}"
+                f"port {port} is taken: if this SuperLink is not running already, change the port "
+                f"in {where}"
             )
     command = superlink_command(federation)
-    if (left := (keys.valid_until(federation.folder / "link.crt") - datetime.now(UTC)).days) < _SOON:
-        say(f"its certificate ends in {left} days: `ekiden federation rotate {federation.folder}` renews it")
+    if (
+        left := (keys.valid_until(federation.folder / "link.crt") - datetime.now(UTC)).days
+    ) < _SOON:
+        say(
+            f"its certificate ends in {left} days: `ekiden federation rotate {federation.folder}` "
+            "renews it"
+        )
     say(f"$ {shlex.join(command)}")
     signal.signal(signal.SIGTERM, interrupt)
     home = str(federation.folder.absolute() / "flower")
-    environment = {**os.environ, **QUIET, **without_proxy(os.environ), "PATH": path(), "FLWR_HOME": home}
+    environment = {
+        **os.environ,
+        **QUIET,
+        **without_proxy(os.environ),
+        "PATH": path(),
+        "FLWR_HOME": home,
+    }
     unfinished = not (federation.folder / DATABASE).exists()
     with subprocess.Popen(command, env=environment) as process:
         try:
@@ -398,10 +467,15 @@ def start_superlink(federation: Federation, say: Say, metrics: Metrics | None = 
             security = Security(federation.certificate)
             let_in(federation, federation.silos, security, say)
             counts = partial(counted, federation)
-            with served(metrics or Metrics(), "ekiden_link", counts, lambda: process.poll() is None) as port:
+            with served(
+                metrics or Metrics(), "ekiden_link", counts, lambda: process.poll() is None
+            ) as port:
                 if metrics and port:
                     say(f"health and metrics: http://{metrics.host}:{port}/metrics")
-                say(f"silos reach the SuperLink at {federation.address}, the coordinator here at {federation.link}")
+                say(
+                    f"silos reach the SuperLink at {federation.address}, the coordinator here at "
+                    f"{federation.link}"
+                )
                 process.wait()
         finally:
             process.terminate()
@@ -416,14 +490,22 @@ def start_superlink(federation: Federation, say: Say, metrics: Metrics | None = 
 
 
 def counted(federation: Federation) -> Mapping[str, float]:
-    """Return what a monitor may know: how many silos are connected, and when the certificate ends."""
+    """Return what a monitor may know: how many silos are connected, and when the certificate
+    ends.
+    """
     found = read(federation.folder)  # silos come and go
     states = Counter(silo.state for silo in status(found))
     ends = keys.valid_until(federation.folder / "link.crt") - datetime.now(UTC)
     return {
         "certificate_seconds": ends.total_seconds(),
-        **{f'silos{{state="{state}"}}': float(states[state]) for state in ("connected", "away", "never")},
-        **{f'requests_total{{answer="{answer}"}}': count for answer, count in answers(found).items()},
+        **{
+            f'silos{{state="{state}"}}': float(states[state])
+            for state in ("connected", "away", "never")
+        },
+        **{
+            f'requests_total{{answer="{answer}"}}': count
+            for answer, count in answers(found).items()
+        },
     }
 
 
@@ -445,7 +527,9 @@ def _await_port(process: subprocess.Popen[bytes], port: int, seconds: float = 60
             return
         time.sleep(0.3)
     if process.poll() is None:
-        raise UserError(f"the SuperLink was not ready after {seconds:g} s: is this machine busy? Start it again")
+        raise UserError(
+            f"the SuperLink was not ready after {seconds:g} s: is this machine busy? Start it again"
+        )
     raise UserError("the SuperLink did not start: the lines above say why")
 
 

@@ -27,10 +27,11 @@ def content(message: Message) -> bytes:
 
 
 def overhead(length: int) -> int:
-    """Return how many bytes Flower's objects and their list need in addition to a byte string of this length.
+    """Return how many bytes Flower's objects and their list need in addition to a byte string of
+    this length.
 
-    Flower cuts a byte string into pieces. The first has the overhead of a message, and each other piece adds the same
-    amount. The bytes that gRPC, HTTP and TLS add are not counted.
+    Flower cuts a byte string into pieces. The first has the overhead of a message, and each other
+    piece adds the same amount. The bytes that gRPC, HTTP and TLS add are not counted.
     """
     first, each = _measured()
     return first + each * max(0, -(-length // _PIECE) - 1)
@@ -45,4 +46,8 @@ def _measured() -> tuple[int, int]:
 def _beyond(data: bytes) -> int:
     record = wrap(data)
     objects = get_all_nested_objects(record).values()
-    return int(sum(len(o.deflate()) for o in objects)) + int(get_object_tree(record).ByteSize()) - len(data)
+    return (
+        int(sum(len(o.deflate()) for o in objects))
+        + int(get_object_tree(record).ByteSize())
+        - len(data)
+    )

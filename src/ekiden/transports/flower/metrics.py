@@ -1,4 +1,6 @@
-"""Health and metrics of a silo or a coordinator for a monitor: counts only, over HTTP, on loopback by default."""
+"""Health and metrics of a silo or a coordinator for a monitor: counts only, over HTTP, on loopback
+by default.
+"""
 
 import re
 import socket
@@ -40,7 +42,9 @@ class Metrics(Checked):
 
 
 @contextmanager
-def served(where: Metrics, prefix: str, counts: Counts, healthy: Callable[[], bool]) -> Iterator[int]:
+def served(
+    where: Metrics, prefix: str, counts: Counts, healthy: Callable[[], bool]
+) -> Iterator[int]:
     """Answer a monitor until the block ends, and give the port; 0 if nothing is served.
 
     Counts are named as Prometheus writes them, behind a prefix, with labels.
@@ -56,14 +60,18 @@ def served(where: Metrics, prefix: str, counts: Counts, healthy: Callable[[], bo
                     return (200, "ok\n") if healthy() else (503, "not running\n")
                 case "/metrics":
                     found = {"up": float(healthy()), **counts()}
-                    return 200, "".join(f"{prefix}_{name} {value:.12g}\n" for name, value in found.items())
+                    return 200, "".join(
+                        f"{prefix}_{name} {value:.12g}\n" for name, value in found.items()
+                    )
                 case _:
                     return 404, "there are /health and /metrics\n"
 
     try:
         server = _Server((where.host, where.port), Answers)
     except OSError as error:
-        raise UserError(f"metrics cannot be served at {where.host}:{where.port}: {error.strerror}") from None
+        raise UserError(
+            f"metrics cannot be served at {where.host}:{where.port}: {error.strerror}"
+        ) from None
     thread = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
     thread.start()
     try:
@@ -113,10 +121,16 @@ class _Answers(BaseRequestHandler):
         alarm.start()
         try:
             head = b""
-            while b"\r\n\r\n" not in head and len(head) < _HEAD and (part := self.request.recv(_HEAD)):
+            while (
+                b"\r\n\r\n" not in head and len(head) < _HEAD and (part := self.request.recv(_HEAD))
+            ):
                 head += part
             words = head.split(b"\r\n")[0].split(b" ")
-            if len(words) != 3 or not words[2].startswith(b"HTTP/1.") or b"\r\n\r\n" not in head[:_HEAD]:
+            if (
+                len(words) != 3
+                or not words[2].startswith(b"HTTP/1.")
+                or b"\r\n\r\n" not in head[:_HEAD]
+            ):
                 status, text = 400, "not a request\n"
             elif words[0] != b"GET":
                 status, text = 405, "only GET\n"
@@ -151,5 +165,9 @@ class LogCounts:
                     break
                 self._at += len(line)
                 _, _, text = line.decode(errors="replace").partition(" ")
-                self._found.update(kind for kind, pattern in _KINDS.items() if re.match(pattern, text))
-        return {f'requests_total{{kind="{kind}"}}': float(count) for kind, count in self._found.items()}
+                self._found.update(
+                    kind for kind, pattern in _KINDS.items() if re.match(pattern, text)
+                )
+        return {
+            f'requests_total{{kind="{kind}"}}': float(count) for kind, count in self._found.items()
+        }

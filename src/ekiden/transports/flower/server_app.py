@@ -35,7 +35,11 @@ class GridNodes:
             tickets = list(self._grid.push_messages([message]))
         except (httpx.HTTPError, ValueError) as error:
             return Lost(f"{type(error).__name__}")
-        return tickets[0] if tickets and tickets[0] else Lost("the SuperLink does not take messages for it")
+        return (
+            tickets[0]
+            if tickets and tickets[0]
+            else Lost("the SuperLink does not take messages for it")
+        )
 
     def overhead(self, length: int) -> int:
         """Return the number of bytes that Flower adds to a byte string of this length."""
@@ -44,13 +48,18 @@ class GridNodes:
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         """Return the answers that have come.
 
-        Each ticket is asked for alone: what an answer itself says about its sender and its ticket, nobody has checked.
+        Each ticket is asked for alone: what an answer itself says about its sender and its ticket,
+        nobody has checked.
         """
         found: dict[str, bytes | Lost] = {}
         for ticket in tickets:
             try:
                 for message in self._grid.pull_messages([ticket]):
-                    found[ticket] = Lost(said(str(message.error.reason))) if message.has_error() else content(message)
+                    found[ticket] = (
+                        Lost(said(str(message.error.reason)))
+                        if message.has_error()
+                        else content(message)
+                    )
             except httpx.HTTPError:
                 break  # the SuperLink is away; its messages will be there later
             except Exception as error:  # a silo can send objects from which Flower makes no message
@@ -60,7 +69,9 @@ class GridNodes:
 
 @app.main()  # type: ignore[untyped-decorator]
 def main(grid: Grid, context: Context) -> None:
-    """Run the plan in the run configuration. If the run fails, end with an error and one line that says why."""
+    """Run the plan in the run configuration. If the run fails, end with an error and one line that
+    says why.
+    """
     config = context.run_config
     plan = remote_plan.from_json(json.loads(str(config["plan"])))
     public_keys = json.loads(str(config["keys"]))
@@ -70,9 +81,14 @@ def main(grid: Grid, context: Context) -> None:
         if source:
             folder, validation = Path(str(config["folder"])), bool(config["validation"])
             about = (Path(source), plan.names, nodes, folder, public_keys, say)
-            by, at = list(filter(None, str(config["by"]).split(","))), dict(json.loads(str(config["at"])))
+            by, at = (
+                list(filter(None, str(config["by"]).split(","))),
+                dict(json.loads(str(config["at"]))),
+            )
             weights = Path(str(config["weights"])) if config["weights"] else None
-            session.evaluate(*about, validation=validation, by=by, at=at, weights=weights, data=plan.data)
+            session.evaluate(
+                *about, validation=validation, by=by, at=at, weights=weights, data=plan.data
+            )
             return
         result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:

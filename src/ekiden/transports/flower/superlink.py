@@ -1,11 +1,13 @@
 """Run Flower's SuperLink with two ports: one for silos, and one on loopback for the coordinator.
 
-Flower 1.41 serves everything on one port: the Fleet API, which SuperNodes need; the Control API, which registers keys,
-submits runs and shows their logs; and the Runtime API of the submitted apps. Anyone who reaches one of them reaches
-all. Here `flower-superlink` itself stays on loopback, and a second port forwards only requests to the Fleet API.
+Flower 1.41 serves everything on one port: the Fleet API, which SuperNodes need; the Control API,
+which registers keys, submits runs and shows their logs; and the Runtime API of the submitted apps.
+Anyone who reaches one of them reaches all. Here `flower-superlink` itself stays on loopback, and a
+second port forwards only requests to the Fleet API.
 
-Flower reads the whole body of a request before it looks at who sent it. The second port looks first: at the signature
-in the headers, which needs no body. It also bounds connections, and the time until their first request.
+Flower reads the whole body of a request before it looks at who sent it. The second port looks
+first: at the signature in the headers, which needs no body. It also bounds connections, and the
+time until their first request.
 """
 
 import asyncio
@@ -28,10 +30,19 @@ import uvicorn
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from fastapi import HTTPException
-from flwr.common.constant import SUPERLINK_NODE_ID, SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.common.constant import (
+    SUPERLINK_NODE_ID,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+)
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes, verify_signature
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_public_key,
+    public_key_to_bytes,
+    verify_signature,
+)
 from flwr.superlink.servicer.fleet import fleet_handlers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -53,13 +64,17 @@ _LOOK = 5.0  # seconds between looks at SuperExec
 
 
 class FleetOnly:
-    """Forwards requests to the Fleet API to an app, and answers all others with 404, even if the app knows them.
+    """Forwards requests to the Fleet API to an app, and answers all others with 404, even if the
+    app knows them.
 
     Requests that no registered silo signed are answered with 401, and their bodies are not read.
     """
 
     def __init__(
-        self, app: App, known: Callable[[bytes], bool] | None = None, note: Callable[[bytes], None] | None = None
+        self,
+        app: App,
+        known: Callable[[bytes], bool] | None = None,
+        note: Callable[[bytes], None] | None = None,
     ) -> None:
         """Make the gate."""
         self._app = app
@@ -69,12 +84,16 @@ class FleetOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
-        if scope["type"] != "http":  # no web sockets, and no start or end of the app: the other port handles those
+        if (
+            scope["type"] != "http"
+        ):  # no web sockets, and no start or end of the app: the other port handles those
             return
         if not str(scope["path"]).startswith(FLEET):
             self.answers["404"] += 1
             await _refuse(send, 404, b"this port is for silos only\n")
-        elif self._known is not None and not await asyncio.to_thread(self._signed, dict(scope["headers"])):
+        elif self._known is not None and not await asyncio.to_thread(
+            self._signed, dict(scope["headers"])
+        ):
             self.answers["401"] += 1
             await _refuse(send, 401, b"no registered silo signed this request\n")
         else:
@@ -97,19 +116,27 @@ async def _refuse(send: Send, status: int, why: bytes) -> None:
 
 
 def signed(headers: Mapping[bytes, bytes], known: Callable[[bytes], bool]) -> bool:
-    """Return whether a registered silo signed the time in these headers, as Flower checks it after the body is read."""
+    """Return whether a registered silo signed the time in these headers, as Flower checks it after
+    the body is read.
+    """
     try:
         public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
         moment = headers[TIMESTAMP_HEADER.encode()]
         age = (now() - datetime.fromisoformat(moment.decode())).total_seconds()
         recent = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-        return recent and known(public) and verify_signature(bytes_to_public_key(public), moment, signature)
+        return (
+            recent
+            and known(public)
+            and verify_signature(bytes_to_public_key(public), moment, signature)
+        )
     except (KeyError, ValueError, TypeError):
         return False
 
 
-def guarded(most: int = _CONNECTIONS, each: int = _EACH, seconds: float = _FIRST) -> type[H11Protocol]:
+def guarded(
+    most: int = _CONNECTIONS, each: int = _EACH, seconds: float = _FIRST
+) -> type[H11Protocol]:
     """Return a protocol for uvicorn that bounds connections."""
     connections: Counter[str] = Counter()
 
@@ -145,7 +172,8 @@ def guarded(most: int = _CONNECTIONS, each: int = _EACH, seconds: float = _FIRST
 
 
 class KeyFolder:
-    """Knows the silos whose public keys are in a folder as NAME.pub, and when each signed a request last.
+    """Knows the silos whose public keys are in a folder as NAME.pub, and when each signed a request
+    last.
 
     The folder is looked at for each request, so a key that is taken out is refused at once.
     """
@@ -156,7 +184,9 @@ class KeyFolder:
         self._read: dict[str, tuple[tuple[int, int], bytes | None]] = {}
 
     def __call__(self, public: bytes) -> bool:
-        """Return whether a key is in the folder; only with a signature by it, the request counts as the silo's."""
+        """Return whether a key is in the folder; only with a signature by it, the request counts as
+        the silo's.
+        """
         return self._name(public) is not None
 
     def note(self, public: bytes) -> None:
@@ -177,7 +207,9 @@ class KeyFolder:
 
 
 def _pem(path: Path) -> bytes | None:
-    """Return a silo's public key in the form in which SuperNodes send it; None if the file holds no key."""
+    """Return a silo's public key in the form in which SuperNodes send it; None if the file holds no
+    key.
+    """
     try:
         return bytes(public_key_to_bytes(load_ssh_public_key(path.read_bytes())))
     except (ValueError, UnsupportedAlgorithm):
@@ -185,25 +217,33 @@ def _pem(path: Path) -> bytes | None:
 
 
 def own_replies(push: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Flower's handler of messages that silos send, for replies of the silo itself to the coordinator alone.
+    """Return Flower's handler of messages that silos send, for replies of the silo itself to the
+    coordinator alone.
 
-    Flower compares the node of a request with its signature, but not the sender of the message in it. So a silo could
-    send requests to other silos as if it were the coordinator, and replies in their place.
+    Flower compares the node of a request with its signature, but not the sender of the message in
+    it. So a silo could send requests to other silos as if it were the coordinator, and replies in
+    their place.
     """
 
     def pushing(request: Any, state: Any) -> Any:
         for message in request.messages_list:
             about = message.metadata
             parties = (about.src_node_id, about.dst_node_id)
-            if parties != (request.node.node_id, SUPERLINK_NODE_ID) or not about.reply_to_message_id:
-                raise HTTPException(403, "a silo sends nothing but its own replies to the coordinator")
+            if (
+                parties != (request.node.node_id, SUPERLINK_NODE_ID)
+                or not about.reply_to_message_id
+            ):
+                raise HTTPException(
+                    403, "a silo sends nothing but its own replies to the coordinator"
+                )
         return push(request=request, state=state)
 
     return pushing
 
 
 def serve(fleet: str) -> None:
-    """Run `flower-superlink` with the flags in `sys.argv`, on loopback, and its Fleet API at `fleet`, HOST:PORT.
+    """Run `flower-superlink` with the flags in `sys.argv`, on loopback, and its Fleet API at
+    `fleet`, HOST:PORT.
 
     `--keys FOLDER` is our own flag: only silos whose public key is there as NAME.pub are let in.
     """
@@ -231,16 +271,25 @@ def serve(fleet: str) -> None:
 
 
 def keep_private(database: Path) -> None:
-    """Let only this user read the SuperLink's messages; SQLite gives its other files the rights of this one."""
+    """Let only this user read the SuperLink's messages; SQLite gives its other files the rights of
+    this one.
+    """
     database.touch(0o600)
     for file in database.parent.glob(f"{database.name}*"):
         file.chmod(0o600)
 
 
 def run(
-    fleet: str, app: App, host: str, lifespans: Sequence[Any] = (), keys: KeyFolder | None = None, **options: Any
+    fleet: str,
+    app: App,
+    host: str,
+    lifespans: Sequence[Any] = (),
+    keys: KeyFolder | None = None,
+    **options: Any,
 ) -> None:
-    """Serve `app` at `host`, like `uvicorn.run`, and its Fleet API also at `fleet`; exit if `host` is not loopback."""
+    """Serve `app` at `host`, like `uvicorn.run`, and its Fleet API also at `fleet`; exit if `host`
+    is not loopback.
+    """
     if not ipaddress.ip_address(host).is_loopback:
         sys.exit(f"ekiden: the Control API stays on loopback: --host 127.0.0.1, not {host}")
     outside, _, port = fleet.rpartition(":")
@@ -249,7 +298,9 @@ def run(
     gate = FleetOnly(app, known, keys.note if keys else None)
     outer = uvicorn.Config(gate, host=outside.strip("[]"), **others)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_together(lifespans, gate, keys, uvicorn.Config(app, host=host, **options), outer))
+        asyncio.run(
+            _together(lifespans, gate, keys, uvicorn.Config(app, host=host, **options), outer)
+        )
 
 
 def _registered(app: Any, keys: KeyFolder | None, public_key: bytes) -> bool:
@@ -265,7 +316,10 @@ async def _together(
     """Serve until one of the servers ends, then end the others."""
     servers = [uvicorn.Server(config) for config in configs]
     tasks = [asyncio.create_task(server.serve()) for server in servers]
-    watches = [asyncio.create_task(keep_superexec(lifespans)), asyncio.create_task(keep_seen(gate, keys))]
+    watches = [
+        asyncio.create_task(keep_superexec(lifespans)),
+        asyncio.create_task(keep_seen(gate, keys)),
+    ]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for watch in watches:
         watch.cancel()
@@ -281,12 +335,17 @@ async def keep_superexec(lifespans: Sequence[Any], seconds: float = _LOOK) -> No
         for lifespan in lifespans:
             process = lifespan.superexec_process
             if process is not None and (code := process.poll()) is not None:
-                print(f"ekiden: flower-superexec ended with code {code}: starting it again", flush=True)
+                print(
+                    f"ekiden: flower-superexec ended with code {code}: starting it again",
+                    flush=True,
+                )
                 lifespan._start_superexec_if_needed()
 
 
 async def keep_seen(gate: FleetOnly, keys: KeyFolder | None, seconds: float = _LOOK) -> None:
-    """Write when each silo signed a request last, and count answers, for `ekiden federation status` and monitors."""
+    """Write when each silo signed a request last, and count answers, for `ekiden federation status`
+    and monitors.
+    """
     while keys is not None:
         with suppress(OSError):
             found = {"silos": keys.seen, "answers": gate.answers}

@@ -17,7 +17,15 @@ from filelock import Timeout
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import leave_no_core, lock_file, locked
-from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path, without_proxy
+from ekiden.transports.flower.commands import (
+    QUIET,
+    Say,
+    Security,
+    flower,
+    interrupt,
+    path,
+    without_proxy,
+)
 from ekiden.transports.flower.metrics import LogCounts, served
 from ekiden.transports.flower.silo.approval import PLANS
 from ekiden.transports.flower.silo.participation import FILE as LOG
@@ -30,7 +38,8 @@ _DAY = 86400.0
 _TELL = 60.0  # time in seconds for which a silo that cannot take part stays connected to say why
 GUARD = "ekiden.transports.flower.client_app"  # module that answers instead of `flwr-clientapp`
 _LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Lets a process use memory pages of 2 MB if the system has them: copies of large models are faster."""
+"""Lets a process use memory pages of 2 MB if the system has them: copies of large models are
+faster."""
 _SHIM = """import json, os, socket, sys
 link = socket.socket(socket.AF_UNIX)
 try:
@@ -41,7 +50,8 @@ link.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
 while link.recv(1):
     pass
 """
-"""Replaces `flwr-clientapp`: a Python program that starts at once, lets `guard` do the work, and waits for its end."""
+"""Replaces `flwr-clientapp`: a Python program that starts at once, lets `guard` do the work, and
+waits for its end."""
 _SUPERNODE = """import os, sys, traceback
 from flwr.supernode.cli import flower_supernode
 code = 1
@@ -56,8 +66,8 @@ sys.stdout.flush()
 sys.stderr.flush()
 os._exit(code)
 """
-"""`flower-supernode` that ends with its main thread. After a broken connection, another of its threads would keep the
-process alive; it would do nothing, and would never be started again."""
+"""`flower-supernode` that ends with its main thread. After a broken connection, another of its
+threads would keep the process alive; it would do nothing, and would never be started again."""
 
 
 def command_of(file: SiloFile, security: Security) -> list[str]:
@@ -73,7 +83,9 @@ def command_of(file: SiloFile, security: Security) -> list[str]:
 
 @contextmanager
 def alone(file: SiloFile) -> Iterator[None]:
-    """Prevent a second `ekiden silo start` on this machine from serving the same silo, or using the same key."""
+    """Prevent a second `ekiden silo start` on this machine from serving the same silo, or using the
+    same key.
+    """
     keep_private(file)
     started = file.folder / "started"
     wanted = [(started, started, "stop that one first")]
@@ -90,7 +102,9 @@ def alone(file: SiloFile) -> Iterator[None]:
 
 
 def keep_private(file: SiloFile) -> None:
-    """Let only the user of this process read the silo's folder, and what this process and its children write."""
+    """Let only the user of this process read the silo's folder, and what this process and its
+    children write.
+    """
     os.umask(0o077)
     leave_no_core()
     file.folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +114,9 @@ def keep_private(file: SiloFile) -> None:
 
 
 def tell(file: SiloFile, security: Security, say: Say, why: str) -> None:
-    """Let a silo that cannot take part tell the coordinator why, then end; do nothing if no SuperLink is there."""
+    """Let a silo that cannot take part tell the coordinator why, then end; do nothing if no
+    SuperLink is there.
+    """
     host, _, port = file.link.address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
@@ -120,9 +136,13 @@ def start(file: SiloFile, security: Security, say: Say, *, seconds: float | None
     say(f"$ {shlex.join(command)}")
     signal.signal(signal.SIGTERM, interrupt)
     with TemporaryDirectory(prefix="ekiden-") as scratch:
-        address, stand_in, shim = (Path(scratch) / name for name in ("socket", "flwr-clientapp", "shim.py"))
+        address, stand_in, shim = (
+            Path(scratch) / name for name in ("socket", "flwr-clientapp", "shim.py")
+        )
         shim.write_text(_SHIM.format(address=str(address)), encoding="utf-8")
-        script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(shim))} "$@"\n'
+        script = (
+            f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(shim))} "$@"\n'
+        )
         stand_in.write_text(script, encoding="utf-8")
         stand_in.chmod(0o755)
         node = Path(scratch) / "supernode.py"
@@ -140,10 +160,19 @@ def start(file: SiloFile, security: Security, say: Say, *, seconds: float | None
             try:
                 old = partial(drop_old_runs, file.folder / "runs")
                 watched = Monitored(file)
-                with served(file.metrics, "ekiden_silo", watched.counts, watched.is_running) as port:
+                with served(
+                    file.metrics, "ekiden_silo", watched.counts, watched.is_running
+                ) as port:
                     if port:
                         say(f"health and metrics: http://{file.metrics.host}:{port}/metrics")
-                    _keep_running([sys.executable, str(node), *command[1:]], environment, say, seconds, old, watched)
+                    _keep_running(
+                        [sys.executable, str(node), *command[1:]],
+                        environment,
+                        say,
+                        seconds,
+                        old,
+                        watched,
+                    )
             finally:
                 guard.terminate()
 
@@ -200,7 +229,8 @@ def _keep_running(
                 raise
         if seconds is not None:
             return
-        # After a crash, the SuperLink admits a node again only when its last heartbeat is old enough.
+        # After a crash, the SuperLink admits a node again only when its last heartbeat is old
+        # enough.
         early = time.monotonic() - began < 60
         hint = " (is its key registered, and not in use by another silo?)" if early else ""
         say(f"flower-supernode ended with code {code}{hint}: starting it again in {_RESTART:.0f} s")

@@ -1,4 +1,6 @@
-"""Fixed features: which ones, who settles them, how many the bytes allow, and the exact sums of them and of targets."""
+"""Fixed features: which ones, who settles them, how many the bytes allow, and the exact sums of
+them and of targets.
+"""
 
 import json
 import re
@@ -33,7 +35,16 @@ from ekiden.authoring import (
 )
 from ekiden.base.checks import Range
 from ekiden.base.errors import tell, unknown
-from ekiden.base.sums import FULL, LARGEST, AnySums, Rounding, measure, measure_targets, size, size_of_targets
+from ekiden.base.sums import (
+    FULL,
+    LARGEST,
+    AnySums,
+    Rounding,
+    measure,
+    measure_targets,
+    size,
+    size_of_targets,
+)
 from ekiden.data.samples import Dataset, Subset
 from ekiden.data.tasks import Classification, Need
 from ekiden.engine.federation import in_order
@@ -58,7 +69,9 @@ _BODY = "features."
 _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
 _MOST_FEATURES = 100_000
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-Settled = tuple[Tensor, ...]  # What the first client decides about the features; see `WholeFeatures.tell`
+Settled = tuple[
+    Tensor, ...
+]  # What the first client decides about the features; see `WholeFeatures.tell`
 _FEATURES = ("auto", "patches", "random", "fourier", "network", "blocks")
 _IMAGE = 16  # side in pixels from which patches are used
 _SAMPLES = 1024  # samples from which the first client sets the features
@@ -73,7 +86,8 @@ def sums_of(
     largest: int = LARGEST,
     rounding: Rounding | None = None,
 ) -> AnySums:
-    """Return sums over samples: for each class in classification, otherwise with the targets of least squares.
+    """Return sums over samples: for each class in classification, otherwise with the targets of
+    least squares.
 
     Args:
         blocks: features (b, D), whole numbers in any floating-point type, and labels (b, ...).
@@ -91,20 +105,27 @@ def sums_of(
 
 
 def labels_as_targets(task: Task, y: Tensor, outputs: int) -> Tensor:
-    """Return (b, K), what least squares fits for labels (b, ...): one-hot classes, or the targets of the task."""
+    """Return (b, K), what least squares fits for labels (b, ...): one-hot classes, or the targets
+    of the task.
+    """
     if isinstance(task, Classification):
         return torch.nn.functional.one_hot(y, outputs).float()
     return task.targets(y, outputs)
 
 
-def size_of_sums(task: Task, outputs: int, width: int, *, wide: bool = False, bits: int = FULL) -> int:
-    """Return the bytes of the sums of `sums_of`; `wide` is for features above `LARGEST`, `bits` for rounded ones."""
+def size_of_sums(
+    task: Task, outputs: int, width: int, *, wide: bool = False, bits: int = FULL
+) -> int:
+    """Return the bytes of the sums of `sums_of`; `wide` is for features above `LARGEST`, `bits` for
+    rounded ones.
+    """
     of = size if isinstance(task, Classification) else size_of_targets
     return of(outputs, width, wide=wide, bits=bits)
 
 
 def named(features: str, model: str) -> tuple[str, str, str]:
-    """Return `features` with the digest of the body instead of the run folder, its network, and its file.
+    """Return `features` with the digest of the body instead of the run folder, its network, and its
+    file.
 
     Args:
         features: run:FOLDER.
@@ -114,19 +135,29 @@ def named(features: str, model: str) -> tuple[str, str, str]:
     config, file = read_config(folder), folder / "model.safetensors"
     network, train = config["network"], config["recipe"]["train"]
     if network is None or train != "all":
-        what = "a network of its own" if network is None else f"only a part of its network (--train {train})"
-        raise UserError(f"{folder} trained {what}: give a run that trained a complete network with a name")
+        what = (
+            "a network of its own"
+            if network is None
+            else f"only a part of its network (--train {train})"
+        )
+        raise UserError(
+            f"{folder} trained {what}: give a run that trained a complete network with a name"
+        )
     if model not in ("auto", network):
         raise UserError(f"{folder} is a run of {network}, not of {model}: leave out --model")
     if not file.exists():
         raise UserError(
-            f"{folder} has no model: finish it by `ekiden resume {folder}`, or give a run that ends with a global model"
+            f"{folder} has no model: finish it by `ekiden resume {folder}`, or give a run that "
+            "ends with a global model"
         )
     with _opened(file) as opened:
         names = [name for name in opened.keys() if name.startswith(_BODY)]  # noqa: SIM118
         body = {name.removeprefix(_BODY): opened.get_tensor(name) for name in names}
     if not body:
-        raise UserError(f"the model of {folder} has no part that is called features: give the run of another method")
+        raise UserError(
+            f"the model of {folder} has no part that is called features: give the run of another "
+            "method"
+        )
     return f"{PREFIX}{tensors_digest(body)}", network, str(file)
 
 
@@ -134,7 +165,8 @@ def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
     """Refuse a model of other samples than those of `dataset`."""
     if not pretrained:
         raise UserError(
-            f"--features {features} has no model of a run: give --features {PREFIX}FOLDER, and no network of your own"
+            f"--features {features} has no model of a run: give --features {PREFIX}FOLDER, and no "
+            "network of your own"
         )
     with _opened(Path(pretrained)) as opened:
         about = json.loads((opened.metadata() or {}).get("ekiden", "{}"))
@@ -145,21 +177,31 @@ def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
     ):
         if there != own:
             raise UserError(
-                f"{pretrained} is for {what} {_short(there)}, these data have {_short(own)}: give data of the same kind"
+                f"{pretrained} is for {what} {_short(there)}, these data have {_short(own)}: give "
+                "data of the same kind"
             )
-    if (taken.get("mean"), taken.get("std")) != (list(map(float, dataset.mean)), list(map(float, dataset.std))):
-        raise UserError(f"{pretrained} is for samples of another scale than these data: give the data of that run")
+    if (taken.get("mean"), taken.get("std")) != (
+        list(map(float, dataset.mean)),
+        list(map(float, dataset.std)),
+    ):
+        raise UserError(
+            f"{pretrained} is for samples of another scale than these data: give the data of that "
+            "run"
+        )
 
 
 def check_body(features: str, network: nn.Module) -> None:
-    """Refuse a network whose body is not the one that `features` names; one without values passes."""
+    """Refuse a network whose body is not the one that `features` names; one without values
+    passes.
+    """
     body = as_split(network).features.state_dict()
     if any(tensor.is_meta for tensor in body.values()):
         return
     wanted, found = features.removeprefix(PREFIX), tensors_digest(body)
     if found != wanted:
         raise UserError(
-            f"the features are those of a model with digest {wanted[:8]}, the model given has {found[:8]}: put back "
+            f"the features are those of a model with digest {wanted[:8]}, the model given has "
+            f"{found[:8]}: put back "
             "the model.safetensors of that run"
         )
 
@@ -168,7 +210,9 @@ def _opened(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} cannot be read ({str(error).splitlines()[0]}): restore it, or run again") from None
+        raise UserError(
+            f"{file} cannot be read ({str(error).splitlines()[0]}): restore it, or run again"
+        ) from None
 
 
 def _short(value: object) -> str:
@@ -184,7 +228,9 @@ class ShortColumns(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Tensor, kind: torch.dtype = torch.int16) -> "ShortColumns":
-        """Return `matrix` (D, C), each number rounded to whole units; the largest of a column is the most that fits."""
+        """Return `matrix` (D, C), each number rounded to whole units; the largest of a column is
+        the most that fits.
+        """
         matrix, most = matrix.double(), torch.iinfo(kind).max
         units = (matrix.abs().amax(0) / most).float()
         counts = (matrix / torch.where(units > 0, units, 1)).round().clamp(-most, most)
@@ -204,7 +250,9 @@ class Room:
     """What a client may hand on."""
 
     width: int  # D, where the user chose it; 0: as many features as fit into the bytes
-    text: str  # the bytes as the user wrote them: M, a share of M, or a size; `OWN` is for a network's features alone
+    # the bytes as the user wrote them: M, a share of M, or a size; `OWN` is for a network's
+    # features alone
+    text: str
     model: int  # M, bytes of a model of the user's network
     sums: Callable[[int], int]  # the bytes of all sums over so many features
     seeded: bool = False  # whether nobody settles the features, so that no values of theirs travel
@@ -220,13 +268,17 @@ class Room:
         return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
 
     def features(self, each: int, fixed: int, least: int = 1, always: int = 0) -> int:
-        """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
+        """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in
+        all.
 
         Where nobody settles the features, only `always` more bytes travel.
         """
         if self.width:
             if self.width < least:
-                raise UserError(f"--width {self.width} is too small for features of this kind: give {least} or more")
+                raise UserError(
+                    f"--width {self.width} is too small for features of this kind: give {least} or "
+                    "more"
+                )
             return self.width
 
         def taken(width: int) -> int:
@@ -234,8 +286,14 @@ class Room:
 
         found = bisect_right(range(1, _MOST_FEATURES), self.bytes, key=taken)
         if found < least:
-            few = f"no room for {least} features, the fewest possible" if least > 1 else "room for no feature"
-            raise UserError(f"--bytes {self.text} ({self.bytes} bytes) has {few}: give {taken(least)}B or more")
+            few = (
+                f"no room for {least} features, the fewest possible"
+                if least > 1
+                else "room for no feature"
+            )
+            raise UserError(
+                f"--bytes {self.text} ({self.bytes} bytes) has {few}: give {taken(least)}B or more"
+            )
         return found
 
 
@@ -248,10 +306,13 @@ def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> Fr
     if width < inputs:
         least = room.sums(inputs) + 8 * inputs
         raise UserError(
-            f"the network has {inputs} features, and --{'width' if room.width else 'bytes'} leaves room for "
+            f"the network has {inputs} features, and --{'width' if room.width else 'bytes'} leaves "
+            "room for "
             f"{width}: give --width {inputs} or --bytes {least}B, or more"
         )
-    return FrozenNetwork(nn.Sequential(frozen.fix(network.requires_grad_(False)), nn.Flatten()), inputs, width)
+    return FrozenNetwork(
+        nn.Sequential(frozen.fix(network.requires_grad_(False)), nn.Flatten()), inputs, width
+    )
 
 
 def features_of(network: nn.Module) -> WholeFeatures:
@@ -261,20 +322,23 @@ def features_of(network: nn.Module) -> WholeFeatures:
 
 @dataclass(frozen=True)
 class FixedFeatures(Method):
-    """A method whose model is a linear classifier of fixed features, which are whole numbers from -127 to 127.
+    """A method whose model is a linear classifier of fixed features, which are whole numbers from
+    -127 to 127.
 
-    What depends on data (filters, scales) is settled by the first client, and the others adopt it; or by nobody.
+    What depends on data (filters, scales) is settled by the first client, and the others adopt it;
+    or by nobody.
     """
 
     features: str = "auto"
-    """φ: patches, answers to patches of the first client's images; random, random units of the inputs; fourier, Fourier
-    features of the inputs; network, the features of the given network and random units of these; blocks, the same with
-    what its blocks give, each averaged over the image, without the last one; run:FOLDER, the features of a finished
-    run's model; auto, patches for images of 16 pixels a side or more, else random"""
+    """φ: patches, answers to patches of the first client's images; random, random units of the
+    inputs; fourier, Fourier features of the inputs; network, the features of the given network and
+    random units of these; blocks, the same with what its blocks give, each averaged over the image,
+    without the last one; run:FOLDER, the features of a finished run's model; auto, patches for
+    images of 16 pixels a side or more, else random"""
     bytes: str = "M"
-    """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the number of features: M
-    (as much as a model of the network), 5% (of that), 250kB, 11.5MB; or own, for as much as the given network's own
-    features need, without random units"""
+    """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the
+    number of features: M (as much as a model of the network), 5% (of that), 250kB, 11.5MB; or own,
+    for as much as the given network's own features need, without random units"""
     width: Annotated[int, Range(least=0, most=_MOST_FEATURES)] = 0
     """D, number of features; 0: what `bytes` allows"""
     patch: str = "6"
@@ -282,32 +346,36 @@ class FixedFeatures(Method):
     pooling: Count = 2
     """g, answers are averaged over g x g parts of the image"""
     mirror: Literal["colour", "always", "never"] = "colour"
-    """average the features of an image and of its mirror image: only for colour images (grey ones are often digits or
-    letters), for all images, or never"""
+    """average the features of an image and of its mirror image: only for colour images (grey ones
+    are often digits or letters), for all images, or never"""
     soft_threshold: NonNegative = 0.5
     """t, subtracted from the absolute value of each answer"""
     root: bool = True
     """take the square root of the averages"""
     bilinear: bool = False
-    """let the parts of the image overlap: the nearer an answer is to the centre of a part, the more it counts there"""
+    """let the parts of the image overlap: the nearer an answer is to the centre of a part, the more
+    it counts there"""
     candidates: Count = 1
-    """number of patches that the first client draws for each filter; with more than one it chooses those whose features
-    say most about its labels"""
+    """number of patches that the first client draws for each filter; with more than one it chooses
+    those whose features say most about its labels"""
     bandwidth: Positive = 1.0
     """σ of Fourier features, in median distances between samples of the first client"""
     dictionary: Literal["first", "all", "seed"] = "first"
-    """what filters and scales follow from: samples of the first client, who can choose them; the same, but with random
-    filters whitened by the moments of all clients' patches, so that no patch travels and the clients are passed twice;
-    or the seed alone, so that nobody can choose them"""
+    """what filters and scales follow from: samples of the first client, who can choose them; the
+    same, but with random filters whitened by the moments of all clients' patches, so that no patch
+    travels and the clients are passed twice; or the seed alone, so that nobody can choose them"""
     min_active: CountOrZero = 0
-    """k; left out of a client's sums: samples of classes with fewer than k samples there, and features that have their
-    usual value for all but fewer than k samples"""
+    """k; left out of a client's sums: samples of classes with fewer than k samples there, and
+    features that have their usual value for all but fewer than k samples"""
     order: str = "given"
-    """order of the clients: given, reversed, random, or names separated by commas; the first one sets the features"""
+    """order of the clients: given, reversed, random, or names separated by commas; the first one
+    sets the features"""
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Vectors, or classes if only these have the sums; numbers, unless a network makes the features."""
+        """Vectors, or classes if only these have the sums; numbers, unless a network makes the
+        features.
+        """
         labels = CLASSES if self.only_classes else VECTORS
         return labels if self.features == "network" or self.of_run else labels | NUMBERS
 
@@ -342,18 +410,27 @@ class FixedFeatures(Method):
             raise unknown("features", self.features, (*_FEATURES, "run:FOLDER"))
         if self.candidates > 1 and self.dictionary != "first":
             raise UserError(
-                f"--candidates chooses among patches of the first client: leave out --dictionary {self.dictionary}"
+                "--candidates chooses among patches of the first client: leave out --dictionary "
+                f"{self.dictionary}"
             )
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
-            raise UserError(f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8")
+            raise UserError(
+                f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8"
+            )
         if self.bytes not in ("M", OWN) and not _WRITTEN.fullmatch(self.bytes):
-            raise UserError(f"--bytes {self.bytes!r} is not a size: write M, a share as in 5%, or a size as in 250kB")
+            raise UserError(
+                f"--bytes {self.bytes!r} is not a size: write M, a share as in 5%, or a size as in "
+                "250kB"
+            )
         if self.bytes == OWN and not self.of_network:
             raise UserError(
-                "--bytes own is for the features of a given network: leave it out, or give --features network"
+                "--bytes own is for the features of a given network: leave it out, or give "
+                "--features network"
             )
         if self.dictionary == "all" and not self.adds_moments:
-            raise UserError("--dictionary=all needs one more pass, which FedGram makes: choose first or seed")
+            raise UserError(
+                "--dictionary=all needs one more pass, which FedGram makes: choose first or seed"
+            )
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""
@@ -364,7 +441,9 @@ class FixedFeatures(Method):
         if not self.of_run or _NAMED.fullmatch(self.features):
             return self, model, pretrained
         if pretrained:
-            raise UserError("--features=run:FOLDER has the values of that run: leave out --pretrained")
+            raise UserError(
+                "--features=run:FOLDER has the values of that run: leave out --pretrained"
+            )
         features, model, pretrained = named(self.features, model)
         return replace(self, features=features), model, pretrained
 
@@ -383,43 +462,68 @@ class FixedFeatures(Method):
 
     @abstractmethod
     def told(self, width: int, classes: int, task: Task) -> int:
-        """Return the bytes of all that a client hands on about `width` features, without what is settled about them."""
+        """Return the bytes of all that a client hands on about `width` features, without what is
+        settled about them.
+        """
 
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
-        """Return a network of as many fixed features as there is room for, which nobody trains, and a linear head."""
+    def own_network(
+        self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
+    ) -> nn.Module:
+        """Return a network of as many fixed features as there is room for, which nobody trains, and
+        a linear head.
+        """
         model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
-        room = Room(self.width, self.bytes, model, lambda width: self.told(width, classes, task), self.seeded)
+        room = Room(
+            self.width,
+            self.bytes,
+            model,
+            lambda width: self.told(width, classes, task),
+            self.seeded,
+        )
         features = self._features_for(network, shape, room)
         if self.seeded:
             features.fix()
         return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
 
-    def _features_for(self, network: nn.Module, shape: tuple[int, ...], room: Room) -> WholeFeatures:
+    def _features_for(
+        self, network: nn.Module, shape: tuple[int, ...], room: Room
+    ) -> WholeFeatures:
         if self.of_run:
             check_body(self.features, network)
         if self.of_network:
             body = as_split(network).features
-            return frozen_network(BlockAverages(body) if self.features == "blocks" else body, shape, room)
-        if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
+            return frozen_network(
+                BlockAverages(body) if self.features == "blocks" else body, shape, room
+            )
+        if self.features == "patches" or (
+            self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE
+        ):
             return self._patches(shape, room)
         inputs = torch.Size(shape).numel()
         # The inputs are features, too, if they take half of them at most.
         if self.features == "fourier":
             width = room.features(each=0, fixed=8 * inputs + 4)
-            return RandomFourier(inputs, width, bandwidth=self.bandwidth, direct=2 * inputs <= width)
+            return RandomFourier(
+                inputs, width, bandwidth=self.bandwidth, direct=2 * inputs <= width
+            )
         width = room.features(each=4, fixed=8 * inputs)
         return RandomReLU(inputs, width, direct=2 * inputs <= width)
 
     def _patches(self, shape: tuple[int, ...], room: Room) -> PatchFeatures:
         sizes = tuple(map(int, self.patch.split(",")))
-        # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
+        # A filter of the largest patches and its gain serve 2g² features, each of which has a
+        # scale.
         together, filter_ = 2 * self.pooling**2, shape[0] * max(sizes) ** 2 + 4
-        width = room.features(each=4 + -(-filter_ // together), fixed=0, least=together, always=8 * shape[0])
+        width = room.features(
+            each=4 + -(-filter_ // together), fixed=0, least=together, always=8 * shape[0]
+        )
         mirror = self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1)
         how = Pooling(self.pooling, mirror, self.soft_threshold, self.root, self.bilinear)
         return PatchFeatures(shape, width, sizes, how, candidates=self.candidates)
 
-    def settled_by(self, client: Client, model: Weights, moments: Sequence[PatchSums] | None = None) -> WholeFeatures:
+    def settled_by(
+        self, client: Client, model: Weights, moments: Sequence[PatchSums] | None = None
+    ) -> WholeFeatures:
         """Return features that are settled from some of the client's samples."""
         features = features_of(client.network(model))
         if self.seeded:
@@ -434,7 +538,11 @@ class FixedFeatures(Method):
         draw = torch.Generator().manual_seed(client.seed("features"))
         with torch.no_grad():
             if isinstance(features, PatchFeatures):
-                targets = labels_as_targets(client.task, labels, client.classes) if self.candidates > 1 else None
+                targets = (
+                    labels_as_targets(client.task, labels, client.classes)
+                    if self.candidates > 1
+                    else None
+                )
                 features.settle(samples, client.scaling, draw, moments, targets)
             else:
                 features.settle(samples, client.scaling, draw)
@@ -447,13 +555,19 @@ class FixedFeatures(Method):
         if self.seeded:
             own = self.settled_by(client, model).tell()
             if not all(a.equal(b) for a, b in zip(own, settled, strict=False)):
-                raise UserError("the features received are not those that follow from the seed: refused")
+                raise UserError(
+                    "the features received are not those that follow from the seed: refused"
+                )
         features.adopt(settled)
         return features
 
     def summed(self, client: Client, *, held_out: bool = False) -> Subset:
-        """Return the training or validation samples of a client whose sums leave; see `min_active`."""
-        return self.often_enough(client.data.val if held_out else client.data.train, client.classes, client.task)
+        """Return the training or validation samples of a client whose sums leave; see
+        `min_active`.
+        """
+        return self.often_enough(
+            client.data.val if held_out else client.data.train, client.classes, client.task
+        )
 
     def often_enough(self, part: Subset, classes: int, task: Task) -> Subset:
         """Return the samples of classes with `min_active` samples or more."""
@@ -463,16 +577,22 @@ class FixedFeatures(Method):
         return part if bool(often.all()) else Subset(part.samples, part.rows[often])
 
     def held(self, client: Client, features: WholeFeatures) -> tuple[Tensor, Tensor]:
-        """Return features (n, D) and labels (n,) of a client's samples on the CPU, as far as they may leave."""
+        """Return features (n, D) and labels (n,) of a client's samples on the CPU, as far as they
+        may leave.
+        """
         with torch.no_grad():
-            rows = [(features(x).cpu(), y.cpu()) for x, y in client.batches(self.summed(client), shuffle=False)]
+            rows = [
+                (features(x).cpu(), y.cpu())
+                for x, y in client.batches(self.summed(client), shuffle=False)
+            ]
         if not rows:
             return torch.zeros(0, features.width), torch.zeros(0, dtype=torch.int64)
         phi, y = (torch.cat(part) for part in zip(*rows, strict=True))
         return phi * self.active(phi.to(torch.int8)) if self.min_active else phi, y
 
     def check_classes(self, counts: Tensor, task: Task) -> None:
-        """Refuse sums in which `min_active` left one class at most; say so if it left some out at all clients.
+        """Refuse sums in which `min_active` left one class at most; say so if it left some out at
+        all clients.
 
         Args:
             counts: (K,) samples of each class in the sums of all clients.
@@ -484,13 +604,16 @@ class FixedFeatures(Method):
         said = f"no client has {self.min_active} training samples (min_active) of {len(counts) - there} of"
         if there < 2 <= len(counts):
             raise UserError(
-                f"{said} {len(counts)} classes, so no model tells classes apart: give a smaller --min-active"
+                f"{said} {len(counts)} classes, so no model tells classes apart: give a smaller "
+                "--min-active"
             )
         if there < len(counts):
             tell(f"{said} {len(counts)} classes: the model does not know them")
 
     def active(self, phi: Tensor) -> Tensor:
-        """Return which of the features (n, D) of a client's samples are shown: (D,) bool; see `min_active`."""
+        """Return which of the features (n, D) of a client's samples are shown: (D,) bool; see
+        `min_active`.
+        """
         width = phi.shape[1]
         counts = torch.zeros(width * (2 * LARGEST + 1), dtype=torch.int64, device=phi.device)
         places = torch.arange(width, device=phi.device) * (2 * LARGEST + 1) + LARGEST

@@ -12,9 +12,15 @@ from ekiden.authoring import Task, UserError
 from ekiden.base.sums import AnySums, NoisySums, Sums
 from ekiden.data.tasks import Classification, MultiLabel
 
-GRID = tuple(10 ** (power / 4) for power in range(-24, 5))  # Values of λ/n that are tried: 10^-6 to 10, four per decade
-_FAR = tuple(10 ** (power / 4) for power in range(5, 17))  # to 10^4, which keeps the head that is the target
-_NOISE = 2  # λ is at least so many times the norm of the errors of a rounded matrix; that is 2√D times one error
+GRID = tuple(
+    10 ** (power / 4) for power in range(-24, 5)
+)  # Values of λ/n that are tried: 10^-6 to 10, four per decade
+_FAR = tuple(
+    10 ** (power / 4) for power in range(5, 17)
+)  # to 10^4, which keeps the head that is the target
+# λ is at least so many times the norm of the errors of a rounded matrix; that is 2√D times one
+# error
+_NOISE = 2
 _DAMPING = 1.0  # λ in noise of differential privacy: with 1, half of the noise's largest eigenvalue
 _DRAWS = 4_000_000  # most numbers drawn for a temperature
 
@@ -32,8 +38,8 @@ class Head(NamedTuple):
 class Moments:
     """Moments of the features z = (φ - μ)/σ and targets y, float64; z is 0 if φ never changes.
 
-    The targets of classification are one-hot. Then `targets` and `powers` are the numbers of samples of each class, and
-    `products` the sums over the samples of each class.
+    The targets of classification are one-hot. Then `targets` and `powers` are the numbers of
+    samples of each class, and `products` the sums over the samples of each class.
     """
 
     n: float  # number of samples
@@ -45,7 +51,8 @@ class Moments:
     targets: Tensor  # (K,) Σ y
     powers: Tensor  # (K,) Σ y²
     noise: float = 0.0  # λ/n below which ridge regression would answer to the rounding of Σ zzᵀ
-    # λ/n that follows from the noise of differential privacy; 0 without it. Features are then centred: the mean of each
+    # λ/n that follows from the noise of differential privacy; 0 without it. Features are then
+    # centred: the mean of each
     # sample's features was subtracted from them.
     rule: float = 0.0
 
@@ -60,7 +67,9 @@ class Moments:
 
     @property
     def means(self) -> Tensor:
-        """(K, D), the mean z of each class; for a class without samples it is 0, the mean of all."""
+        """(K, D), the mean z of each class; for a class without samples it is 0, the mean of
+        all.
+        """
         return self.products / self.targets.clamp(min=1)[:, None]
 
     @property
@@ -69,7 +78,9 @@ class Moments:
         return self.scatter - self.products.T @ self.means
 
     def rows(self, head: Head) -> Tensor:
-        """Return (K, D + 1) weights and biases that give the scores of `head` for features φ before standardisation."""
+        """Return (K, D + 1) weights and biases that give the scores of `head` for features φ before
+        standardisation.
+        """
         weight = head.weight * self.scale
         if self.rule:
             weight = weight - weight.mean(1, keepdim=True)
@@ -101,7 +112,8 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
 
 
 def _noisy_moments(sums: NoisySums) -> Moments:
-    """Return the moments of noisy sums, in the features' own scale: their variances are too noisy to divide by.
+    """Return the moments of noisy sums, in the features' own scale: their variances are too noisy
+    to divide by.
 
     λ is what the noise adds to Σ φφᵀ in its largest direction, about 2σ√D, times `_DAMPING`.
     """
@@ -117,11 +129,15 @@ def _noisy_moments(sums: NoisySums) -> Moments:
 
 
 def moments_around(sums: AnySums, mean: Tensor, scale: Tensor, unit: int = 1) -> Moments:
-    """Return the moments from `sums` for features standardised by another mean and scale (D,), on the CPU."""
+    """Return the moments from `sums` for features standardised by another mean and scale (D,), on
+    the CPU.
+    """
     features, products, targets, powers = _doubles(sums, unit)
     mean, scale = mean.double(), scale.double()
     cross = torch.outer(features, mean)
-    scatter = sums.matrix().cpu() - cross - cross.T + sums.samples * torch.outer(mean, mean)  # Σ (φ - μ)(φ - μ)ᵀ
+    scatter = (
+        sums.matrix().cpu() - cross - cross.T + sums.samples * torch.outer(mean, mean)
+    )  # Σ (φ - μ)(φ - μ)ᵀ
     scatter *= torch.outer(scale, scale)
     products = (products - torch.outer(targets, mean)) * scale
     total = products.sum(0) if isinstance(sums, Sums) else (features - sums.samples * mean) * scale
@@ -141,12 +157,14 @@ def _doubles(sums: AnySums, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def ridge(m: Moments, penalty: float = 0.0) -> Head:
-    """Ridge regression of targets y on z; the constant is not penalised. The targets of classification are one-hot.
+    """Ridge regression of targets y on z; the constant is not penalised. The targets of
+    classification are one-hot.
 
-    Minimises Σ ‖y - W z - b‖² + λ‖W‖². Without a given penalty, λ/n is the value of `GRID` with the least error of
-    generalised cross-validation, n·RSS/(n - df)², among those with df ≤ n/2. (If there are nearly as many free
-    parameters as samples, copies of samples predict each other, and the error falls to 0.) All of this follows from the
-    totals. With Σ zzᵀ = V diag(e) Vᵀ and B = Σ zyᵀ:
+    Minimises Σ ‖y - W z - b‖² + λ‖W‖². Without a given penalty, λ/n is the value of `GRID` with the
+    least error of generalised cross-validation, n·RSS/(n - df)², among those with df ≤ n/2. (If
+    there are nearly as many free parameters as samples, copies of samples predict each other, and
+    the error falls to 0.) All of this follows from the totals. With Σ zzᵀ = V diag(e) Vᵀ and B = Σ
+    zyᵀ:
 
         RSS = Σ ‖y - ȳ‖² - Σ_i ‖(VᵀB)_i‖² (e_i + 2λ)/(e_i + λ)²,   df = 1 + Σ_i e_i/(e_i + λ)
 
@@ -165,8 +183,8 @@ def ridge(m: Moments, penalty: float = 0.0) -> Head:
 def personal_ridge(m: Moments, towards: Head) -> Head:
     """Ridge regression of targets y on z towards another head W₀; the constant is not penalised.
 
-    Minimises Σ ‖y - W z - b‖² + λ‖W - W₀‖², which is ridge regression of the residuals y - W₀ z. λ/n is chosen as in
-    `ridge`, from values up to 10^4.
+    Minimises Σ ‖y - W z - b‖² + λ‖W - W₀‖², which is ridge regression of the residuals y - W₀ z.
+    λ/n is chosen as in `ridge`, from values up to 10^4.
 
     Args:
         m: moments of one client's samples, standardised as `towards` expects.
@@ -186,7 +204,8 @@ def personal_ridge(m: Moments, towards: Head) -> Head:
 def _solved(
     scatter: Tensor, cross: Tensor, spread: float, n: float, grid: Sequence[float]
 ) -> tuple[Tensor, float, float]:
-    """Return weights (K, D) of ridge regression, the λ/n of `grid` with the least GCV error, and df/n.
+    """Return weights (K, D) of ridge regression, the λ/n of `grid` with the least GCV error, and
+    df/n.
 
     Args:
         scatter: (D, D) Σ zzᵀ of centred features.
@@ -210,7 +229,9 @@ def _solved(
     return weight, chosen, residual(chosen)[1] / n
 
 
-def _least_gcv(residual: Callable[[float], tuple[float, float]], n: float, grid: Sequence[float]) -> float:
+def _least_gcv(
+    residual: Callable[[float], tuple[float, float]], n: float, grid: Sequence[float]
+) -> float:
     """Return the λ/n of `grid` with the least GCV error, given RSS and df of each."""
 
     def error(share: float) -> float:
@@ -220,8 +241,11 @@ def _least_gcv(residual: Callable[[float], tuple[float, float]], n: float, grid:
     return min(grid[::-1], key=error) if len(grid) > 1 else grid[0]
 
 
-def thin_ridge(diagonal: Tensor, rows: Tensor, m: Moments, penalty: float = 0.0) -> tuple[Head, Moments]:
-    """Return what `ridge` gives if Σ zzᵀ is diag(d) + RRᵀ, with D·r² operations instead of D³, and moments of scores.
+def thin_ridge(
+    diagonal: Tensor, rows: Tensor, m: Moments, penalty: float = 0.0
+) -> tuple[Head, Moments]:
+    """Return what `ridge` gives if Σ zzᵀ is diag(d) + RRᵀ, with D·r² operations instead of D³, and
+    moments of scores.
 
     Args:
         diagonal: (D,) d >= 0.
@@ -258,7 +282,9 @@ def thin_solve(diagonal: Tensor, rows: Tensor, right: Tensor) -> tuple[Tensor, f
     core = torch.linalg.cholesky(torch.eye(rows.shape[1], dtype=torch.float64) + rows.T @ scaled)
     found = inverse[:, None] * right
     found = found - scaled @ torch.cholesky_solve(rows.T @ found, core)
-    trace = inverse.sum() - torch.linalg.solve_triangular(core, scaled.T, upper=False).square().sum()
+    trace = (
+        inverse.sum() - torch.linalg.solve_triangular(core, scaled.T, upper=False).square().sum()
+    )
     return found, float(trace)
 
 
@@ -271,7 +297,8 @@ def answers(head: Head, m: Moments, scatter: Tensor) -> Moments:
 
 
 def lda(m: Moments, shrink: float) -> Head:
-    """Linear discriminant analysis: Gaussians with the covariance Σ within classes, and priors n_c/n.
+    """Linear discriminant analysis: Gaussians with the covariance Σ within classes, and priors
+    n_c/n.
 
     Σ is shrunk to (1 - α) Σ + α tr(Σ)/D I.
     """
@@ -284,12 +311,16 @@ def naive_bayes(m: Moments, shrink: float) -> Head:
 
 
 def cgs(m: Moments, shrink: float) -> Head:
-    """Return the head of FedCGS: the same with the covariance of all samples around their common mean."""
+    """Return the head of FedCGS: the same with the covariance of all samples around their common
+    mean.
+    """
     return _gaussian(m, m.scatter / max(m.n - 1, 1.0), shrink)
 
 
 def ncm(m: Moments) -> Head:
-    """Return the nearest class mean: scores are -½‖z - m_c‖² without the part that all classes share."""
+    """Return the nearest class mean: scores are -½‖z - m_c‖² without the part that all classes
+    share.
+    """
     means = m.means
     return Head(means, torch.where(m.targets > 0, -means.square().sum(1) / 2, -1e9))
 
@@ -300,33 +331,44 @@ def _within(m: Moments) -> Tensor:
 
 
 def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
-    """Return scores log N(z; m_c, Σ) + log n_c/n without what all classes share; no samples count as half a sample."""
+    """Return scores log N(z; m_c, Σ) + log n_c/n without what all classes share; no samples count
+    as half a sample.
+    """
     level = float(covariance.diagonal().mean())
     # (1 - α) Σ + α tr(Σ)/D I; 1e-9 keeps it invertible where all features are constant
-    shrunk = (1 - shrink) * covariance + (shrink * level + 1e-9) * torch.eye(len(covariance), dtype=torch.float64)
+    shrunk = (1 - shrink) * covariance + (shrink * level + 1e-9) * torch.eye(
+        len(covariance), dtype=torch.float64
+    )
     weight = torch.linalg.solve(shrunk, m.means.T).T  # (K, D) Σ⁻¹ m_c
     priors = (m.targets.clamp(min=0.5) / m.n).log()
     return Head(weight, priors - (weight * m.means).sum(1) / 2)
 
 
 def outputs(head: Head, m: Moments, task: Task) -> Head:
-    """Return the head whose scores are what a network of this task gives: logits of classes or labels, or numbers."""
+    """Return the head whose scores are what a network of this task gives: logits of classes or
+    labels, or numbers.
+    """
     if isinstance(task, Classification):
         return calibrated(head, m)
     return label_logits(head, m) if isinstance(task, MultiLabel) else head
 
 
 def label_logits(head: Head, m: Moments) -> Head:
-    """Turn the scores of each label into logits; scores of samples with and without the label are taken as Gaussians.
+    """Turn the scores of each label into logits; scores of samples with and without the label are
+    taken as Gaussians.
 
-    Both Gaussians have the variance within; means and variance follow from the totals, corrected as in `calibrated`.
-    Their log-likelihood ratio is linear in the score. No logit of a mean is larger than that of one error in n + 2
-    samples. Targets are 1 and -1.
+    Both Gaussians have the variance within; means and variance follow from the totals, corrected as
+    in `calibrated`. Their log-likelihood ratio is linear in the score. No logit of a mean is larger
+    than that of one error in n + 2 samples. Targets are 1 and -1.
     """
     with_, without = (m.n + m.targets) / 2, (m.n - m.targets) / 2
-    both = (m.total + m.products) / 2, (m.total - m.products) / 2  # Σ z of the samples with and without the label
+    both = (
+        (m.total + m.products) / 2,
+        (m.total - m.products) / 2,
+    )  # Σ z of the samples with and without the label
     first, second = (
-        (head.weight * part).sum(1) / count.clamp(min=1) for part, count in zip(both, (with_, without), strict=True)
+        (head.weight * part).sum(1) / count.clamp(min=1)
+        for part, count in zip(both, (with_, without), strict=True)
     )
     power = ((head.weight @ m.scatter) * head.weight).sum(1)
     variance = (power - with_ * first.square() - without * second.square()).clamp(min=0) / m.n
@@ -334,20 +376,26 @@ def label_logits(head: Head, m: Moments) -> Head:
     first, second = 1 - (1 - first - head.bias) * larger, -1 + (second + head.bias + 1) * larger
     gap = (first - second).clamp(min=0)
     # ratio of two Gaussians with one variance: slope (m₁ - m₀)/σ², zero at their middle
-    slope = torch.minimum(gap / (variance * larger**2).clamp(min=1e-12), 2 * log(m.n + 2) / gap.clamp(min=1e-12))
+    slope = torch.minimum(
+        gap / (variance * larger**2).clamp(min=1e-12), 2 * log(m.n + 2) / gap.clamp(min=1e-12)
+    )
     slope = torch.where((with_ > 0) & (without > 0), slope, 0.0)
     odds = ((with_ + 0.5) / (without + 0.5)).log()
-    return head._replace(weight=head.weight * slope[:, None], bias=odds + slope * (head.bias - (first + second) / 2))
+    return head._replace(
+        weight=head.weight * slope[:, None], bias=odds + slope * (head.bias - (first + second) / 2)
+    )
 
 
 def calibrated(head: Head, m: Moments) -> Head:
-    """Return the head with scores divided by a temperature T, so that their softmax gives probabilities.
+    """Return the head with scores divided by a temperature T, so that their softmax gives
+    probabilities.
 
-    T minimises the cross-entropy of draws with the moments of the scores, which follow from the totals: a Gaussian for
-    each class, around the mean scores of its samples, with the scores' covariance within classes. Scores of ridge
-    regression were fitted to the same samples. So they are first corrected as in generalised cross-validation: the
-    residual of a sample that is left out is 1/(1 - df/n) times as large. Labels count as wrong once in n + 2 times.
-    The draws are always the same, so that equal sums give equal bits.
+    T minimises the cross-entropy of draws with the moments of the scores, which follow from the
+    totals: a Gaussian for each class, around the mean scores of its samples, with the scores'
+    covariance within classes. Scores of ridge regression were fitted to the same samples. So they
+    are first corrected as in generalised cross-validation: the residual of a sample that is left
+    out is 1/(1 - df/n) times as large. Labels count as wrong once in n + 2 times. The draws are
+    always the same, so that equal sums give equal bits.
     """
     labels = (m.targets > 0).nonzero().flatten()
     classes, shares, wrong = len(m.targets), m.targets[labels] / m.n, 1 / (m.n + 2)
@@ -359,8 +407,12 @@ def calibrated(head: Head, m: Moments) -> Head:
         centres, spread = truth + (centres - truth) * larger, spread * larger**2
     values, vectors = torch.linalg.eigh(spread)
     draws = max(8, min(512, _DRAWS // (classes * len(labels))))
-    drawn = torch.randn(draws, classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    scores = centres[labels, None] + drawn * values.clamp(min=0).sqrt() @ vectors.T  # (classes present, draws, K)
+    drawn = torch.randn(
+        draws, classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    scores = (
+        centres[labels, None] + drawn * values.clamp(min=0).sqrt() @ vectors.T
+    )  # (classes present, draws, K)
     own = labels[:, None, None].expand(-1, draws, 1)
 
     def cross_entropy(power: float) -> float:

@@ -1,4 +1,6 @@
-"""FedKrylov: what clients hand on and keep; ridge regression in the span of the directions, and the next ones."""
+"""FedKrylov: what clients hand on and keep; ridge regression in the span of the directions, and the
+next ones.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,12 +68,18 @@ def _checked(sums: Columns, width: int, columns: int) -> Tensor:
 
 
 def answer_step(width: int) -> int:
-    """In what answers of validation samples are counted if sums are whole: at most 2^21 steps, so that they fit."""
+    """In what answers of validation samples are counted if sums are whole: at most 2^21 steps, so
+    that they fit.
+    """
     return 1 << max(0, int(_REACH * _MOST_DIRECTION * width).bit_length() - 21)
 
 
-def _check_doubles(tensors: tuple[Tensor, ...], shapes: tuple[tuple[int, ...], ...], columns: Columns) -> None:
-    """Refuse what is not float64, or int64 next to whole columns; has other shapes, or is not finite."""
+def _check_doubles(
+    tensors: tuple[Tensor, ...], shapes: tuple[tuple[int, ...], ...], columns: Columns
+) -> None:
+    """Refuse what is not float64, or int64 next to whole columns; has other shapes, or is not
+    finite.
+    """
     kind = torch.int64 if isinstance(columns, WholeColumns) else torch.float64
     if tuple(tuple(t.shape) for t in tensors) != shapes or any(t.dtype != kind for t in tensors):
         raise UserError(_OTHER)
@@ -80,7 +88,9 @@ def _check_doubles(tensors: tuple[Tensor, ...], shapes: tuple[tuple[int, ...], .
 
 
 class Labels(NamedTuple):
-    """Sums over the targets y (K,) of some samples; float64, or int64 if targets are counted in steps."""
+    """Sums over the targets y (K,) of some samples; float64, or int64 if targets are counted in
+    steps.
+    """
 
     samples: int  # their number
     targets: Tensor  # (K,) Σ y
@@ -94,11 +104,15 @@ class Labels(NamedTuple):
 
     def plus(self, other: "Labels") -> "Labels":
         """Return the sums over the samples of both."""
-        return Labels(self.samples + other.samples, self.targets + other.targets, self.powers + other.powers)
+        return Labels(
+            self.samples + other.samples, self.targets + other.targets, self.powers + other.powers
+        )
 
     def real(self, unit: float) -> "Labels":
         """Return the sums as float64 on the CPU, of targets that are counted in 1/unit."""
-        return Labels(self.samples, self.targets.cpu().double() / unit, self.powers.cpu().double() / unit**2)
+        return Labels(
+            self.samples, self.targets.cpu().double() / unit, self.powers.cpu().double() / unit**2
+        )
 
     def checked(self, outputs: int, columns: Columns, *, classes: bool = False) -> "Labels":
         """Return these sums, which another party sent.
@@ -117,7 +131,9 @@ class Labels(NamedTuple):
         if not fits or bool((targets.square() > n * powers * (1 + 1e-6)).any()):
             raise UserError(_IMPOSSIBLE)
         # A device may round sums a little.
-        far = torch.stack([(targets - powers).abs().max(), (targets - targets.round()).abs().max()]).max()
+        far = torch.stack(
+            [(targets - powers).abs().max(), (targets - targets.round()).abs().max()]
+        ).max()
         if classes and max(float(far), abs(float(targets.sum()) - n)) > 1e-3 + 1e-6 * n:
             raise UserError(_IMPOSSIBLE)
         return self
@@ -133,13 +149,18 @@ class Chosen(NamedTuple):
 class OpeningSums(NamedTuple):
     """What a client hands on in the first lap."""
 
-    sums: Columns  # (D, K + 2): Σ φ̃yᵀ, Σ φ̃ and Σ φ̃² over the training samples of all clients so far
+    # (D, K + 2): Σ φ̃yᵀ, Σ φ̃ and Σ φ̃² over the training samples of all clients so far
+    sums: Columns
     labels: Labels  # of the same samples
     held: Labels  # of the validation samples of all clients so far
 
     def plus(self, other: "OpeningSums") -> "OpeningSums":
         """Return the sums over the samples of both."""
-        return OpeningSums(_added(self.sums, other.sums), self.labels.plus(other.labels), self.held.plus(other.held))
+        return OpeningSums(
+            _added(self.sums, other.sums),
+            self.labels.plus(other.labels),
+            self.held.plus(other.held),
+        )
 
     def checked(self, width: int, outputs: int, classes: bool = False) -> "OpeningSums":
         """Return these sums, which another party sent.
@@ -152,15 +173,21 @@ class OpeningSums(NamedTuple):
         labels = self.labels.checked(outputs, self.sums, classes=classes)
         n, matrix = float(labels.samples), _checked(self.sums, width, outputs + 2)
         most = torch.cat(
-            [(n * labels.powers.cpu().double()).sqrt() * _REACH, torch.tensor([n * _REACH, n * _REACH**2])]
+            [
+                (n * labels.powers.cpu().double()).sqrt() * _REACH,
+                torch.tensor([n * _REACH, n * _REACH**2]),
+            ]
         )
         if bool((matrix.abs() > _SLACK * most.to(matrix)).any()) or bool((matrix[:, -1] < 0).any()):
             raise UserError(_IMPOSSIBLE)
-        return OpeningSums(self.sums, labels, self.held.checked(outputs, self.sums, classes=classes))
+        return OpeningSums(
+            self.sums, labels, self.held.checked(outputs, self.sums, classes=classes)
+        )
 
 
 class HeldAnswers(NamedTuple):
-    """Sums over validation samples with answers f_t = U_tᵀφ̃ to the directions so far, of which U is the last.
+    """Sums over validation samples with answers f_t = U_tᵀφ̃ to the directions so far, of which U
+    is the last.
 
     They are float64, or int64 if answers are counted in `answer_step`.
     """
@@ -191,7 +218,9 @@ class Multiplied(NamedTuple):
         return self
 
     def answers(self, unit: float) -> HeldAnswers:
-        """Return the sums over validation samples as float64 on the CPU; targets are counted in 1/unit."""
+        """Return the sums over validation samples as float64 on the CPU; targets are counted in
+        1/unit.
+        """
         step = answer_step(len(self.sums.matrix())) if isinstance(self.sums, WholeColumns) else 1
         inner, products, total = (t.cpu().double() for t in self.held)
         return HeldAnswers(inner * step**2, products * (step / unit), total * step)
@@ -201,10 +230,13 @@ class Multiplied(NamedTuple):
         width = len(self.sums.matrix())
         answer = _REACH * _MOST_DIRECTION * width  # most |f|
         n, held = _SLACK * opening.labels.samples, _SLACK * opening.held.samples
-        target = float(opening.held.powers.double().max().sqrt()) if len(opening.held.powers) else 0.0  # most |y|
+        target = (
+            float(opening.held.powers.double().max().sqrt()) if len(opening.held.powers) else 0.0
+        )  # most |y|
         limits = (held * answer**2, held * answer * target, held * answer)
         if float(self.sums.matrix().abs().max()) > n * answer * _REACH or any(
-            float(part.abs().max()) > limit for part, limit in zip(self.answers(1), limits, strict=True)
+            float(part.abs().max()) > limit
+            for part, limit in zip(self.answers(1), limits, strict=True)
         ):
             raise UserError(_IMPOSSIBLE)
         return self
@@ -252,8 +284,12 @@ class Problem:
         mean = total / n
         variance = squares / n - mean.square()
         # A feature that hardly varies would be noise of the 16 bits.
-        scale = torch.where(variance > 1e-3 * variance.mean(), variance.clamp(min=1e-12).rsqrt(), 0.0)
-        return cls(mean, scale, (products - torch.outer(mean, labels.targets)) * scale[:, None], labels)
+        scale = torch.where(
+            variance > 1e-3 * variance.mean(), variance.clamp(min=1e-12).rsqrt(), 0.0
+        )
+        return cls(
+            mean, scale, (products - torch.outer(mean, labels.targets)) * scale[:, None], labels
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +315,9 @@ class Span:
     @cached_property
     def _product(self) -> Tensor:
         """(m, m) VᵀHV, which would be symmetric if the sums were not rounded."""
-        return self.directions.T @ self.images - self.problem.labels.samples * torch.outer(self.shift, self.shift)
+        return self.directions.T @ self.images - self.problem.labels.samples * torch.outer(
+            self.shift, self.shift
+        )
 
     @cached_property
     def products(self) -> Tensor:
@@ -300,7 +338,9 @@ class Span:
 
     @cached_property
     def validation(self) -> Moments:
-        """Moments of the answers g of validation samples, or of training samples if there are few of the others."""
+        """Moments of the answers g of validation samples, or of training samples if there are few
+        of the others.
+        """
         labels, a = self.held_labels, self.shift
         if labels.samples < _ENOUGH:
             return self.training
@@ -312,7 +352,9 @@ class Span:
             inner[columns - rows : columns, :columns] = part.inner
         inner = inner.tril() + inner.tril(-1).T
         inner += labels.samples * torch.outer(a, a) - torch.outer(total, a) - torch.outer(a, total)
-        return _moments(labels, inner, total - labels.samples * a, products - torch.outer(a, labels.targets))
+        return _moments(
+            labels, inner, total - labels.samples * a, products - torch.outer(a, labels.targets)
+        )
 
     def solve(self, penalty: float = 0.0) -> Head:
         """Return ridge regression of y on g, whose norm is that of V C: scores are Cᵀg + ȳ.
@@ -320,16 +362,22 @@ class Span:
         Minimises Σ ‖y - ȳ - Cᵀg‖² + λ‖VC‖².
 
         Args:
-            penalty: λ/n; 0: the value of `GRID` with the least squared error on validation samples, or `PENALTY`.
+            penalty: λ/n; 0: the value of `GRID` with the least squared error on validation samples,
+                or `PENALTY`.
         """
-        n, mean = self.problem.labels.samples, self.problem.labels.targets / self.problem.labels.samples
+        n, mean = (
+            self.problem.labels.samples,
+            self.problem.labels.targets / self.problem.labels.samples,
+        )
         lengths, turn = torch.linalg.eigh(self.stretched.T @ self.stretched)
         some = lengths > _TINY * lengths[-1]
         basis = turn[:, some] / lengths[some].sqrt()  # V·basis is orthonormal
         values, vectors = torch.linalg.eigh(basis.T @ self.gram @ basis)
         basis, values = basis @ vectors, values.clamp(min=0)
         turned = basis.T @ self.products
-        noise = torch.linalg.matrix_norm(basis.T @ (self._product - self._product.T) @ basis, 2)  # of rounded sums
+        noise = torch.linalg.matrix_norm(
+            basis.T @ (self._product - self._product.T) @ basis, 2
+        )  # of rounded sums
 
         def weights(share: float) -> Tensor:
             found: Tensor = basis @ (turned / (values + share * n).clamp(min=float(noise))[:, None])
@@ -345,7 +393,9 @@ class Span:
         return Head(weights(penalty).T, mean, penalty)
 
     def residual(self, head: Head) -> Tensor:
-        """(D, K) b - (H + λI)VC of a head from `solve`: the gradient of the regression, up to its factor."""
+        """(D, K) b - (H + λI)VC of a head from `solve`: the gradient of the regression, up to its
+        factor.
+        """
         c, n, scale = head.weight.T, self.problem.labels.samples, self.problem.scale[:, None]
         images = (self.images - n * torch.outer(self.problem.mean, self.shift)) * scale  # HV
         return self.problem.products - images @ c - head.penalty * n * (self.stretched @ c)
@@ -354,19 +404,33 @@ class Span:
 def _moments(labels: Labels, scatter: Tensor, total: Tensor, products: Tensor) -> Moments:
     m = len(total)
     zeros, ones = torch.zeros(m, dtype=torch.float64), torch.ones(m, dtype=torch.float64)
-    return Moments(float(labels.samples), zeros, ones, scatter, total, products.T, labels.targets, labels.powers)
+    return Moments(
+        float(labels.samples),
+        zeros,
+        ones,
+        scatter,
+        total,
+        products.T,
+        labels.targets,
+        labels.powers,
+    )
 
 
 class Preconditioner:
     """(P + δnI)⁻¹, where P approximates H = Σ zzᵀ over all samples by those of one client.
 
-    P = n/m·Σ wwᵀ over m samples of this client, w being what the targets do not explain of z there, and the part of H
-    that the targets explain at all clients, Σ_k b_k b_kᵀ/Σ y_k². For classes these are the covariance within
-    classes at one client and the exact covariance between them.
+    P = n/m·Σ wwᵀ over m samples of this client, w being what the targets do not explain of z there,
+    and the part of H that the targets explain at all clients, Σ_k b_k b_kᵀ/Σ y_k². For classes
+    these are the covariance within classes at one client and the exact covariance between them.
     """
 
     def __init__(
-        self, own: Tensor, y: Tensor, problem: Problem, damping: float, factor: Callable[[Callable[[], Tensor]], Tensor]
+        self,
+        own: Tensor,
+        y: Tensor,
+        problem: Problem,
+        damping: float,
+        factor: Callable[[Callable[[], Tensor]], Tensor],
     ) -> None:
         """Prepare.
 
@@ -375,7 +439,8 @@ class Preconditioner:
             y: (m, K) their targets.
             problem: of all samples.
             damping: δ.
-            factor: calls its argument, which gives the Cholesky factor, or returns what that gave before.
+            factor: calls its argument, which gives the Cholesky factor, or returns what that gave
+                before.
         """
         n = problem.labels.samples
         one = torch.cat([torch.ones(len(y), 1), y], 1)
@@ -388,7 +453,9 @@ class Preconditioner:
         self._factor = factor(self._cholesky)
 
     def _cholesky(self) -> Tensor:
-        """The factor in float32; in float64 where rounding in float32 makes the matrix indefinite."""
+        """The factor in float32; in float64 where rounding in float32 makes the matrix
+        indefinite.
+        """
         for kind in (torch.float32, torch.float64):
             rows = self._rows.to(kind)
             product = rows @ rows.T if self._wide else rows.T @ rows
@@ -398,7 +465,8 @@ class Preconditioner:
                 found: Tensor = factor
                 return found
         raise UserError(
-            "the second moments of the first client are too uneven to solve with: raise --damping, or let another "
+            "the second moments of the first client are too uneven to solve with: raise --damping, "
+            "or let another "
             "client begin (--order)"
         )
 
@@ -412,7 +480,8 @@ class Preconditioner:
 
 
 def next_directions(step: Tensor, span: Tensor | None, scale: Tensor, count: int) -> Tensor:
-    """Return (D, R) int8: directions U = V/σ of which V spans most of `step`, apart from what `span` has.
+    """Return (D, R) int8: directions U = V/σ of which V spans most of `step`, apart from what
+    `span` has.
 
     Args:
         step: (D, K) how the solution should change.

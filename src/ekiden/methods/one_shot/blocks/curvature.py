@@ -1,4 +1,6 @@
-"""How precisely a client's data determine each weight: Fisher information, and moments of inputs."""
+"""How precisely a client's data determine each weight: Fisher information, and moments of
+inputs.
+"""
 
 import copy
 import logging
@@ -19,8 +21,9 @@ from ekiden.training.weights import Layer, Layout
 DAMPING_LINEAR, DAMPING_CONV = 0.01**0.8, 1e-5**0.8  # z of the released MA-Echo code
 DAMPING = 0.5  # c of the released MA-Echo code
 Labels = Literal["expected", "sampled", "given"]
-"""The labels of squared gradients: all classes, weighted by the model's probabilities (the Fisher information); one
-class drawn by them (an unbiased estimate); or the labels of the data (the empirical Fisher information)."""
+"""The labels of squared gradients: all classes, weighted by the model's probabilities (the Fisher
+information); one class drawn by them (an unbiased estimate); or the labels of the data (the
+empirical Fisher information)."""
 Batches = Iterable[tuple[Tensor, Tensor]]
 _CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm)
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, *_CHANNELS_LAST)
@@ -46,11 +49,15 @@ class Recursion:
         """Take in inputs (n, size), one after the other."""
         for r in inputs.double():
             k = self.q @ r
-            self.q.addr_(k, k, alpha=-self.c / (self.z + float(r @ k)))  # Q ← Q - c·Qr(Qr)ᵀ / (z + rᵀQr)
+            self.q.addr_(
+                k, k, alpha=-self.c / (self.z + float(r @ k))
+            )  # Q ← Q - c·Qr(Qr)ᵀ / (z + rᵀQr)
 
     def projector(self) -> Tensor:
         """Return P (size, size) float64."""
-        return torch.eye(self.size, dtype=torch.float64) - (self.q + self.q.T) / 2  # I - Q, without rounding's skew
+        return (
+            torch.eye(self.size, dtype=torch.float64) - (self.q + self.q.T) / 2
+        )  # I - Q, without rounding's skew
 
 
 @dataclass
@@ -79,21 +86,29 @@ class Closed:
 
 
 def projectors(
-    network: nn.Module, layers: Iterable[Layer], batches: Iterable[tuple[Tensor, Tensor]], *, closed: bool
+    network: nn.Module,
+    layers: Iterable[Layer],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    closed: bool,
 ) -> list[Tensor]:
-    """Return one projector (inputs, inputs) float64 for each of `layers`, from one pass of `batches` through `network`.
+    """Return one projector (inputs, inputs) float64 for each of `layers`, from one pass of
+    `batches` through `network`.
 
     Args:
         network: in evaluation mode.
         layers: linear and convolutional layers of it.
         batches: inputs and labels.
-        closed: by the closed form over all samples, instead of the released recursion over batch means.
+        closed: by the closed form over all samples, instead of the released recursion over batch
+            means.
     """
     layers = list(layers)
     made: dict[str, Recursion | Closed] = {}
     for layer in layers:
         z = DAMPING_LINEAR if layer.kind == "linear" else DAMPING_CONV
-        made[layer.name] = Closed(layer.inputs, z) if closed else Recursion(layer.inputs, DAMPING, z)
+        made[layer.name] = (
+            Closed(layer.inputs, z) if closed else Recursion(layer.inputs, DAMPING, z)
+        )
 
     def hook(layer: Layer) -> torch.utils.hooks.RemovableHandle:
         def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -114,13 +129,17 @@ def projectors(
 def layer_inputs(module: nn.Module, x: Tensor, *, mean: bool) -> Tensor:
     """Return (n, d): what one output of a linear or convolutional layer reads.
 
-    With `mean` as in the released MA-Echo code: the mean input of the batch; of convolutions its patches without
-    padding, two pixels apart. Otherwise every sample, and every patch that the layer itself reads.
+    With `mean` as in the released MA-Echo code: the mean input of the batch; of convolutions its
+    patches without padding, two pixels apart. Otherwise every sample, and every patch that the
+    layer itself reads.
     """
     if not isinstance(module, nn.Conv2d):
         rows = x.flatten(0, -2)
         return rows.mean(0, keepdim=True) if mean else rows
-    kernel, dilation = cast(tuple[int, int], module.kernel_size), cast(tuple[int, int], module.dilation)
+    kernel, dilation = (
+        cast(tuple[int, int], module.kernel_size),
+        cast(tuple[int, int], module.dilation),
+    )
     if mean:
         x = x.mean(0, keepdim=True)
         if any(n < d * (k - 1) + 1 for n, k, d in zip(x.shape[2:], kernel, dilation, strict=True)):
@@ -133,7 +152,9 @@ def layer_inputs(module: nn.Module, x: Tensor, *, mean: bool) -> Tensor:
 
 
 def compress(projector: Tensor, rank: int) -> Tensor:
-    """Return (d, rank) F = U√s for the `rank` largest eigenvalues s, so that F Fᵀ ≈ P; P itself if F is not smaller."""
+    """Return (d, rank) F = U√s for the `rank` largest eigenvalues s, so that F Fᵀ ≈ P; P itself if
+    F is not smaller.
+    """
     if not 0 < rank < len(projector):
         return projector
     values, vectors = torch.linalg.eigh(projector)
@@ -142,10 +163,11 @@ def compress(projector: Tensor, rank: int) -> Tensor:
 
 
 def thin(projector: Tensor) -> Tensor:
-    """Return (d, k) F with F Fᵀ = P up to rounding, if k < d/3 columns are enough; otherwise P itself.
+    """Return (d, k) F with F Fᵀ = P up to rounding, if k < d/3 columns are enough; otherwise P
+    itself.
 
-    Projectors of few batches have low rank. This is Cholesky's factorisation with pivoting, which stops early; products
-    with F are then several times cheaper.
+    Projectors of few batches have low rank. This is Cholesky's factorisation with pivoting, which
+    stops early; products with F are then several times cheaper.
     """
     d = len(projector)
     left = projector.diagonal().double().clone()
@@ -155,17 +177,22 @@ def thin(projector: Tensor) -> Tensor:
         pivot = int(left.argmax())
         if float(left[pivot]) <= least:
             return factor[:, :k].to(projector.dtype).contiguous()
-        column = (projector[:, pivot].double() - factor[:, :k] @ factor[pivot, :k]) / left[pivot].sqrt()
+        column = (projector[:, pivot].double() - factor[:, :k] @ factor[pivot, :k]) / left[
+            pivot
+        ].sqrt()
         factor[:, k] = column
         left -= column**2  # diagonal of P - F Fᵀ
     return projector
 
 
 class Factors(NamedTuple):
-    """The Fisher information A ⊗ B of one linear or convolutional layer with T positions (1, if it is linear)."""
+    """The Fisher information A ⊗ B of one linear or convolutional layer with T positions (1, if it
+    is linear).
+    """
 
     inputs: Tensor  # (d, d) A, the mean over samples of Σ_t x_t x_tᵀ / T²
-    outputs: Tensor  # (o, o) B, the mean over samples of T·Σ_t g_t g_tᵀ, g being the gradients at the layer's output
+    # (o, o) B, the mean over samples of T·Σ_t g_t g_tᵀ, g being the gradients at the layer's output
+    outputs: Tensor
 
 
 class _LayerSeen(NamedTuple):
@@ -182,30 +209,40 @@ def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) ->
     advice = "use average instead"
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
-            raise UserError(f"a normalisation without running statistics mixes the samples of a batch: {advice}")
+            raise UserError(
+                f"a normalisation without running statistics mixes the samples of a batch: {advice}"
+            )
     for layer in layers:
         part = module.get_submodule(layer.name)
         odd = isinstance(part, nn.Conv2d) and part.padding_mode != "zeros"
         if odd or layer.kind == "other" or (layer.kind == "norm" and not isinstance(part, _NORMS)):
             raise UserError(
-                f"layer {layer.name or type(part).__name__!r} is not a linear layer, zero-padded 2-d convolution "
+                f"layer {layer.name or type(part).__name__!r} is not a linear layer, zero-padded "
+                "2-d convolution "
                 f"without groups, or usual normalisation: {advice}"
             )
     with torch.no_grad(), _watched(module, layers) as seen:
         module(trial(module, torch.zeros(2, *shape, device=network.params.device)))
     for name, calls in seen.items():
         if not calls:
-            raise UserError(f"layer {name} is not called as a module, so its inputs cannot be measured: {advice}")
+            raise UserError(
+                f"layer {name} is not called as a module, so its inputs cannot be measured: "
+                f"{advice}"
+            )
 
 
 def moments(network: nn.Module, layers: Sequence[Layer], batches: Batches) -> list[Tensor]:
-    """Return Σ_t x_t x_tᵀ (d, d) float64 of each layer's inputs, a mean over samples; a bias reads a constant 1."""
+    """Return Σ_t x_t x_tᵀ (d, d) float64 of each layer's inputs, a mean over samples; a bias reads
+    a constant 1.
+    """
     found: list[Tensor] = []
     samples = 0
     for x, _ in batches:
         with torch.no_grad(), _watched(network, layers) as seen:
             network(x)
-        rows = [_inputs(layer, network, seen[layer.name]).flatten(0, 1).double() for layer in layers]
+        rows = [
+            _inputs(layer, network, seen[layer.name]).flatten(0, 1).double() for layer in layers
+        ]
         found = found or [r.new_zeros(r.shape[1], r.shape[1]) for r in rows]
         for total, r in zip(found, rows, strict=True):
             total.addmm_(r.T, r)
@@ -214,12 +251,19 @@ def moments(network: nn.Module, layers: Sequence[Layer], batches: Batches) -> li
 
 
 def diagonal(
-    network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
+    network: nn.Module,
+    layers: Sequence[Layer],
+    batches: Batches,
+    labels: Labels,
+    draw: torch.Generator,
+    work: Work,
 ) -> Tensor:
-    """Return the diagonal of the Fisher information (P,) float64: means of squared gradients of log p(y | x).
+    """Return the diagonal of the Fisher information (P,) float64: means of squared gradients of log
+    p(y | x).
 
     Args:
-        network: in evaluation mode; its parameters will require gradients, so pass a network of your own.
+        network: in evaluation mode; its parameters will require gradients, so pass a network of
+            your own.
         layers: all layers with trainable parameters, of kinds that `refuse` accepts.
         batches: inputs and labels; their forward pass is counted by the code that makes them.
         labels: which labels y are used.
@@ -242,13 +286,20 @@ def diagonal(
 
 
 def kronecker(
-    network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
+    network: nn.Module,
+    layers: Sequence[Layer],
+    batches: Batches,
+    labels: Labels,
+    draw: torch.Generator,
+    work: Work,
 ) -> list[Factors]:
-    """Return Kronecker factors (float64) of the Fisher information of each layer, linear or convolutional.
+    """Return Kronecker factors (float64) of the Fisher information of each layer, linear or
+    convolutional.
 
-    James Martens, Roger Grosse: Optimizing Neural Networks with Kronecker-factored Approximate Curvature. ICML 2015.
-    https://arxiv.org/abs/1503.05671. Convolutions as in Roger Grosse, James Martens: A Kronecker-factored approximate
-    Fisher matrix for convolution layers. ICML 2016. https://arxiv.org/abs/1602.01407. Arguments as for `diagonal`.
+    James Martens, Roger Grosse: Optimizing Neural Networks with Kronecker-factored Approximate
+    Curvature. ICML 2015. https://arxiv.org/abs/1503.05671. Convolutions as in Roger Grosse, James
+    Martens: A Kronecker-factored approximate Fisher matrix for convolution layers. ICML 2016.
+    https://arxiv.org/abs/1602.01407. Arguments as for `diagonal`.
     """
     found: list[Factors] = []
     samples = 0
@@ -259,7 +310,11 @@ def kronecker(
             found = [Factors(like.new_zeros(d, d), like.new_zeros(o, o)) for d, o in sides]
         samples += len(seen[0].inputs) if first else 0
         for (a, b), (_, x, g) in zip(found, seen, strict=True):
-            positions, rows, columns = x.shape[1], x.flatten(0, 1).double(), g.flatten(0, 1).double()
+            positions, rows, columns = (
+                x.shape[1],
+                x.flatten(0, 1).double(),
+                g.flatten(0, 1).double(),
+            )
             if first:
                 a.addmm_(rows.T, rows, alpha=1 / positions**2)
             b.addmm_(columns.T, columns, alpha=positions)  # T here and 1/T² above; see `Factors`
@@ -267,7 +322,9 @@ def kronecker(
 
 
 def half(matrix: Tensor) -> Tensor:
-    """Return (d(d + 1)/2,) float32, a symmetric matrix (d, d) as it travels: the lower triangle, row by row."""
+    """Return (d(d + 1)/2,) float32, a symmetric matrix (d, d) as it travels: the lower triangle,
+    row by row.
+    """
     row, column = torch.tril_indices(*matrix.shape, device=matrix.device)
     return matrix[row, column].float()
 
@@ -276,7 +333,8 @@ def whole(triangle: Tensor, size: int) -> Tensor:
     """Return the symmetric matrix (size, size) float64 whose lower half is `triangle`."""
     if tuple(triangle.shape) != (length(size),):
         raise UserError(
-            f"{tuple(triangle.shape)} numbers do not fit a symmetric matrix of {size} rows: use the same network at "
+            f"{tuple(triangle.shape)} numbers do not fit a symmetric matrix of {size} rows: use "
+            "the same network at "
             "every client"
         )
     matrix = torch.zeros(size, size, dtype=torch.float64)
@@ -286,53 +344,84 @@ def whole(triangle: Tensor, size: int) -> Tensor:
 
 
 def length(size: int) -> int:
-    """Return d(d + 1)/2, the number of entries in the lower half of a symmetric matrix of `size` rows."""
+    """Return d(d + 1)/2, the number of entries in the lower half of a symmetric matrix of `size`
+    rows.
+    """
     return size * (size + 1) // 2
 
 
 def _squares(x: Tensor, g: Tensor) -> Tensor:
-    """Return the sum over samples of each one's squared gradient (o, d); g and x are summed over positions first."""
+    """Return the sum over samples of each one's squared gradient (o, d); g and x are summed over
+    positions first.
+    """
     if x.shape[1] == 1:  # Σ_b (g xᵀ)² of rank-one gradients is one product of the squares
         return (g[:, 0].square().T @ x[:, 0].square()).double()
     total = torch.zeros(g.shape[-1], x.shape[-1], dtype=torch.float64, device=x.device)
     some = max(1, _ENTRIES // total.numel())
     for a, b in zip(torch.split(x, some), torch.split(g, some), strict=True):
-        total += torch.bmm(b.transpose(1, 2), a).square().sum(0)  # (b, o, d): Σ_t g_t x_tᵀ of each sample
+        total += (
+            torch.bmm(b.transpose(1, 2), a).square().sum(0)
+        )  # (b, o, d): Σ_t g_t x_tᵀ of each sample
     return total
 
 
 def _passes(
-    network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
+    network: nn.Module,
+    layers: Sequence[Layer],
+    batches: Batches,
+    labels: Labels,
+    draw: torch.Generator,
+    work: Work,
 ) -> Iterator[tuple[bool, list[_LayerSeen]]]:
-    """Yield, for each batch and each backward pass, whether it is the batch's first pass, and what each layer saw."""
+    """Yield, for each batch and each backward pass, whether it is the batch's first pass, and what
+    each layer saw.
+    """
     for layer in layers:
         for part in layer.params:
             network.get_parameter(part.name).requires_grad_(True)
-    plain = {layer.name: _without_scale(network.get_submodule(layer.name)) for layer in layers if layer.kind == "norm"}
+    plain = {
+        layer.name: _without_scale(network.get_submodule(layer.name))
+        for layer in layers
+        if layer.kind == "norm"
+    }
     for x, y in batches:
         with torch.enable_grad(), _watched(network, layers) as seen:
             logits = network(x).float()
         with torch.no_grad():
-            inputs = [_inputs(layer, network, seen[layer.name], plain.get(layer.name)) for layer in layers]
+            inputs = [
+                _inputs(layer, network, seen[layer.name], plain.get(layer.name)) for layer in layers
+            ]
         outputs = [out for layer in layers for _, out in seen[layer.name]]
         for number, at_logits in enumerate(_at_logits(logits.detach(), y, labels, draw)):
             # Of a sum: for a gradient that is given, PyTorch first imports all of SymPy.
-            found = torch.autograd.grad((logits * at_logits).sum(), outputs, retain_graph=True, materialize_grads=True)
+            found = torch.autograd.grad(
+                (logits * at_logits).sum(), outputs, retain_graph=True, materialize_grads=True
+            )
             work.backward += len(x)
             left = iter(found)
             gradients = [
-                torch.cat([_positions(layer, network, next(left)) for _ in seen[layer.name]], 1) for layer in layers
+                torch.cat([_positions(layer, network, next(left)) for _ in seen[layer.name]], 1)
+                for layer in layers
             ]
-            yield number == 0, [_LayerSeen(*parts) for parts in zip(layers, inputs, gradients, strict=True)]
+            yield (
+                number == 0,
+                [_LayerSeen(*parts) for parts in zip(layers, inputs, gradients, strict=True)],
+            )
 
 
-def _at_logits(logits: Tensor, y: Tensor, labels: Labels, draw: torch.Generator) -> Iterator[Tensor]:
-    """Return gradients of log p(c | x) at the logits (b, K), times √p(c | x) if all classes c are used in turn."""
+def _at_logits(
+    logits: Tensor, y: Tensor, labels: Labels, draw: torch.Generator
+) -> Iterator[Tensor]:
+    """Return gradients of log p(c | x) at the logits (b, K), times √p(c | x) if all classes c are
+    used in turn.
+    """
     p = logits.softmax(1)
     one_hot = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
     if labels == "expected":
         for c in range(p.shape[1]):
-            yield p[:, c : c + 1].sqrt() * (one_hot[c] - p)  # squares of these add up to the expectation over c
+            yield p[:, c : c + 1].sqrt() * (
+                one_hot[c] - p
+            )  # squares of these add up to the expectation over c
         return
     if labels == "sampled":
         y = torch.multinomial(p.cpu(), 1, generator=draw)[:, 0].to(p.device)
@@ -340,7 +429,9 @@ def _at_logits(logits: Tensor, y: Tensor, labels: Labels, draw: torch.Generator)
 
 
 @contextmanager
-def _watched(network: nn.Module, layers: Iterable[Layer]) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
+def _watched(
+    network: nn.Module, layers: Iterable[Layer]
+) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
     """Record what enters and leaves each layer, call by call, while the context is open."""
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {layer.name: [] for layer in layers}
 
@@ -360,14 +451,21 @@ def _watched(network: nn.Module, layers: Iterable[Layer]) -> Iterator[dict[str, 
 
 
 def _inputs(
-    layer: Layer, network: nn.Module, calls: Sequence[tuple[Tensor, Tensor]], plain: nn.Module | None = None
+    layer: Layer,
+    network: nn.Module,
+    calls: Sequence[tuple[Tensor, Tensor]],
+    plain: nn.Module | None = None,
 ) -> Tensor:
-    """Return (b, t, d): what the weights of a layer are multiplied with, at all positions of all its calls."""
+    """Return (b, t, d): what the weights of a layer are multiplied with, at all positions of all
+    its calls.
+    """
     if plain is not None:
         return torch.cat([_positions(layer, network, plain(x)) for x, _ in calls], 1)
     module = network.get_submodule(layer.name)
     rows = [layer_inputs(module, x, mean=False) for x, _ in calls]
-    every = torch.cat([r.view(len(x), -1, r.shape[1]) for r, (x, _) in zip(rows, calls, strict=True)], 1)
+    every = torch.cat(
+        [r.view(len(x), -1, r.shape[1]) for r, (x, _) in zip(rows, calls, strict=True)], 1
+    )
     return F.pad(every, (0, 1), value=1.0) if layer.bias is not None else every
 
 
@@ -380,7 +478,9 @@ def _positions(layer: Layer, network: nn.Module, values: Tensor) -> Tensor:
 
 
 def _without_scale(norm: nn.Module) -> nn.Module:
-    """Return the normalisation with scale 1 and shift 0: its output is what the scale is multiplied with."""
+    """Return the normalisation with scale 1 and shift 0: its output is what the scale is multiplied
+    with.
+    """
     norm = copy.deepcopy(norm)
     for name, parameter in norm.named_parameters():
         parameter.data.fill_(1.0 if name == "weight" else 0.0)
@@ -397,4 +497,6 @@ def note_averaged(method: str, layout: Layout) -> None:
     """Warn that layers that are neither linear nor convolutional are averaged."""
     others = [layer.name for layer in layout.layers if layer not in layout.dense]
     if others:
-        logging.getLogger("ekiden").warning("%s averages layers that it cannot treat: %s", method, ", ".join(others))
+        logging.getLogger("ekiden").warning(
+            "%s averages layers that it cannot treat: %s", method, ", ".join(others)
+        )

@@ -1,4 +1,6 @@
-"""Clients' networks as one whose answers are combined, and samples made at the server to distil such a network."""
+"""Clients' networks as one whose answers are combined, and samples made at the server to distil
+such a network.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,9 +22,12 @@ Rule = Literal["logits", "probabilities", "majority", "class-wise", "counts"]
 
 
 class EnsembleModel(nn.Module):
-    """N networks whose answers are combined by a rule. Its weights are those of all members, one after the other."""
+    """N networks whose answers are combined by a rule. Its weights are those of all members, one
+    after the other.
+    """
 
-    counts: Tensor  # (N, K) class counts, or 1 for owned classes and 0 for others; unused by the first three rules
+    # (N, K) class counts, or 1 for owned classes and 0 for others; unused by the first three rules
+    counts: Tensor
 
     def __init__(self, members: Sequence[nn.Module], classes: int, rule: Rule) -> None:
         super().__init__()
@@ -37,9 +42,9 @@ class EnsembleModel(nn.Module):
     def scores(self, x: Tensor) -> Tensor:
         """Return (b, K) scores of inputs (b, ...); only a running sum of them is in memory.
 
-        logits: mean of the logits; probabilities: mean of the softmax; majority: share of the votes;
-        class-wise: logits of owned classes, divided by the number of owners (0 without owners);
-        counts: softmax, weighted by the member's share of the class's samples.
+        logits: mean of the logits; probabilities: mean of the softmax; majority: share of the
+        votes; class-wise: logits of owned classes, divided by the number of owners (0 without
+        owners); counts: softmax, weighted by the member's share of the class's samples.
         """
         total: Tensor | None = None
         for member, counts in zip(self.members, self.counts, strict=True):
@@ -48,7 +53,11 @@ class EnsembleModel(nn.Module):
         assert total is not None
         if self.rule == "class-wise":
             return total / self.counts.sum(0).clamp(min=1)
-        return total / (self.counts.sum(0) + 1e-6) if self.rule == "counts" else total / len(self.members)
+        return (
+            total / (self.counts.sum(0) + 1e-6)
+            if self.rule == "counts"
+            else total / len(self.members)
+        )
 
     def _part(self, logits: Tensor, counts: Tensor) -> Tensor:
         if self.rule == "logits":
@@ -83,12 +92,16 @@ def copies(module: nn.Module, models: Sequence[Weights]) -> list[nn.Module]:
 
 
 class SampleGenerator(nn.Module):
-    """Noise (b, z) → samples: images (b, C, H, W) with values in [0, 1], or features (b, d) without bounds.
+    """Noise (b, z) → samples: images (b, C, H, W) with values in [0, 1], or features (b, d) without
+    bounds.
 
-    Images grow from a quarter of their side by two nearest-neighbour steps; sides that are not a multiple of 4 are cut.
+    Images grow from a quarter of their side by two nearest-neighbour steps; sides that are not a
+    multiple of 4 are cut.
     """
 
-    def __init__(self, shape: tuple[int, ...], noise: int, width: int, generator: Generator) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], noise: int, width: int, generator: Generator
+    ) -> None:
         super().__init__()
         self._shape = shape
         norm, leaky = nn.BatchNorm2d, nn.LeakyReLU(0.2)
@@ -157,7 +170,8 @@ def synthesise(
         z: (b, noise) its input, a leaf that learns too.
         steps: of Adam.
         lr: its learning rate.
-        loss_of: the loss of samples (b, ...) as the generator makes them, images with values in [0, 1].
+        loss_of: the loss of samples (b, ...) as the generator makes them, images with values in [0,
+            1].
         clip: largest norm of the gradient of the generator.
 
     Returns:
@@ -166,8 +180,18 @@ def synthesise(
     leaves = [*generator.parameters(), z]
     first, second = ([torch.zeros_like(leaf) for leaf in leaves] for _ in range(2))
     counts = [torch.zeros(()) for _ in leaves]
-    # The first `torch.optim.Adam` of a process would import PyTorch's compiler, which takes seconds.
-    update = partial(adam, lr=lr, beta1=0.5, beta2=0.999, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
+    # The first `torch.optim.Adam` of a process would import PyTorch's compiler, which takes
+    # seconds.
+    update = partial(
+        adam,
+        lr=lr,
+        beta1=0.5,
+        beta2=0.999,
+        eps=1e-8,
+        weight_decay=0.0,
+        amsgrad=False,
+        maximize=False,
+    )
     best, least = torch.empty(0), math.inf
     for _ in range(steps):
         with fed.autocast():
@@ -181,7 +205,14 @@ def synthesise(
         if clip < math.inf:
             torch.nn.utils.clip_grad_norm_(generator.parameters(), clip, foreach=False)
         with torch.no_grad():
-            update(leaves, [leaf.grad for leaf in leaves if leaf.grad is not None], first, second, [], counts)
+            update(
+                leaves,
+                [leaf.grad for leaf in leaves if leaf.grad is not None],
+                first,
+                second,
+                [],
+                counts,
+            )
     if least == math.inf:
         raise UserError("the generator's loss is not finite: lower --generator-lr")
     best = best.cpu().contiguous()

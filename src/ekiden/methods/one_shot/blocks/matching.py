@@ -1,7 +1,8 @@
 """Match the units of several models to common ones: a Beta-Bernoulli process with Gaussian units.
 
-Every unit of a client is one of the global units, its atom, seen with Gaussian noise. No two units of a client are the
-same atom. The assignment is found by solving one assignment problem per client, again and again.
+Every unit of a client is one of the global units, its atom, seen with Gaussian noise. No two units
+of a client are the same atom. The assignment is found by solving one assignment problem per client,
+again and again.
 """
 
 import math
@@ -15,7 +16,8 @@ from torch import Generator, Tensor
 from ekiden.authoring import Checked, CountOrZero, Positive, UserError
 
 _MOST_POPULAR = 10
-_ATOMS = 700  # Number of atoms in a layer above which only few new ones are offered, as in the code of PFNM
+# Number of atoms in a layer above which only few new ones are offered, as in the code of PFNM
+_ATOMS = 700
 
 
 class Prior(NamedTuple):
@@ -63,12 +65,16 @@ class Matching(NamedTuple):
 
 
 def match(
-    units: Sequence[Tensor], precisions: Sequence[Tensor], prior: Prior, process: Process, generator: Generator
+    units: Sequence[Tensor],
+    precisions: Sequence[Tensor],
+    prior: Prior,
+    process: Process,
+    generator: Generator,
 ) -> Matching:
     """Match the units of all clients.
 
-    The client with the most units comes first. In every sweep each client in turn, in random order, is taken out and
-    matched again. If there is only one client, its units are the atoms.
+    The client with the most units comes first. In every sweep each client in turn, in random order,
+    is taken out and matched again. If there is only one client, its units are the atoms.
 
     Args:
         units: for each client (L_j, D).
@@ -79,13 +85,18 @@ def match(
     """
     clients = len(units)
     if len({rows.shape[1] for rows in units}) != 1:
-        raise UserError("models of different shape cannot be matched: use the same network at every client")
+        raise UserError(
+            "models of different shape cannot be matched: use the same network at every client"
+        )
     units, precisions = [rows.double() for rows in units], [s.double() for s in precisions]
     first, *others = sorted(range(clients), key=lambda j: -len(units[j]))
     assigned = {first: torch.arange(len(units[first]))}
     if not others:
         return Matching([assigned[first]], units[first])
-    for order in (others, *(torch.randperm(clients, generator=generator).tolist() for _ in range(process.sweeps))):
+    for order in (
+        others,
+        *(torch.randperm(clients, generator=generator).tolist() for _ in range(process.sweeps)),
+    ):
         for j in order:
             assigned.pop(j, None)
             assigned = compact(assigned)
@@ -94,10 +105,14 @@ def match(
             new = columns >= len(atoms.members)
             columns[new] = len(atoms.members) + torch.arange(int(new.sum()))
             assigned[j] = columns
-    return Matching([assigned[j] for j in range(clients)], gather(units, precisions, assigned, prior).mode)
+    return Matching(
+        [assigned[j] for j in range(clients)], gather(units, precisions, assigned, prior).mode
+    )
 
 
-def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process: Process, clients: int) -> Tensor:
+def scores(
+    rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process: Process, clients: int
+) -> Tensor:
     """Return the score of assigning each unit to each atom, and to the 1st, 2nd, ... new atom.
 
     Args:
@@ -114,7 +129,9 @@ def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process:
     scaled, known = rows * precision, len(atoms.members)
     popular = atoms.members.clamp(max=_MOST_POPULAR).double()
     old = _gain(scaled, precision, atoms.total, atoms.precision)
-    old = old + (popular / (clients - popular)).log()  # m_l / (J - m_l), the odds that a client has the atom
+    old = (
+        old + (popular / (clients - popular)).log()
+    )  # m_l / (J - m_l), the odds that a client has the atom
     # As released; in addition, every unit must find a place.
     count = max(min(len(rows), max(_ATOMS - known, 1)), len(rows) - known)
     rank = torch.arange(1, count + 1, dtype=torch.float64)
@@ -124,10 +141,14 @@ def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process:
 
 
 def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Tensor:
-    """Return (n, L) Σ_d (s·w + G)²/(s + S) - G²/S. The square is expanded so that no (n, L, D) is in memory."""
+    """Return (n, L) Σ_d (s·w + G)²/(s + S) - G²/S. The square is expanded so that no (n, L, D) is
+    in memory.
+    """
     inverse = 1 / (held + precision)
     own = scaled.square() @ inverse.T + 2 * scaled @ (total * inverse).T  # (n, L)
-    return own - (total.square() * inverse * precision / held).sum(1)  # G²/(s + S) - G²/S = -G² s / (S (s + S))
+    return own - (total.square() * inverse * precision / held).sum(
+        1
+    )  # G²/(s + S) - G²/S = -G² s / (S (s + S))
 
 
 def best(scores: Tensor) -> Tensor:
@@ -142,11 +163,16 @@ def best(scores: Tensor) -> Tensor:
 
 
 def gather(
-    units: Sequence[Tensor], precisions: Sequence[Tensor], assigned: Mapping[int, Tensor], prior: Prior
+    units: Sequence[Tensor],
+    precisions: Sequence[Tensor],
+    assigned: Mapping[int, Tensor],
+    prior: Prior,
 ) -> Atoms:
     """Return the atoms of these assignments of clients."""
     size = 1 + max(int(a.max()) for a in assigned.values())
-    total, precision = ((p.repeat(size, 1)) for p in (prior.mean * prior.precision, prior.precision))
+    total, precision = (
+        (p.repeat(size, 1)) for p in (prior.mean * prior.precision, prior.precision)
+    )
     members = torch.zeros(size, dtype=torch.int64)
     for j in sorted(assigned):  # the same sum for any order of matching
         places = assigned[j]
@@ -164,5 +190,7 @@ def compact(assigned: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 
 def class_shares(counts: Tensor) -> Tensor:
-    """Return (N, K), each client's share of the samples of each class, from counts (N, K); 0 for an absent class."""
+    """Return (N, K), each client's share of the samples of each class, from counts (N, K); 0 for an
+    absent class.
+    """
     return counts.double() / counts.double().sum(0).clamp(min=1)

@@ -1,1 +1,3 @@
-"""What stands at the coordinator: the transport between machines, a run from roll call to model, and its check."""
+"""What stands at the coordinator: the transport between machines, a run from roll call to model,
+and its check.
+"""

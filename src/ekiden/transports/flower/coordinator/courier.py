@@ -11,7 +11,9 @@ from ekiden.engine.transport import ClientMissing
 from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, said, unpack
 
 Absent = Literal["wait", "skip", "stop"]
-_PROBE = 60.0  # seconds without an answer before a silo is asked whether it works; doubled each time, up to tenfold
+# seconds without an answer before a silo is asked whether it works; doubled each time, up to
+# tenfold
+_PROBE = 60.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Post(Protocol):
         """Return the answers that have come."""
 
     def sealing_key(self, client: str) -> SealingKey | None:
-        """Return the key that the silo gave when it introduced itself; None if it is not connected."""
+        """Return the key that the silo gave when it introduced itself; None if it is not
+        connected.
+        """
 
     def anyone(self) -> bool:
         """Return whether any silo is connected."""
@@ -63,14 +67,21 @@ class Crossing:
 class Patience:
     """How long to wait for silos that do not answer."""
 
-    seconds: float = 3600.0  # time since the last sign of life after which a client counts as missing
-    # longest time in seconds between two looks at the post. It begins at a tenth, so that a quick answer is seen at
+    seconds: float = (
+        3600.0  # time since the last sign of life after which a client counts as missing
+    )
+    # longest time in seconds between two looks at the post. It begins at a tenth, so that a quick
+    # answer is seen at
     # once.
     poll: float = 1.0
-    absent: Absent = "stop"  # what to do about a missing client: wait without end, skip it, or stop the run
+    absent: Absent = (
+        "stop"  # what to do about a missing client: wait without end, skip it, or stop the run
+    )
 
     def pause(self, since: float) -> float:
-        """Return the seconds until the next look for an answer awaited since then: a fortieth of the time so far."""
+        """Return the seconds until the next look for an answer awaited since then: a fortieth of
+        the time so far.
+        """
         return min(self.poll, max(self.poll / 10, (time.monotonic() - since) / 40))
 
     def ended(self, since: float) -> bool:
@@ -95,21 +106,29 @@ class Message:
 
 
 class Courier:
-    """Sends messages until they are answered or patience ends. Sending again is harmless: silos do nothing twice.
+    """Sends messages until they are answered or patience ends. Sending again is harmless: silos do
+    nothing twice.
 
-    The engine reports messages to silos that are gone, but not messages that were cut off on the way. So a silo that
-    does not answer for long is asked from time to time whether it is working. If not, it gets the message again.
+    The engine reports messages to silos that are gone, but not messages that were cut off on the
+    way. So a silo that does not answer for long is asked from time to time whether it is working.
+    If not, it gets the message again.
     """
 
     def __init__(
-        self, post: Post, patience: Patience, note: Callable[[Crossing], None], warn: Callable[[str], None]
+        self,
+        post: Post,
+        patience: Patience,
+        note: Callable[[Crossing], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._post = post
         self._patience = patience
         self._note = note
         self._warn = warn
         self._open: list[Message] = []
-        self._silent: dict[str, float] = {}  # time of the last sign of life; since then all was lost
+        self._silent: dict[
+            str, float
+        ] = {}  # time of the last sign of life; since then all was lost
 
     def send(self, client: str, ask: Ask, body: Sequence[bytes | memoryview] = ()) -> Message:
         """Send a request; `wait` gives the answer."""
@@ -119,7 +138,8 @@ class Courier:
         return message
 
     def wait(self, message: Message) -> tuple[Answer, memoryview]:
-        """Wait for the answer, and return it with its body; answers to other messages are received in the meantime.
+        """Wait for the answer, and return it with its body; answers to other messages are received
+        in the meantime.
 
         Raises:
             ClientMissing: patience ended.
@@ -172,9 +192,13 @@ class Courier:
             if isinstance(got, bytes):
                 self._alive(message.client)
                 if not _read(message.client, got)[0].busy:
-                    self._warn(f"{message.client} does not work on what it was asked: sending again")
+                    self._warn(
+                        f"{message.client} does not work on what it was asked: sending again"
+                    )
                     message.ticket = self._post.send(message.client, message.data)
-        if time.monotonic() - message.probed > message.probe_after:  # the last question may have been cut off too
+        if (
+            time.monotonic() - message.probed > message.probe_after
+        ):  # the last question may have been cut off too
             ask, _ = unpack(message.data, Ask)
             ticket = self._post.send(message.client, pack(Ask("status", ask.agreement)))
             message.probe = ticket if isinstance(ticket, str) else ""
@@ -186,7 +210,9 @@ class Courier:
         self._open.remove(message)
         engine = self._post.overhead(len(message.data)) + self._post.overhead(len(got))
         waited = round(message.waited, 1)
-        self._note(Crossing(message.client, message.kind, len(message.data), len(got), engine, waited))
+        self._note(
+            Crossing(message.client, message.kind, len(message.data), len(got), engine, waited)
+        )
         message.answer = _read(message.client, got)
         message.data = b""
 
@@ -227,9 +253,16 @@ class Courier:
         seconds = f"{self._patience.seconds:.0f} s"
         if self._patience.absent == "skip":
             if not self._post.anyone():
-                raise UserError(f"no silo was connected for {seconds}: check the SuperLink, then `ekiden resume`")
-            self._warn(f"{client} did not answer for {seconds}: going on without it (--absent skip)")
-        raise ClientMissing(f"{client} did not answer for {seconds}: start it, then `ekiden resume`")
+                raise UserError(
+                    f"no silo was connected for {seconds}: check the SuperLink, then `ekiden "
+                    "resume`"
+                )
+            self._warn(
+                f"{client} did not answer for {seconds}: going on without it (--absent skip)"
+            )
+        raise ClientMissing(
+            f"{client} did not answer for {seconds}: start it, then `ekiden resume`"
+        )
 
 
 def _read(client: str, data: bytes) -> tuple[Answer, memoryview]:
@@ -237,7 +270,9 @@ def _read(client: str, data: bytes) -> tuple[Answer, memoryview]:
     try:
         answer, body = unpack(data, Answer)
     except wire.WireError as error:
-        raise UserError(f"silo {client} sent an unreadable answer ({error}): install the same Ekiden there") from None
+        raise UserError(
+            f"silo {client} sent an unreadable answer ({error}): install the same Ekiden there"
+        ) from None
     if answer.silo != client:
         raise UserError(f"{answer.silo[:40]!r} answered for {client}: give each silo its own name")
     return answer, body

@@ -1,4 +1,6 @@
-"""A federation's folder: what `ekiden federation init` makes, and `ekiden federation start` and `ekiden run` read."""
+"""A federation's folder: what `ekiden federation init` makes, and `ekiden federation start` and
+`ekiden run` read.
+"""
 
 import ipaddress
 import json
@@ -22,7 +24,8 @@ from ekiden.transports.flower.trust.keys import make_certificates
 
 FILE = "federation.toml"
 SEEN = "seen.json"
-_CONNECTED = 60.0  # seconds within which a connected silo asks for messages; its heartbeats come every half minute
+# seconds within which a connected silo asks for messages; its heartbeats come every half minute
+_CONNECTED = 60.0
 Port: TypeAlias = Annotated[int, Range(least=1, most=65535)]
 
 
@@ -30,7 +33,9 @@ Port: TypeAlias = Annotated[int, Range(least=1, most=65535)]
 class Federation(Checked):
     """A coordinator's side of a federation."""
 
-    folder: Path  # holds certificates, the SuperLink's database, `keys/NAME.pub`, and `silos/NAME` to give to each silo
+    # holds certificates, the SuperLink's database, `keys/NAME.pub`, and `silos/NAME` to give to
+    # each silo
+    folder: Path
     host: str  # name or IP address at which silos reach the SuperLink
     port: Port  # port for silos only
     control_port: Port  # port on loopback, for the coordinator
@@ -38,18 +43,24 @@ class Federation(Checked):
 
     def __post_init__(self) -> None:
         if not _is_host(self.host):
-            raise UserError(f"--host {self.host!r} is neither a name nor an IP address: give the one that silos use")
+            raise UserError(
+                f"--host {self.host!r} is neither a name nor an IP address: give the one that "
+                "silos use"
+            )
         if self.port == self.control_port:
             raise UserError(f"--control-port {self.port} is the silos' port: choose another one")
         if not self.silos:
             raise UserError(
-                "give the public keys of the silos, which `ekiden silo init` makes there, or say --silos NAME,NAME,... "
+                "give the public keys of the silos, which `ekiden silo init` makes there, or say "
+                "--silos NAME,NAME,... "
                 "to make all keys here"
             )
         for name in self.silos:
             check_name(name, "--silos")
             if not keys.is_name(name):
-                raise UserError(f"--silos: {name!r} is not a name: use letters, digits, '-', '_' and '.'")
+                raise UserError(
+                    f"--silos: {name!r} is not a name: use letters, digits, '-', '_' and '.'"
+                )
             if self.silos.count(name) > 1:
                 raise UserError(f"--silos names {name!r} twice: give each silo its own name")
 
@@ -81,8 +92,8 @@ class Federation(Checked):
 def init(federation: Federation, public: Mapping[str, str], data: str) -> None:
     """Make the folder: certificates, and the silos' public keys.
 
-    Of silos without a key the pair is made here, with a folder for the silo, whose data are a path (relative to
-    `silo.toml`), a name of a data set, or FILE.py:FUNCTION.
+    Of silos without a key the pair is made here, with a folder for the silo, whose data are a path
+    (relative to `silo.toml`), a name of a data set, or FILE.py:FUNCTION.
     """
     folder = federation.folder
     if folder.exists():
@@ -91,10 +102,17 @@ def init(federation: Federation, public: Mapping[str, str], data: str) -> None:
         federation.keys.mkdir(parents=True)
         make_certificates(folder, federation.host)
         salt, here = token_hex(16), [name for name in federation.silos if name not in public]
-        made = {name: silo_file.make(federation.silo(name), name, federation.address, data, salt) for name in here}
-        _store(federation, {**public, **{name: keys.read_public(path) for name, path in made.items()}})
+        made = {
+            name: silo_file.make(federation.silo(name), name, federation.address, data, salt)
+            for name in here
+        }
+        _store(
+            federation, {**public, **{name: keys.read_public(path) for name, path in made.items()}}
+        )
         for name in here:
-            silo_file.join(silo_file.read(federation.silo(name) / "silo.toml"), read_roster(folder / ROSTER))
+            silo_file.join(
+                silo_file.read(federation.silo(name) / "silo.toml"), read_roster(folder / ROSTER)
+            )
     except OSError as error:
         rmtree(folder, ignore_errors=True)
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
@@ -112,7 +130,9 @@ def named_keys(files: Sequence[Path]) -> dict[str, str]:
             raise UserError(f"two keys are of {name!r}: give each silo its own name")
         found[name] = keys.read_public(file)
     for name, key in found.items():
-        if twin := next((other for other in found if other != name and keys.same(found[other], key)), ""):
+        if twin := next(
+            (other for other in found if other != name and keys.same(found[other], key)), ""
+        ):
             raise UserError(f"{name} and {twin} have the same key: each silo makes its own")
     return found
 
@@ -121,7 +141,9 @@ def add(federation: Federation, public: Mapping[str, str]) -> Federation:
     """Let further silos in."""
     for name in public:
         if name in federation.silos:
-            raise UserError(f"{name} is in the federation: `ekiden federation rotate` replaces its key")
+            raise UserError(
+                f"{name} is in the federation: `ekiden federation rotate` replaces its key"
+            )
     return _changed(federation, (*federation.silos, *public), public)
 
 
@@ -177,18 +199,25 @@ def _seen(federation: Federation, what: str) -> dict[str, float]:
         return {}
 
 
-def _changed(federation: Federation, names: tuple[str, ...], public: Mapping[str, str]) -> Federation:
+def _changed(
+    federation: Federation, names: tuple[str, ...], public: Mapping[str, str]
+) -> Federation:
     after = replace(federation, silos=names)
     before = {name: keys.read_public(federation.keys / f"{name}.pub") for name in federation.silos}
     for name, key in public.items():
         if twin := next((other for other, known in before.items() if keys.same(known, key)), ""):
-            raise UserError(f"{twin} has the key that is given for {name}: each silo makes its own, and a new one")
+            raise UserError(
+                f"{twin} has the key that is given for {name}: each silo makes its own, and a new "
+                "one"
+            )
     _store(after, {name: public.get(name) or before[name] for name in names})
     return after
 
 
 def _store(federation: Federation, public: Mapping[str, str]) -> None:
-    """Write the silos' keys, the roster, and `federation.toml`. The SuperLink lets in who has a key there."""
+    """Write the silos' keys, the roster, and `federation.toml`. The SuperLink lets in who has a key
+    there.
+    """
     for path in federation.keys.glob("*.pub"):
         if path.stem not in public:
             path.unlink()
@@ -197,7 +226,11 @@ def _store(federation: Federation, public: Mapping[str, str]) -> None:
     certificate = federation.certificate.read_text(encoding="utf-8")
     found = Roster(certificate, federation.silos, tuple(public[name] for name in federation.silos))
     write(federation.folder / ROSTER, [found.to_json().encode()])
-    lines = [f"{key} = {json.dumps(value)}\n" for key, value in plain(federation).items() if key != "folder"]
+    lines = [
+        f"{key} = {json.dumps(value)}\n"
+        for key, value in plain(federation).items()
+        if key != "folder"
+    ]
     write(federation.folder / FILE, ["".join(lines).encode()])
 
 
@@ -207,7 +240,9 @@ def read(folder: Path) -> Federation:
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError:
-        raise UserError(f"there is no federation in {folder}: `ekiden federation init {folder}` makes one") from None
+        raise UserError(
+            f"there is no federation in {folder}: `ekiden federation init {folder}` makes one"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}") from None
     with reading(str(file), "what `ekiden federation init` wrote"):

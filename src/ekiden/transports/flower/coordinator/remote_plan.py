@@ -35,13 +35,14 @@ class RemotePlan(Checked, Generic[M]):
     patience: Positive = 3600.0
     """seconds without a sign of life before a silo counts as missing"""
     absent: Absent = "stop"
-    """what to do about a missing silo: wait without end; skip it, so that a hop is left out and a round continues with
-    the silos that replied; or stop the run, which `ekiden resume` continues"""
+    """what to do about a missing silo: wait without end; skip it, so that a hop is left out and a
+    round continues with the silos that replied; or stop the run, which `ekiden resume` continues"""
     sealed: bool = True
-    """encrypt each value from the silo that has it to the party that uses it, so that nobody in between can read it"""
+    """encrypt each value from the silo that has it to the party that uses it, so that nobody in
+    between can read it"""
     spelling: Spelling = ""
-    """names of classes that silos write in several ways (Yes, yes, 1): merge takes them as one, the commonest spelling;
-    keep as different. By default they are refused"""
+    """names of classes that silos write in several ways (Yes, yes, 1): merge takes them as one, the
+    commonest spelling; keep as different. By default they are refused"""
     revises: Annotated[str, Mark.HIDDEN] = ""
     """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 
@@ -49,12 +50,20 @@ class RemotePlan(Checked, Generic[M]):
         if outside.is_file(self.recipe.model):
             raise UserError(agreements.NO_CODE)
         if outside.is_file(self.recipe.metric):
-            raise UserError(f"--metric {self.recipe.metric} is code, which silos do not run for others: choose a name")
+            raise UserError(
+                f"--metric {self.recipe.metric} is code, which silos do not run for others: choose "
+                "a name"
+            )
         if self.recipe.evaluate_on != "all":
-            raise UserError("--evaluate-on is for runs on one machine: silos have their own test data; leave it out")
+            raise UserError(
+                "--evaluate-on is for runs on one machine: silos have their own test data; leave "
+                "it out"
+            )
         object.__setattr__(self, "recipe", self.recipe.located())
         names = self.names
-        require(not self.clients or all(names), "clients", self.clients, "names separated by commas")
+        require(
+            not self.clients or all(names), "clients", self.clients, "names separated by commas"
+        )
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"--clients names {name!r} twice: give each silo its own name")
@@ -82,9 +91,14 @@ def check(plan: RemotePlan[Method]) -> None:
     if not clients:
         raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
     if method.traits.pools_data:
-        raise UserError(f"{method.title()} brings all data to one place: it runs in simulation only")
+        raise UserError(
+            f"{method.title()} brings all data to one place: it runs in simulation only"
+        )
     if plan.absent == "skip" and not method.traits.skips:
-        raise UserError(f"{method.title()} needs every silo in every step: choose --absent wait or stop, not skip")
+        raise UserError(
+            f"{method.title()} needs every silo in every step: choose --absent wait or stop, not "
+            "skip"
+        )
     method.check(clients)
 
 
@@ -96,11 +110,15 @@ def stored(folder: Path) -> RemotePlan[Method] | None:
     try:
         return from_json({**config["remote_plan"], "recipe": config["recipe"]})
     except (LookupError, TypeError):
-        raise UserError(f"{folder / 'config.json'} does not say how the run goes: the run folder is damaged") from None
+        raise UserError(
+            f"{folder / 'config.json'} does not say how the run goes: the run folder is damaged"
+        ) from None
 
 
 def as_text(plan: RemotePlan[Method]) -> str:
-    """Return the plan as text for Flower's run configuration, which takes no tables of unknown fields."""
+    """Return the plan as text for Flower's run configuration, which takes no tables of unknown
+    fields.
+    """
     return json.dumps(plan.to_json(), separators=(",", ":"))
 
 
@@ -118,7 +136,9 @@ def without(folder: Path, client: str, release: Path | None = None) -> RemotePla
 
 
 def with_one_more(folder: Path, client: str, release: Path | None = None) -> RemotePlan[Method]:
-    """Return the plan of the run in `folder` among all its silos and `client`, which comes last; see `without`."""
+    """Return the plan of the run in `folder` among all its silos and `client`, which comes last;
+    see `without`.
+    """
     plan = _stored(folder)
     if client in plan.names:
         raise UserError(f"{client} is in {folder} already: name a silo that is not")
@@ -139,11 +159,17 @@ def _among(
     try:
         before = agreements.parse(read_regular(folder / AGREEMENT).decode(errors="replace"))
     except OSError:
-        raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
+        raise UserError(
+            f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
+        ) from None
     try:
         signed = release.read_text(encoding="utf-8").strip() if release else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {release} ({error}): `ekiden silo release` makes it") from None
-    revision = Revision(before.run, before.digest, "with" if client in names else "without", client, signed)
+        raise UserError(
+            f"cannot read {release} ({error}): `ekiden silo release` makes it"
+        ) from None
+    revision = Revision(
+        before.run, before.digest, "with" if client in names else "without", client, signed
+    )
     recipe = replace(plan.recipe, method=among(plan.recipe.method, names))
     return replace(plan, recipe=recipe, clients=",".join(names), revises=revision.text())

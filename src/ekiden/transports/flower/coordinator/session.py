@@ -1,7 +1,8 @@
 """A run over silos, from the roll call to the model.
 
-The roll call finds out which node is which silo: nodes have random numbers, and silos prove their names. The terms of
-the run are made from a plan and what silos report about themselves, or it is said why there are none.
+The roll call finds out which node is which silo: nodes have random numbers, and silos prove their
+names. The terms of the run are made from a plan and what silos report about themselves, or it is
+said why there are none.
 """
 
 import json
@@ -50,7 +51,13 @@ from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_o
 from ekiden.recipe import recipe_of
 from ekiden.results.result import Result, inputs_of, task_in
 from ekiden.training.network import Network, on_meta
-from ekiden.transports.flower.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
+from ekiden.transports.flower.coordinator.courier import (
+    Courier,
+    Crossing,
+    Lost,
+    Patience,
+    SealingKey,
+)
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check
 from ekiden.transports.flower.coordinator.transport import Remote, SiloTests
 from ekiden.transports.flower.silo.policy import is_spanned
@@ -58,11 +65,20 @@ from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.transports.flower.trust.custody import Record, SignedTally
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, pack, said, signed_text, unpack
+from ekiden.transports.flower.trust.parcel import (
+    Answer,
+    Ask,
+    Hello,
+    pack,
+    said,
+    signed_text,
+    unpack,
+)
 
 _GREET_AGAIN = 600.0  # seconds without an answer
 Say = Callable[[str], None]
-ENDED = "ekiden ended: "  # beginning of the line in the log of a run's ServerApp that says why the run ended early
+# beginning of the line in the log of a run's ServerApp that says why the run ended early
+ENDED = "ekiden ended: "
 
 
 class Nodes(Protocol):
@@ -107,7 +123,9 @@ class Roll:
         self._reasons: dict[str, str] = {}  # the silos' reasons for not taking part
 
     def gather(self, *, all_of_them: bool = True) -> dict[str, Hello]:
-        """Wait for every client, or ClientMissing; without `all_of_them`, one is enough once patience ends."""
+        """Wait for every client, or ClientMissing; without `all_of_them`, one is enough once
+        patience ends.
+        """
         since, told = time.monotonic(), 0.0
         while True:
             self._call()
@@ -117,7 +135,8 @@ class Roll:
                 return {c: self._silos[c][1] for c in self._clients if c in self._silos}
             if self._patience.ended(since):
                 raise ClientMissing(
-                    f"{self._with_reasons(absent)} did not come: run `ekiden silo start silo.toml` there and retry"
+                    f"{self._with_reasons(absent)} did not come: run `ekiden silo start silo.toml` "
+                    "there and retry"
                 )
             if waited > told + 30:
                 told = waited
@@ -125,11 +144,16 @@ class Roll:
             time.sleep(self._patience.poll)
 
     def _with_reasons(self, absent: Sequence[str]) -> str:
-        said = {name: f" (it said: {self._reasons[name]})" if name in self._reasons else "" for name in absent}
+        said = {
+            name: f" (it said: {self._reasons[name]})" if name in self._reasons else ""
+            for name in absent
+        }
         return ", ".join(f"{name}{reason}" for name, reason in said.items())
 
     def introduce(self, terms: str) -> None:
-        """From now on, ask silos that proved their names whether they agree to these terms; `gather` waits for all."""
+        """From now on, ask silos that proved their names whether they agree to these terms;
+        `gather` waits for all.
+        """
         self._terms = terms
         self._known = {node: name for name, (node, _) in self._silos.items()}
         again = {*self._known, *(node for node, _, _ in self._pending.values())}
@@ -149,7 +173,9 @@ class Roll:
         return self._nodes.receive(tickets) if tickets else {}
 
     def sealing_key(self, client: str) -> SealingKey | None:
-        """Return the key that the silo gave when it introduced itself; None if it is not connected."""
+        """Return the key that the silo gave when it introduced itself; None if it is not
+        connected.
+        """
         if client not in self._silos:
             self._call()
         if client not in self._silos:
@@ -178,7 +204,9 @@ class Roll:
             if isinstance(ticket, str):
                 self._greeted[node] = ""
                 self._pending[ticket] = (node, nonce, time.monotonic())
-        for ticket, data in self._nodes.receive(list(self._pending)).items() if self._pending else ():
+        for ticket, data in (
+            self._nodes.receive(list(self._pending)).items() if self._pending else ()
+        ):
             node, nonce, _ = self._pending.pop(ticket)
             if isinstance(data, Lost):
                 self._greeted.pop(node, None)  # greet it again
@@ -196,7 +224,10 @@ class Roll:
             answer, body = unpack(data, Answer)
             hello: Hello | None = None if answer.error else wire.decode(body, Hello)
         except wire.WireError as error:
-            self._warn(f"a node sent an unreadable answer, maybe from another version of Ekiden ({error}): ignored")
+            self._warn(
+                "a node sent an unreadable answer, maybe from another version of Ekiden "
+                f"({error}): ignored"
+            )
             return
         name = answer.silo[:80]
         if hello is None and self._known.get(node) == name:
@@ -206,13 +237,18 @@ class Roll:
             self._warn(f"a node that says it is {name!r} cannot take part: {said(answer.error)}")
         elif name not in self._clients:
             self._warn(f"silo {name!r} is connected, but not among --clients: ignored")
-        elif name in self._keys and not keys.proves(self._keys[name], signed_text(nonce, name), hello.signature):
+        elif name in self._keys and not keys.proves(
+            self._keys[name], signed_text(nonce, name), hello.signature
+        ):
             self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: ignored")
         elif name in self._silos:
-            raise UserError(f"two silos are called {name!r}: give each its own name in its silo.toml")
+            raise UserError(
+                f"two silos are called {name!r}: give each its own name in its silo.toml"
+            )
         elif hello.version != code_version():
             raise UserError(
-                f"silo {name!r} has Ekiden {said(hello.version, 40)}, here is {code_version()}: install the same commit"
+                f"silo {name!r} has Ekiden {said(hello.version, 40)}, here is {code_version()}: "
+                "install the same commit"
             )
         elif self._terms and node not in self._known:
             self._known[node] = name
@@ -224,7 +260,10 @@ class Roll:
 
 
 def agree(
-    plan: RemotePlan[Method], hellos: Mapping[str, Hello], run_id: str, public_keys: Mapping[str, str]
+    plan: RemotePlan[Method],
+    hellos: Mapping[str, Hello],
+    run_id: str,
+    public_keys: Mapping[str, str],
 ) -> Agreement:
     """Return the terms of the run, from the plan and from what the silos hold."""
     one = _alike(plan, hellos)
@@ -233,17 +272,23 @@ def agree(
     if plan.recipe.training.class_weights != "none":
         if not one.counts and isinstance(task, Classification):
             raise UserError(
-                "--class-weights needs counts of classes, which silos agree on (`ekiden silo sums`, then `ekiden "
+                "--class-weights needs counts of classes, which silos agree on (`ekiden silo "
+                "sums`, then `ekiden "
                 "federation agree`): do that first, or leave it out"
             )
         task = balanced(task, one.counts, one.classes)
     if counting_of(task, task.outputs(one.classes), full=True).lacks(task.headline.name):
         raise UserError(
-            f"silos count no scores of {len(one.classes)} classes, which {task.headline.name} needs: choose another "
+            f"silos count no scores of {len(one.classes)} classes, which {task.headline.name} "
+            "needs: choose another "
             "--metric"
         )
     dataset = one.dataset if len({hello.dataset for hello in hellos.values()}) == 1 else "own data"
-    model = models.default_for(dataset, one.shape, inputs, task) if plan.recipe.model == "auto" else plan.recipe.model
+    model = (
+        models.default_for(dataset, one.shape, inputs, task)
+        if plan.recipe.model == "auto"
+        else plan.recipe.model
+    )
     agreed = Agreement(
         run=run_id,
         version=code_version(),
@@ -275,11 +320,19 @@ def agree(
 
 
 def _narrow(agreed: Agreement, hellos: Mapping[str, Hello]) -> Agreement:
-    """Return the terms with no more features than silos give exact sums of; refuse what does not allow that."""
-    recipe, allowed = agreed.recipe, {name: hello.features for name, hello in hellos.items() if hello.features}
+    """Return the terms with no more features than silos give exact sums of; refuse what does not
+    allow that.
+    """
+    recipe, allowed = (
+        agreed.recipe,
+        {name: hello.features for name, hello in hellos.items() if hello.features},
+    )
     if not allowed or not is_spanned(agreed):
         return agreed
-    method, smallest = cast(FixedFeatures, recipe.method), min(allowed, key=lambda name: allowed[name])
+    method, smallest = (
+        cast(FixedFeatures, recipe.method),
+        min(allowed, key=lambda name: allowed[name]),
+    )
     width, most = features_of(on_meta(agreed.builder())).width, allowed[smallest]
     if width <= most:
         return agreed
@@ -290,7 +343,8 @@ def _narrow(agreed: Agreement, hellos: Mapping[str, Hello]) -> Agreement:
             return narrower
     do = f"give --width {most} or less, " if method.width else ""
     raise UserError(
-        f"sums of {width} features show which samples {smallest} has: {do}leave {smallest} out, or run fedgram with "
+        f"sums of {width} features show which samples {smallest} has: {do}leave {smallest} out, or "
+        "run fedgram with "
         "--dp (limits.min_active in its silo.toml)"
     )
 
@@ -300,7 +354,8 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
     for name, hello in hellos.items():
         if plan.recipe.method.traits.needs_validation and not hello.samples[1]:
             raise UserError(
-                f"{plan.recipe.method.title()} needs validation data at every silo, {name} has none: "
+                f"{plan.recipe.method.title()} needs validation data at every silo, {name} has "
+                "none: "
                 "raise data.val_fraction in its silo.toml"
             )
     hellos = _one_spelling(hellos, plan.spelling)
@@ -310,7 +365,9 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
         for what in ("shape", "classes", "mean", "std", "augment"):
             here, there = getattr(one, what), getattr(hellos[name], what)
             if here != there:
-                do = _grey_and_colour(one.shape, hellos[name].shape) or _spelled(one.classes, hellos[name].classes)
+                do = _grey_and_colour(one.shape, hellos[name].shape) or _spelled(
+                    one.classes, hellos[name].classes
+                )
                 raise UserError(
                     f"{first} and {name} hold data of different {what}: {said(str(here), 300)} and "
                     f"{said(str(there), 300)}; {do or 'make them equal'}"
@@ -323,16 +380,19 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
                 else f"{first} and {name} have different study schemas"
             )
             raise UserError(
-                f"{differ}: name one schema in [data] of all silos, or agree by `ekiden federation agree --schema`"
+                f"{differ}: name one schema in [data] of all silos, or agree by `ekiden federation "
+                "agree --schema`"
             )
         if one.task != hellos[name].task:
             raise UserError(
-                f"{first} and {name} hold labels of different tasks, or scale their targets in different ways: name "
+                f"{first} and {name} hold labels of different tasks, or scale their targets in "
+                "different ways: name "
                 "one task in [data] of all silos, and agree on the scale by `ekiden silo sums`"
             )
         if one.inputs != hellos[name].inputs or one.counts != hellos[name].counts:
             raise UserError(
-                f"{first} and {name} read or scale their samples in different ways: use the same columns and "
+                f"{first} and {name} read or scale their samples in different ways: use the same "
+                "columns and "
                 "options in [data] of all silos, and the same data.agreed"
             )
     return one
@@ -343,26 +403,42 @@ def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
     alike = spellings({"one": dict.fromkeys(one, 1), "other": dict.fromkeys(other, 1)})
     pairs = ", ".join(" and ".join(said(repr(name), 60) for name, _ in ways) for ways in alike[:3])
     if pairs:
-        return f"{pairs} are {ALIKE}: write them alike, or choose --spelling=merge or --spelling=keep"
+        return (
+            f"{pairs} are {ALIKE}: write them alike, or choose --spelling=merge or --spelling=keep"
+        )
     if numbered_from_two({"one": one, "other": other}):
         return "some count classes from 0 and others from 1: number them alike"
     return ""
 
 
 def _one_spelling(hellos: Mapping[str, Hello], how: Spelling) -> Mapping[str, Hello]:
-    """Return what silos report, with one list of classes if these differ in spelling only and that is allowed."""
+    """Return what silos report, with one list of classes if these differ in spelling only and that
+    is allowed.
+    """
     lists = {hello.classes for hello in hellos.values()}
-    classes = all(isinstance(task_of_terms(hello.task), Classification) for hello in hellos.values())
-    if not how or not classes or len(lists) == 1 or len({frozenset(folded(names).values()) for names in lists}) > 1:
+    classes = all(
+        isinstance(task_of_terms(hello.task), Classification) for hello in hellos.values()
+    )
+    if (
+        not how
+        or not classes
+        or len(lists) == 1
+        or len({frozenset(folded(names).values()) for names in lists}) > 1
+    ):
         return hellos
     together = {silo: dict.fromkeys(hello.classes, 1) for silo, hello in hellos.items()}
     instead = merging(together) if how == "merge" else {}
     names = {instead.get(name, name) for each in together.values() for name in each}
-    return {silo: replace(hello, classes=tuple(sorted(names, key=natural))) for silo, hello in hellos.items()}
+    return {
+        silo: replace(hello, classes=tuple(sorted(names, key=natural)))
+        for silo, hello in hellos.items()
+    }
 
 
 def _grey_and_colour(one: tuple[int, ...], other: tuple[int, ...]) -> str:
-    """Return what to do if one silo holds grey images and the other colour images of the same size."""
+    """Return what to do if one silo holds grey images and the other colour images of the same
+    size.
+    """
     if len(one) != 3 or len(other) != 3 or one[1:] != other[1:] or {one[0], other[0]} != {1, 3}:
         return ""
     return 'set colour = "rgb" or "grey" in [data] of all silos'
@@ -370,10 +446,15 @@ def _grey_and_colour(one: tuple[int, ...], other: tuple[int, ...]) -> str:
 
 def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
     """Refuse to measure intermediate models that only silos may read."""
-    if not plan.recipe.evaluate_every or not agreed.sealed or outline(setup, agreed.clients) is None:
+    if (
+        not plan.recipe.evaluate_every
+        or not agreed.sealed
+        or outline(setup, agreed.clients) is None
+    ):
         return
     raise UserError(
-        f"--evaluate-every shows the coordinator models that only silos read in {agreed.method}: leave it out, "
+        f"--evaluate-every shows the coordinator models that only silos read in {agreed.method}: "
+        "leave it out, "
         "or let it read them with --no-sealed"
     )
 
@@ -385,7 +466,8 @@ def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> No
     for name, hello in hellos.items():
         if often > hello.evaluations:
             raise UserError(
-                f"the run measures models {often} times, {name} allows {hello.evaluations} more (limits.evaluations in "
+                f"the run measures models {often} times, {name} allows {hello.evaluations} more "
+                "(limits.evaluations in "
                 "its silo.toml, over all runs): raise --evaluate-every"
             )
 
@@ -402,8 +484,8 @@ def run(
 ) -> Result:
     """Run `plan` over the silos behind `nodes`, or continue it, in `folder`.
 
-    Silos with a public key must prove their names. `link` is JSON that says how to reach the engine again, for `ekiden
-    resume`. The post is looked at each `poll` seconds or more often.
+    Silos with a public key must prove their names. `link` is JSON that says how to reach the engine
+    again, for `ekiden resume`. The post is looked at each `poll` seconds or more often.
     """
     check(plan)
     patience = Patience(plan.patience, poll, plan.absent)
@@ -418,9 +500,13 @@ def run(
         say(f"{now.width} features: the smallest silo gives sums of no more")
         plan = replace(plan, recipe=replace(plan.recipe, method=now))
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
-    torch.set_num_threads(setup.hardware.threads)  # so the server computes the same bits on any machine
+    torch.set_num_threads(
+        setup.hardware.threads
+    )  # so the server computes the same bits on any machine
     check_reading(plan, agreed, setup)
-    plan.recipe.method.check_network(Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task))
+    plan.recipe.method.check_network(
+        Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task)
+    )
     roll.introduce(agreed.text())
     hellos = roll.gather(all_of_them=everybody)
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
@@ -444,12 +530,18 @@ def _go(
     build = Built(method, setup.build, len(clients))
 
     def remote(state: State, written: Mapping[str, str] | None) -> Remote:
-        """Make the transport, which records in the folder what crosses the network and what silos sign."""
+        """Make the transport, which records in the folder what crosses the network and what silos
+        sign.
+        """
         if state.step:
             say(f"going on after step {state.step} of {total}")
         _cut_custody(folder, state.step)
-        held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
-        courier = Courier(roll, patience, lambda row: _append(run_folder, "network.jsonl", row), say)
+        held = {
+            name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts
+        }
+        courier = Courier(
+            roll, patience, lambda row: _append(run_folder, "network.jsonl", row), say
+        )
         initial = partial(initial_weights, setup)
         note = partial(_append, run_folder, custody.FILE)
         return Remote(courier, setup, agreed, initial, state, note, _void(folder), held, written)
@@ -464,10 +556,18 @@ def _go(
 
     tests = partial(SiloTests, agreed=agreed)
     every, skip = plan.recipe.evaluate_every, agreed.skips
-    run = Run(setup, clients, remote, tests, build, run_folder, every, told_of, skip=skip, elsewhere=True)
+    run = Run(
+        setup, clients, remote, tests, build, run_folder, every, told_of, skip=skip, elsewhere=True
+    )
     end = last(run.steps())
-    metrics, ledger, (weights, personal) = tuple(end.trace.metrics), tuple(end.trace.ledger), end.models
-    if metrics and (line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.recipe.step_size)):
+    metrics, ledger, (weights, personal) = (
+        tuple(end.trace.metrics),
+        tuple(end.trace.ledger),
+        end.models,
+    )
+    if metrics and (
+        line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.recipe.step_size)
+    ):
         say(line)
     models = weights, tuple(personal)
     config, passes = read_config(folder), dict(end.trace.passes)
@@ -480,9 +580,15 @@ def _append(folder: RunFolder, file: str, row: Crossing | Record | SignedTally) 
 
 
 def _config(
-    plan: RemotePlan[Method], agreed: Agreement, setup: Setup, hellos: Mapping[str, Hello], folder: Path
+    plan: RemotePlan[Method],
+    agreed: Agreement,
+    setup: Setup,
+    hellos: Mapping[str, Hello],
+    folder: Path,
 ) -> dict[str, Any]:
-    """Return the configuration of the run; for a silo that is not connected yet, with what it reported before."""
+    """Return the configuration of the run; for a silo that is not connected yet, with what it
+    reported before.
+    """
     recipe = agreed.recipe
     samples = read_config(folder)["clients"] if (folder / "config.json").exists() else {}
     samples |= {name: list(hello.samples) for name, hello in hellos.items()}
@@ -529,7 +635,9 @@ def _void(folder: Path) -> dict[str, set[int]]:
     return void
 
 
-EVALUATIONS = "evaluations"  # folder in a run folder that holds what silos measured of its model later
+EVALUATIONS = (
+    "evaluations"  # folder in a run folder that holds what silos measured of its model later
+)
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 _PATIENCE = 3600.0
@@ -570,7 +678,9 @@ def evaluate(
     """
     before = made_by(run)
     before = replace(before, data=data or before.data)
-    agreed, model = terms_for(before, run, clients, public_keys, validation=validation, by=by, at=at, weights=weights)
+    agreed, model = terms_for(
+        before, run, clients, public_keys, validation=validation, by=by, at=at, weights=weights
+    )
     patience = Patience(seconds, poll, "stop")
     roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
     roll.gather(all_of_them=True)
@@ -584,10 +694,14 @@ def evaluate(
         signed.append(dumps(asdict(row), separators=(",", ":")) + "\n")
 
     courier = Courier(roll, patience, lambda row: None, say)
-    remote = Remote(courier, setup, agreed, partial(initial_weights, setup), setup.method.start(), note)
+    remote = Remote(
+        courier, setup, agreed, partial(initial_weights, setup), setup.method.start(), note
+    )
     row = SiloTests(remote, agreed)(model, [], last=True)
     if not row:
-        raise UserError("no silo has enough samples to report anything (limits.min_samples in their silo.toml)")
+        raise UserError(
+            "no silo has enough samples to report anything (limits.min_samples in their silo.toml)"
+        )
     folder.mkdir(parents=True)
     if weights:
         write(folder / MODEL, [weights.read_bytes()])
@@ -598,7 +712,8 @@ def evaluate(
 
 
 def made_by(run: Path) -> Agreement:
-    """Return the terms under which a run was made; of a run on one machine, those under which silos measure its model.
+    """Return the terms under which a run was made; of a run on one machine, those under which silos
+    measure its model.
 
     For the latter `config.json` is enough.
     """
@@ -607,9 +722,13 @@ def made_by(run: Path) -> Agreement:
         return agreements.parse(read_regular(file).decode(errors="replace"))
     config = read_config(run)
     if config.get("on") == "flower":
-        raise UserError(f"{run} has no {AGREEMENT}: the run did not begin, or the folder is damaged")
+        raise UserError(
+            f"{run} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
+        )
     if config["network"] is None:
-        raise UserError(f"{run} has a network that was made in Python, which silos do not have: measure it here")
+        raise UserError(
+            f"{run} has a network that was made in Python, which silos do not have: measure it here"
+        )
     scale = config["input"]
     agreed = Agreement(
         run="",
@@ -626,7 +745,9 @@ def made_by(run: Path) -> Agreement:
         sealed=True,
         task=terms(task_in(config)),
     )
-    return replace(agreed, values=values_digest(agreed.builder()())) if agreed.has_values else agreed
+    return (
+        replace(agreed, values=values_digest(agreed.builder()())) if agreed.has_values else agreed
+    )
 
 
 def terms_for(
@@ -640,12 +761,15 @@ def terms_for(
     at: Mapping[float, float] = {},
     weights: Path | None = None,
 ) -> tuple[Agreement, Any]:
-    """Return the terms for measuring the model of a run, or other values of its network, and the model."""
+    """Return the terms for measuring the model of a run, or other values of its network, and the
+    model.
+    """
     setup = before.setup(no_samples(before), Hardware(threads=1))
     method = setup.method
     if method.changes_network and len(clients) != len(before.clients):
         raise UserError(
-            f"the model of {method.title()} depends on the number of silos: name {len(before.clients)} by --clients"
+            f"the model of {method.title()} depends on the number of silos: name "
+            f"{len(before.clients)} by --clients"
         )
     build = Built(method, setup.build, len(before.clients))
     model = read_model(run, str(weights.absolute()) if weights else MODEL, build, own=not weights)

@@ -1,4 +1,6 @@
-"""The transport between machines: it sends tasks, values and evaluations as messages, and checks what silos report."""
+"""The transport between machines: it sends tasks, values and evaluations as messages, and checks
+what silos report.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +28,9 @@ from ekiden.transports.flower.trust.custody import Record, SignedTally, Tally
 from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
 from ekiden.transports.flower.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
-Slot = tuple[Ref[Any], str, int]  # A value for a reader in a step; ("", 0) if nothing is sealed, step 0 for the server
+Slot = tuple[
+    Ref[Any], str, int
+]  # A value for a reader in a step; ("", 0) if nothing is sealed, step 0 for the server
 
 
 def check_answer(ref: Ref[Any], answer: parcel.Answer) -> None:
@@ -66,7 +70,9 @@ def checked_tally(
     about = (results, digests, last, custody.text_of(body), found.tally.data)
     said = Tally(agreed.run, agreed.digest, client, step, *about)
     if found.tally.text() != said.text() or not found.signed_by(agreed.silos[client]):
-        raise UserError(f"silo {client} gives no account of what it measured that its key signed: refused")
+        raise UserError(
+            f"silo {client} gives no account of what it measured that its key signed: refused"
+        )
     return found
 
 
@@ -74,16 +80,29 @@ def checked_record(agreed: Agreement, ref: Ref[Any], answer: parcel.Answer) -> R
     """Return a silo's account of what it did, for the chain of custody."""
     record = custody.parse(answer.record)
     hop = record.hop
-    same = (hop.run, hop.terms, hop.client, hop.key) == (agreed.run, agreed.digest, ref.owner, ref.key)
-    counted = (hop.size, hop.forward, hop.backward) == (answer.size, answer.forward, answer.backward)
+    same = (hop.run, hop.terms, hop.client, hop.key) == (
+        agreed.run,
+        agreed.digest,
+        ref.owner,
+        ref.key,
+    )
+    counted = (hop.size, hop.forward, hop.backward) == (
+        answer.size,
+        answer.forward,
+        answer.backward,
+    )
     if not (same and counted) or not record.signed_by(agreed.silos[ref.owner]):
-        raise UserError(f"silo {ref.owner} gives no account of {ref.key} that its key signed: refused")
+        raise UserError(
+            f"silo {ref.owner} gives no account of {ref.key} that its key signed: refused"
+        )
     return record
 
 
 def unusable(client: str, what: str, why: str) -> UserError:
     """Return the error for something impossible that a silo sent."""
-    return UserError(f"silo {client} sent a {what} that cannot be used ({why}): fix that silo or run without it")
+    return UserError(
+        f"silo {client} sent a {what} that cannot be used ({why}): fix that silo or run without it"
+    )
 
 
 class Remote(Transport):
@@ -111,7 +130,8 @@ class Remote(Transport):
             state: the state to continue from.
             note: stores the records of the chain of custody.
             void: for each client, the steps in which it was missing.
-            held: numbers of training samples, as silos reported them; those of other silos are not compared.
+            held: numbers of training samples, as silos reported them; those of other silos are not
+                compared.
             written: places of the tasks that left each silo's private state.
         """
         self._courier = courier
@@ -142,13 +162,17 @@ class Remote(Transport):
         self._settled = (state.step, self._live)
         self._step = state.step
         self._done: dict[Ref[Any], tuple[Work, Record | None]] = {}  # what was done in this step
-        self._before: dict[Ref[Any], str | None] = {}  # place of the private state before each task of this step
+        self._before: dict[
+            Ref[Any], str | None
+        ] = {}  # place of the private state before each task of this step
         self._records: dict[Ref[Any], str] = {}  # signed, of the values that are needed
         self._planned: tuple[frozenset[parcel.Absence], Outline | None] | None = None
         self._full = self._plan_without(frozenset())
 
     def submit(self, request: Request) -> None:
-        """Send a task with the values that it needs, after the client's earlier tasks of this step."""
+        """Send a task with the values that it needs, after the client's earlier tasks of this
+        step.
+        """
         result: Ref[Any] = Ref(request.client, request.key)
         if request.among and self._agreed.sealed and not self.regroups:
             self._parts.add(result)
@@ -161,23 +185,40 @@ class Remote(Transport):
         except ClientMissing as missing:
             self._running[result] = Message(request.client, "task", b"", "", answer=missing)
             return
-        foreign = [r for r in dict.fromkeys(refs(request.args)) if r.owner not in (request.client, EVERYONE)]
+        foreign = [
+            r
+            for r in dict.fromkeys(refs(request.args))
+            if r.owner not in (request.client, EVERYONE)
+        ]
         for ref in foreign:
             self._order(ref, reader)
         values = [self._fetch(ref, reader) for ref in foreign]
         parts = tuple(
-            parcel.ParcelPart(r.owner, r.key, len(v), lock) for r, (lock, v) in zip(foreign, values, strict=True)
+            parcel.ParcelPart(r.owner, r.key, len(v), lock)
+            for r, (lock, v) in zip(foreign, values, strict=True)
         )
         place = {"step": request.step, "call": request.call, "task": request.task}
         ask = self._ask("task", request.client, **place, parts=parts, members=members)
         arguments, locks = self._sealer.seal(
             Encoded.of(wire.encode(request.args)), parcel.arguments_key(ask), (reader,)
         )
-        together = bool(request.among) and self.regroups  # no part leaves a silo before all have one
-        readers = self._readers(result, server=request.task in self._read_by_server and not together)
+        together = (
+            bool(request.among) and self.regroups
+        )  # no part leaves a silo before all have one
+        readers = self._readers(
+            result, server=request.task in self._read_by_server and not together
+        )
         lock = locks[0] if locks else None
-        ask = replace(ask, length=len(arguments), lock=lock, eager=bool(readers), readers=self._sealed_for(readers))
-        self._running[result] = self._courier.send(request.client, ask, (arguments, *(v for _, v in values)))
+        ask = replace(
+            ask,
+            length=len(arguments),
+            lock=lock,
+            eager=bool(readers),
+            readers=self._sealed_for(readers),
+        )
+        self._running[result] = self._courier.send(
+            request.client, ask, (arguments, *(v for _, v in values))
+        )
         self._last[request.client] = result
 
     @property
@@ -261,7 +302,10 @@ class Remote(Transport):
         self._states = {}
         self._live = live
         self._last = {}
-        self._settled = (self._settled[0], self._settled[1] | live)  # keep both until the state is written
+        self._settled = (
+            self._settled[0],
+            self._settled[1] | live,
+        )  # keep both until the state is written
         self._step = step
         self._values = {slot: value for slot, value in self._values.items() if slot[0] in live}
         self._sizes = {ref: size for ref, size in self._sizes.items() if ref in live}
@@ -269,7 +313,9 @@ class Remote(Transport):
         return work
 
     def written(self) -> Mapping[str, str]:
-        """Return the places of the tasks that left the private states, for the silos that have one."""
+        """Return the places of the tasks that left the private states, for the silos that have
+        one.
+        """
         return {name: place for name, place in self._written.items() if place}
 
     def settle(self) -> None:
@@ -277,12 +323,20 @@ class Remote(Transport):
         self._settled = (self._step, self._live)
 
     def evaluate(
-        self, clients: Sequence[str], models: Sequence[Weights], results: int, counting: Counting, *, last: bool
+        self,
+        clients: Sequence[str],
+        models: Sequence[Weights],
+        results: int,
+        counting: Counting,
+        *,
+        last: bool,
     ) -> tuple[SiloReport | None, dict[str, SiloReport]]:
-        """Return what silos report about models on their test samples: the sum, and what some show of themselves.
+        """Return what silos report about models on their test samples: the sum, and what some show
+        of themselves.
 
-        The ledger does not include this. Silos that may be skipped and do not answer are left out. If one drops out
-        after the others gave their parts under masks, there is no sum: nothing can be opened.
+        The ledger does not include this. Silos that may be skipped and do not answer are left out.
+        If one drops out after the others gave their parts under masks, there is no sum: nothing can
+        be opened.
         """
         readers: dict[str, Reader] = {}
         for client in clients:
@@ -291,14 +345,30 @@ class Remote(Transport):
             except ClientMissing:
                 if not self._agreed.skips:
                     raise
-        members = tuple(replace(reader, step=0) for reader in readers.values()) if self._agreed.sealed else ()
-        data, locks = self._sealer.seal(Encoded.of(wire.encode(list(models))), "models", tuple(readers.values()))
+        members = (
+            tuple(replace(reader, step=0) for reader in readers.values())
+            if self._agreed.sealed
+            else ()
+        )
+        data, locks = self._sealer.seal(
+            Encoded.of(wire.encode(list(models))), "models", tuple(readers.values())
+        )
         messages: dict[str, Message] = {}
         for i, client in enumerate(readers):
-            changes = {"step": self._step, "lock": locks[i] if locks else None, "records": self._vouched()}
+            changes = {
+                "step": self._step,
+                "lock": locks[i] if locks else None,
+                "records": self._vouched(),
+            }
             about = {"results": results, "clients": len(clients), "members": members, "last": last}
-            messages[client] = self._courier.send(client, self._ask("evaluate", client, **about, **changes), (data,))
-        digests = tuple(custody.digest(wire.chunks(model)) for model in models) if self._agreed.keys else ()
+            messages[client] = self._courier.send(
+                client, self._ask("evaluate", client, **about, **changes), (data,)
+            )
+        digests = (
+            tuple(custody.digest(wire.chunks(model)) for model in models)
+            if self._agreed.keys
+            else ()
+        )
         found = {}
         for client, message in messages.items():
             reported = self._reported(message, len(models), results, digests, counting, last=last)
@@ -308,7 +378,14 @@ class Remote(Transport):
         return total_of(found, len(members)), shown
 
     def _reported(
-        self, message: Message, models: int, results: int, digests: tuple[str, ...], counting: Counting, *, last: bool
+        self,
+        message: Message,
+        models: int,
+        results: int,
+        digests: tuple[str, ...],
+        counting: Counting,
+        *,
+        last: bool,
     ) -> Reported | None:
         try:
             answer, body = self._courier.wait(message)
@@ -326,9 +403,15 @@ class Remote(Transport):
     def _ask(self, kind: str, client: str, **changes: Any) -> parcel.Ask:
         steps, live = self._settled
         keep = tuple(sorted(ref.key for ref in live if ref.owner == client))
-        absent = self._absences if self._full else [(step, client) for step in self._void.get(client, ())]
+        absent = (
+            self._absences
+            if self._full
+            else [(step, client) for step in self._void.get(client, ())]
+        )
         state = self._states.get(client, self._written.get(client, ""))
-        ask = parcel.Ask(kind, self._terms, state=state, settled=steps, keep=keep, absent=tuple(sorted(absent)))
+        ask = parcel.Ask(
+            kind, self._terms, state=state, settled=steps, keep=keep, absent=tuple(sorted(absent))
+        )
         return replace(ask, **changes)
 
     @property
@@ -344,15 +427,22 @@ class Remote(Transport):
     def _plan_without(self, absent: frozenset[parcel.Absence]) -> Outline | None:
         if self._planned is None or self._planned[0] != absent:
             away = absent.__contains__
-            self._planned = absent, outline(self._setup, self._agreed.clients, None, lambda *place: away(place))
+            self._planned = (
+                absent,
+                outline(self._setup, self._agreed.clients, None, lambda *place: away(place)),
+            )
         return self._planned[1]
 
     def _vouched(self) -> tuple[str, ...]:
-        """Return their owners' signed word that models are the run's result; empty if silos measure others too."""
+        """Return their owners' signed word that models are the run's result; empty if silos measure
+        others too.
+        """
         plan = self._outline
         if plan is None or not self._agreed.sealed or self._agreed.measures:
             return ()
-        return tuple(self._records.get(model, "") if isinstance(model, Ref) else "" for model in plan.models)
+        return tuple(
+            self._records.get(model, "") if isinstance(model, Ref) else "" for model in plan.models
+        )
 
     def _server(self) -> Reader:
         return Reader(SERVER, self._step, self._key)
@@ -363,8 +453,14 @@ class Remote(Transport):
         return Reader(client, step, *(found or ("", "")))
 
     def _members_of(self, request: Request) -> tuple[Reader, ...]:
-        """Return all who give a part to the sum to which a task adds one, with the keys for their masks."""
-        return tuple(self._reader(client, 0) for client in request.among) if self._agreed.sealed else ()
+        """Return all who give a part to the sum to which a task adds one, with the keys for their
+        masks.
+        """
+        return (
+            tuple(self._reader(client, 0) for client in request.among)
+            if self._agreed.sealed
+            else ()
+        )
 
     def _readers(self, ref: Ref[Any], *, server: bool = False) -> tuple[Reader, ...]:
         """Return who is going to use a value, as far as that is known."""
@@ -392,7 +488,13 @@ class Remote(Transport):
         if ref in self._asked:
             self._receive(ref)
         if not readers or any(self._slot(ref, r.name, r.step) not in self._values for r in readers):
-            ask = self._ask("value", ref.owner, key=ref.key, readers=self._sealed_for(readers), eager=bool(readers))
+            ask = self._ask(
+                "value",
+                ref.owner,
+                key=ref.key,
+                readers=self._sealed_for(readers),
+                eager=bool(readers),
+            )
             self._asked[ref] = self._courier.send(ref.owner, ask)
 
     def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock | None, memoryview]:
@@ -406,7 +508,9 @@ class Remote(Transport):
             self._order(ref, reader)
             self._receive(ref)
         if slot not in self._values:
-            raise UserError(f"silo {ref.owner} did not send {ref.key} sealed for {reader.name}: refused")
+            raise UserError(
+                f"silo {ref.owner} did not send {ref.key} sealed for {reader.name}: refused"
+            )
         return self._values[slot]
 
     def _receive(self, ref: Ref[Any]) -> None:
@@ -432,14 +536,23 @@ class Remote(Transport):
             self._states[ref.owner] = answer.state
 
     def _missed(self, ref: Ref[Any], missing: ClientMissing) -> None:
-        """Ignore all that the client did in this step. The ledger records this, and a resumed run reads it there."""
+        """Ignore all that the client did in this step. The ledger records this, and a resumed run
+        reads it there.
+        """
         client = ref.owner
         if ref in self._parts:
-            raise UserError(f"{missing} (a sum under masks opens only with the parts of all its silos)")
-        last = any(_made(ref) == (client, self._step) for ref in self._full.result) if self._full else False
+            raise UserError(
+                f"{missing} (a sum under masks opens only with the parts of all its silos)"
+            )
+        last = (
+            any(_made(ref) == (client, self._step) for ref in self._full.result)
+            if self._full
+            else False
+        )
         if last and self._agreed.sealed and self._agreed.skips:
             raise UserError(
-                f"{client} has the last hop, whose model alone the server may read: it cannot be skipped. Start it, "
+                f"{client} has the last hop, whose model alone the server may read: it cannot be "
+                "skipped. Start it, "
                 "then `ekiden resume`"
             )
         self._void.setdefault(client, set()).add(self._step)
@@ -474,7 +587,9 @@ class SiloTests:
         self._remote = remote
         self._agreed = agreed
 
-    def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool = False) -> dict[str, Any]:
+    def __call__(
+        self, model: Weights | None, personal: list[Weights], *, last: bool = False
+    ) -> dict[str, Any]:
         """Return the row of metrics, as `ekiden.engine.evaluation.TestSet` does on one machine."""
         shared = [] if model is None else [model]
         models = shared + personal
@@ -482,7 +597,9 @@ class SiloTests:
             return {}
         agreed = self._agreed
         counting = measured.counting(agreed.labels, agreed.outputs, len(models), last=last)
-        total, shown = self._remote.evaluate(agreed.clients, models, len(shared), counting, last=last)
+        total, shown = self._remote.evaluate(
+            agreed.clients, models, len(shared), counting, last=last
+        )
         row = row_of(total, shown, agreed, len(shared), counting, last=last) if total else {}
         if row and personal:
             row["consensus"] = consensus(personal)

@@ -1,4 +1,5 @@
-"""Check a run folder against what the silos signed: who trained on which values, in which order, to which model.
+"""Check a run folder against what the silos signed: who trained on which values, in which order, to
+which model.
 
 What the folder reports (sizes, counts, accuracy) is checked, too.
 """
@@ -38,7 +39,8 @@ from ekiden.transports.flower.trust.custody import Hop, Record, SignedTally, Tal
 from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
 from ekiden.transports.flower.trust.report import counting as counting_of_models
 
-_EXACT = 1e-9  # largest relative difference at which sums of the same numbers on two machines count as equal
+# largest relative difference at which sums of the same numbers on two machines count as equal
+_EXACT = 1e-9
 _SHOWN = 120
 
 
@@ -65,7 +67,9 @@ class Signed:
     tallies: tuple[Tally, ...]  # the measurements
 
 
-def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, Any]) -> Iterator[str]:
+def check_settings(
+    config: Mapping[str, Any], signed: Signed, follows: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield where config.json differs from what was signed, and from what follows from that."""
     terms = json.loads(signed.terms.text())
     expected = {name: terms[name] for name in ("sealed", "dataset", "run")}
@@ -74,7 +78,9 @@ def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[s
         **json.loads(json.dumps(follows)),
     }  # as a file has them
     digests = expected.pop("digests")
-    if not _one_shape(config.get("digests"), digests) or model_differences(config["digests"], digests):
+    if not _one_shape(config.get("digests"), digests) or model_differences(
+        config["digests"], digests
+    ):
         yield "config.json says other digests of the initial model than the signed terms give"
     for name, value in expected.items():
         if not same(config.get(name), value):
@@ -93,21 +99,30 @@ def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[s
     if not isinstance(plan, dict):
         yield "config.json has no remote_plan"
         return
-    wanted = {name: getattr(signed.terms, name) for name in ("revises", "sealed", "spelling", "data")}
+    wanted = {
+        name: getattr(signed.terms, name) for name in ("revises", "sealed", "spelling", "data")
+    }
     wanted |= {"clients": ",".join(signed.terms.clients)}
     for name, value in wanted.items():
         if not same(plan.get(name), value):
             yield f"config.json says remote_plan.{name} {_short(plan.get(name))}, the terms {_short(value)}"
-    if plan.get("absent") not in get_args(Absent) or (plan.get("absent") == "skip") != signed.terms.skips:
+    if (
+        plan.get("absent") not in get_args(Absent)
+        or (plan.get("absent") == "skip") != signed.terms.skips
+    ):
         yield f"config.json says remote_plan.absent {_short(plan.get('absent'))}, the terms skips {signed.terms.skips}"
 
 
 def check_samples(signed: Signed) -> Iterator[str]:
-    """Yield silos that trained or measured on other samples than before, or whose numbers of samples do not fit."""
+    """Yield silos that trained or measured on other samples than before, or whose numbers of
+    samples do not fit.
+    """
     known: dict[str, tuple[str, str]] = {}
     held: dict[str, tuple[int, int, int]] = {}
     said = [(h.step, h.client, h.data, f"step {h.step + 1}, {h.task}") for h in signed.hops]
-    said += [(t.step, t.client, t.data, f"the measurement after step {t.step}") for t in signed.tallies]
+    said += [
+        (t.step, t.client, t.data, f"the measurement after step {t.step}") for t in signed.tallies
+    ]
     for _, client, data, where in sorted(said, key=lambda row: row[0]):
         first, before = known.setdefault(client, (data, where))
         if data != first:
@@ -126,7 +141,9 @@ def check_samples(signed: Signed) -> Iterator[str]:
 
 def _shown(found: SiloReport, counting: Counting, tally: Tally, number: int) -> Iterator[str]:
     """Yield where a silo's own counts cannot be, from the number of its test samples."""
-    several = isinstance(counting.task, Segmentation | LanguageModelling)  # samples without labels do not count
+    several = isinstance(
+        counting.task, Segmentation | LanguageModelling
+    )  # samples without labels do not count
     for numbers in found.counts:
         split = counting.split(numbers)
         samples = int(split["samples"])
@@ -154,14 +171,21 @@ def transfers_in(folder: Path) -> list[Transfer]:
     found = []
     for number, row in enumerate(read_ledger(folder)):
         kinds = [(f.name, f.type) for f in fields(Transfer)]
-        if set(row) != {name for name, _ in kinds} or any(type(row[name]) is not kind for name, kind in kinds):
-            raise UserError(f"{folder / 'ledger.jsonl'}, line {number + 1} is not a transfer: the folder was changed")
+        if set(row) != {name for name, _ in kinds} or any(
+            type(row[name]) is not kind for name, kind in kinds
+        ):
+            raise UserError(
+                f"{folder / 'ledger.jsonl'}, line {number + 1} is not a transfer: the folder was "
+                "changed"
+            )
         found.append(Transfer(**row))
     return found
 
 
 def check_moved(found: Sequence[Transfer], plan: Outline, steps: int) -> Iterator[str]:
-    """Yield where the ledger differs from what the method moves, with the sizes that the owners signed."""
+    """Yield where the ledger differs from what the method moves, with the sizes that the owners
+    signed.
+    """
     expected = [row for row in plan.transfers if row.step < steps]
     if list(found) == expected:
         return
@@ -197,8 +221,8 @@ def check_metrics(
 ) -> Iterator[str]:
     """Yield where metrics.jsonl differs from what follows from the signed counts.
 
-    The models of the last state are None before the end, or if they cannot be read. `compute` says that silos do all
-    computation.
+    The models of the last state are None before the end, or if they cannot be read. `compute` says
+    that silos do all computation.
     """
     if len(rows) != steps:
         yield f"metrics.jsonl has {len(rows)} lines, {steps} steps are done"
@@ -211,7 +235,10 @@ def check_metrics(
         if problems:
             continue
         noted = {NOTES: row[NOTES]} if NOTES in row else {}  # nobody signs them
-        expected: dict[str, Any] = noted | {"step": step, "bytes": sum(t.bytes for t in ledger if t.step < step)}
+        expected: dict[str, Any] = noted | {
+            "step": step,
+            "bytes": sum(t.bytes for t in ledger if t.step < step),
+        }
         hops = [hop for hop in signed.hops if hop.step < step]
         sums = {"forward": sum(h.forward for h in hops), "backward": sum(h.backward for h in hops)}
         for name, least in sums.items():
@@ -223,9 +250,14 @@ def check_metrics(
             continue
         expected |= found
         for name in sorted(row.keys() | expected.keys()):
-            near = 1e-4 if name == "consensus" else _EXACT  # a sum of many squares, taken in another order elsewhere
+            near = (
+                1e-4 if name == "consensus" else _EXACT
+            )  # a sum of many squares, taken in another order elsewhere
             if name not in row or name not in expected or not same(row[name], expected[name], near):
-                there, wanted = _short(row.get(name, "nothing")), _short(expected.get(name, "nothing"))
+                there, wanted = (
+                    _short(row.get(name, "nothing")),
+                    _short(expected.get(name, "nothing")),
+                )
                 yield f"metrics.jsonl, step {step}, says {name} {there}, what silos signed gives {wanted}"
     for tally in signed.tallies:
         if not 0 < tally.step <= steps:
@@ -237,11 +269,15 @@ def check_metrics(
 
 
 def evaluated(rows: Sequence[Mapping[str, Any]], signed: Signed) -> Iterator[str]:
-    """Yield where the row of a later measurement differs from what follows from the signed reports."""
+    """Yield where the row of a later measurement differs from what follows from the signed
+    reports.
+    """
     tallies = {tally.client: tally for tally in signed.tallies}
     if missing := [client for client in signed.terms.clients if client not in tallies]:
         yield f"nobody signed what {', '.join(missing)} measured"
-    elif len(rows) != 1 or any(tally.models != (signed.terms.measures,) for tally in signed.tallies):
+    elif len(rows) != 1 or any(
+        tally.models != (signed.terms.measures,) for tally in signed.tallies
+    ):
         yield "it is not one measurement of the model that the terms name"
     else:
         found = _measured(tallies, rows[0], None, signed.terms)
@@ -254,7 +290,9 @@ def evaluated(rows: Sequence[Mapping[str, Any]], signed: Signed) -> Iterator[str
 def _incomplete(
     tallies: Mapping[str, Tally], terms: Agreement, step: int, result: ReportedModels | None
 ) -> Iterator[str]:
-    """Yield where silos did not all measure the same models, or measured models that are not the result."""
+    """Yield where silos did not all measure the same models, or measured models that are not the
+    result.
+    """
     wanted = result is not None and bool(result.digests)
     if not terms.skips and (wanted or tallies):
         for client in terms.clients:
@@ -264,7 +302,10 @@ def _incomplete(
         first = next(iter(tallies.values()))
         if (tally.models, tally.results, tally.last) != (first.models, first.results, first.last):
             yield f"{tally.client} did not measure the models that {first.client} measured after step {step}"
-        elif result is not None and (tally.models, tally.results) != (result.digests, result.results):
+        elif result is not None and (tally.models, tally.results) != (
+            result.digests,
+            result.results,
+        ):
             yield f"the models in the folder are not those that {tally.client} measured after step {step}"
         elif not _fits(tally, len(terms.clients)):
             yield f"{tally.client} measured another number of models after step {step} than the run has"
@@ -277,7 +318,10 @@ def _fits(tally: Tally, clients: int) -> bool:
 
 
 def _measured(
-    tallies: Mapping[str, Tally], row: Mapping[str, Any], result: ReportedModels | None, terms: Agreement
+    tallies: Mapping[str, Tally],
+    row: Mapping[str, Any],
+    result: ReportedModels | None,
+    terms: Agreement,
 ) -> dict[str, Any] | str:
     """Return what a step's row must say about its models, or why that is not known.
 
@@ -288,9 +332,13 @@ def _measured(
     first, reports = next(iter(tallies.values())), {name: _report(t) for name, t in tallies.items()}
     readable = {name: one for name, one in reports.items() if one is not None}
     counting, models = _counting(first, terms), len(first.models)
-    members = max((len(tallies) if one.masked else 0) for one in readable.values()) if readable else 0
+    members = (
+        max((len(tallies) if one.masked else 0) for one in readable.values()) if readable else 0
+    )
     try:
-        total = total_of({name: readable[name] for name in terms.clients if name in readable}, members)
+        total = total_of(
+            {name: readable[name] for name in terms.clients if name in readable}, members
+        )
     except (UserError, wire.WireError) as error:
         return str(error)
     if total is None or not fits(total, counting, rows(terms, models)):
@@ -320,26 +368,41 @@ def not_proven(
     config = ("hardware", "remote_plan.patience", "remote_plan.absent")
     yield Unproven(("config.json",), config, "the coordinator's own settings")
     yield Unproven(_NOTES, (), "the coordinator's own notes")
-    yield Unproven(("model.safetensors", "personal/*.safetensors"), ("metadata",), "the header, not the numbers")
+    yield Unproven(
+        ("model.safetensors", "personal/*.safetensors"),
+        ("metadata",),
+        "the header, not the numbers",
+    )
     yield Unproven(
         (),
         (),
-        "what happens within a silo: its samples, compute and right answers are its own word, the same in all records",
+        "what happens within a silo: its samples, compute and right answers are its own word, the "
+        "same in all records",
     )
     if not known:
         yield Unproven(
-            ("ledger.jsonl",), (), "the server reads values in this method: nobody signs what moved to and from it"
+            ("ledger.jsonl",),
+            (),
+            "the server reads values in this method: nobody signs what moved to and from it",
         )
         yield Unproven(
-            ("metrics.jsonl",), ("bytes", "forward", "backward"), "a sum over the ledger, and compute of the server"
+            ("metrics.jsonl",),
+            ("bytes", "forward", "backward"),
+            "a sum over the ledger, and compute of the server",
         )
-        yield Unproven(("custody.jsonl",), (), "nobody signs that no record is missing, nor what the server asked for")
+        yield Unproven(
+            ("custody.jsonl",),
+            (),
+            "nobody signs that no record is missing, nor what the server asked for",
+        )
         yield Unproven(
             ("model.safetensors", "personal/*.safetensors"),
             (),
             "what the server made of the values: silos signed only that they measured these models",
         )
-    models = [name for name in MODELS_ONLY if any(name in row for row in rows[: -1 if result else None])]
+    models = [
+        name for name in MODELS_ONLY if any(name in row for row in rows[: -1 if result else None])
+    ]
     if models:
         yield Unproven(("metrics.jsonl",), tuple(models), "of models on the way, which are gone")
     if any(NOTES in row for row in rows):
@@ -347,33 +410,55 @@ def not_proven(
     silent = [c for c in signed.terms.clients if c not in {h.client for h in signed.hops}]
     if silent:
         names = tuple(f"clients.{name}" for name in silent)
-        yield Unproven(("config.json",), names, "these silos did no task, and signed no number of samples")
+        yield Unproven(
+            ("config.json",), names, "these silos did no task, and signed no number of samples"
+        )
     if absent := [row for row in ledger if row.missing]:
         said = ", ".join(dict.fromkeys(f"{row.source} in step {row.step + 1}" for row in absent))
-        yield Unproven(("ledger.jsonl",), ("missing",), f"absent, as the ledger says and nobody signs: {said}")
-    measured: Counter[Any] = Counter(step for step, _ in {(tally.step, tally.client) for tally in signed.tallies})
+        yield Unproven(
+            ("ledger.jsonl",), ("missing",), f"absent, as the ledger says and nobody signs: {said}"
+        )
+    measured: Counter[Any] = Counter(
+        step for step, _ in {(tally.step, tally.client) for tally in signed.tallies}
+    )
     everybody = len(signed.terms.clients)
-    if signed.terms.skips and any(measured[row.get("step")] < everybody for row in rows if "loss" in row):
-        yield Unproven(("metrics.jsonl",), (), "silos that measured nothing, which nobody signs, count nothing")
+    if signed.terms.skips and any(
+        measured[row.get("step")] < everybody for row in rows if "loss" in row
+    ):
+        yield Unproven(
+            ("metrics.jsonl",), (), "silos that measured nothing, which nobody signs, count nothing"
+        )
 
 
 def _one_shape(found: Any, expected: Any) -> bool:
     """Return whether two plain values have the same keys, lengths and types."""
     if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(_one_shape(*pair) for pair in zip(found, expected, strict=True))
+        return len(found) == len(expected) and all(
+            _one_shape(*pair) for pair in zip(found, expected, strict=True)
+        )
     if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(_one_shape(found[k], expected[k]) for k in found)
+        return found.keys() == expected.keys() and all(
+            _one_shape(found[k], expected[k]) for k in found
+        )
     return type(found) is type(expected)
 
 
 def same(found: Any, expected: Any, near: float = _EXACT) -> bool:
-    """Return whether two plain values have one type and are equal, numbers up to a relative difference of `near`."""
+    """Return whether two plain values have one type and are equal, numbers up to a relative
+    difference of `near`.
+    """
     if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(same(*pair, near) for pair in zip(found, expected, strict=True))
+        return len(found) == len(expected) and all(
+            same(*pair, near) for pair in zip(found, expected, strict=True)
+        )
     if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(same(found[k], expected[k], near) for k in found)
+        return found.keys() == expected.keys() and all(
+            same(found[k], expected[k], near) for k in found
+        )
     if type(found) is float and type(expected) is float:
-        return (math.isnan(found) and math.isnan(expected)) or math.isclose(found, expected, rel_tol=near)
+        return (math.isnan(found) and math.isnan(expected)) or math.isclose(
+            found, expected, rel_tol=near
+        )
     return type(found) is type(expected) and bool(found == expected)
 
 
@@ -385,9 +470,7 @@ def sizes_of(signed: Signed) -> Callable[[Any], int]:
 
 def _transfer(row: Transfer) -> str:
     size = "missing" if row.missing else f"{row.bytes} bytes"
-    return (
-        f"step {row.step + 1}, {row.source} to {row.target} for {row.task}, {size}{f' ({row.value})' * bool(row.value)}"
-    )
+    return f"step {row.step + 1}, {row.source} to {row.target} for {row.task}, {size}{f' ({row.value})' * bool(row.value)}"
 
 
 def _short(value: Any) -> str:
@@ -395,7 +478,14 @@ def _short(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-_NOTES = ("network.jsonl", "passes.jsonl", "times.jsonl", "attempts.jsonl", "environment.json", "link.json")
+_NOTES = (
+    "network.jsonl",
+    "passes.jsonl",
+    "times.jsonl",
+    "attempts.jsonl",
+    "environment.json",
+    "link.json",
+)
 NOTES = "notes"
 MODELS_ONLY = ("consensus", "parameters")  # entries that follow from models and not from counts
 
@@ -407,13 +497,15 @@ class Verdict:
     hops: tuple[Hop, ...]  # signed tasks, in order
     wrong: tuple[str, ...]  # one line for each difference from what was signed
     unproven: tuple[Unproven, ...]  # what the folder reports and signatures cannot prove
-    result: bool  # whether the method says which of the signed values is the result, and the run has ended
+    # whether the method says which of the signed values is the result, and the run has ended
+    result: bool
 
 
 def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     """Check the folder of a run between silos, or of another run whose model silos measured.
 
-    Trusted are the public keys of the silos that `signers` names; by default those in the run's own terms.
+    Trusted are the public keys of the silos that `signers` names; by default those in the run's own
+    terms.
     """
     agreed = terms(folder)
     if not agreed.keys:  # a run on one machine
@@ -446,10 +538,14 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
         # Nobody signs the file of the state. If the method says how the run ends, that counts.
         if plan and wire.encode(state) != wire.encode(plan.end):
             wrong.append("state.safetensors is not the state in which the method ends")
-        found, problems = _models(folder, records, setup, agreed, plan.end if plan else state, initial)
+        found, problems = _models(
+            folder, records, setup, agreed, plan.end if plan else state, initial
+        )
         wrong += problems
         result = _result(found, setup) if not problems else None
-    wrong += check_metrics(rows, signed, ledger, marks, state.step, result, compute=plan is not None)
+    wrong += check_metrics(
+        rows, signed, ledger, marks, state.step, result, compute=plan is not None
+    )
     wrong += _evaluations(folder, agreed, trusted)
     unproven = [*not_proven(rows, signed, ledger, result, known=plan is not None)]
     if not ended:
@@ -470,7 +566,9 @@ def signers(folder: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in all_terms for name in each.silos))
 
 
-def _evaluations(folder: Path, agreed: Agreement, trusted: Mapping[str, str] | None) -> Iterator[str]:
+def _evaluations(
+    folder: Path, agreed: Agreement, trusted: Mapping[str, str] | None
+) -> Iterator[str]:
     """Yield what is wrong with what silos measured of the run's model after the run."""
     for file, later in evaluations(folder).items():
         _, measured, wrong = _records(file.parent)
@@ -496,7 +594,9 @@ def _follows(setup: Setup, clients: int) -> dict[str, Any]:
 
 
 def terms(folder: Path) -> Agreement:
-    """Return the terms that the silos of a run signed; without keys if the run is on one machine, and was measured."""
+    """Return the terms that the silos of a run signed; without keys if the run is on one machine,
+    and was measured.
+    """
     if read_config(folder).get("on") != "flower":
         if evaluations(folder):
             return made_by(folder)
@@ -504,23 +604,33 @@ def terms(folder: Path) -> Agreement:
     try:
         agreed = agreements.parse(read_regular(folder / AGREEMENT).decode(errors="replace"))
     except (OSError, UnicodeDecodeError):
-        raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
+        raise UserError(
+            f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
+        ) from None
     if not agreed.keys:
-        raise UserError(f"{folder} is of a run without silo keys (--insecure): nothing in it is signed")
+        raise UserError(
+            f"{folder} is of a run without silo keys (--insecure): nothing in it is signed"
+        )
     for public in agreed.keys:
         keys.check(public)
     return agreed
 
 
 def _plan(setup: Setup, signed: Signed, ledger: Sequence[Transfer]) -> Outline | None:
-    """Return what the method asks for without the clients absent in the ledger; None if that depends on values."""
-    away = {(row.step, row.source) for row in ledger if row.missing} if signed.terms.skips else set()
+    """Return what the method asks for without the clients absent in the ledger; None if that
+    depends on values.
+    """
+    away = (
+        {(row.step, row.source) for row in ledger if row.missing} if signed.terms.skips else set()
+    )
     clients = signed.terms.clients
     return outline(setup, clients, absent=lambda *place: place in away, size=sizes_of(signed))
 
 
 def _records(folder: Path) -> tuple[list[Record], list[SignedTally], list[str]]:
-    """Return the records of tasks and of measurements in order of steps, and lines about those that cannot be read."""
+    """Return the records of tasks and of measurements in order of steps, and lines about those that
+    cannot be read.
+    """
     records, measured, wrong = [], [], []
     for number, row in enumerate(read_lines(folder / custody.FILE)):
         custody.check_format(row, folder / custody.FILE)
@@ -542,7 +652,9 @@ def _other_keys(agreed: Agreement, trusted: Mapping[str, str] | None) -> Iterato
             yield f"the run knew another key of {name}, {keys.fingerprint(public)}, than you gave"
 
 
-def _unsigned(records: list[Record], measured: list[SignedTally], agreed: Agreement) -> Iterator[str]:
+def _unsigned(
+    records: list[Record], measured: list[SignedTally], agreed: Agreement
+) -> Iterator[str]:
     """Yield records that no silo of the run signed, or that belong to another run."""
     tallies, digest = set(), agreed.digest
     for one in measured:
@@ -577,7 +689,11 @@ def _broken(records: list[Record], initial: str) -> Iterator[str]:
             if found is None:
                 yield f"{_name(record.hop)}: nobody signed {taken.key} of {taken.owner}, which it took"
             elif found != taken.digest:
-                source = "the initial model" if taken.owner == EVERYONE else f"{taken.key} of {taken.owner}"
+                source = (
+                    "the initial model"
+                    if taken.owner == EVERYONE
+                    else f"{taken.key} of {taken.owner}"
+                )
                 yield f"{_name(record.hop)}: did not take {source}, but {taken.digest[:12]} in its place"
             elif hop and hop.size != taken.size:
                 yield f"{_name(record.hop)}: {taken.key} has {taken.size} bytes, {taken.owner} signed {hop.size}"
@@ -593,9 +709,13 @@ def _out_of_order(records: list[Record], plan: Outline, steps: int) -> Iterator[
         name = f"step {request.step + 1}, {request.client}, {request.task}"
         if hop is None:
             yield f"{name}: nobody signed it"
-        elif hop.task != request.task or hop.arguments != custody.digest([wire.encode(request.args)]):
+        elif hop.task != request.task or hop.arguments != custody.digest(
+            [wire.encode(request.args)]
+        ):
             yield f"{name}: was asked for something else than the method says"
-        elif [(t.owner, t.key) for t in hop.taken] != [(r.owner, r.key) for r in dict.fromkeys(refs(request.args))]:
+        elif [(t.owner, t.key) for t in hop.taken] != [
+            (r.owner, r.key) for r in dict.fromkeys(refs(request.args))
+        ]:
             yield f"{name}: did not take the values that the method says"
     for hop in signed.values():
         yield f"{_name(hop)}: the method does not ask for it"
@@ -604,7 +724,9 @@ def _out_of_order(records: list[Record], plan: Outline, steps: int) -> Iterator[
 def _models(
     folder: Path, records: list[Record], setup: Setup, agreed: Agreement, end: State, initial: str
 ) -> tuple[dict[str, Weights], list[str]]:
-    """Return the models in the folder by file, and lines about those that are not in the last state or not signed."""
+    """Return the models in the folder by file, and lines about those that are not in the last state
+    or not signed.
+    """
     signed: dict[Ref[Any], str] = {r.hop.ref: r.hop.model for r in records}
     signed[INITIAL] = initial
     build = Built(setup.method, setup.build, len(agreed.clients))
@@ -621,12 +743,17 @@ def _models(
             wrong.append(str(error))
             continue
         digest = custody.digest(wire.chunks(found[name]))
-        if digest == (signed.get(model) if isinstance(model, Ref) else custody.digest(wire.chunks(model))):
+        if digest == (
+            signed.get(model) if isinstance(model, Ref) else custody.digest(wire.chunks(model))
+        ):
             continue
         if isinstance(model, Ref) and model != INITIAL:
             wrong.append(f"{name} is not the model that {model.owner} signed as {model.key}")
         else:
-            wrong.append(f"{name} is not the {'initial model' if model == INITIAL else 'model in state.safetensors'}")
+            wrong.append(
+                f"{name} is not the "
+                f"{'initial model' if model == INITIAL else 'model in state.safetensors'}"
+            )
     for file in (*folder.glob(MODEL), *folder.glob("personal/*.safetensors")):
         if (name := file.relative_to(folder).as_posix()) not in named:
             wrong.append(f"{name} is not a result of {agreed.method}")
@@ -639,7 +766,9 @@ def _result(found: Mapping[str, Weights], setup: Setup) -> ReportedModels:
     personal = [model for name, model in found.items() if name != MODEL]
     shared = found.get(MODEL)
     parameters = len(shared.params) if shared is not None and setup.method.changes_network else None
-    return ReportedModels(digests, int(shared is not None), consensus(personal) if personal else None, parameters)
+    return ReportedModels(
+        digests, int(shared is not None), consensus(personal) if personal else None, parameters
+    )
 
 
 def _name(hop: Hop) -> str:

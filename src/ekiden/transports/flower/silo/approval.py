@@ -1,4 +1,6 @@
-"""Approval of plans: who runs a silo reads what a run would do here, and agrees to exactly that, once."""
+"""Approval of plans: who runs a silo reads what a run would do here, and agrees to exactly that,
+once.
+"""
 
 import hashlib
 import json
@@ -11,6 +13,7 @@ from pathlib import Path
 from ekiden.base.checks import plain
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
+from ekiden.base.outside import summary_of
 from ekiden.base.settings import Hardware
 from ekiden.transports.flower.silo import policy
 from ekiden.transports.flower.silo.silo_file import SiloFile
@@ -27,15 +30,22 @@ _LONG = 160  # characters of a value that are shown
 
 
 def digest(file: SiloFile, terms: Agreement) -> str:
-    """Return the digest that names a plan at a silo: all terms but the run's id, and the SuperLink that sent them."""
+    """Return the digest that names a plan at a silo: all terms but the run's id, and the SuperLink
+    that sent them.
+    """
     certificate = file.beside(file.link.certificate) if file.link.certificate else None
-    link = hashlib.sha256(certificate.read_bytes()).hexdigest() if certificate and certificate.is_file() else ""
+    link = (
+        hashlib.sha256(certificate.read_bytes()).hexdigest()
+        if certificate and certificate.is_file()
+        else ""
+    )
     text = json.dumps([replace(terms, run=_NO_RUN).text(), file.link.address, link])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check(file: SiloFile, terms: Agreement) -> None:
-    """Refuse a run whose plan nobody approved here, if the silo's file wants that; keep the plan to be read.
+    """Refuse a run whose plan nobody approved here, if the silo's file wants that; keep the plan to
+    be read.
 
     A plan of a method with a table [allow.METHOD] is approved by that rule.
     """
@@ -46,13 +56,16 @@ def check(file: SiloFile, terms: Agreement) -> None:
         return
     _wait(file, terms, plan)
     raise UserError(
-        f"nobody at {file.name} has approved this plan: who runs it reads the plan by `ekiden silo approve silo.toml`, "
-        f"and agrees to one run of it by `ekiden silo approve silo.toml {plan}`; then start the run again"
+        f"nobody at {file.name} has approved this plan: who runs it reads the plan by `ekiden silo "
+        "approve silo.toml`, "
+        f"and agrees to one run of it by `ekiden silo approve silo.toml {plan}`; then start the "
+        "run again"
     )
 
 
 def take(file: SiloFile, terms: Agreement) -> None:
-    """Use the approval for the run of these terms, at its first task: no other run has it afterwards.
+    """Use the approval for the run of these terms, at its first task: no other run has it
+    afterwards.
 
     A run that another silo refuses has no task, so approvals stay until all silos agree.
     """
@@ -62,7 +75,9 @@ def take(file: SiloFile, terms: Agreement) -> None:
     try:
         os.rename(_plans(file) / f"{plan}.{_APPROVED}", _run(file, terms))
     except FileNotFoundError:
-        raise UserError(f"another run has used the approval that {file.name} gave to this plan: ask again") from None
+        raise UserError(
+            f"another run has used the approval that {file.name} gave to this plan: ask again"
+        ) from None
 
 
 def waiting(file: SiloFile) -> Iterator[tuple[str, Agreement]]:
@@ -81,7 +96,10 @@ def approve(file: SiloFile, plan: str) -> Agreement:
     """Agree to one run of the plan with this digest, and return its terms."""
     path = _plans(file) / f"{plan}.json"
     if not plan.isalnum() or not path.exists():
-        raise UserError(f"no plan {plan[:80]!r} waits at {file.name}: `ekiden silo approve silo.toml` lists them")
+        raise UserError(
+            f"no plan {plan[:80]!r} waits at {file.name}: `ekiden silo approve silo.toml` lists "
+            "them"
+        )
     terms = _read(file, path)
     os.rename(path, path.with_suffix(f".{_APPROVED}"))
     return terms
@@ -90,7 +108,7 @@ def approve(file: SiloFile, plan: str) -> Agreement:
 def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
     """Return everything that a plan says, in words; long texts with their digest."""
     recipe, method = terms.recipe, terms.recipe.method
-    about = (type(method).__doc__ or "").strip().split("\n")[0]
+    about = summary_of(type(method))
     lines = {
         "what": f"measure the model {terms.measures}, train nothing" if terms.measures else "train",
         "measured on": "validation samples" if terms.validation else "test samples",
@@ -100,8 +118,12 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         "hyperparameters": _pairs(plain(method)),
         "training": _pairs(plain(recipe.training)),
         "differential privacy": recipe.dp or "none",
-        "network": _pairs({name: getattr(recipe, name) for name in ("model", "pretrained", "train", "seed")}),
-        "measured": _pairs({name: getattr(recipe, name) for name in ("metric", "evaluate_every", "evaluate_on")}),
+        "network": _pairs(
+            {name: getattr(recipe, name) for name in ("model", "pretrained", "train", "seed")}
+        ),
+        "measured": _pairs(
+            {name: getattr(recipe, name) for name in ("metric", "evaluate_every", "evaluate_on")}
+        ),
         "silos": ", ".join(terms.clients) or "not named",
         **{f"key of {name}": keys.fingerprint(key) for name, key in terms.silos.items()},
         "hand-offs": "sealed" if terms.sealed else "NOT SEALED: the coordinator can read them",
@@ -109,10 +131,14 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         "coordinator reads": _read_by_server(file, terms),
         "data set": terms.data or "the only one",
         "samples": f"{terms.dataset}: shape {terms.shape}, {len(terms.classes)} classes",
-        "read as": _pairs({name: getattr(terms, name) for name in ("classes", "mean", "std", "augment", "inputs")}),
+        "read as": _pairs(
+            {name: getattr(terms, name) for name in ("classes", "mean", "std", "augment", "inputs")}
+        ),
         "labels": _pairs({name: getattr(terms, name) for name in ("task", "spelling", "schema")}),
         "own values": terms.values or "none",
-        "replaces": terms.revision.told() + f" ({_brief(terms.revises)})" if terms.revision else "no run",
+        "replaces": terms.revision.told() + f" ({_brief(terms.revises)})"
+        if terms.revision
+        else "no run",
         "code": terms.version,
         "coordinator at": file.link.address or "not named",
     }
@@ -157,7 +183,10 @@ def _wait(file: SiloFile, terms: Agreement, plan: str) -> None:
     if path.exists():
         return
     if sum(1 for _ in folder.glob("*.json")) >= _MOST:
-        raise UserError(f"{_MOST} plans wait for approval at {file.name}: remove those in {folder} that nobody wants")
+        raise UserError(
+            f"{_MOST} plans wait for approval at {file.name}: remove those in {folder} that nobody "
+            "wants"
+        )
     write(path, [replace(terms, run=_NO_RUN).text().encode()])
     path.chmod(0o600)
 
@@ -166,7 +195,9 @@ def _read(file: SiloFile, path: Path) -> Agreement:
     """Return the terms of a plan that waits."""
     terms = agreements.parse(path.read_text(encoding="utf-8"))
     if digest(file, terms) != path.stem:
-        raise UserError(f"{path} is not the plan of that name, or came from another SuperLink: remove it")
+        raise UserError(
+            f"{path} is not the plan of that name, or came from another SuperLink: remove it"
+        )
     return terms
 
 
@@ -180,6 +211,8 @@ def _brief(value: object) -> str:
 
 
 def _line(text: str, most: int = 100_000) -> str:
-    """Return a text on one line; if anything of it is not shown, its digest says that it is another text."""
+    """Return a text on one line; if anything of it is not shown, its digest says that it is another
+    text.
+    """
     line = said(text, most)
     return line if line == text else f"{line} (SHA-256 {hashlib.sha256(text.encode()).hexdigest()})"

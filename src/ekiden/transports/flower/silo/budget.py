@@ -1,4 +1,5 @@
-"""What a silo has told about its samples under differential privacy, over all runs; checked before it tells more.
+"""What a silo has told about its samples under differential privacy, over all runs; checked before
+it tells more.
 
 The silo computes ε itself, from what it is asked to train and from its own number of samples.
 """
@@ -20,8 +21,8 @@ from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust.agreement import Agreement
 
 FILE = "privacy.jsonl"
-"""file in the silo's folder: a line for each training with noise, written before it begins, and for each release of
-noisy sums, written before it leaves; never changed"""
+"""file in the silo's folder: a line for each training with noise, written before it begins, and for
+each release of noisy sums, written before it leaves; never changed"""
 _SECRET = "noise.key"
 _SLACK = 1 + 1e-9
 
@@ -48,12 +49,14 @@ class LedgerLine(Checked):
 def check(file: SiloFile, terms: Agreement) -> None:
     """Refuse a run that the silo's limits on ε over all runs, and on who adds noise, do not admit.
 
-    Noisy sums leave nothing out (`min_active`), and the average of many runs has little noise, as one with a large ε.
+    Noisy sums leave nothing out (`min_active`), and the average of many runs has little noise, as
+    one with a large ε.
     """
     dp = DP.parse(terms.recipe.dp)
     if dp is not None and dp.honest > file.limits.honest:
         raise UserError(
-            f"the run shares noise among {dp.honest} silos, {file.name} allows {file.limits.honest} "
+            f"the run shares noise among {dp.honest} silos, {file.name} allows "
+            f"{file.limits.honest} "
             "(limits.honest in its silo.toml)"
         )
     if terms.measures:
@@ -61,13 +64,15 @@ def check(file: SiloFile, terms: Agreement) -> None:
     if file.limits.epsilon is None:
         if dp is not None and terms.recipe.method.traits.releases and file.limits.min_active:
             raise UserError(
-                f"sums with noise leave no few samples out, so {file.name} gives them only if it bounds them over all "
+                f"sums with noise leave no few samples out, so {file.name} gives them only if it "
+                "bounds them over all "
                 "runs: set limits.epsilon in its silo.toml, or leave out --dp"
             )
         return
     if dp is None:
         raise UserError(
-            f"the run trains without noise, {file.name} allows epsilon {file.limits.epsilon:g} over all runs: give "
+            f"the run trains without noise, {file.name} allows epsilon {file.limits.epsilon:g} "
+            "over all runs: give "
             "--dp (limits.epsilon in its silo.toml)"
         )
     _check_runs(file, terms.run, dp, _read(file.folder / FILE))
@@ -77,9 +82,10 @@ def check(file: SiloFile, terms: Agreement) -> None:
 class LedgerKeeper:
     """Has the secret randomness of one task at a silo, and writes down what it tells.
 
-    The noise depends on a secret of the silo, so that a coordinator who knows the seed does not know the noise. It also
-    depends on all that the task got. So the same task has the same noise again after a crash, and another one, which
-    could cancel the first, has its own noise and is counted.
+    The noise depends on a secret of the silo, so that a coordinator who knows the seed does not
+    know the noise. It also depends on all that the task got. So the same task has the same noise
+    again after a crash, and another one, which could cancel the first, has its own noise and is
+    counted.
     """
 
     file: SiloFile  # the silo's own file
@@ -88,7 +94,9 @@ class LedgerKeeper:
     task: str  # its place in the run, and a digest of everything that it got
 
     def key(self, fit: int, spent: Spent, *, note: bool = True) -> bytes:
-        """Return the key of the noise of a fit, with `note` once it is written down that it is spent."""
+        """Return the key of the noise of a fit, with `note` once it is written down that it is
+        spent.
+        """
         secret = write_once(self.folder / _SECRET, secrets.token_bytes(32))
         key = hashlib.blake2b(f"{self.task} {fit}".encode(), key=secret, digest_size=32).digest()
         mark = hashlib.blake2b(key, digest_size=16).hexdigest()
@@ -103,8 +111,10 @@ class LedgerKeeper:
             found = composed([*(line.spent for line in mine), spent], dp.delta)
             if found > dp.epsilon * _SLACK:
                 raise UserError(
-                    f"run {self.terms.run} has trained at {self.file.name} as often as epsilon {dp.epsilon:g} allows, "
-                    f"and asks for more ({found:.3g}): start a new run ({ledger} says what was spent)"
+                    f"run {self.terms.run} has trained at {self.file.name} as often as epsilon "
+                    f"{dp.epsilon:g} allows, "
+                    f"and asks for more ({found:.3g}): start a new run ({ledger} says what was "
+                    "spent)"
                 )
             _check_runs(self.file, self.terms.run, dp, lines)
             if note:
@@ -122,27 +132,34 @@ def spend(file: SiloFile, dp: DP, spent: Spent) -> None:
 
 
 def _line(run: str, dp: DP, mark: str, spent: Spent) -> LedgerLine:
-    return LedgerLine(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", run, dp.epsilon, dp.delta, mark, **asdict(spent))
+    return LedgerLine(
+        f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", run, dp.epsilon, dp.delta, mark, **asdict(spent)
+    )
 
 
 def _check_runs(file: SiloFile, run: str, dp: DP, lines: Sequence[LedgerLine]) -> None:
     """Refuse a run with which all runs together would promise less than the silo's file allows."""
     if file.limits.epsilon is None:
         return
-    others = {line.run: line for line in sorted(lines, key=lambda line: line.epsilon) if line.run != run}.values()
+    others = {
+        line.run: line for line in sorted(lines, key=lambda line: line.epsilon) if line.run != run
+    }.values()
     for name, before, own, most in (
         ("epsilon", sum(line.epsilon for line in others), dp.epsilon, file.limits.epsilon),
         ("delta", sum(line.delta for line in others), dp.delta, file.limits.delta),
     ):
         if before + own > most * _SLACK:
             raise UserError(
-                f"{file.name} has promised {name} {before:g} in {len(others)} earlier runs and allows {most:g} over "
+                f"{file.name} has promised {name} {before:g} in {len(others)} earlier runs and "
+                f"allows {most:g} over "
                 f"all runs, this one wants {own:g}: lower it (limits.{name} in its silo.toml)"
             )
 
 
 def _read(ledger: Path) -> list[LedgerLine]:
-    """Return the ledger's lines. What a crash left unfinished at its end was not spent: training had not begun."""
+    """Return the ledger's lines. What a crash left unfinished at its end was not spent: training
+    had not begun.
+    """
     try:
         text = ledger.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -154,7 +171,9 @@ def _read(ledger: Path) -> list[LedgerLine]:
         try:
             lines.append(made(LedgerLine, json.loads(line)))
         except (ValueError, UserError) as error:
-            raise UserError(f"{ledger}, line {number} is damaged ({error}): restore it from a backup") from None
+            raise UserError(
+                f"{ledger}, line {number} is damaged ({error}): restore it from a backup"
+            ) from None
     return lines
 
 

@@ -1,4 +1,6 @@
-"""Which rows a silo has told sums of, in a file or in a run: two sums, subtracted, show the few rows that differ."""
+"""Which rows a silo has told sums of, in a file or in a run: two sums, subtracted, show the few
+rows that differ.
+"""
 
 import json
 import os
@@ -18,7 +20,8 @@ from ekiden.data.kinds import Table
 from ekiden.data.samples import ClientData, Dataset, Subset
 from ekiden.transports.flower.trust.masking import Members, nearly_cancelled
 
-FILE = "told.jsonl"  # file in the silo's folder: a line for each sum of columns that it told, never changed
+# file in the silo's folder: a line for each sum of columns that it told, never changed
+FILE = "told.jsonl"
 _SALT = "told.salt"
 _SUMMED = "summed"  # folder in the silo's folder: hashes of the rows in sums of runs
 
@@ -27,7 +30,8 @@ _SUMMED = "summed"  # folder in the silo's folder: hashes of the rows in sums of
 class ToldSums(Checked):
     """A line of the file."""
 
-    # for each column and label, how many rows have a value with this keyed hash (16 bits). Two columns differ in at
+    # for each column and label, how many rows have a value with this keyed hash (16 bits). Two
+    # columns differ in at
     # least as many values as these counts do.
     columns: Mapping[str, Mapping[str, CountOrZero]]
     times: tuple[float, ...] = ()  # between which events were counted
@@ -35,7 +39,8 @@ class ToldSums(Checked):
     def apart(self, other: "ToldSums") -> tuple[int, ...]:
         """Return for each column of both by how many values the two differ at least.
 
-        A column in which most values differ was written in another way: of it only the numbers of values are compared.
+        A column in which most values differ was written in another way: of it only the numbers of
+        values are compared.
         """
         found = []
         for name in sorted(self.columns.keys() & other.columns.keys()):
@@ -47,10 +52,11 @@ class ToldSums(Checked):
 
 
 def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -> None:
-    """Note that sums of a client's training rows are told, with events between times, or refuse that.
+    """Note that sums of a client's training rows are told, with events between times, or refuse
+    that.
 
-    Refused are sums from which earlier ones differ in fewer than `dataset.least` values of a column, or sums of these
-    rows between other times.
+    Refused are sums from which earlier ones differ in fewer than `dataset.least` values of a
+    column, or sums of these rows between other times.
     """
     file = folder / FILE
     salt = _salt(folder, file)
@@ -68,27 +74,36 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
             else:
                 continue
             raise UserError(
-                f"sums of these rows were reported before, {what}; use the file that was made then, or wait for "
-                f"{dataset.least} more rows (data.min_count). If nobody read that file, remove {file}"
+                f"sums of these rows were reported before, {what}; use the file that was made "
+                "then, or wait for "
+                f"{dataset.least} more rows (data.min_count). If nobody read that file, remove "
+                f"{file}"
             )
         if now not in before and (name := _combined(now, before, dataset.least)):
             raise UserError(
-                f"earlier sums, added and subtracted, leave fewer than {dataset.least} values of {name!r} in these: "
-                f"that would show them; use a file that was made then. If nobody read one of those, remove {file}"
+                f"earlier sums, added and subtracted, leave fewer than {dataset.least} values of "
+                f"{name!r} in these: "
+                "that would show them; use a file that was made then. If nobody read one of "
+                f"those, remove {file}"
             )
         if now not in before:
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as out:
+            with open(
+                os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8"
+            ) as out:
                 out.write(json.dumps(asdict(now), separators=(",", ":")) + "\n")
                 out.flush()
                 os.fsync(out.fileno())
 
 
 def _combined(now: ToldSums, before: Sequence[ToldSums], least: int) -> str:
-    """Return a column of which few values are left if two or three earlier sums are combined with these; else ""."""
+    """Return a column of which few values are left if two or three earlier sums are combined with
+    these; else "".
+    """
     for name in now.columns:
         sums = [one.columns[name] for one in (now, *before) if name in one.columns]
         own, *earlier = (
-            np.repeat(np.array([int(text, 16) for text in counts], "<u8"), [*counts.values()]) for counts in sums
+            np.repeat(np.array([int(text, 16) for text in counts], "<u8"), [*counts.values()])
+            for counts in sums
         )
         if any(len(places) > 1 for places, _ in nearly_cancelled(own, earlier, least)):
             return name
@@ -96,9 +111,11 @@ def _combined(now: ToldSums, before: Sequence[ToldSums], least: int) -> str:
 
 
 def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
-    """Note that a run sums over these rows, which are "training" rows or of another kind, or refuse that.
+    """Note that a run sums over these rows, which are "training" rows or of another kind, or refuse
+    that.
 
-    Refused are rows that an earlier run, or a combination of up to three, summed over except for fewer than `least`.
+    Refused are rows that an earlier run, or a combination of up to three, summed over except for
+    fewer than `least`.
     """
     kept = folder / _SUMMED / kind
     now = _hashes(folder, kept, part)
@@ -107,11 +124,13 @@ def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
         return
     files = sorted(kept.iterdir())
     earlier = [np.frombuffer(file.read_bytes(), "<u8") for file in files]
-    # Rows that were scaled or coded in another way are all different, and a few more of them still show.
+    # Rows that were scaled or coded in another way are all different, and a few more of them still
+    # show.
     recoded = [
         (place,)
         for place, one in enumerate(earlier)
-        if 0 < abs(len(now) - len(one)) < least and 2 * len(np.intersect1d(now, one)) < min(len(now), len(one))
+        if 0 < abs(len(now) - len(one)) < least
+        and 2 * len(np.intersect1d(now, one)) < min(len(now), len(one))
     ]
     for places in (*recoded, *(places for places, _ in nearly_cancelled(now, earlier, least))):
         before = [files[place] for place in places]
@@ -119,17 +138,22 @@ def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
         if len(before) > 1:
             what = f"{len(before)} earlier runs, added and subtracted, leave fewer than {least} {kind} samples: that"
         raise UserError(
-            f"{what} would show these. Wait for more, use the earlier samples, or set differences = true under "
-            f"[limits] in silo.toml; if no earlier run has ended, remove {' '.join(map(str, before))}"
+            f"{what} would show these. Wait for more, use the earlier samples, or set differences "
+            "= true under "
+            "[limits] in silo.toml; if no earlier run has ended, remove "
+            f"{' '.join(map(str, before))}"
         )
     write_once(kept / name, now.tobytes())
 
 
-def note_sums(folder: Path, part: Subset, features: str, numbers: int, most: int, least: int) -> None:
+def note_sums(
+    folder: Path, part: Subset, features: str, numbers: int, most: int, least: int
+) -> None:
     """Note that a run sums these features over training rows, or refuse that.
 
-    Equations of several runs together determine rows that those of one run do not. So all runs that share more than
-    half of their rows, or have nearly the same number, tell `most` numbers together. The same sums again tell nothing.
+    Equations of several runs together determine rows that those of one run do not. So all runs that
+    share more than half of their rows, or have nearly the same number, tell `most` numbers
+    together. The same sums again tell nothing.
 
     Args:
         folder: the silo's folder.
@@ -153,16 +177,21 @@ def note_sums(folder: Path, part: Subset, features: str, numbers: int, most: int
                 told += int(other.name.rsplit("-", 1)[1])
         if told and told + numbers > most:
             raise UserError(
-                f"earlier runs told {told:,} sums of these samples, this one would tell {numbers:,} more, and together "
-                f"more than {most:,} show them: give the seed and the features of an earlier run, or a --width with "
-                f"{max(most - told, 0):,} sums at most (D(D + 1)/2 + KD), or set differences = true under [limits] in "
+                f"earlier runs told {told:,} sums of these samples, this one would tell "
+                f"{numbers:,} more, and together "
+                f"more than {most:,} show them: give the seed and the features of an earlier run, "
+                "or a --width with "
+                f"{max(most - told, 0):,} sums at most (D(D + 1)/2 + KD), or set differences = "
+                "true under [limits] in "
                 f"silo.toml; if no earlier run has ended, empty {kept}"
             )
         write_once(file, now.tobytes())
 
 
 def _hashes(folder: Path, kept: Path, part: Subset) -> Members:
-    """Return keyed hashes (n,) of rows and labels, in order; `kept` is the folder with those of earlier runs."""
+    """Return keyed hashes (n,) of rows and labels, in order; `kept` is the folder with those of
+    earlier runs.
+    """
     salt = _salt(folder, kept)
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     rows = sorted(
@@ -180,14 +209,23 @@ def _salt(folder: Path, needs: Path) -> bytes:
     """Return the silo's secret, which `needs` cannot be read without."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if needs.exists() and not (folder / _SALT).exists():
-        raise UserError(f"{needs} cannot be read without {folder / _SALT}: restore that from a backup")
+        raise UserError(
+            f"{needs} cannot be read without {folder / _SALT}: restore that from a backup"
+        )
     return write_once(folder / _SALT, secrets.token_bytes(32))
 
 
 def _columns(client: ClientData, dataset: Dataset, salt: bytes) -> dict[str, dict[str, int]]:
     """Return the counts of `ToldSums`."""
-    table, x, labels = Table.of(dataset.inputs), client.train.x, client.train.y.reshape(len(client.train.y), -1)
-    values = {name: x[:, k].double().numpy() + 0.0 for k, name in enumerate((*table.numeric, *table.categorical))}
+    table, x, labels = (
+        Table.of(dataset.inputs),
+        client.train.x,
+        client.train.y.reshape(len(client.train.y), -1),
+    )
+    values = {
+        name: x[:, k].double().numpy() + 0.0
+        for k, name in enumerate((*table.numeric, *table.categorical))
+    }
     values |= {f"label {k}": labels[:, k].double().numpy() + 0.0 for k in range(labels.shape[1])}
     codes = dict(zip(table.categorical, table.vocabularies, strict=True))
 

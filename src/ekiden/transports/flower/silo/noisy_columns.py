@@ -1,9 +1,10 @@
-"""Sums of a silo's columns under differential privacy: bounds from the study's schema, and noise in whole numbers.
+"""Sums of a silo's columns under differential privacy: bounds from the study's schema, and noise in
+whole numbers.
 
-A row adds (1, u, u²) to the sums of each column of numbers, where u in [-1, 1] is its value between the schema's
-bounds, or 1 to the count of missing values; and 1 to the count of one category of each other column. So it moves all
-sums together by a vector no longer than √(3·numbers + others), and one discrete Gaussian
-(`ekiden.training.private`) hides that.
+A row adds (1, u, u²) to the sums of each column of numbers, where u in [-1, 1] is its value between
+the schema's bounds, or 1 to the count of missing values; and 1 to the count of one category of each
+other column. So it moves all sums together by a vector no longer than √(3·numbers + others), and
+one discrete Gaussian (`ekiden.training.private`) hides that.
 """
 
 import json
@@ -31,34 +32,53 @@ _LABEL = target("")
 
 
 def sums(file: SiloFile, dp: DP) -> ColumnSums:
-    """Return what the silo reports about its training rows, with noise, once it is written down that ε is spent.
+    """Return what the silo reports about its training rows, with noise, once it is written down
+    that ε is spent.
 
     Raises:
         UserError: there is no schema that bounds every column, or the silo's limits do not admit ε.
     """
     if dp.honest > 1 or dp.clip != DP(dp.epsilon).clip:
-        raise UserError("--dp of sums of columns has epsilon and delta alone: the schema bounds the rows")
+        raise UserError(
+            "--dp of sums of columns has epsilon and delta alone: the schema bounds the rows"
+        )
     if file.data.fingerprints:
-        raise UserError(f"{file.path}: fingerprints show rows, noise or not: leave out data.fingerprints")
+        raise UserError(
+            f"{file.path}: fingerprints show rows, noise or not: leave out data.fingerprints"
+        )
     dataset, client = file.unscaled()
     if not file.schema:
-        raise UserError(f"{file.path}: noise needs the bounds of all columns: name the study's schema by data.schema")
+        raise UserError(
+            f"{file.path}: noise needs the bounds of all columns: name the study's schema by "
+            "data.schema"
+        )
     numbers, names = _columns(dataset, client, schemas.parsed(json.loads(file.schema)))
     spent = planned_sums(dp, len(client.train), file.name)
     norm = math.sqrt(3 * len(numbers) + len(names)) * _GRID
     deviation = math.ceil(math.sqrt(spent.noise**2 * norm**2 + ROUNDED))
-    parts = [*(column.sums() for column in numbers.values()), *(column.sums() for column in names.values())]
+    parts = [
+        *(column.sums() for column in numbers.values()),
+        *(column.sums() for column in names.values()),
+    ]
     budget.spend(file, dp, spent)
     drawn = Draw(Noise(secrets.token_bytes(32))).gaussian(deviation, sum(map(len, parts))).numpy()
-    noisy = np.split((np.concatenate(parts) + drawn) / _GRID, np.cumsum([len(part) for part in parts])[:-1])
+    noisy = np.split(
+        (np.concatenate(parts) + drawn) / _GRID, np.cumsum([len(part) for part in parts])[:-1]
+    )
     least = max(dataset.least, math.ceil(_SURE * deviation / _GRID))
-    moments, missing, categories = dict[str, ColumnMoments](), dict[str, int](), dict[str, dict[str, int]]()
+    moments, missing, categories = (
+        dict[str, ColumnMoments](),
+        dict[str, int](),
+        dict[str, dict[str, int]](),
+    )
     for (name, column), told in zip(numbers.items(), noisy, strict=False):
         moments[name] = column.moments(told[1:], least, deviation / _GRID)
         if not name.startswith(_LABEL):
             missing[name] = _rows(told[0], least)
     for (name, others), told in zip(names.items(), noisy[len(numbers) :], strict=True):
-        counts = {category: _rows(n, least) for category, n in zip(others.allowed, told, strict=True)}
+        counts = {
+            category: _rows(n, least) for category, n in zip(others.allowed, told, strict=True)
+        }
         categories[name] = {category: n for category, n in counts.items() if n}
     table, classes = Table.of(dataset.inputs), categories.pop(_LABEL, {})
     return ColumnSums(moments, missing, categories, table.dates, table.missing, file.name, classes)
@@ -88,9 +108,11 @@ class _NumberColumn:
         return found
 
     def moments(self, told: Numbers, least: int, deviation: float) -> ColumnMoments:
-        """Return moments that values between the bounds can have, from their noisy number, Σu and Σu².
+        """Return moments that values between the bounds can have, from their noisy number, Σu and
+        Σu².
 
-        A spread that noise hides is as large as the noise. Of fewer than `least` values nothing is told.
+        A spread that noise hides is as large as the noise. Of fewer than `least` values nothing is
+        told.
         """
         count = _rows(told[0], least)
         if not count:
@@ -113,14 +135,18 @@ class _NameColumn:
 
     def sums(self) -> Numbers:
         """Return the rows of each allowed category, in units of 1/1024."""
-        found: Numbers = np.array([_GRID * float(self.values.count(category)) for category in self.allowed])
+        found: Numbers = np.array(
+            [_GRID * float(self.values.count(category)) for category in self.allowed]
+        )
         return found
 
 
 def _columns(
     dataset: Dataset, client: ClientData, schema: Schema
 ) -> tuple[dict[str, _NumberColumn], dict[str, _NameColumn]]:
-    """Return the columns and labels of a silo's training rows as `ColumnSums` names them; `_LABEL` are classes."""
+    """Return the columns and labels of a silo's training rows as `ColumnSums` names them; `_LABEL`
+    are classes.
+    """
     table, x, y = Table.of(dataset.inputs), client.train.x.double().numpy(), client.train.y
     numbers = {name: x[:, k] for k, name in enumerate(table.numeric)}
     if isinstance(dataset.task, ScaledTask):
@@ -128,30 +154,42 @@ def _columns(
         numbers |= {target(name): measured[:, k] for k, name in enumerate(dataset.classes)}
     names = {
         name: [("", *known)[int(code)] for code in x[:, k]]
-        for k, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), len(table.numeric))
+        for k, (name, known) in enumerate(
+            zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)
+        )
     }
     bounds = {name: schema.columns[name.removeprefix(_LABEL)] for name in numbers}
     allowed = {name: schema.columns[name].categories for name in names}
     if isinstance(dataset.task, Classification):
         names[_LABEL] = [dataset.classes[k] for k in y.tolist()]
         allowed[_LABEL] = schema.classes or ()
-    lacking = [name for name, column in bounds.items() if column.least is None or column.most is None]
+    lacking = [
+        name for name, column in bounds.items() if column.least is None or column.most is None
+    ]
     if lacking or not all(allowed.values()):
-        shown = [name.removeprefix(_LABEL) or "label" for name in (*lacking, *(n for n, c in allowed.items() if not c))]
+        shown = [
+            name.removeprefix(_LABEL) or "label"
+            for name in (*lacking, *(n for n, c in allowed.items() if not c))
+        ]
         raise UserError(
-            f"noise hides a row only between known bounds: give least and most, or categories, of {listed(shown)} in "
+            "noise hides a row only between known bounds: give least and most, or categories, of "
+            f"{listed(shown)} in "
             "the schema"
         )
     return (
         {
             name: _NumberColumn(
-                values, column.number(column.least), column.number(column.most) + (column.kind == "date")
+                values,
+                column.number(column.least),
+                column.number(column.most) + (column.kind == "date"),
             )
             for (name, values), column in zip(numbers.items(), bounds.values(), strict=True)
             if column.least is not None and column.most is not None
         },
         {
-            name: _NameColumn(tuple(values), allowed[name] if name == _LABEL else ("", *allowed[name]))
+            name: _NameColumn(
+                tuple(values), allowed[name] if name == _LABEL else ("", *allowed[name])
+            )
             for name, values in names.items()
         },
     )

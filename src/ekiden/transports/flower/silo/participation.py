@@ -1,4 +1,6 @@
-"""A run that a silo agreed to take part in: its terms, its limits, its log, and all that its tasks need here."""
+"""A run that a silo agreed to take part in: its terms, its limits, its log, and all that its tasks
+need here.
+"""
 
 import hashlib
 import json
@@ -40,7 +42,9 @@ log = logging.getLogger("ekiden")
 TERMS = "terms.json"  # file in a run's folder with the terms to which the run is bound
 _COUNT = "requests"
 _DATA = "data"
-_ARGUMENT_BYTES = 64  # Largest size of arguments, in largest models: a gossip task gets its neighbours' models
+_ARGUMENT_BYTES = (
+    64  # Largest size of arguments, in largest models: a gossip task gets its neighbours' models
+)
 _SEALING_KEY = "sealing.key"
 
 
@@ -48,7 +52,9 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
     """Append a line with the time; text from other parties cannot break the line."""
     file = folder / FILE
     now = datetime.now(UTC)
-    safe = "".join(c if c.isprintable() else "?" for c in f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")[: _LONGEST // 4]
+    safe = "".join(c if c.isprintable() else "?" for c in f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")[
+        : _LONGEST // 4
+    ]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(lock_file(file)):
@@ -62,18 +68,27 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
                 who, until = (f"run {run}", "") if run else ("requests of no run", " today")
                 safe = f"{now:%Y-%m-%dT%H:%M:%SZ} {who}: too many lines, further ones are left out{until}"
                 size = most + 1
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as out:
+            with open(
+                os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8"
+            ) as out:
                 out.write(f"{safe} {_digest(_last(file), safe)}\n")
-            days = {name: size for name, size in written.items() if "-" not in name or name == today}
+            days = {
+                name: size for name, size in written.items() if "-" not in name or name == today
+            }
             write(folder / _SIZES, [json.dumps({**days, peer: size}).encode()], sync=False)
     except OSError as error:  # a full disk must not keep the silo from reporting it
         log.warning("cannot write %s: %s", file, error.strerror)
 
 
 def log_changed(folder: Path) -> int | None:
-    """Return the number of the first line of the log that was changed, or does not follow the one before; else None."""
+    """Return the number of the first line of the log that was changed, or does not follow the one
+    before; else None.
+    """
     before = ""
-    with suppress(FileNotFoundError), open(folder / FILE, encoding="utf-8", errors="replace") as lines:
+    with (
+        suppress(FileNotFoundError),
+        open(folder / FILE, encoding="utf-8", errors="replace") as lines,
+    ):
         for number, line in enumerate(lines, 1):
             text, _, found = line.rstrip("\n").rpartition(" ")
             if found != _digest(before, text):
@@ -121,21 +136,30 @@ class Admission:
 
     @property
     def bound(self) -> bool:
-        """Whether the run is bound to terms. A folder alone says nothing: all checks come before this."""
+        """Whether the run is bound to terms. A folder alone says nothing: all checks come before
+        this.
+        """
         return (self.folder / TERMS).exists()
 
     def check(self) -> None:
-        """Refuse terms that differ from those to which the run is bound, if it is; store nothing."""
+        """Refuse terms that differ from those to which the run is bound, if it is; store
+        nothing.
+        """
         file = self.folder / TERMS
         if self.bound and file.read_bytes() != self._terms.text().encode():
-            raise UserError(f"run {self._terms.run} has other terms at {self._name} ({file}): start a new run")
+            raise UserError(
+                f"run {self._terms.run} has other terms at {self._name} ({file}): start a new run"
+            )
 
     def check_data(self, fingerprint: str) -> None:
-        """Refuse to continue with other samples or labels than those with which the run began here."""
+        """Refuse to continue with other samples or labels than those with which the run began
+        here.
+        """
         file = self.folder / _DATA
         if write_once(file, fingerprint.encode()) != fingerprint.encode():
             raise UserError(
-                f"{self._name} holds other samples or labels than when run {self._terms.run} began ({file}): put them "
+                f"{self._name} holds other samples or labels than when run {self._terms.run} began "
+                f"({file}): put them "
                 "back, or start a new run"
             )
 
@@ -148,33 +172,47 @@ class Admission:
             before = 0
         if before >= most:
             raise UserError(
-                f"run {self._terms.run} has sent {before} requests, {self._name} answers {most} of a run "
+                f"run {self._terms.run} has sent {before} requests, {self._name} answers {most} of "
+                "a run "
                 "(limits.requests in its silo.toml)"
             )
         write(file, [str(before + 1).encode()], sync=False)
 
     def show(self, key: str, digest: str) -> None:
-        """Note that the server reads a result, before it does. It may read one result for each step and task."""
+        """Note that the server reads a result, before it does. It may read one result for each step
+        and task.
+        """
         step, _, task = key.split("-", 2)
         if write_once(self.folder / f"shown-{step}-{task}", digest.encode()) != digest.encode():
-            raise UserError(f"{self._name} has shown the server another result of run {self._terms.run}: refused")
+            raise UserError(
+                f"{self._name} has shown the server another result of run {self._terms.run}: "
+                "refused"
+            )
 
     def check_disk(self) -> None:
         """Refuse to store more than the silo allows."""
-        for what, folder, limit in (("run_bytes", self.folder, "this run"), ("disk_bytes", self._runs, "all runs")):
+        for what, folder, limit in (
+            ("run_bytes", self.folder, "this run"),
+            ("disk_bytes", self._runs, "all runs"),
+        ):
             used, most = sum(sizes(folder)), getattr(self._limits, what)
             if used >= most:
                 raise UserError(
-                    f"{self._name} stores {used} bytes of {limit}, {most} at most (limits.{what} in its silo.toml): "
+                    f"{self._name} stores {used} bytes of {limit}, {most} at most (limits.{what} "
+                    "in its silo.toml): "
                     f"remove old folders in {self._runs}, or raise it"
                 )
 
     def _make(self) -> None:
         """Make the folder; the age of `lock` is its age."""
-        kept, most = sum(1 for path in folders(self._runs) if path != self.folder), self._limits.runs
+        kept, most = (
+            sum(1 for path in folders(self._runs) if path != self.folder),
+            self._limits.runs,
+        )
         if kept >= most:
             raise UserError(
-                f"{self._name} keeps {kept} runs, {most} at most (limits.runs in its silo.toml): remove old "
+                f"{self._name} keeps {kept} runs, {most} at most (limits.runs in its silo.toml): "
+                "remove old "
                 f"folders in {self._runs}, or raise it"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +241,9 @@ class Agreed:
     terms: Agreement  # terms of the run
     worker: Worker  # executes the run's tasks
     sealer: Sealer  # opens and seals for the silo
-    plan: Outline | None  # what the method will ask for if no client is missing; None if that is not known beforehand
+    plan: (
+        Outline | None
+    )  # what the method will ask for if no client is missing; None if that is not known beforehand
     admission: Admission  # limits what the run may ask for
     data: str  # fingerprint of the silo's samples, the same as when the run began
 
@@ -230,7 +270,8 @@ class Agreed:
         """Refuse a message that is larger than the silo takes."""
         if len(body) > self.most_bytes:
             raise UserError(
-                f"a message of {len(body)} bytes: {self.file.name} takes {self.most_bytes} (64 largest models)"
+                f"a message of {len(body)} bytes: {self.file.name} takes {self.most_bytes} (64 "
+                "largest models)"
             )
 
 
@@ -245,11 +286,15 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     dataset, client = held
     admission = Admission(file, terms)
     policy.check_data(file, terms, held)
-    dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=terms.augment, task=terms.labels)
+    dataset = replace(
+        dataset, mean=terms.mean, std=terms.std, augment=terms.augment, task=terms.labels
+    )
     setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
     empty = policy.check_size(file, setup)
     first = not admission.bound
-    module = None if first or terms.has_values else blank(setup.build, empty)  # the values are checked the first time
+    module = (
+        None if first or terms.has_values else blank(setup.build, empty)
+    )  # the values are checked the first time
     setup = replace(setup, build=Copies(setup.build))  # a message may need several
     policy.check_values(file, terms, setup)
     plan = policy.plan_of(file, terms, setup)
@@ -263,7 +308,9 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     if first:
         check_model(worker, FederatedData(dataset, (client,)))
         width = policy.check_span(file, terms, client, network)
-        policy.check_differences(file, terms, own, width)  # not in the run's coding of classes, which others choose
+        policy.check_differences(
+            file, terms, own, width
+        )  # not in the run's coding of classes, which others choose
     admission.bind()
     data = custody.fingerprint(client, custody.kept_salt(admission.folder))
     admission.check_data(data)
@@ -276,14 +323,22 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     sealer: Sealer = Plain()
     if terms.sealed:
         private = sealing.kept_private(admission.folder / _SEALING_KEY)
-        sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file))
+        sealer = Party(
+            file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file)
+        )
     return Agreed(file, client, terms, worker, sealer, plan, admission, data)
 
 
 def _spelled(held: Held, terms: Agreement) -> Held:
-    """Return the silo's data with the names of classes that the run has, if its own differ in spelling only."""
+    """Return the silo's data with the names of classes that the run has, if its own differ in
+    spelling only.
+    """
     dataset, client = held
-    if not terms.spelling or dataset.classes == terms.classes or not isinstance(dataset.task, Classification):
+    if (
+        not terms.spelling
+        or dataset.classes == terms.classes
+        or not isinstance(dataset.task, Classification)
+    ):
         return held
     own = {"": dict.fromkeys(dataset.classes, 1)}
     instead = merging(own, terms.classes) if terms.spelling == "merge" else {}
@@ -296,11 +351,15 @@ def _spelled(held: Held, terms: Agreement) -> Held:
     def moved(part: Subset) -> Subset:
         return Subset(after.train if part.samples is dataset.train else after.test, part.rows)
 
-    return after, replace(client, train=moved(client.train), val=moved(client.val), test=moved(client.test))
+    return after, replace(
+        client, train=moved(client.train), val=moved(client.val), test=moved(client.test)
+    )
 
 
 def _told(revision: Revision, before: Path) -> str:
-    """Return what the silo's owner should know about a run that replaces the one in the folder `before`."""
+    """Return what the silo's owner should know about a run that replaces the one in the folder
+    `before`.
+    """
     left = revision.change == "without" and before.exists()
     more = f"; {before} still holds what {revision.client} gave: remove it" if left else ""
     return f"replaces {revision.told()}{more}"

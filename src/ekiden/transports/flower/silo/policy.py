@@ -39,7 +39,8 @@ _EACH = 2  # samples for each feature
 _BITS = 16  # of a sum, about
 _ALONE = 0.99  # leverage of a row from which sums show it alone
 MEASURED = "measured.json"
-"""file in the silo's folder: how many models were measured on the samples of each data set, over all runs"""
+"""file in the silo's folder: how many models were measured on the samples of each data set, over
+all runs"""
 
 
 def check_terms(file: SiloFile, agreed: Agreement) -> None:
@@ -53,12 +54,14 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
         )
     if file.link.key and not agreed.sealed and not file.limits.unsealed:
         raise UserError(
-            f"the run does not seal models, {name} wants that: leave out --no-sealed and --insecure "
+            f"the run does not seal models, {name} wants that: leave out --no-sealed and "
+            "--insecure "
             "(limits.unsealed in its silo.toml)"
         )
     if agreed.skips and not file.limits.skips:
         raise UserError(
-            f"the run goes on without silos that do not answer, {name} does not allow that: choose --absent wait or "
+            f"the run goes on without silos that do not answer, {name} does not allow that: choose "
+            "--absent wait or "
             "stop (limits.skips in its silo.toml)"
         )
     number, limits = len(agreed.clients), file.limits
@@ -70,7 +73,10 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
     method = agreed.recipe.method
     steps = method.steps(number)
     if steps > limits.steps:
-        raise UserError(f"the run has {steps} steps, {name} allows {limits.steps} (limits.steps in its silo.toml)")
+        raise UserError(
+            f"the run has {steps} steps, {name} allows {limits.steps} (limits.steps in its "
+            "silo.toml)"
+        )
     if not agreed.measures:
         _check_method(file, method)
         _check_sums(file, agreed)
@@ -78,12 +84,14 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
     if foreign := [one for one in divisions(agreed.by) if one not in allowed]:
         raise UserError(
             f"the run asks for subgroups by {foreign[0].text()[:80]}, {name} reports "
-            f"{', '.join(one.text() for one in allowed) or 'none'} (limits.subgroups in its silo.toml)"
+            f"{', '.join(one.text() for one in allowed) or 'none'} (limits.subgroups in its "
+            "silo.toml)"
         )
     if other := [time for time in agreed.times if time not in limits.times]:
         raise UserError(
             f"the run asks for survival at {other[0]:g}, {name} reports it at "
-            f"{', '.join(f'{time:g}' for time in limits.times) or 'no time'} (limits.times in its silo.toml)"
+            f"{', '.join(f'{time:g}' for time in limits.times) or 'no time'} (limits.times in its "
+            "silo.toml)"
         )
     budget.check(file, agreed)
     if agreed.keys:
@@ -91,58 +99,82 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
 
 
 def _check_method(file: SiloFile, method: Method) -> None:
-    """Refuse values of hyperparameters that the silo's file does not allow, and features that another party chooses.
+    """Refuse values of hyperparameters that the silo's file does not allow, and features that
+    another party chooses.
 
-    Sums of features, or at coefficients, that were made for it are single samples. So features follow from the seed, or
-    from values that the silo has itself, and coefficients are 0, unless the silo trusts the others.
+    Sums of features, or at coefficients, that were made for it are single samples. So features
+    follow from the seed, or from values that the silo has itself, and coefficients are 0, unless
+    the silo trusts the others.
     """
     name, limits = file.name, file.limits
     title = method.title().removesuffix(LAP)
     for field, allowed in file.allow.get(title, {}).items():
         if (value := getattr(method, field)) not in allowed:
-            listed = f"only {', '.join(map(repr, allowed))}" if allowed else "none unless its file says so"
-            raise UserError(f"{title} has {field} = {value!r}, {name} allows {listed} (allow.{title} in its silo.toml)")
+            listed = (
+                f"only {', '.join(map(repr, allowed))}"
+                if allowed
+                else "none unless its file says so"
+            )
+            raise UserError(
+                f"{title} has {field} = {value!r}, {name} allows {listed} (allow.{title} in its "
+                "silo.toml)"
+            )
     if isinstance(method, (FixedFeatures, Trees)) and method.min_active < limits.min_active:
         raise UserError(
-            f"{title} has min_active = {method.min_active}, {name} wants {limits.min_active} or more: give "
+            f"{title} has min_active = {method.min_active}, {name} wants {limits.min_active} or "
+            "more: give "
             f"--min-active {limits.min_active} (limits.min_active in its silo.toml)"
         )
     if limits.trust_first:
         return
     why = "and could read single samples from their sums (limits.trust_first in its silo.toml)"
     if method.title() != title:
-        raise UserError(f"who has the model before a closing lap chooses the features, {why}: leave out {LAP}")
+        raise UserError(
+            f"who has the model before a closing lap chooses the features, {why}: leave out {LAP}"
+        )
     if isinstance(method, FixedFeatures) and not method.seeded:
-        raise UserError(f"the first silo of {title} chooses the features, {why}: give --dictionary=seed")
+        raise UserError(
+            f"the first silo of {title} chooses the features, {why}: give --dictionary=seed"
+        )
     if isinstance(method, GLM) and method.family != "linear":
-        raise UserError(f"the last silo of {title} chooses where sums are taken, {why}: give --family=linear")
+        raise UserError(
+            f"the last silo of {title} chooses where sums are taken, {why}: give --family=linear"
+        )
     if isinstance(method, DeepAFL):
-        raise UserError(f"the coordinator of {title} chooses the features, {why}: choose another method")
+        raise UserError(
+            f"the coordinator of {title} chooses the features, {why}: choose another method"
+        )
     if isinstance(method, FedDisco) and method.secure:
         raise UserError(
-            f"the coordinator of {title} chooses the weights, with which all models but one can count nothing in a sum "
+            f"the coordinator of {title} chooses the weights, with which all models but one can "
+            "count nothing in a sum "
             "(limits.trust_first in its silo.toml): choose another method for --secure"
         )
 
 
 def _check_sums(file: SiloFile, agreed: Agreement) -> None:
-    """Refuse secure sums whose members change from round to round, unless the silo's file allows differences."""
+    """Refuse secure sums whose members change from round to round, unless the silo's file allows
+    differences.
+    """
     method = agreed.recipe.method
     if not isinstance(method, SecureMethod) or not method.secure or file.limits.differences:
         return
     option = "--absent skip" if agreed.regroups else "--participation below 1"
     if agreed.regroups or method.participation < 1:
         raise UserError(
-            f"{option} gives sums with other members from round to round, and their differences can show the model of "
+            f"{option} gives sums with other members from round to round, and their differences "
+            "can show the model of "
             f"{file.name} (limits.differences in its silo.toml): leave it out"
         )
 
 
 def check_differences(file: SiloFile, agreed: Agreement, client: ClientData, width: int) -> None:
-    """Refuse exact sums over samples of which all but a few were summed over in an earlier run, and note these.
+    """Refuse exact sums over samples of which all but a few were summed over in an earlier run, and
+    note these.
 
-    Sums of features over training samples, and the figures of one model on test samples, can be subtracted. A run of
-    sums has the same model again if only its test samples differ. Sums of `width` features add to those of others.
+    Sums of features over training samples, and the figures of one model on test samples, can be
+    subtracted. A run of sums has the same model again if only its test samples differ. Sums of
+    `width` features add to those of others.
     """
     method, limits = agreed.recipe.method, file.limits
     sums = isinstance(method, (FixedFeatures, Trees, GLM, DeepAFL)) or method.title().endswith(LAP)
@@ -157,8 +189,11 @@ def check_differences(file: SiloFile, agreed: Agreement, client: ClientData, wid
         _check_told(file, agreed, client.train, written.train, width)
 
 
-def _check_told(file: SiloFile, agreed: Agreement, part: Subset, written: Subset, width: int) -> None:
-    """Refuse sums of features, or of a regression, that together with those of earlier runs tell too much.
+def _check_told(
+    file: SiloFile, agreed: Agreement, part: Subset, written: Subset, width: int
+) -> None:
+    """Refuse sums of features, or of a regression, that together with those of earlier runs tell
+    too much.
 
     `written` are the samples of `part` as the silo's files have them.
     """
@@ -168,13 +203,19 @@ def _check_told(file: SiloFile, agreed: Agreement, part: Subset, written: Subset
         return
     about: list[Any] = [method.title(), width]
     if isinstance(method, FixedFeatures):
-        chosen = {f.name: getattr(method, f.name) for f in fields(FixedFeatures) if f.name not in ("order", "bytes")}
+        chosen = {
+            f.name: getattr(method, f.name)
+            for f in fields(FixedFeatures)
+            if f.name not in ("order", "bytes")
+        }
         about = [recipe.seed, recipe.model, recipe.pretrained, {**chosen, "width": width}]
     least = FedGram(min_active=limits.min_active)
     most = most_features(least, part, agreed.labels, outputs)
     named = custody.digest([json.dumps(about, sort_keys=True).encode()])[:32]
     told = _numbers(width, outputs)
-    differences.note_sums(file.folder, written, named, told, _numbers(most, outputs), limits.min_active)
+    differences.note_sums(
+        file.folder, written, named, told, _numbers(most, outputs), limits.min_active
+    )
 
 
 def _numbers(width: int, outputs: int) -> int:
@@ -183,7 +224,8 @@ def _numbers(width: int, outputs: int) -> int:
 
 
 def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> int:
-    """Refuse exact sums from which single samples follow: of too many features, or over columns of a regression.
+    """Refuse exact sums from which single samples follow: of too many features, or over columns of
+    a regression.
 
     Return the number of features or columns, or 0.
     """
@@ -197,28 +239,38 @@ def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: n
     if not is_spanned(agreed):
         return 0
     assert isinstance(method, FixedFeatures)
-    most, width = most_features(method, client.train, agreed.labels, agreed.outputs), features_of(network).width
+    most, width = (
+        most_features(method, client.train, agreed.labels, agreed.outputs),
+        features_of(network).width,
+    )
     if 0 < most < width:
         raise UserError(
-            f"sums of {width} features show which samples {name} has: give --width {most} or less, or leave this "
+            f"sums of {width} features show which samples {name} has: give --width {most} or less, "
+            "or leave this "
             "silo out (limits.min_active in its silo.toml)"
         )
     return width
 
 
 def _check_columns(network: Linear, x: Tensor, name: str, least: int) -> None:
-    """Refuse columns that differ in few rows, and rows that differ from all others: their products show these."""
+    """Refuse columns that differ in few rows, and rows that differ from all others: their products
+    show these.
+    """
     rows, why = network.features(x).double(), ""
     for column, values in zip(network.names, rows.T, strict=True):
         if 0 < len(values) - int(values.unique(return_counts=True)[1].max()) < least:
             why = f"column {column!r} differs from its usual value in fewer than {least} rows: join rare categories, or"
-    span, size, _ = torch.linalg.svd(torch.nn.functional.pad(rows, (0, 1), value=1.0), full_matrices=False)
+    span, size, _ = torch.linalg.svd(
+        torch.nn.functional.pad(rows, (0, 1), value=1.0), full_matrices=False
+    )
     if not why and float(span[:, size > size.max() * 1e-9].square().sum(1).max()) > _ALONE:
         why = "columns together single out a row: correct its values, or if a column nearly follows from others,"
     if why:
         told = f"sums over the columns of {name} would show single rows"
         more = "leave it out (limits.min_active in silo.toml)"
-        raise PrivateError(f"{told}: {why} {more}", f"{told}; its own log says which (limits.min_active)")
+        raise PrivateError(
+            f"{told}: {why} {more}", f"{told}; its own log says which (limits.min_active)"
+        )
 
 
 def is_spanned(agreed: Agreement) -> bool:
@@ -227,10 +279,12 @@ def is_spanned(agreed: Agreement) -> bool:
 
 
 def most_features(method: FixedFeatures, part: Subset, task: Task, outputs: int) -> int:
-    """Return of how many features exact products over these samples may leave; 0: of any, as no sample is in them.
+    """Return of how many features exact products over these samples may leave; 0: of any, as no
+    sample is in them.
 
-    Directions of few samples are hardly ever those of other samples. The number of samples is rounded down, so it does
-    not show how many have rare classes. Rows of a table hold few bits: if the sums hold as many, all rows follow.
+    Directions of few samples are hardly ever those of other samples. The number of samples is
+    rounded down, so it does not show how many have rare classes. Rows of a table hold few bits: if
+    the sums hold as many, all rows follow.
     """
     part, least = method.often_enough(part, outputs, task), method.min_active
     if not len(part) or not least:
@@ -242,8 +296,12 @@ def most_features(method: FixedFeatures, part: Subset, task: Task, outputs: int)
     return max(1, most)
 
 
-def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:
-    """Return what the method will ask for without the missing clients; None if that is not known beforehand."""
+def plan_of(
+    file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()
+) -> Outline | None:
+    """Return what the method will ask for without the missing clients; None if that is not known
+    beforehand.
+    """
     if not agreed.clients:
         return None
     steps = setup.method.steps(len(agreed.clients))
@@ -251,29 +309,38 @@ def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Ab
         raise UserError("a silo is said to be missing in a run that waits for all: refused")
     for step, client in absent:
         if not 0 <= step < steps or client not in agreed.clients:
-            raise UserError(f"{client[:80]!r} is said to be missing in step {step + 1} of {steps}: refused")
+            raise UserError(
+                f"{client[:80]!r} is said to be missing in step {step + 1} of {steps}: refused"
+            )
     away = frozenset(absent)
     try:
         return outline(setup, agreed.clients, None, lambda *place: place in away, file.limits.tasks)
     except TooLong:
         raise UserError(
-            f"the run asks for more than {file.limits.tasks} tasks, which is all that {file.name} allows, or moves "
+            f"the run asks for more than {file.limits.tasks} tasks, which is all that {file.name} "
+            "allows, or moves "
             f"more than {EACH} values for each of these (limits.tasks in its silo.toml)"
         ) from None
 
 
 def check_size(file: SiloFile, setup: Setup) -> nn.Module:
-    """Refuse a model above the silo's limits, without allocating it; return its network on the device `meta`.
+    """Refuse a model above the silo's limits, without allocating it; return its network on the
+    device `meta`.
 
-    `model_bytes` limits the part that travels. The network with its frozen part, which stays, must fit into `memory`.
+    `model_bytes` limits the part that travels. The network with its frozen part, which stays, must
+    fit into `memory`.
     """
     module = on_meta(setup.build)
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
     both = size + sum(t.numel() * t.element_size() for _, t in frozen.fixed(module))
-    for what, found, limit in (("model", size, "model_bytes"), ("network with its frozen part", both, "memory")):
+    for what, found, limit in (
+        ("model", size, "model_bytes"),
+        ("network with its frozen part", both, "memory"),
+    ):
         if found > (most := getattr(file.limits, limit)):
             raise UserError(
-                f"the {what} has {found} bytes, {file.name} allows {most} (limits.{limit} in its silo.toml)"
+                f"the {what} has {found} bytes, {file.name} allows {most} (limits.{limit} in its "
+                "silo.toml)"
             )
     return module
 
@@ -298,50 +365,79 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
             raise UserError(f"{file.name} holds {what} {here}, the run is for {there}")
     own = (tuple(map(float, dataset.mean)), tuple(map(float, dataset.std)))
     if own != (agreed.mean, agreed.std) and not agreed.measures:
-        # Features of values near a threshold are those of single samples, and a scaling moves all thresholds.
-        raise UserError(f"{file.name} scales its samples by {own}, the run by {(agreed.mean, agreed.std)}: refused")
+        # Features of values near a threshold are those of single samples, and a scaling moves all
+        # thresholds.
+        raise UserError(
+            f"{file.name} scales its samples by {own}, the run by {(agreed.mean, agreed.std)}: "
+            "refused"
+        )
     if file.schema != agreed.schema:
-        raise UserError(f"{file.name} has another study schema than the run: use the same in [data] of all silos")
+        raise UserError(
+            f"{file.name} has another study schema than the run: use the same in [data] of all "
+            "silos"
+        )
     task = replace(dataset.task, metric=agreed.labels.metric)
     if agreed.weighted:
         task = balanced(task, file.class_counts, dataset.classes)
     if isinstance(task, Survival) and isinstance(agreed.labels, Survival):
-        task = replace(task, times=agreed.times, hazard=agreed.labels.hazard)  # of the model that is measured
+        task = replace(
+            task, times=agreed.times, hazard=agreed.labels.hazard
+        )  # of the model that is measured
     if task_terms(task) != agreed.task:
         raise UserError(
-            f"{file.name} holds labels of {dataset.task.kind}, the run is for {agreed.labels.kind}, or has another "
+            f"{file.name} holds labels of {dataset.task.kind}, the run is for "
+            f"{agreed.labels.kind}, or has another "
             "scale of the targets: use the same [data] of all silos, and the same data.agreed"
         )
     if terms(dataset.inputs) != agreed.inputs:
         raise UserError(
-            f"{file.name} reads or scales its samples in another way than the run: use the same columns and options in "
+            f"{file.name} reads or scales its samples in another way than the run: use the same "
+            "columns and options in "
             "[data] of all silos, and the same data.agreed"
         )
 
 
 def check_lists(name: str, agreed: Agreement, ask: Ask) -> None:
-    """Refuse more absences, readers or members than the run can have: each one costs time, before it is refused."""
+    """Refuse more absences, readers or members than the run can have: each one costs time, before
+    it is refused.
+    """
     silos = len(agreed.clients)
-    most = (agreed.recipe.method.steps(silos) + 1) * (silos + 1)  # the server reads, too, and the result after the end
-    for what, found in (("absences", ask.absent), ("readers", ask.readers), ("members of a sum", ask.members)):
+    most = (agreed.recipe.method.steps(silos) + 1) * (
+        silos + 1
+    )  # the server reads, too, and the result after the end
+    for what, found in (
+        ("absences", ask.absent),
+        ("readers", ask.readers),
+        ("members of a sum", ask.members),
+    ):
         if len(found) > most:
-            raise UserError(f"{len(found)} {what} in a run of {silos} silos, {name} takes {most} at most: refused")
+            raise UserError(
+                f"{len(found)} {what} in a run of {silos} silos, {name} takes {most} at most: "
+                "refused"
+            )
 
 
-def check_request(name: str, agreed: Agreement, plan: Outline | None, ask: Ask, arguments: bytes) -> None:
+def check_request(
+    name: str, agreed: Agreement, plan: Outline | None, ask: Ask, arguments: bytes
+) -> None:
     """Refuse a task, an order or an input value that the method's outer loop would not ask for.
 
-    This is known only if the server reads no values during the run. The request says which clients were missing.
+    This is known only if the server reads no values during the run. The request says which clients
+    were missing.
     """
     if plan is None:
         return
     expected = plan.request(ask.step, ask.call, name)
     if expected is None or expected.task != ask.task or wire.encode(expected.args) != arguments:
-        raise UserError(f"{agreed.method} does not ask this of {name} in step {ask.step + 1}: refused")
+        raise UserError(
+            f"{agreed.method} does not ask this of {name} in step {ask.step + 1}: refused"
+        )
 
 
 def kept(name: str, plan: Outline | None, ask: Ask) -> frozenset[str]:
-    """Return the values of final steps that the silo keeps: those in the request, and those the method still needs."""
+    """Return the values of final steps that the silo keeps: those in the request, and those the
+    method still needs.
+    """
     keep = frozenset(ask.keep)
     if plan is None:
         return keep
@@ -349,36 +445,47 @@ def kept(name: str, plan: Outline | None, ask: Ask) -> frozenset[str]:
 
 
 def check_readers(
-    file: SiloFile, agreed: Agreement, full: Outline | None, plan: Outline | None, key: str, readers: Sequence[Reader]
+    file: SiloFile,
+    agreed: Agreement,
+    full: Outline | None,
+    plan: Outline | None,
+    key: str,
+    readers: Sequence[Reader],
 ) -> None:
     """Refuse readers who do not need a value, as far as `check_request` can tell.
 
-    The server may read only the result: the silo's last value in a run in which no client is missing. Otherwise a
-    coordinator could claim that all later silos are missing, and read every hand-off. `full` is what the method asks
-    for if no client is missing, if that is known, and `plan` the same without those said to be missing.
+    The server may read only the result: the silo's last value in a run in which no client is
+    missing. Otherwise a coordinator could claim that all later silos are missing, and read every
+    hand-off. `full` is what the method asks for if no client is missing, if that is known, and
+    `plan` the same without those said to be missing.
     """
     name = file.name
     value: Ref[Any] = Ref(name, key)
     for reader in readers:
         if reader.name not in (SERVER, *agreed.clients):
-            raise UserError(f"{reader.name[:80]!r} takes no part in the run: {name} shows it nothing")
+            raise UserError(
+                f"{reader.name[:80]!r} takes no part in the run: {name} shows it nothing"
+            )
         if full is None or plan is None:
             continue
         last = [ref for ref in full.result if _place(ref) == _place(value)]
         if reader.name == SERVER and (value not in plan.result or not last):
             raise UserError(
-                f"in {agreed.method} the server reads only the result, not {key[:80]!r}: {name} does not show it"
+                f"in {agreed.method} the server reads only the result, not {key[:80]!r}: {name} "
+                "does not show it"
             )
         if reader.name == SERVER:
             work = plan.contributors(value)
             if len(work) < min(file.limits.min_clients, len(full.contributors(last[0]))):
                 raise UserError(
-                    f"the result would be the work of {', '.join(sorted(work))} alone, {name} shows the server that of "
+                    f"the result would be the work of {', '.join(sorted(work))} alone, {name} "
+                    "shows the server that of "
                     f"{file.limits.min_clients} silos or more (limits.min_clients in its silo.toml)"
                 )
         if reader.name != SERVER and (reader.name, reader.step) not in plan.users(value):
             raise UserError(
-                f"in {agreed.method} {reader.name} does not use {key[:80]!r} in step {reader.step + 1}: "
+                f"in {agreed.method} {reader.name} does not use {key[:80]!r} in step "
+                f"{reader.step + 1}: "
                 f"{name} does not show it"
             )
 
@@ -386,12 +493,15 @@ def check_readers(
 def check_result(
     agreed: Agreement, plan: Outline, initial: str, digests: Sequence[str], records: Sequence[str]
 ) -> None:
-    """Refuse to measure models that are not the run's result; the owners' signatures prove which are.
+    """Refuse to measure models that are not the run's result; the owners' signatures prove which
+    are.
 
     Each model has a digest, and a record of the chain of custody.
     """
     if not len(digests) == len(records) == len(plan.models):
-        raise UserError(f"in {agreed.method} silos measure only the result, {len(plan.models)} models: refused")
+        raise UserError(
+            f"in {agreed.method} silos measure only the result, {len(plan.models)} models: refused"
+        )
     for model, found, line in zip(plan.models, digests, records, strict=True):
         if model == INITIAL:
             good = found == initial
@@ -399,12 +509,17 @@ def check_result(
             record = custody.parse(line)
             hop = record.hop
             place = (hop.run, hop.terms, hop.client, hop.key)
-            good = place == (agreed.run, agreed.digest, model.owner, model.key) and hop.model == found
+            good = (
+                place == (agreed.run, agreed.digest, model.owner, model.key) and hop.model == found
+            )
             good = good and record.signed_by(agreed.silos[model.owner])
         else:
             good = found == custody.digest(wire.chunks(model))
         if not good:
-            raise UserError(f"in {agreed.method} silos measure only the result, and this model is another one: refused")
+            raise UserError(
+                f"in {agreed.method} silos measure only the result, and this model is another one: "
+                "refused"
+            )
 
 
 def measured(file: SiloFile, data: str) -> int:
@@ -413,7 +528,8 @@ def measured(file: SiloFile, data: str) -> int:
 
 
 def note_measured(file: SiloFile, data: str, models: int) -> int:
-    """Count models that are to be measured, before anything is reported, or refuse that; return the sum over all runs.
+    """Count models that are to be measured, before anything is reported, or refuse that; return the
+    sum over all runs.
 
     The count is of no run, so no coordinator can start it again.
     """
@@ -423,8 +539,10 @@ def note_measured(file: SiloFile, data: str, models: int) -> int:
         now = before.get(data, 0) + models
         if now > most:
             raise UserError(
-                f"{file.name} has measured {now - models} models on its samples, {most} at most over all runs "
-                "(limits.evaluations in its silo.toml): raise --evaluate-every, or let its owner raise the limit"
+                f"{file.name} has measured {now - models} models on its samples, {most} at most "
+                "over all runs "
+                "(limits.evaluations in its silo.toml): raise --evaluate-every, or let its owner "
+                "raise the limit"
             )
         write(path, [json.dumps(before | {data: now}).encode()])
     return now
@@ -433,7 +551,9 @@ def note_measured(file: SiloFile, data: str, models: int) -> int:
 def _measured(file: SiloFile) -> dict[str, int]:
     path = file.folder / MEASURED
     try:
-        return {str(name): int(n) for name, n in json.loads(path.read_text(encoding="utf-8")).items()}
+        return {
+            str(name): int(n) for name, n in json.loads(path.read_text(encoding="utf-8")).items()
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -441,7 +561,9 @@ def _measured(file: SiloFile) -> dict[str, int]:
 
 
 def _place(ref: Ref[Any]) -> tuple[str, str, str]:
-    """Return owner, step and task of a value. Its call number is left out: it depends on which clients are missing."""
+    """Return owner, step and task of a value. Its call number is left out: it depends on which
+    clients are missing.
+    """
     step, _, task = ref.key.split("-", 2)
     return ref.owner, step, task
 
@@ -449,21 +571,28 @@ def _place(ref: Ref[Any]) -> tuple[str, str, str]:
 def _check_keys(file: SiloFile, agreed: Agreement) -> None:
     """Compare the keys in the terms with those that the silo was given; store none."""
     if file.name not in agreed.clients:
-        raise UserError(f"the run is among {', '.join(agreed.clients)[:200]}, not {file.name}: refused")
+        raise UserError(
+            f"the run is among {', '.join(agreed.clients)[:200]}, not {file.name}: refused"
+        )
     if agreed.sealed and not file.link.peers:
         raise UserError(
-            f"{file.name} was not given the keys of the other silos: put NAME.pub of each into a folder, and name "
+            f"{file.name} was not given the keys of the other silos: put NAME.pub of each into a "
+            "folder, and name "
             "that as peers under [link] in its silo.toml"
         )
     for name, public in agreed.silos.items():
         if name == file.name:
             if file.link.key and not keys.same(public, keys.public_of(file.beside(file.link.key))):
-                raise UserError(f"the run knows another key of {name} than it has: give the coordinator {name}.pub")
+                raise UserError(
+                    f"the run knows another key of {name} than it has: give the coordinator "
+                    f"{name}.pub"
+                )
             continue
         keys.check(public)
         path = file.beside(file.link.peers) / f"{name}.pub"
         if file.link.peers and not keys.same(keys.read_public(path), public):
             raise UserError(
-                f"the run says that {name} has the key {keys.fingerprint(public)}, {file.name} knows another "
+                f"the run says that {name} has the key {keys.fingerprint(public)}, {file.name} "
+                "knows another "
                 f"({path}): ask {name}, and replace the file only if its key is new"
             )

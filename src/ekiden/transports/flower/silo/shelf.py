@@ -1,12 +1,14 @@
-"""What a silo keeps of a run: outcomes of tasks and private state, each on the disk before the reply is sent.
+"""What a silo keeps of a run: outcomes of tasks and private state, each on the disk before the
+reply is sent.
 
-A task's place is (step, call). Its outcome is stored under this place with a digest of the request, so a repeated
-request gets the stored outcome. A request with other content at the same place (the step was interrupted and repeated
-in another way) discards all outcomes from that place on, and starts from the private state before it.
+A task's place is (step, call). Its outcome is stored under this place with a digest of the request,
+so a repeated request gets the stored outcome. A request with other content at the same place (the
+step was interrupted and repeated in another way) discards all outcomes from that place on, and
+starts from the private state before it.
 
-Next to each outcome is the request that it answers, so a lost or damaged outcome can be made again from the request
-and the private state before it. Outcomes and states carry a digest. The file `states` lists the private states that
-must exist, so that a lost state is noticed.
+Next to each outcome is the request that it answers, so a lost or damaged outcome can be made again
+from the request and the private state before it. Outcomes and states carry a digest. The file
+`states` lists the private states that must exist, so that a lost state is noticed.
 """
 
 import json
@@ -31,7 +33,8 @@ Place = tuple[int, int]
 _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")
 _KEY = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
 _STATES = "states"
-_MARK = b"ekiden\0\3"  # first bytes of an outcome, before the SHA-256 of how the task ended and of the value
+# first bytes of an outcome, before the SHA-256 of how the task ended and of the value
+_MARK = b"ekiden\0\3"
 _SUM = 32
 _DAYS_KEPT = 30
 _DAYS = "days.json"
@@ -55,7 +58,8 @@ class Asked:
     digest: str  # digest of the request and the private state before it
     given: str  # SHA-256 of the returned value
     length: int  # bytes of the request
-    # names and lengths of the silo's own values that were arguments; they follow the request in its file
+    # names and lengths of the silo's own values that were arguments; they follow the request in its
+    # file
     own: tuple[tuple[str, int], ...] = ()
 
 
@@ -64,7 +68,9 @@ class LostValue(UserError):
 
 
 class Shelf:
-    """The folder of one run at one silo. Work of `void` steps does not count: the silo was missing."""
+    """The folder of one run at one silo. Work of `void` steps does not count: the silo was
+    missing.
+    """
 
     def __init__(self, folder: Path, private_type: Any) -> None:
         self._folder = folder
@@ -101,7 +107,9 @@ class Shelf:
         return self._load(self._outcome(place, task))
 
     def request(self, key: str) -> tuple[Asked, bytes, dict[str, Encoded]] | None:
-        """Return the request whose answer was the value `key`, with the own values that it names, if it is here."""
+        """Return the request whose answer was the value `key`, with the own values that it names,
+        if it is here.
+        """
         place, task = _place(key)
         try:
             asked, data = unpack(self._request(place, task).read_bytes(), Asked)
@@ -114,8 +122,13 @@ class Shelf:
         return asked, bytes(data[: asked.length]), own
 
     def last(self, before: Place, void: Sequence[int] = ()) -> Place | None:
-        """Return the place of the task that left the state before a given task; None if there was no state."""
-        return max((place for place in self._states() if place < before and place[0] not in void), default=None)
+        """Return the place of the task that left the state before a given task; None if there was
+        no state.
+        """
+        return max(
+            (place for place in self._states() if place < before and place[0] not in void),
+            default=None,
+        )
 
     def private(self, made: Place | None) -> Any:
         """Return the client's state that the task at this place left.
@@ -134,8 +147,13 @@ class Shelf:
             raise LostValue(f"{path} is damaged ({error})") from None
 
     def made_at(self, place: Place) -> str:
-        """Return the key of the value that the task at this place returned; empty if its request is not here."""
-        return next((_key(path) for kind, at, path in self._files() if kind == "request" and at == place), "")
+        """Return the key of the value that the task at this place returned; empty if its request is
+        not here.
+        """
+        return next(
+            (_key(path) for kind, at, path in self._files() if kind == "request" and at == place),
+            "",
+        )
 
     def discard(self, since: Place) -> None:
         """Forget what was done from this place on."""
@@ -145,16 +163,27 @@ class Shelf:
                 path.unlink()
 
     def put_private(self, place: Place, private: Any) -> None:
-        """Store the client's state that a task left. It counts only with the outcome, so it is written first."""
+        """Store the client's state that a task left. It counts only with the outcome, so it is
+        written first.
+        """
         write(self._private(place), with_digest(wire.chunks(private)))
         self._list({*self._states(), place})
 
-    def put(self, place: Place, task: str, done: Done, value: Encoded, asked: Asked, request: Sequence[bytes]) -> None:
+    def put(
+        self,
+        place: Place,
+        task: str,
+        done: Done,
+        value: Encoded,
+        asked: Asked,
+        request: Sequence[bytes],
+    ) -> None:
         """Store an outcome. It counts once its file is there."""
         head = pack(done)
         sums = bytes.fromhex(custody.digest([head])), bytes.fromhex(value.digest)
         write(self._outcome(place, task), [_MARK, *sums, head, value.data])
-        # The file needs no digest: `asked` has the digests of the request and of the value that must come out.
+        # The file needs no digest: `asked` has the digests of the request and of the value that
+        # must come out.
         write(self._request(place, task), [pack(asked), *request], sync=False)
 
     @property
@@ -178,12 +207,18 @@ class Shelf:
         states = [place for place in listed if place < (steps, 0)]
         # We keep the states from which kept values were made, and the newest state.
         made = [place for kind, place, path in files if kind == "request" and keep(_key(path))]
-        needed = {max(earlier) for p in (*made, (steps, 0)) if (earlier := [state for state in states if state < p])}
+        needed = {
+            max(earlier)
+            for p in (*made, (steps, 0))
+            if (earlier := [state for state in states if state < p])
+        }
         self._list(place for place in listed if place in needed or place >= (steps, 0))
         for kind, place, path in files:
             if place >= (steps, 0):
                 continue
-            if (kind == "private" and place not in needed) or (kind != "private" and not keep(_key(path))):
+            if (kind == "private" and place not in needed) or (
+                kind != "private" and not keep(_key(path))
+            ):
                 path.unlink()
         for old in self.journal.glob("*"):
             step = re.match(r"\.?(\d+)-", old.name)
@@ -202,7 +237,9 @@ class Shelf:
             return [place for kind, place, _ in self._files() if kind == "private"]
 
     def _list(self, places: Iterable[Place]) -> None:
-        """List the private states that must exist: after the file of one is written, before one is removed."""
+        """List the private states that must exist: after the file of one is written, before one is
+        removed.
+        """
         words = sorted(set(places))
         if words != sorted(self._states()) or (words and not (self._folder / _STATES).exists()):
             write(self._folder / _STATES, marked([" ".join(map(text_of, words)).encode()]))
@@ -230,7 +267,9 @@ class Shelf:
             content = memoryview(data)[len(_MARK) + 2 * _SUM :]
             done, rest = unpack(content, Done)
             found = Encoded.of(bytes(rest))
-            sums = bytes.fromhex(custody.digest([content[: len(content) - len(rest)]]) + found.digest)
+            sums = bytes.fromhex(
+                custody.digest([content[: len(content) - len(rest)]]) + found.digest
+            )
             if sums != data[len(_MARK) : len(_MARK) + 2 * _SUM]:
                 raise Damaged("changed since it was written: its digest differs")
             return done, found
@@ -274,8 +313,8 @@ def _key(path: Path) -> str:
 def drop_old_runs(runs: Path) -> None:
     """Remove the folders of runs that had no request for a month.
 
-    A clock that is wrong must not remove anything. So a month has passed if the clock says so, and if also as many days
-    were seen here: a jump is one day.
+    A clock that is wrong must not remove anything. So a month has passed if the clock says so, and
+    if also as many days were seen here: a jump is one day.
     """
     if not runs.is_dir():
         return
@@ -293,7 +332,9 @@ def drop_old_runs(runs: Path) -> None:
                 if asked < now - _DAYS_KEPT * 86400 and seen.days - since >= _DAYS_KEPT:
                     with locked(file, wait=False):  # a process that is working on the run holds it
                         shutil.rmtree(file.parent, ignore_errors=True)
-        write(runs.parent / _DAYS, [json.dumps(plain(replace(seen, runs=kept))).encode()], sync=False)
+        write(
+            runs.parent / _DAYS, [json.dumps(plain(replace(seen, runs=kept))).encode()], sync=False
+        )
 
 
 @dataclass(frozen=True)

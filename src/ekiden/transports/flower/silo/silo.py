@@ -1,4 +1,6 @@
-"""A silo. It does what the coordinator asks, if the silo's own file allows it, and does nothing twice."""
+"""A silo. It does what the coordinator asks, if the silo's own file allows it, and does nothing
+twice.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +38,16 @@ from ekiden.training.weights import Weights
 from ekiden.transports.flower.silo import approval, participation, policy
 from ekiden.transports.flower.silo.budget import LedgerKeeper
 from ekiden.transports.flower.silo.participation import Admission, Agreed, sign, take_part
-from ekiden.transports.flower.silo.shelf import Asked, Done, LostValue, Place, Shelf, drop_old_runs, place_of, text_of
+from ekiden.transports.flower.silo.shelf import (
+    Asked,
+    Done,
+    LostValue,
+    Place,
+    Shelf,
+    drop_old_runs,
+    place_of,
+    text_of,
+)
 from ekiden.transports.flower.silo.silo_file import Held, SiloFile
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys, sealing
@@ -72,7 +83,12 @@ class GivenArguments:
 
 
 def gather(
-    worker: Worker, silo: str, task: str, contents: Contents, kept: Callable[[str], Encoded], own: Mapping[str, Encoded]
+    worker: Worker,
+    silo: str,
+    task: str,
+    contents: Contents,
+    kept: Callable[[str], Encoded],
+    own: Mapping[str, Encoded],
 ) -> GivenArguments:
     """Gather a task's arguments, each checked and with its digest."""
     method = worker.setup.method
@@ -121,17 +137,26 @@ class SiloTasks:
             raise UserError("a task needs a step and a number: refused")
         settled = max(ask.settled, self.shelf.settled)
         if ask.step < settled:
-            raise UserError(f"step {ask.step + 1} of the run is over, {settled} are done for good: refused")
+            raise UserError(
+                f"step {ask.step + 1} of the run is over, {settled} are done for good: refused"
+            )
         task_of(self.run.worker.setup.method, ask.task)
         self.run.check_length(body)
         plan = self.run.plan_without(ask.absent)
         contents = opened(ask, body, self.run.sealer, ask.absent if plan else ())
         policy.check_request(self.run.file.name, self.run.terms, plan, ask, contents.arguments.data)
         given = self._arguments(ask.task, contents)
-        # This comes after all is opened and checked: a refused message must not make the silo forget anything.
+        # This comes after all is opened and checked: a refused message must not make the silo
+        # forget anything.
         keep = policy.kept(self.run.file.name, plan, ask)
-        void = [step for step, client in ask.absent if client == self.run.file.name] if self.run.terms.skips else []
-        private = self._private(ask, void)  # first: a lost state may need values that are dropped below
+        void = (
+            [step for step, client in ask.absent if client == self.run.file.name]
+            if self.run.terms.skips
+            else []
+        )
+        private = self._private(
+            ask, void
+        )  # first: a lost state may need values that are dropped below
         self.shelf.settle(ask.settled, keep.__contains__, void)
         digest = contents.digest(self.run.terms.digest, ask, private)
         found = self.shelf.find(place, ask.task, digest)
@@ -146,9 +171,18 @@ class SiloTasks:
         else:
             done, value = found
             log.info("step %d: %s was done before", ask.step + 1, ask.task)
-        key, state = f"{ask.step}-{ask.call}-{ask.task}", text_of(self.shelf.last((ask.step, ask.call + 1)))
-        with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed; the answer is sent after both
-            kept = disk.submit(self._keep, place, ask.task, done, value, given, data) if found is None else None
+        key, state = (
+            f"{ask.step}-{ask.call}-{ask.task}",
+            text_of(self.shelf.last((ask.step, ask.call + 1))),
+        )
+        with ThreadPoolExecutor(
+            1
+        ) as disk:  # writes while the value is sealed; the answer is sent after both
+            kept = (
+                disk.submit(self._keep, place, ask.task, done, value, given, data)
+                if found is None
+                else None
+            )
             if ask.eager and self.run.terms.regroups:
                 self._leave(ask)
             answer = self._give(ask, key, done, value if ask.eager else None, state)
@@ -162,7 +196,10 @@ class SiloTasks:
         if ask.eager and self.run.terms.regroups:
             found = self.shelf.request(ask.key)
             if found is None:
-                raise UserError(f"{self.run.file.name} does not know for which sum {ask.key[:80]} was made: refused")
+                raise UserError(
+                    f"{self.run.file.name} does not know for which sum {ask.key[:80]} was made: "
+                    "refused"
+                )
             self._leave(unpack(found[1], Ask)[0])
         return self._give(ask, ask.key, done, value if ask.eager else None)
 
@@ -180,27 +217,45 @@ class SiloTasks:
         masks = _masks(self.run, ask, f"{ask.step}-{ask.task}")
         place = f"{ask.step}-{ask.call} {digest}"
         keeper = LedgerKeeper(self.run.file, self.run.terms, self.run.admission.folder, place)
-        outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal, lambda: digest), masks, keeper)
+        outcome = self.run.worker.execute(
+            job, FolderJournal(self.shelf.journal, lambda: digest), masks, keeper
+        )
         value = Encoded.of(wire.encode(outcome.value))
         record = self._record(job, contents.arguments.digest, given.taken, outcome, value.digest)
-        done = Done(digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record)
+        done = Done(
+            digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record
+        )
         return outcome, done, value
 
-    def _keep(self, place: Place, task: str, done: Done, value: Encoded, given: GivenArguments, request: bytes) -> None:
+    def _keep(
+        self,
+        place: Place,
+        task: str,
+        done: Done,
+        value: Encoded,
+        given: GivenArguments,
+        request: bytes,
+    ) -> None:
         """Store what a task returned, with the request from which it can be made again."""
         own = tuple((key, len(v.data)) for key, v in given.own.items())
         asked = Asked(done.digest, value.digest, len(request), own)
-        self.shelf.put(place, task, done, value, asked, [request, *(v.data for v in given.own.values())])
+        self.shelf.put(
+            place, task, done, value, asked, [request, *(v.data for v in given.own.values())]
+        )
 
     def _value(self, key: str) -> tuple[Done, Encoded]:
-        """Return a value that a task returned here; make it again if its file is missing or damaged."""
+        """Return a value that a task returned here; make it again if its file is missing or
+        damaged.
+        """
         try:
             return self.shelf.value(key)
         except LostValue as lost:
             return self._again(key, lost, f"value {key}")
 
     def _private(self, ask: Ask, void: Sequence[int] = ()) -> Any:
-        """Return this silo's state before a task; make it again if its file is missing or damaged."""
+        """Return this silo's state before a task; make it again if its file is missing or
+        damaged.
+        """
         place = (ask.step, ask.call)
         made = self.shelf.last(place, void)
         known = place_of(ask.state) if ask.state else None
@@ -208,21 +263,29 @@ class SiloTasks:
         if later or (made is not None and (known is None or known < made)):
             raise UserError(
                 f"the coordinator names another private state ({ask.state or 'none'}) than "
-                f"{self.run.file.name} has before step {ask.step + 1} ({text_of(made) or 'none'}): refused"
+                f"{self.run.file.name} has before step {ask.step + 1} ({text_of(made) or 'none'}): "
+                "refused"
             )
         made = known  # if it is newer than `made`, the silo has lost that state
         try:
             return self.shelf.private(made)
         except LostValue as lost:
             assert made is not None
-            self._again(self.shelf.made_at(made), lost, f"its private state after step {made[0] + 1}", void)
+            self._again(
+                self.shelf.made_at(made), lost, f"its private state after step {made[0] + 1}", void
+            )
         return self.shelf.private(made)
 
-    def _again(self, key: str, lost: LostValue, what: str, void: Sequence[int] = ()) -> tuple[Done, Encoded]:
-        """Do the task that gave the value `key` once more: the same arguments and private state give the same bits."""
+    def _again(
+        self, key: str, lost: LostValue, what: str, void: Sequence[int] = ()
+    ) -> tuple[Done, Encoded]:
+        """Do the task that gave the value `key` once more: the same arguments and private state
+        give the same bits.
+        """
         name = self.run.file.name
         hopeless = UserError(
-            f"{name} does not have {what} of run {self.run.terms.run}: {lost}, and what it was made from is not here "
+            f"{name} does not have {what} of run {self.run.terms.run}: {lost}, and what it was "
+            "made from is not here "
             "either: restore the file from a backup, or start a new run"
         )
         found = self.shelf.request(key) if key else None
@@ -231,7 +294,9 @@ class SiloTasks:
         asked, request, own = found
         try:
             ask, body = unpack(request, Ask)
-            contents = opened(ask, body, self.run.sealer, ask.absent if self.run.plan_without(ask.absent) else ())
+            contents = opened(
+                ask, body, self.run.sealer, ask.absent if self.run.plan_without(ask.absent) else ()
+            )
             private = self._private(ask, void)
             if contents.digest(self.run.terms.digest, ask, private) != asked.digest:
                 raise hopeless
@@ -249,23 +314,39 @@ class SiloTasks:
         self.run.note(f", step {ask.step + 1}: {ask.task} done again, because {lost}")
         return done, value
 
-    def _give(self, ask: Ask, key: str, done: Done, value: Encoded | None, state: str = "") -> bytes:
+    def _give(
+        self, ask: Ask, key: str, done: Done, value: Encoded | None, state: str = ""
+    ) -> bytes:
         """Return how a task ended, with its value sealed for its readers."""
-        answer = Answer(self.run.file.name, "", done.size, done.forward, done.backward, record=done.record, state=state)
+        answer = Answer(
+            self.run.file.name,
+            "",
+            done.size,
+            done.forward,
+            done.backward,
+            record=done.record,
+            state=state,
+        )
         if value is None:
             return pack(answer)
         plan = self.run.plan_without(ask.absent)
         if self.run.terms.sealed:
-            policy.check_readers(self.run.file, self.run.terms, self.run.plan, plan, key, ask.readers)
+            policy.check_readers(
+                self.run.file, self.run.terms, self.run.plan, plan, key, ask.readers
+            )
         if self.run.terms.sealed and plan and any(reader.name == SERVER for reader in ask.readers):
             self.run.admission.show(key, value.digest)
-        data, locks = self.run.sealer.seal(value, value_key(key, ask.absent if plan else ()), ask.readers)
+        data, locks = self.run.sealer.seal(
+            value, value_key(key, ask.absent if plan else ()), ask.readers
+        )
         if ask.readers:
             readers = ", ".join(reader.name for reader in ask.readers)
             self.run.note(f": value {key} sealed for {readers}")
         return pack(replace(answer, locks=locks), (data,))
 
-    def _record(self, job: Job, arguments: str, taken: tuple[Taken, ...], outcome: Outcome, given: str) -> str:
+    def _record(
+        self, job: Job, arguments: str, taken: tuple[Taken, ...], outcome: Outcome, given: str
+    ) -> str:
         """Return the signed record for the chain of custody; `given` is the digest of the value."""
         if not self.run.terms.keys:
             return ""
@@ -292,30 +373,49 @@ class SiloTasks:
         )
         return custody.Record(hop, self.run.sign(hop.text())).line()
 
-    def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
+    def _arguments(
+        self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None
+    ) -> GivenArguments:
         """Return the task's arguments; `own` are values of this silo that are already loaded."""
-        return gather(self.run.worker, self.run.file.name, task, contents, lambda key: self._value(key)[1], own or {})
+        return gather(
+            self.run.worker,
+            self.run.file.name,
+            task,
+            contents,
+            lambda key: self._value(key)[1],
+            own or {},
+        )
 
 
 def _read(path: Path) -> SiloReport:
     try:
         return unpack(verified(path.read_bytes()), SiloReport)[0]
     except (OSError, Damaged, wire.WireError) as error:
-        raise UserError(f"{path} is damaged ({error}): the run cannot measure more models here") from None
+        raise UserError(
+            f"{path} is damaged ({error}): the run cannot measure more models here"
+        ) from None
 
 
 def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
-    """Answer how each model does on this silo's test samples; if only silos may read models, only for the result."""
+    """Answer how each model does on this silo's test samples; if only silos may read models, only
+    for the result.
+    """
     run.check_length(body)
-    models = wire.decode(run.sealer.open(body, ask.lock, SERVER, "models", ask.step).data, list[Weights])
+    models = wire.decode(
+        run.sealer.open(body, ask.lock, SERVER, "models", ask.step).data, list[Weights]
+    )
     setup = run.worker.setup
     changed, clients = setup.method.changes_network, len(run.terms.clients)
     if ask.clients != clients:
         raise UserError(f"a result of {ask.clients} clients in a run of {clients}: refused")
     if ask.results not in (0, 1) or len(models) - ask.results not in (0, clients) or not models:
         raise UserError(f"{len(models)} models to measure in a run of {clients} silos: refused")
-    if changed and clients * model_bytes(setup) > run.most_bytes:  # before it is built: it has a network per client
-        raise UserError(f"a result of {clients} clients may be larger than {run.file.name} takes: refused")
+    if (
+        changed and clients * model_bytes(setup) > run.most_bytes
+    ):  # before it is built: it has a network per client
+        raise UserError(
+            f"a result of {clients} clients may be larger than {run.file.name} takes: refused"
+        )
     plan = run.plan_without(ask.absent)
     once = run.terms.sealed and plan is not None and not run.terms.measures
     digests = [custody.digest(wire.chunks(model)) for model in models]
@@ -325,23 +425,31 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
         initial = custody.digest(wire.chunks(initial_weights(setup)))
         policy.check_result(run.terms, plan, initial, digests, ask.records)
     digest = custody.digest([repr((ask.results, digests, ask.last)).encode()])
-    file = run.admission.folder / f"measured-{digest[:32]}.parcel"  # what was reported about exactly these models
+    file = (
+        run.admission.folder / f"measured-{digest[:32]}.parcel"
+    )  # what was reported about exactly these models
     if file.exists():
         found = _read(file)
     else:
         if once and any(file.parent.glob("measured-*.parcel")):
             raise UserError(
-                f"{run.file.name} has measured the result of this run, and measures no other model: refused"
+                f"{run.file.name} has measured the result of this run, and measures no other "
+                "model: refused"
             )
         policy.note_measured(run.file, run.terms.data, len(models))
         found = _measure(run, models, ask, once=once)
         write(file, marked([pack(found)]))
     total = policy.measured(run.file, run.terms.data)
-    run.note(f", after step {ask.step}: models measured: {len(models)}, {total} over all runs so far")
+    run.note(
+        f", after step {ask.step}: models measured: {len(models)}, {total} over all runs so far"
+    )
     given = wire.encode(_given(run, ask, found, digest))
     record = ""
     if run.terms.keys:
-        place, result = (run.file.name, ask.step, ask.results), (tuple(digests), ask.last, custody.text_of(given))
+        place, result = (
+            (run.file.name, ask.step, ask.results),
+            (tuple(digests), ask.last, custody.text_of(given)),
+        )
         tally = Tally(run.terms.run, run.terms.digest, *place, *result, run.data)
         record = custody.SignedTally(tally, run.sign(tally.text())).line()
     return pack(Answer(run.file.name, record=record), (given,))
@@ -368,7 +476,9 @@ def _masks(run: Agreed, ask: Ask, name: str, lists: str = PartMasks.lists) -> Pa
     agree = partial(released, run.terms, public, file.folder / LISTS)
     dp = DP.parse(run.terms.recipe.dp)  # fewer parts than share the noise have too little of it
     where = (max(file.limits.min_clients, dp.honest if dp else 1), name, run.admission.folder)
-    return PartMasks(party, ask.members, *where, agree, lists, ask.kind == "task" and run.terms.regroups)
+    return PartMasks(
+        party, ask.members, *where, agree, lists, ask.kind == "task" and run.terms.regroups
+    )
 
 
 def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> SiloReport:
@@ -385,16 +495,26 @@ def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> Sil
         bench.network.load(model)
         answers.append(fitting.evaluate(bench, samples, full=counting.full))
     limits = run.file.limits
-    times = Followed.of(samples.y.numpy(), limits.times, limits.min_positives).times if run.terms.times else None
+    times = (
+        Followed.of(samples.y.numpy(), limits.times, limits.min_positives).times
+        if run.terms.times
+        else None
+    )
     care = Care(limits.min_samples, limits.min_positives, coarse=not once, times=times)
     personal = len(models) > ask.results
-    mine = ask.results + clients.index(run.file.name) if personal and run.file.name in clients else 0
+    mine = (
+        ask.results + clients.index(run.file.name) if personal and run.file.name in clients else 0
+    )
     groups = _divided(run, counting, answers[0], samples, care) if run.terms.by else None
     return reports.report(counting, answers, mine, care, run.client.train.y, groups)
 
 
-def _divided(run: Agreed, counting: Counting, scores: Scores, samples: Subset, care: Care) -> Tensor:
-    """Return what is counted of the subgroups that the terms name; what is left out follows from the silo's file."""
+def _divided(
+    run: Agreed, counting: Counting, scores: Scores, samples: Subset, care: Care
+) -> Tensor:
+    """Return what is counted of the subgroups that the terms name; what is left out follows from
+    the silo's file.
+    """
     inputs = run.worker.setup.dataset.inputs
     allowed = divisions(run.file.limits.subgroups)
     places = [one.places(samples.x, inputs) for one in allowed]
@@ -406,7 +526,9 @@ def _divided(run: Agreed, counting: Counting, scores: Scores, samples: Subset, c
 class Silo:
     """Answers requests."""
 
-    def __init__(self, file: SiloFile, held: Held | None = None, named: Mapping[str, Held] | None = None) -> None:
+    def __init__(
+        self, file: SiloFile, held: Held | None = None, named: Mapping[str, Held] | None = None
+    ) -> None:
         """Make a silo."""
         self._own = file
         self._file = file
@@ -416,7 +538,9 @@ class Silo:
         self._agreement: Agreed | None = None
 
     def answer(self, data: bytes) -> bytes:
-        """Return the answer to a request. If anything is wrong with the request, the answer says so on one line."""
+        """Return the answer to a request. If anything is wrong with the request, the answer says so
+        on one line.
+        """
         what = "a message"
         try:
             ask, body = unpack(data, Ask)
@@ -474,7 +598,9 @@ class Silo:
         participation.log_request(self._file.folder, line)
 
     def _hello(self, ask: Ask) -> bytes:
-        """Tell who this silo is and what it holds, in numbers, and whether it agrees to the terms, if there are any."""
+        """Tell who this silo is and what it holds, in numbers, and whether it agrees to the terms,
+        if there are any.
+        """
         drop_old_runs(self._runs)
         terms = agreements.parse(ask.agreement) if ask.agreement else None
         self._choose(terms.data if terms else ask.data)
@@ -498,21 +624,30 @@ class Silo:
             schema=file.schema,
             counts=dict(file.class_counts),
             features=policy.most_features(
-                FedGram(min_active=file.limits.min_active), client.train, dataset.task, dataset.outputs
+                FedGram(min_active=file.limits.min_active),
+                client.train,
+                dataset.task,
+                dataset.outputs,
             ),
         )
         if file.link.key:
             hello = replace(hello, signature=sign(file, signed_text(ask.nonce, file.name)))
         if run and isinstance(run.sealer, Party):
             key = sealing.public_of(run.sealer.private)
-            hello = replace(hello, sealing=key, proof=sign(file, sealing.key_text(run.terms.run, file.name, key)))
+            hello = replace(
+                hello,
+                sealing=key,
+                proof=sign(file, sealing.key_text(run.terms.run, file.name, key)),
+            )
         return pack(Answer(file.name), wire.chunks(hello))
 
     def _agreed(self, terms: Agreement) -> Agreed:
         """Return the run with these terms."""
         if self._agreement is None or self._agreement.terms != terms:
             policy.check_terms(self._file, terms)
-            Admission(self._file, terms).check()  # before anything is read or built for terms that are refused
+            Admission(
+                self._file, terms
+            ).check()  # before anything is read or built for terms that are refused
             approval.check(self._file, terms)
             self._agreement = take_part(self._file, self._held(), terms)
         return self._agreement

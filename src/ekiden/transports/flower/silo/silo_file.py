@@ -1,4 +1,6 @@
-"""`silo.toml`: a silo's name, its data, and what it agrees to run; how it is made, and where others' keys go."""
+"""`silo.toml`: a silo's name, its data, and what it agrees to run; how it is made, and where
+others' keys go.
+"""
 
 import importlib.util
 import json
@@ -32,7 +34,17 @@ from ekiden.base.checks import (
 from ekiden.base.errors import PrivateError, UserError, at, command_line, unknown
 from ekiden.base.files import write
 from ekiden.base.settings import Hardware
-from ekiden.data import NAMED, ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
+from ekiden.data import (
+    NAMED,
+    ClientData,
+    Dataset,
+    FederatedData,
+    Iid,
+    Reading,
+    Samples,
+    load,
+    split,
+)
 from ekiden.data import schema as schemas
 from ekiden.data.agreement import read_agreed
 from ekiden.data.assemble import AskedData, assemble
@@ -52,24 +64,35 @@ from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import Roster, check_name
 
 Held = tuple[Dataset, ClientData]
-TaskKind = Literal["", "classification", "multi-label", "regression", "survival", "segmentation", "language-modelling"]
+TaskKind = Literal[
+    "",
+    "classification",
+    "multi-label",
+    "regression",
+    "survival",
+    "segmentation",
+    "language-modelling",
+]
 Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 _TITLES = tuple(kind.title() for kind in METHODS if not kind.traits.pools_data)
 EVALUATE = "evaluate"
 _LEAST_SALT, _MOST_SALT = 16, 64
 ALLOWED: Allow = {"fedgram": {"topology": ("chain",)}, "fedran": {"topology": ()}}
-"""by default no coordinator adds up, because it would read the totals; and no summary leaves without masks"""
+"""by default no coordinator adds up, because it would read the totals; and no summary leaves
+without masks"""
 
 
 @dataclass(frozen=True)
 class Limits(Checked):
-    """What a silo agrees to run. The coordinator cannot change it. Numbers are checked before anything is built."""
+    """What a silo agrees to run. The coordinator cannot change it. Numbers are checked before
+    anything is built.
+    """
 
     model_bytes: Count = 100_000_000
     """largest model, in bytes on the wire"""
     methods: tuple[str, ...] = (*_TITLES, *(title + LAP for title in _TITLES), EVALUATE)
-    """names of the methods that may run here; with a closing lap (fedavg+lap), sums leave the silo; `evaluate` lets the
-    models of other runs be measured"""
+    """names of the methods that may run here; with a closing lap (fedavg+lap), sums leave the silo;
+    `evaluate` lets the models of other runs be measured"""
     epochs: Count = 1000
     """largest number of training epochs in one task"""
     unsealed: bool = False
@@ -77,51 +100,60 @@ class Limits(Checked):
     skips: bool = True
     """also take part in runs that continue without silos that do not answer (`--absent skip`)"""
     differences: bool = False
-    """also take part in runs whose sums, subtracted, show little of one silo: with `--secure` and other members from
-    round to round (`--absent skip`, `--participation` below 1), over samples of which a few differ from those of an
-    earlier run, or so many of the same samples that they follow from all runs together"""
+    """also take part in runs whose sums, subtracted, show little of one silo: with `--secure` and
+    other members from round to round (`--absent skip`, `--participation` below 1), over samples of
+    which a few differ from those of an earlier run, or so many of the same samples that they follow
+    from all runs together"""
     min_clients: Count = 2
-    """smallest number of silos in a run with keys; the result of a run of one silo is that silo's own model"""
+    """smallest number of silos in a run with keys; the result of a run of one silo is that silo's
+    own model"""
     clients: Count = 100
     """largest number of silos in a run"""
     steps: Count = 2000
     """largest number of steps (rounds or hops) of a run"""
     tasks: Count = 20_000
-    """largest number of tasks of a run at all silos together, if the method knows it beforehand; their arguments may be
-    five times as many values of other silos"""
+    """largest number of tasks of a run at all silos together, if the method knows it beforehand;
+    their arguments may be five times as many values of other silos"""
     requests: Count = 20_000
     """largest number of requests of a run to this silo"""
     evaluations: CountOrZero = 1000
-    """largest number of models that are measured on the samples of each data set, over all runs, ever; how many were
-    measured is in measured.json in the silo's folder"""
+    """largest number of models that are measured on the samples of each data set, over all runs,
+    ever; how many were measured is in measured.json in the silo's folder"""
     epsilon: Positive | None = None
-    """largest sum of epsilon over all runs with differential privacy (`--dp`), and then no others may train here; by
-    default there is no limit. What was spent is in privacy.jsonl in the silo's folder"""
+    """largest sum of epsilon over all runs with differential privacy (`--dp`), and then no others
+    may train here; by default there is no limit. What was spent is in privacy.jsonl in the silo's
+    folder"""
     delta: Fraction = 1e-4
     """with `epsilon`: largest sum of delta over all runs"""
     honest: Count = 1
-    """largest number of silos among which a run may share the noise of its sums (`honest` in `--dp`); with 1 this silo
-    adds all of it itself, and trusts nobody"""
+    """largest number of silos among which a run may share the noise of its sums (`honest` in
+    `--dp`); with 1 this silo adds all of it itself, and trusts nobody"""
     trust_first: bool = False
-    """also take part in runs in which another party chooses the features whose sums leave this silo, and so can read
-    single samples from them: the first silo, the one with the model before a closing lap, the coordinator of deepafl;
-    or the weights of models in a sum: the coordinator of feddisco with `--secure`"""
+    """also take part in runs in which another party chooses the features whose sums leave this
+    silo, and so can read single samples from them: the first silo, the one with the model before a
+    closing lap, the coordinator of deepafl; or the weights of models in a sum: the coordinator of
+    feddisco with `--secure`"""
     min_active: CountOrZero = 10
-    """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k samples here, and
-    samples of classes with fewer than k samples; histograms of `trees` are of groups of k samples or more"""
+    """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k
+    samples here, and samples of classes with fewer than k samples; histograms of `trees` are of
+    groups of k samples or more"""
     min_samples: Count = 10
-    """nothing is told about fewer test samples than this. If the coordinator could have made a model, bins of its
-    scores with fewer samples are joined"""
+    """nothing is told about fewer test samples than this. If the coordinator could have made a
+    model, bins of its scores with fewer samples are joined"""
     min_positives: Count = 5
-    """samples of classes, and labels, with fewer test samples than this are left out of what is told by class"""
+    """samples of classes, and labels, with fewer test samples than this are left out of what is
+    told by class"""
     subgroups: tuple[str, ...] = ()
-    """columns by whose subgroups `ekiden evaluate --by` may ask, with the bounds of numbers: ["sex", "age:40:65"].
-    Samples that agree in all of them, and in their class, are told together or not at all, so list few"""
+    """columns by whose subgroups `ekiden evaluate --by` may ask, with the bounds of numbers:
+    ["sex", "age:40:65"]. Samples that agree in all of them, and in their class, are told together
+    or not at all, so list few"""
     times: tuple[Positive, ...] = ()
-    """of times and events: times, ascending, at which `ekiden evaluate --at` may compare predicted survival with what
-    was observed. Those between which fewer than `min_positives` test samples end are left out, so list few"""
+    """of times and events: times, ascending, at which `ekiden evaluate --at` may compare predicted
+    survival with what was observed. Those between which fewer than `min_positives` test samples end
+    are left out, so list few"""
     approve: bool = False
-    """a run begins only after `ekiden silo approve` has agreed to its plan, or if [allow.METHOD] has its method"""
+    """a run begins only after `ekiden silo approve` has agreed to its plan, or if [allow.METHOD]
+    has its method"""
     own_figures: bool = False
     """in sealed runs: also tell the coordinator how models do on this silo's test samples alone"""
     runs: Count = 100
@@ -136,17 +168,23 @@ class Limits(Checked):
     def __post_init__(self) -> None:
         divisions(self.subgroups)
         if list(self.times) != sorted(set(self.times)):
-            raise UserError(f"times = {list(self.times)}: write them in ascending order, such as [365, 730]")
+            raise UserError(
+                f"times = {list(self.times)}: write them in ascending order, such as [365, 730]"
+            )
 
 
 @dataclass(frozen=True)
 class Data(Reading):
-    """The source of the samples, `path` or `python`, and how files are read: the columns and options of `Reading`."""
+    """The source of the samples, `path` or `python`, and how files are read: the columns and
+    options of `Reading`.
+    """
 
     path: str = ""
-    """a data set: a folder of class folders, a table, a file of arrays, or a name (see `ekiden list`)"""
+    """a data set: a folder of class folders, a table, a file of arrays, or a name (see `ekiden
+    list`)"""
     python: str = ""
-    """FILE.py:FUNCTION; the function takes nothing and returns an `ekiden.data` Dataset or FederatedData"""
+    """FILE.py:FUNCTION; the function takes nothing and returns an `ekiden.data` Dataset or
+    FederatedData"""
     size: CountOrZero = 0
     """side of the images in pixels; 0 keeps their size"""
     classes: tuple[str, ...] = ()
@@ -156,11 +194,12 @@ class Data(Reading):
     val_fraction: BelowOne = 0.1
     """share of the training data that is used to select epochs"""
     fingerprints: str = ""
-    """a secret text that all silos share: `ekiden silo sums` then tells 8 bytes for each row, by which rows that
-    several silos hold are found. By default nothing is told about single rows"""
+    """a secret text that all silos share: `ekiden silo sums` then tells 8 bytes for each row, by
+    which rows that several silos hold are found. By default nothing is told about single rows"""
     agreed: str = ""
-    """a file with what all silos agreed on, made by `ekiden federation agree`: the scaling of a table and of numbers to
-    predict, and how many training samples each class has, for --class-weights"""
+    """a file with what all silos agreed on, made by `ekiden federation agree`: the scaling of a
+    table and of numbers to predict, and how many training samples each class has, for
+    --class-weights"""
 
     @property
     def reading(self) -> Reading:
@@ -175,21 +214,26 @@ class Link(Checked):
     address: str = ""
     """HOST:PORT"""
     certificate: str = ""
-    """PEM file of the authority that signed the SuperLink's certificate; by default the system's authorities"""
+    """PEM file of the authority that signed the SuperLink's certificate; by default the system's
+    authorities"""
     key: str = ""
     """the silo's private key, made by `ekiden silo keys`"""
     peers: str = ""
     """folder with the public key NAME.pub of every other silo; sealed runs need them"""
     port: Annotated[int, Range(least=0, below=1 << 16)] = 0
-    """port on this machine for the silo's own processes to talk to each other; 0 chooses a free one"""
+    """port on this machine for the silo's own processes to talk to each other; 0 chooses a free
+    one"""
 
 
 @dataclass(frozen=True)
 class Pretrained(Checked):
-    """Networks and values that others trained, for runs that need them. A run cannot make a silo read other files."""
+    """Networks and values that others trained, for runs that need them. A run cannot make a silo
+    read other files.
+    """
 
     folder: str = "pretrained"
-    """folder that holds them by name: a folder with config.json and model.safetensors, or a safetensors file"""
+    """folder that holds them by name: a folder with config.json and model.safetensors, or a
+    safetensors file"""
 
 
 @dataclass(frozen=True)
@@ -233,7 +277,9 @@ class SiloFile:
             return self
         if name not in self.named:
             has = (
-                f"{', '.join(self.named)}: name one by --data" if self.named else "one without a name: leave out --data"
+                f"{', '.join(self.named)}: name one by --data"
+                if self.named
+                else "one without a name: leave out --data"
             )
             raise UserError(f"{self.name} holds no data set {name[:80]!r}, but {has}")
         return replace(self, data=self.named[name])
@@ -247,21 +293,27 @@ class SiloFile:
             found = in_order(found, self.data.classes)
             if found.least:
                 raise UserError(
-                    f"{self.path}: silos agree on the scaling of a table, and of numbers to predict, before they "
+                    f"{self.path}: silos agree on the scaling of a table, and of numbers to "
+                    "predict, before they "
                     f"start: run `ekiden silo sums "
-                    f"{self.path.name}` at each, `ekiden federation agree SUMS...` at the coordinator, then "
+                    f"{self.path.name}` at each, `ekiden federation agree SUMS...` at the "
+                    "coordinator, then "
                     "name its file by data.agreed"
                 )
             found = split(found, Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
         mine = [c for c in found.clients if c.name == self.name] or list(found.clients)
         if len(mine) != 1:
-            raise UserError(f"{self.path}: the data are divided among {len(mine)} clients, none called {self.name!r}")
+            raise UserError(
+                f"{self.path}: the data are divided among {len(mine)} clients, none called "
+                f"{self.name!r}"
+            )
         client = replace(mine[0], name=self.name)
         if not len(client.train):
             raise UserError(f"{self.path}: the silo has no training sample")
         if self.data.task not in ("", found.dataset.task.kind):
             raise UserError(
-                f"{self.path}: the labels are of {found.dataset.task.kind}, not of {self.data.task} (data.task)"
+                f"{self.path}: the labels are of {found.dataset.task.kind}, not of "
+                f"{self.data.task} (data.task)"
             )
         try:
             terms(found.dataset.task)
@@ -270,7 +322,8 @@ class SiloFile:
         return found.dataset, client
 
     def sums(self, times: Sequence[float] = ()) -> ColumnSums:
-        """Return what the silo reports about its training rows, so that all silos can scale a table alike.
+        """Return what the silo reports about its training rows, so that all silos can scale a table
+        alike.
 
         Args:
             times: between which events of survival are counted.
@@ -283,22 +336,38 @@ class SiloFile:
         rows, secret = list[bytes](), ""
         if salt := self.data.fingerprints.encode():
             if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
-                raise UserError(f"{self.path}: data.fingerprints is a secret of {_LEAST_SALT} to {_MOST_SALT} bytes")
-            rows = [row for part in (found.train, found.test) for row in fingerprints(part.x, found.inputs, salt)]
-            secret = scrypt(salt, salt=b"fingerprints", n=1 << 14, r=8, p=1, dklen=8).hex()  # slow to guess
+                raise UserError(
+                    f"{self.path}: data.fingerprints is a secret of {_LEAST_SALT} to {_MOST_SALT} "
+                    "bytes"
+                )
+            rows = [
+                row
+                for part in (found.train, found.test)
+                for row in fingerprints(part.x, found.inputs, salt)
+            ]
+            secret = scrypt(
+                salt, salt=b"fingerprints", n=1 << 14, r=8, p=1, dklen=8
+            ).hex()  # slow to guess
         told = told_by(client, found, times)
-        return replace(told, silo=self.name, rows=tuple(sorted(row.hex() for row in rows)), secret=secret)
+        return replace(
+            told, silo=self.name, rows=tuple(sorted(row.hex() for row in rows)), secret=secret
+        )
 
     def unscaled(self) -> Held:
-        """Load rows on whose scale the silos have not agreed yet, or other samples, whose classes alone are counted."""
+        """Load rows on whose scale the silos have not agreed yet, or other samples, whose classes
+        alone are counted.
+        """
         found = self._call() if self.data.python else self.read()
         if isinstance(found, Dataset) and found.least and not self.data.python:
-            held = split(replace(found, least=0), Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
+            held = split(
+                replace(found, least=0), Iid(), 1, seed=0, val_fraction=self.data.val_fraction
+            )
             return found, held.clients[0]
         dataset, client = self._own(found)
         if dataset.inputs.agreed or not isinstance(dataset.task, Classification):
             raise UserError(
-                f"{self.path}: only a table that is not scaled yet, numbers to predict, and numbers of samples by "
+                f"{self.path}: only a table that is not scaled yet, numbers to predict, and "
+                "numbers of samples by "
                 "class are agreed on (leave out data.agreed)"
             )
         return replace(dataset, least=self.data.min_count), client
@@ -306,9 +375,14 @@ class SiloFile:
     def as_written(self, client: ClientData) -> ClientData:
         """Return a client's samples as they are in the silo's files.
 
-        The rows of a table are read again without the scale and the categories of `data.agreed`, which others made.
+        The rows of a table are read again without the scale and the categories of `data.agreed`,
+        which others made.
         """
-        if self.data.python or not self.data.agreed or read_agreed(self.beside(self.data.agreed)).table is None:
+        if (
+            self.data.python
+            or not self.data.agreed
+            or read_agreed(self.beside(self.data.agreed)).table is None
+        ):
             return client
         dataset, found = replace(self, data=replace(self.data, agreed="")).unscaled()
 
@@ -319,11 +393,15 @@ class SiloFile:
                 y = torch.tensor([int.from_bytes(name) for name in names])[y]
             return Subset(Samples(x, y), torch.arange(len(y)))
 
-        return replace(found, train=written(found.train), val=written(found.val), test=written(found.test))
+        return replace(
+            found, train=written(found.train), val=written(found.val), test=written(found.test)
+        )
 
     @property
     def schemas(self) -> list[Path]:
-        """Return the files that hold the study's schema: that of data.schema, and what the silos agreed on."""
+        """Return the files that hold the study's schema: that of data.schema, and what the silos
+        agreed on.
+        """
         given = [self.beside(self.data.schema)] if self.data.schema else []
         agreed = self.beside(self.data.agreed)
         return [*given, *([agreed] if self.data.agreed and read_agreed(agreed).schema else [])]
@@ -333,14 +411,21 @@ class SiloFile:
         """Return the study's schema as text; "" without one."""
         texts = {schemas.read(file).text() for file in self.schemas}
         if len(texts) > 1:
-            raise UserError(f"{self.path}: the schema of data.schema is not that of data.agreed: leave out data.schema")
+            raise UserError(
+                f"{self.path}: the schema of data.schema is not that of data.agreed: leave out "
+                "data.schema"
+            )
         if texts and self.data.python:
-            raise UserError(f"{self.path}: a schema is for files (data.path), not for data.python: leave it out")
+            raise UserError(
+                f"{self.path}: a schema is for files (data.path), not for data.python: leave it out"
+            )
         return "".join(texts)
 
     @property
     def class_counts(self) -> Mapping[str, int]:
-        """Return the training samples of all silos in each class that the silos agreed on; none without data.agreed."""
+        """Return the training samples of all silos in each class that the silos agreed on; none
+        without data.agreed.
+        """
         return read_agreed(self.beside(self.data.agreed)).classes if self.data.agreed else {}
 
     def read(self) -> Dataset:
@@ -351,7 +436,9 @@ class SiloFile:
             except PrivateError:
                 raise
             except UserError as error:
-                raise PrivateError(str(error), "it cannot read its data; its own log says why") from error
+                raise PrivateError(
+                    str(error), "it cannot read its data; its own log says why"
+                ) from error
 
     def _read(self) -> Dataset:
         data, reading = self.data, self.data.reading
@@ -364,22 +451,35 @@ class SiloFile:
         known = read_agreed(self.beside(data.agreed)) if data.agreed else None
         if known and known.scales:
             reading = reading.like(known.table)
-            asked = AskedData(own.stem, reading, task=data.task, inputs=known.table, classes=data.classes or None)
+            asked = AskedData(
+                own.stem, reading, task=data.task, inputs=known.table, classes=data.classes or None
+            )
             found = known.scaled(assemble([hold(own, reading)], asked))
         else:
             how = reading.chosen()
             if not own.exists() and data.path not in NAMED and Path(data.path).exists():
-                raise UserError(f"{self.path}: data.path is relative to this file, and there is no {own}")
+                raise UserError(
+                    f"{self.path}: data.path is relative to this file, and there is no {own}"
+                )
             with nullcontext() if own.exists() else at(f"{self.path}: data.path"):
                 path = str(own) if own.exists() else data.path
-                found = load(path, size=data.size or None, task=data.task, classes=data.classes or None, **how)
+                found = load(
+                    path,
+                    size=data.size or None,
+                    task=data.task,
+                    classes=data.classes or None,
+                    **how,
+                )
         return _of_one_length(found) if found.inputs.ragged else found
 
     def _call(self) -> Dataset | FederatedData:
         file, _, name = self.data.python.partition(":")
         path = self.beside(file)
         if not path.is_file() or not name:
-            raise UserError(f"{self.path}: data.python must be FILE.py:FUNCTION of a file that exists, not {file!r}")
+            raise UserError(
+                f"{self.path}: data.python must be FILE.py:FUNCTION of a file that exists, not "
+                f"{file!r}"
+            )
         spec = importlib.util.spec_from_file_location(f"ekiden_silo_{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None
@@ -395,7 +495,9 @@ class SiloFile:
             raise
         except Exception as error:  # the silo's own code may raise anything
             what = f"{type(error).__name__}: {error}"
-            raise UserError(f"{self.path}: {self.data.python} failed with {what}: fix it") from error
+            raise UserError(
+                f"{self.path}: {self.data.python} failed with {what}: fix it"
+            ) from error
         if not isinstance(found, (Dataset, FederatedData)):
             raise UserError(
                 f"{self.path}: {self.data.python} returned a {type(found).__name__}: return what "
@@ -409,7 +511,9 @@ def read(path: Path) -> SiloFile:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): give the silo.toml of this silo") from None
+        raise UserError(
+            f"cannot read {path} ({error.strerror}): give the silo.toml of this silo"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     sections: dict[str, type[Any]] = {
@@ -425,21 +529,35 @@ def read(path: Path) -> SiloFile:
             raise unknown(f"entry in {path}", key, ("name", "folder", "allow", *sections))
     name = values.get("name")
     if not isinstance(name, str) or not keys.is_name(name):
-        raise UserError(f"{path}: give the silo a name of letters, digits, '-', '_' and '.', not {name!r}")
+        raise UserError(
+            f"{path}: give the silo a name of letters, digits, '-', '_' and '.', not {name!r}"
+        )
     check_name(name, str(path))
     folder = values.get("folder", f"{name}-silo")
     if not isinstance(folder, str):
         raise UserError(f"{path}: folder must be text, not {folder!r}")
     tables = values.get("data", {})
-    several = isinstance(tables, dict) and bool(tables) and all(isinstance(one, dict) for one in tables.values())
+    several = (
+        isinstance(tables, dict)
+        and bool(tables)
+        and all(isinstance(one, dict) for one in tables.values())
+    )
     with at(str(path)):
-        named = {key: made(Data, listed(one), f"data.{key}") for key, one in tables.items()} if several else {}
+        named = (
+            {key: made(Data, listed(one), f"data.{key}") for key, one in tables.items()}
+            if several
+            else {}
+        )
         values |= {"data": {}} if several else {}
-        parts = {key: made(kind, listed(values.get(key, {})), key) for key, kind in sections.items()}
+        parts = {
+            key: made(kind, listed(values.get(key, {})), key) for key, kind in sections.items()
+        }
     with at(str(path)):
         allow = _allowed(rules := values.get("allow", {}))
     own = path.absolute().parent / Path(folder).expanduser()
-    silo = SiloFile(path.absolute(), name, own, **parts, named=named, allow=allow, ruled=tuple(rules))
+    silo = SiloFile(
+        path.absolute(), name, own, **parts, named=named, allow=allow, ruled=tuple(rules)
+    )
     for key, data in (named or {"": silo.data}).items():
         if bool(data.path) == bool(data.python):
             where = f"[data.{key}]" if key else "[data]"
@@ -467,16 +585,21 @@ def _allowed(values: Any) -> Allow:
             if name not in names:
                 raise unknown(f"hyperparameter in allow.{method}", name, names)
             if not isinstance(listed_values, list) or not listed_values:
-                raise UserError(f'allow.{method}.{name} must be a list of allowed values, as in ["chain"]')
+                raise UserError(
+                    f'allow.{method}.{name} must be a list of allowed values, as in ["chain"]'
+                )
             values_of = (
-                admitted(f"allow.{method}.{name}", value, hints_of(kinds[method])[name]) for value in listed_values
+                admitted(f"allow.{method}.{name}", value, hints_of(kinds[method])[name])
+                for value in listed_values
             )
             found.setdefault(method, {})[name] = tuple(values_of)
     return found
 
 
 def _of_one_length(dataset: Dataset) -> Dataset:
-    """Return the texts padded to the largest length, so that the samples of all silos have one shape."""
+    """Return the texts padded to the largest length, so that the samples of all silos have one
+    shape.
+    """
     train, test = (_longer(samples, dataset) for samples in (dataset.train, dataset.test))
     return replace(dataset, train=train, test=test)
 
@@ -484,7 +607,11 @@ def _of_one_length(dataset: Dataset) -> Dataset:
 def _longer(samples: Samples, dataset: Dataset) -> Samples:
     x = dataset.inputs.padded(samples.x)
     more = (0, x.shape[1] - samples.x.shape[1])
-    y = F.pad(samples.y, more, value=IGNORED) if isinstance(dataset.task, LanguageModelling) else samples.y
+    y = (
+        F.pad(samples.y, more, value=IGNORED)
+        if isinstance(dataset.task, LanguageModelling)
+        else samples.y
+    )
     return replace(samples, x=x, y=y)
 
 
@@ -494,8 +621,8 @@ CERTIFICATE = "ca.crt"
 def make(folder: Path, name: str, address: str, data: str, salt: str = "SECRET") -> Path:
     """Make a silo's folder, with `silo.toml` and a key pair, and return the public key's file.
 
-    Data are a path (relative to `silo.toml`), a name of a data set, or FILE.py:FUNCTION. The salt is proposed as a
-    secret that silos share; the default is too short to be one.
+    Data are a path (relative to `silo.toml`), a name of a data set, or FILE.py:FUNCTION. The salt
+    is proposed as a secret that silos share; the default is too short to be one.
     """
     check_name(name, "the silo")
     if not keys.is_name(name):
@@ -531,10 +658,12 @@ peers = "peers"
 
 
 def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[str]:
-    """Write the others' keys and the SuperLink's certificate to where `silo.toml` says; return what changed.
+    """Write the others' keys and the SuperLink's certificate to where `silo.toml` says; return what
+    changed.
 
-    The roster comes from the coordinator, who could give keys of its own. So known keys, and the certificate, are not
-    replaced unless the operator, who asked that silo, names them: `replace` has silos, or `ca.crt`.
+    The roster comes from the coordinator, who could give keys of its own. So known keys, and the
+    certificate, are not replaced unless the operator, who asked that silo, names them: `replace`
+    has silos, or `ca.crt`.
     """
     link = file.link
     if not (link.key and link.peers and link.certificate):
@@ -542,16 +671,26 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
     own = roster.key_of.get(file.name)
     if own is None or not keys.same(own, keys.public_of(file.beside(link.key))):
         raise UserError(
-            f"the roster has {'another key of' if own else 'no'} {file.name}: give the coordinator {link.key}.pub"
+            f"the roster has {'another key of' if own else 'no'} {file.name}: give the coordinator "
+            f"{link.key}.pub"
         )
     peers, certificate = file.beside(link.peers), file.beside(link.certificate)
-    wanted = {peers / f"{name}.pub": key + "\n" for name, key in roster.key_of.items() if name != file.name}
+    wanted = {
+        peers / f"{name}.pub": key + "\n"
+        for name, key in roster.key_of.items()
+        if name != file.name
+    }
     wanted[certificate] = roster.certificate
     for path, text in wanted.items():
         name = CERTIFICATE if path == certificate else path.stem
-        if path.exists() and path.read_text(encoding="utf-8").split() != text.split() and name not in replace:
+        if (
+            path.exists()
+            and path.read_text(encoding="utf-8").split() != text.split()
+            and name not in replace
+        ):
             raise UserError(
-                f"{path} has another key than the roster: ask its owner, by another way than the coordinator, and "
+                f"{path} has another key than the roster: ask its owner, by another way than the "
+                "coordinator, and "
                 f"then give --replace {name}"
             )
     peers.mkdir(parents=True, exist_ok=True)
@@ -564,5 +703,9 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
         if path.exists() and path.read_text(encoding="utf-8").split() == text.split():
             continue
         write(path, [text.encode()])
-        told.append(f"{path.stem} has the key {keys.fingerprint(text)}" if path != certificate else f"wrote {path}")
+        told.append(
+            f"{path.stem} has the key {keys.fingerprint(text)}"
+            if path != certificate
+            else f"wrote {path}"
+        )
     return told

@@ -1,1 +1,3 @@
-"""What all parties rely on: keys, seals, messages, masks, the terms of a run, and the chain of custody."""
+"""What all parties rely on: keys, seals, messages, masks, the terms of a run, and the chain of
+custody.
+"""

@@ -1,4 +1,6 @@
-"""Who takes part, by public key, and the terms that all agree on: each request has them; silos refuse others."""
+"""Who takes part, by public key, and the terms that all agree on: each request has them; silos
+refuse others.
+"""
 
 import hashlib
 import json
@@ -52,7 +54,8 @@ class Revision:
     terms: str  # digest of its agreement
     change: str  # "without" or "with"
     client: str  # the client that left or joined
-    # signature of this client: it agrees to sums with it and without it; see `masking`. May be empty.
+    # signature of this client: it agrees to sums with it and without it; see `masking`. May be
+    # empty.
     release: str = ""
 
     def text(self) -> str:
@@ -65,7 +68,9 @@ class Revision:
 
 
 def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
-    """Return the revision in the terms of a run among `clients`; None if the run replaces no other."""
+    """Return the revision in the terms of a run among `clients`; None if the run replaces no
+    other.
+    """
     if not text:
         return None
     run, terms, change, client, release = (text.split(" ", 4) + [""] * 5)[:5]
@@ -100,19 +105,30 @@ class Agreement:
     keys: tuple[str, ...] = ()  # public key of each silo; none if names are not proved
     sealed: bool = False  # whether values are sealed for their readers
     skips: bool = False  # whether the run continues without silos that do not answer
-    # digest of the network's frozen and pretrained values, which each silo has itself; empty if there are none
+    # digest of the network's frozen and pretrained values, which each silo has itself; empty if
+    # there are none
     values: str = ""
     task: str = ""  # what the labels mean, see `ekiden.data.tasks.terms`
-    # whether names of classes that are written in several ways are one class (merge) or several (keep)
+    # whether names of classes that are written in several ways are one class (merge) or several
+    # (keep)
     spelling: Spelling = ""
     schema: str = ""  # the study's schema, which the data of all silos meet; empty if there is none
-    revises: str = ""  # the run that this one replaces, as `Revision.text` gives it; empty if there is none
-    # digest of the model that silos measure and do nothing else, under the terms of the run that made it; empty in all
+    revises: str = (
+        ""  # the run that this one replaces, as `Revision.text` gives it; empty if there is none
+    )
+    # digest of the model that silos measure and do nothing else, under the terms of the run that
+    # made it; empty in all
     # other runs
     measures: str = ""
-    data: str = ""  # which of its data sets each silo uses, by the name in its file; empty: the only one
-    validation: bool = False  # whether they measure it on their validation samples instead of the test samples
-    by: tuple[str, ...] = ()  # columns by whose subgroups they also tell about it, as `Division.parse` reads them
+    data: str = (
+        ""  # which of its data sets each silo uses, by the name in its file; empty: the only one
+    )
+    validation: bool = (
+        False  # whether they measure it on their validation samples instead of the test samples
+    )
+    by: tuple[
+        str, ...
+    ] = ()  # columns by whose subgroups they also tell about it, as `Division.parse` reads them
 
     @property
     def method(self) -> str:
@@ -153,13 +169,23 @@ class Agreement:
     def has_values(self) -> bool:
         """Whether the network has values that do not follow from the seed."""
         recipe = self.recipe
-        return recipe.train != "all" or bool(recipe.pretrained) or models.is_pretrained(recipe.model)
+        return (
+            recipe.train != "all" or bool(recipe.pretrained) or models.is_pretrained(recipe.model)
+        )
 
     @property
     def regroups(self) -> bool:
-        """Whether a sum under masks goes on without a silo that is missing; all agree to that with these terms."""
+        """Whether a sum under masks goes on without a silo that is missing; all agree to that with
+        these terms.
+        """
         method = self.recipe.method
-        return self.sealed and self.skips and isinstance(method, SecureMethod) and method.secure and method.regroups
+        return (
+            self.sealed
+            and self.skips
+            and isinstance(method, SecureMethod)
+            and method.secure
+            and method.regroups
+        )
 
     @property
     def subgroups(self) -> dict[str, tuple[str, ...]]:
@@ -174,13 +200,21 @@ class Agreement:
         return labels.times if isinstance(labels, Survival) else ()
 
     def check_masks(self) -> None:
-        """Refuse a run that promises masks (`--secure`, `--dp honest=h`) and has no keys for them."""
+        """Refuse a run that promises masks (`--secure`, `--dp honest=h`) and has no keys for
+        them.
+        """
         method = self.recipe.method
         if isinstance(method, SecureMethod) and method.secure and not self.sealed:
-            raise UserError("--secure needs masks, which only sealed runs have: leave out --no-sealed and --insecure")
+            raise UserError(
+                "--secure needs masks, which only sealed runs have: leave out --no-sealed and "
+                "--insecure"
+            )
         dp = DP.parse(self.recipe.dp)
         if dp is not None and dp.honest > 1 and not self.sealed:
-            raise UserError("--dp honest needs masks, which only sealed runs have: leave out honest or --no-sealed")
+            raise UserError(
+                "--dp honest needs masks, which only sealed runs have: leave out honest or "
+                "--no-sealed"
+            )
         check_honest(dp, self.clients)
 
     def text(self) -> str:
@@ -193,7 +227,9 @@ class Agreement:
         return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
     def setup(self, dataset: Dataset, hardware: Hardware, pretrained: Path | None = None) -> Setup:
-        """Return what a worker needs at a party that holds `dataset`; `pretrained` as in `builder`."""
+        """Return what a worker needs at a party that holds `dataset`; `pretrained` as in
+        `builder`.
+        """
         recipe = self.recipe
         build, dp = self.builder(pretrained), DP.parse(recipe.dp)
         return Setup(recipe.method, build, dataset, recipe.training, hardware, recipe.seed, dp=dp)
@@ -201,8 +237,8 @@ class Agreement:
     def builder(self, pretrained: Path | None = None) -> Callable[[], nn.Module]:
         """Return a function that makes the initial network of the run, the same at every call.
 
-        A silo looks for networks and files with values in the folder `pretrained`, by the last part of their names.
-        Without it, as at the coordinator, the names are paths.
+        A silo looks for networks and files with values in the folder `pretrained`, by the last part
+        of their names. Without it, as at the coordinator, the names are paths.
         """
         recipe, method = self.recipe, self.recipe.method
         check_part(recipe.train, method.title(), averages=method.traits.averages)
@@ -218,7 +254,10 @@ class Agreement:
 def parse(text: str) -> Agreement:
     """Return the agreement in `text`."""
     if len(text) > _MOST_TEXT:
-        raise UserError(f"the terms of the run cannot be read: they have {len(text)} characters, {_MOST_TEXT} at most")
+        raise UserError(
+            f"the terms of the run cannot be read: they have {len(text)} characters, {_MOST_TEXT} "
+            "at most"
+        )
     try:
         values = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -226,7 +265,8 @@ def parse(text: str) -> Agreement:
     version = values.get("version", code_version()) if isinstance(values, dict) else code_version()
     if version != code_version():
         raise UserError(
-            f"the run is of Ekiden {str(version)[:40]}, this silo has {code_version()}: install the same commit"
+            f"the run is of Ekiden {str(version)[:40]}, this silo has {code_version()}: install "
+            "the same commit"
         )
     if isinstance(values, dict):
         values |= {"recipe": _recipe(values.get("recipe"))}
@@ -236,18 +276,30 @@ def parse(text: str) -> Agreement:
         _ = schemas.parse(agreement.schema) if agreement.schema else None
     agreement.check_masks()
     if agreement.validation and not agreement.measures:
-        raise UserError("the terms of the run cannot be read: it trains, so its model is measured on test samples")
+        raise UserError(
+            "the terms of the run cannot be read: it trains, so its model is measured on test "
+            "samples"
+        )
     if agreement.subgroups:
         check_task(agreement.labels)
         if not agreement.measures or agreement.validation:
-            raise UserError("the terms of the run cannot be read: subgroups are for finished models and test samples")
+            raise UserError(
+                "the terms of the run cannot be read: subgroups are for finished models and test "
+                "samples"
+            )
     if agreement.times and (not agreement.measures or agreement.validation or agreement.by):
-        raise UserError("the terms of the run cannot be read: times are for finished models, and not for subgroups")
+        raise UserError(
+            "the terms of the run cannot be read: times are for finished models, and not for "
+            "subgroups"
+        )
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed
     if not (named and proved and RUN.fullmatch(agreement.run)):
-        raise UserError("the terms of the run cannot be read: names, keys or the run's id are not as they must be")
+        raise UserError(
+            "the terms of the run cannot be read: names, keys or the run's id are not as they must "
+            "be"
+        )
     for name in agreement.clients:
         check_name(name, "the terms of the run")
     return agreement
@@ -263,10 +315,15 @@ def read(path: Path) -> Agreement:
 
 
 def _recipe(values: object) -> Recipe[Method]:
-    """Return the recipe in the terms of a run. Its method is one of the library: no other party names code to load."""
+    """Return the recipe in the terms of a run. Its method is one of the library: no other party
+    names code to load.
+    """
     name = values.get("method") if isinstance(values, dict) else None
     if not isinstance(name, str) or name not in _METHODS:
-        raise UserError(f"the terms of the run cannot be read: {str(name)[:40]!r} is not a method that silos know")
+        raise UserError(
+            f"the terms of the run cannot be read: {str(name)[:40]!r} is not a method that silos "
+            "know"
+        )
     return recipe_of(values, _reader())
 
 
@@ -275,25 +332,36 @@ def _reader() -> str:
 
 
 def check_name(name: str, where: str) -> None:
-    """Refuse names of silos that mean another party in messages, such as the server, whose seals nobody signs."""
+    """Refuse names of silos that mean another party in messages, such as the server, whose seals
+    nobody signs.
+    """
     if name in (SERVER, EVERYONE):
-        raise UserError(f"{where}: no silo can be called {name!r}, which means another party; give it another name")
+        raise UserError(
+            f"{where}: no silo can be called {name!r}, which means another party; give it another "
+            "name"
+        )
 
 
 def no_samples(agreed: Agreement) -> Dataset:
     """Return the coordinator's data set, which has no samples."""
     inputs = of_terms(agreed.inputs)
-    none = Samples(torch.empty(0, *agreed.shape, dtype=inputs.dtype), torch.empty(0, dtype=torch.int64))
+    none = Samples(
+        torch.empty(0, *agreed.shape, dtype=inputs.dtype), torch.empty(0, dtype=torch.int64)
+    )
     names, scale, augment = agreed.classes, (agreed.mean, agreed.std), agreed.augment
     return Dataset(agreed.dataset, none, none, names, (), *scale, augment, agreed.labels, inputs)
 
 
 def own_network(name: str, folder: Path) -> str:
-    """Return the name of a silo's own copy of a network. No other party chooses its files or code."""
+    """Return the name of a silo's own copy of a network. No other party chooses its files or
+    code.
+    """
     if outside.is_file(name):
         raise UserError(NO_CODE)
     if name.startswith("timm:"):
-        raise UserError("the run's network comes from a hub, which a silo does not ask: use --model=hf:FOLDER")
+        raise UserError(
+            "the run's network comes from a hub, which a silo does not ask: use --model=hf:FOLDER"
+        )
     return f"hf:{_own(name.removeprefix('hf:'), folder)}" if name.startswith("hf:") else name
 
 
@@ -301,7 +369,8 @@ def _own(name: str, folder: Path) -> Path:
     last = Path(name).name
     if not last or last == ".." or not (folder / last).exists():
         raise UserError(
-            f"the run needs {last[:80]!r}, which is not in {folder}: put it there (pretrained.folder in the silo.toml)"
+            f"the run needs {last[:80]!r}, which is not in {folder}: put it there "
+            "(pretrained.folder in the silo.toml)"
         )
     return folder / last
 
@@ -311,7 +380,8 @@ def _no_number(text: str) -> None:
 
 
 NO_CODE = (
-    "the run's network is code in a file, which silos do not execute for others: install it at all parties as a "
+    "the run's network is code in a file, which silos do not execute for others: install it at all "
+    "parties as a "
     "package (entry point ekiden.models), or use --model=hf:FOLDER"
 )
 
@@ -353,7 +423,9 @@ def read_roster(path: Path) -> Roster:
         try:
             values = json.loads(read_regular(path, _LONGEST_ROSTER))
         except FileNotFoundError:
-            raise UserError("there is no such file: the coordinator's `ekiden federation init` wrote it") from None
+            raise UserError(
+                "there is no such file: the coordinator's `ekiden federation init` wrote it"
+            ) from None
         except (ValueError, RecursionError):
             raise UserError("this is not a roster: `ekiden federation init` writes one") from None
         with reading("the roster", "what `ekiden federation` wrote"):

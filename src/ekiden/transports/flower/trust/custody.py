@@ -1,7 +1,9 @@
-"""The chain of custody: what each silo did with which values and what it measured, signed by its silo key.
+"""The chain of custody: what each silo did with which values and what it measured, signed by its
+silo key.
 
-A record names values by owner and key, and identifies their contents by SHA-256 of their encoding. So records form a
-chain: what one silo took is what another gave. `custody.jsonl` in the run folder holds one record per line.
+A record names values by owner and key, and identifies their contents by SHA-256 of their encoding.
+So records form a chain: what one silo took is what another gave. `custody.jsonl` in the run folder
+holds one record per line.
 """
 
 import hashlib
@@ -161,7 +163,8 @@ def check_format(row: Mapping[str, Any], file: Path) -> None:
     found = said.get("format", 1) if isinstance(said, dict) else FORMAT
     if not (type(found) is int and found == FORMAT):
         raise UserError(
-            f"{file} has format {str(found)[:20]}, this version reads {FORMAT}: use the version of Ekiden that wrote it"
+            f"{file} has format {str(found)[:20]}, this version reads {FORMAT}: use the version of "
+            "Ekiden that wrote it"
         )
 
 
@@ -174,16 +177,20 @@ def step_of(row: Mapping[str, Any]) -> int:
 
 
 def fingerprint(data: ClientData, salt: bytes) -> str:
-    """Return a fingerprint of a silo's samples and labels that tells nothing to those without the salt (HMAC-SHA256).
+    """Return a fingerprint of a silo's samples and labels that tells nothing to those without the
+    salt (HMAC-SHA256).
 
-    With the salt, one can check a guess, but only a guess of all samples together. So the salt stays at the silo.
+    With the salt, one can check a guess, but only a guess of all samples together. So the salt
+    stays at the silo.
     """
     parts = (data.train, data.val, data.test)
     return hmac.new(salt, b"".join(part.digest for part in parts), hashlib.sha256).hexdigest()
 
 
 def kept_salt(folder: Path) -> bytes:
-    """Return the salt of a run at a silo, drawn at the first call. Only the file's owner can read it."""
+    """Return the salt of a run at a silo, drawn at the first call. Only the file's owner can read
+    it.
+    """
     file = folder / SALT
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -217,7 +224,9 @@ def bytes_of(text: str) -> bytes:
 
 
 def model_digest(value: Any, given: str) -> str:
-    """Return the digest of the model in `value`, or `given` if `value` is the model; empty if there is none."""
+    """Return the digest of the model in `value`, or `given` if `value` is the model; empty if there
+    is none.
+    """
     if isinstance(value, Weights):
         return given
     model = getattr(value, "model", None)

@@ -1,7 +1,8 @@
 """Silo keys and certificates.
 
-Silo keys are elliptic-curve key pairs with which Flower's SuperNodes identify themselves; they prove silos' names.
-A certificate authority is made for one SuperLink, with that SuperLink's certificate.
+Silo keys are elliptic-curve key pairs with which Flower's SuperNodes identify themselves; they
+prove silos' names. A certificate authority is made for one SuperLink, with that SuperLink's
+certificate.
 """
 
 import base64
@@ -27,21 +28,30 @@ def is_name(name: str) -> bool:
 
 
 def generate(private: Path) -> Path:
-    """Make a key pair (P-384), the private key readable by its owner only; return the file of the public one."""
+    """Make a key pair (P-384), the private key readable by its owner only; return the file of the
+    public one.
+    """
     ec, serialization, _, _ = _cryptography()
     public = private.with_name(private.name + ".pub")
     key = ec.generate_private_key(ec.SECP384R1())
     secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
     )
     try:
         private.parent.mkdir(parents=True, exist_ok=True)
         write_secret(private, secret)
         public.write_bytes(
-            key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
+            key.public_key().public_bytes(
+                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+            )
+            + b"\n"
         )
     except FileExistsError:
-        raise UserError(f"{private} exists: a silo keeps its key; remove the file to make another") from None
+        raise UserError(
+            f"{private} exists: a silo keeps its key; remove the file to make another"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot write {private}: {error.strerror}") from None
     return public
@@ -66,7 +76,9 @@ def _load_private(private: Path) -> Any:
     except OSError as error:
         raise UserError(f"cannot read the silo's key {private}: {error.strerror}") from None
     except Exception:
-        raise UserError(f"{private} is not a private key: make one with `ekiden silo keys`") from None
+        raise UserError(
+            f"{private} is not a private key: make one with `ekiden silo keys`"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"{private} is not an elliptic-curve key: make one with `ekiden silo keys`")
     return key
@@ -76,7 +88,9 @@ def public_of(private: Path) -> str:
     """Return the public key of a private key, as one line of text."""
     _, serialization, _, _ = _cryptography()
     public = _load_private(private).public_key()
-    text: bytes = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    text: bytes = public.public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     return text.decode()
 
 
@@ -96,7 +110,9 @@ def read_public(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        raise UserError(f"there is no public key {path}: get it from the silo, `ekiden silo keys` made it") from None
+        raise UserError(
+            f"there is no public key {path}: get it from the silo, `ekiden silo keys` made it"
+        ) from None
     check(text)
     return text
 
@@ -121,7 +137,9 @@ def _load(public: str) -> Any:
     try:
         key = serialization.load_ssh_public_key(public.encode())
     except Exception:
-        raise UserError(f"{public[:40]!r} is not a public key: `ekiden silo keys` makes them") from None
+        raise UserError(
+            f"{public[:40]!r} is not a public key: `ekiden silo keys` makes them"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError("a silo's key must be an elliptic-curve key: `ekiden silo keys` makes them")
     return key
@@ -170,7 +188,9 @@ def renew(folder: Path, host: str) -> None:
     server = ec.generate_private_key(ec.SECP384R1())
     extensions = [
         (
-            x509.SubjectAlternativeName([_x509_name(text) for text in dict.fromkeys((host, "localhost", "127.0.0.1"))]),
+            x509.SubjectAlternativeName(
+                [_x509_name(text) for text in dict.fromkeys((host, "localhost", "127.0.0.1"))]
+            ),
             False,
         ),
         (x509.BasicConstraints(ca=False, path_length=None), True),
@@ -194,7 +214,9 @@ def valid_until(certificate: Path) -> datetime:
     return end
 
 
-def _issued(subject: str, key: Any, signer: Any, extensions: Sequence[tuple[Any, bool]], days: int) -> bytes:
+def _issued(
+    subject: str, key: Any, signer: Any, extensions: Sequence[tuple[Any, bool]], days: int
+) -> bytes:
     x509, _, serialization, hashes = _certificates()
 
     def named(text: str) -> Any:

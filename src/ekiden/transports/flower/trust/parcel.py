@@ -1,6 +1,7 @@
 """The messages between coordinator and silos: a typed header and a body, as one byte string.
 
-What a request holds, arguments and other silos' values, is opened and checked here before anything is executed.
+What a request holds, arguments and other silos' values, is opened and checked here before anything
+is executed.
 """
 
 import re
@@ -42,18 +43,23 @@ class Ask:
     """A request of the coordinator to a silo."""
 
     kind: str  # hello, task, value, evaluate or status
-    agreement: str = ""  # terms of the run, see `Agreement`; empty in a hello that only asks what a silo holds
+    agreement: str = (
+        ""  # terms of the run, see `Agreement`; empty in a hello that only asks what a silo holds
+    )
     nonce: str = ""  # random text that the answer to a hello must sign
-    data: str = ""  # in a hello without terms: the name of the data set that the run wants; empty: the only one
+    # in a hello without terms: the name of the data set that the run wants; empty: the only one
+    data: str = ""
     step: int = 0  # step of the task
     call: int = 0  # number of the task among those of this client in this step
     task: str = ""  # name of the task
     key: str = ""  # key of the requested value
-    # place (step and call) of the task that left the private state to start from; empty if there is none
+    # place (step and call) of the task that left the private state to start from; empty if there is
+    # none
     state: str = ""
     settled: int = 0  # number of steps of the run that are final
     keep: tuple[str, ...] = ()  # keys of the values from those steps that are still needed
-    # which clients were missing in which step; what they did there does not count. All absences if the method knows
+    # which clients were missing in which step; what they did there does not count. All absences if
+    # the method knows
     # beforehand what it asks for, otherwise only this silo's own.
     absent: tuple[tuple[int, str], ...] = ()
     parts: tuple[ParcelPart, ...] = ()  # what the body holds after the arguments
@@ -63,9 +69,11 @@ class Ask:
     readers: tuple[Reader, ...] = ()  # parties for which to seal the value
     # all silos that give a part to the sum to which the task adds this silo's, with their keys
     members: tuple[Reader, ...] = ()
-    results: int = 0  # number of models to measure that are the run's result, not a client's own; they come first
+    # number of models to measure that are the run's result, not a client's own; they come first
+    results: int = 0
     clients: int = 0  # number of clients of the run, on which the network of a result may depend
-    # records of the chain of custody, one for each model to measure: its owner signs that it is the run's result
+    # records of the chain of custody, one for each model to measure: its owner signs that it is the
+    # run's result
     records: tuple[str, ...] = ()
     last: bool = False  # whether the models to measure are those with which the run ends
 
@@ -80,9 +88,12 @@ class Answer:
     forward: int = 0  # samples that went forward through a network
     backward: int = 0  # samples that went backward
     locks: tuple[Lock, ...] = ()  # locks of the value, one for each reader
-    record: str = ""  # signed record of the task or the measurement in the chain of custody; see `custody`
+    record: str = (
+        ""  # signed record of the task or the measurement in the chain of custody; see `custody`
+    )
     busy: bool = False  # in answer to a status: whether the silo is working on this run
-    # in answer to a task: place of the task that left the private state that the silo has after this one
+    # in answer to a task: place of the task that left the private state that the silo has after
+    # this one
     state: str = ""
 
 
@@ -101,12 +112,17 @@ class Hello:
     samples: tuple[int, int, int]  # numbers of samples for training, validation and test
     inputs: str  # what the samples are, see `ekiden.data.kinds.terms`
     evaluations: int = 0  # number of models that it still measures, over all runs
-    signature: str = ""  # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
-    # X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals nothing
+    signature: str = (
+        ""  # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
+    )
+    # X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals
+    # nothing
     sealing: str = ""
     proof: str = ""  # signature of `sealing` by the silo's key
     task: str = ""  # what the labels mean, see `ekiden.data.tasks.terms`
-    schema: str = ""  # the study's schema that its data meet, as `Schema.text` gives it; empty without one
+    schema: str = (
+        ""  # the study's schema that its data meet, as `Schema.text` gives it; empty without one
+    )
     # training samples of all silos in each class, if the silos agreed on them
     counts: dict[str, int] = field(default_factory=dict)
     features: int = 0  # of how many features it gives exact sums at most; 0: of any number
@@ -132,7 +148,9 @@ def unpack(data: bytes | memoryview, kind: type[T]) -> tuple[T, memoryview]:
 
 
 def said(text: str, most: int = 1000) -> str:
-    """Return another party's text as one line without control characters, so it cannot move a terminal's cursor."""
+    """Return another party's text as one line without control characters, so it cannot move a
+    terminal's cursor.
+    """
     line = "".join(c if c.isprintable() else " " for c in text[: 4 * most])
     line = " ".join(line.split())
     return line if len(line) <= most else f"{line[:most]}..."
@@ -151,7 +169,9 @@ class Contents:
     values: Mapping[tuple[str, str], Encoded]  # values of other silos, encoded, by owner and key
 
     def digest(self, terms: str, ask: Ask, private: Any) -> str:
-        """Return a digest of the request, its terms and the private state before it; sealing does not change it."""
+        """Return a digest of the request, its terms and the private state before it; sealing does
+        not change it.
+        """
         members = [(member.name, member.key) for member in ask.members]
         given = [(name, value.digest) for name, value in self.values.items()]
         asked = (terms, ask.task, self.arguments.digest, *given, *members)
@@ -159,22 +179,28 @@ class Contents:
 
 
 def arguments_key(ask: Ask) -> str:
-    """Return the name under which a task's arguments are sealed. It includes what the silo forgets with the request."""
+    """Return the name under which a task's arguments are sealed. It includes what the silo forgets
+    with the request.
+    """
     forget = custody.digest([wire.encode((ask.settled, ask.keep, ask.absent))])[:16]
     return f"arguments of {ask.step}-{ask.call}-{ask.task}, {forget}"
 
 
 def value_key(key: str, absent: Collection[Absence]) -> str:
-    """Return the name under which a value is sealed. It includes the clients that were missing before it was made.
+    """Return the name under which a value is sealed. It includes the clients that were missing
+    before it was made.
 
-    So the seal opens only if the silo that uses the value was told the same absences as the silo that made it.
+    So the seal opens only if the silo that uses the value was told the same absences as the silo
+    that made it.
     """
     step = int(key.split("-", 1)[0])
     before = tuple(sorted(one for one in absent if one[0] < step))
     return f"{key} without {custody.digest([wire.encode(before)])[:16]}" if before else key
 
 
-def opened(ask: Ask, body: memoryview, sealer: Sealer, absent: Collection[Absence] = ()) -> Contents:
+def opened(
+    ask: Ask, body: memoryview, sealer: Sealer, absent: Collection[Absence] = ()
+) -> Contents:
     """Return what the body of a request for a task holds.
 
     Raises:
@@ -195,11 +221,14 @@ def opened(ask: Ask, body: memoryview, sealer: Sealer, absent: Collection[Absenc
         offset += part.length
     if offset != len(body):
         raise wire.WireError("message longer than it says: refused")
-    return Contents(sealer.open(body[: ask.length], ask.lock, SERVER, arguments_key(ask), ask.step), values)
+    return Contents(
+        sealer.open(body[: ask.length], ask.lock, SERVER, arguments_key(ask), ask.step), values
+    )
 
 
 def check(value: Any, network: Network, *, whole: bool) -> None:
-    """Refuse (WireError) models that do not fit and numbers that are not finite, before anything is executed.
+    """Refuse (WireError) models that do not fit and numbers that are not finite, before anything is
+    executed.
 
     With `whole`, parts of a model, such as only the extractor, are refused too.
     """
@@ -210,13 +239,19 @@ def check(value: Any, network: Network, *, whole: bool) -> None:
                 size = there.numel()
                 fits = size == here.numel() if whole else size <= here.numel()
                 if there.dtype != here.dtype or there.ndim != 1 or not fits:
-                    raise wire.WireError("message holds a model of another shape or type than this run's: refused")
-        elif (isinstance(part, Tensor) and not _finite(part)) or (isinstance(part, float) and not isfinite(part)):
+                    raise wire.WireError(
+                        "message holds a model of another shape or type than this run's: refused"
+                    )
+        elif (isinstance(part, Tensor) and not _finite(part)) or (
+            isinstance(part, float) and not isfinite(part)
+        ):
             raise wire.WireError("message holds NaN or infinity: refused")
 
 
 def check_claims(value: Any, samples: int) -> None:
-    """Refuse (WireError) another number of training samples than a sender reported first; `OwnSamples` marks fields."""
+    """Refuse (WireError) another number of training samples than a sender reported first;
+    `OwnSamples` marks fields.
+    """
     for record in _records(value):
         for name, hint in _hints(type(record)).items():
             if OwnSamples not in getattr(hint, "__metadata__", ()):
@@ -227,7 +262,9 @@ def check_claims(value: Any, samples: int) -> None:
             total = float(said.sum()) if isinstance(said, Tensor) else said
             least = float(said.min()) if isinstance(said, Tensor) else said
             if least < 0 or (total != samples and not (isinstance(said, float) and said == 1)):
-                raise wire.WireError(f"message says {total:g} training samples, its sender has {samples}: refused")
+                raise wire.WireError(
+                    f"message says {total:g} training samples, its sender has {samples}: refused"
+                )
 
 
 def _hints(kind: type) -> Mapping[str, Any]:

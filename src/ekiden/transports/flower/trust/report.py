@@ -1,8 +1,8 @@
 """What silos report about models on their own test samples, and the metrics that follow.
 
-Each answer reveals something about the samples. So silos add up what they report, under masks where a run is sealed;
-nothing is told about few samples; the same models get the same answer again; and a run may have only a limited number
-of models measured.
+Each answer reveals something about the samples. So silos add up what they report, under masks where
+a run is sealed; nothing is told about few samples; the same models get the same answer again; and a
+run may have only a limited number of models measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,14 @@ _MOST_LISTED = 100  # classes whose metrics are listed
 class SiloReport:
     """What silos report about some models. Reports add up."""
 
-    # (models, numbers) int64, what each model's answers count; see `Counting`. Then rows of the subgroups of the terms,
+    # (models, numbers) int64, what each model's answers count; see `Counting`. Then rows of the
+    # subgroups of the terms,
     # if they name columns; there is one model then.
     counts: Tensor
-    # (2, 2 + metrics) int64, about one model of each silo: its own, or the run's. First how many silos reported, and at
-    # how many the model has diverged; then for each metric the sum over silos, in fixed point. In the second row stands
+    # (2, 2 + metrics) int64, about one model of each silo: its own, or the run's. First how many
+    # silos reported, and at
+    # how many the model has diverged; then for each metric the sum over silos, in fixed point. In
+    # the second row stands
     # at how many silos it is defined.
     own: Tensor
 
@@ -51,11 +54,18 @@ class Reported:
 
     # its report under masks, as a part of the sum of all silos; None if the run seals nothing
     masked: Masked | None = None
-    shown: SiloReport | None = None  # its report in the clear: if nothing is masked, or if the silo's file allows it
+    shown: SiloReport | None = (
+        None  # its report in the clear: if nothing is masked, or if the silo's file allows it
+    )
 
 
 def report(
-    counting: Counting, answers: Sequence[Scores], mine: int, care: Care, train: Tensor, groups: Tensor | None = None
+    counting: Counting,
+    answers: Sequence[Scores],
+    mine: int,
+    care: Care,
+    train: Tensor,
+    groups: Tensor | None = None,
 ) -> SiloReport:
     """Return what one silo reports."""
     counts = torch.stack([counting.count(scores, care, train) for scores in answers])
@@ -76,7 +86,8 @@ def rows(agreed: Agreement, models: int) -> int:
 
 
 def counting(task: Task, outputs: int, models: int, *, last: bool) -> Counting:
-    """Return what is counted of models: scores too after the last step, or if the headline metric needs them.
+    """Return what is counted of models: scores too after the last step, or if the headline metric
+    needs them.
 
     Of personal models they are counted only for the headline metric.
     """
@@ -93,7 +104,8 @@ def fits(found: SiloReport, counting: Counting, rows: int) -> bool:
 
 
 def total_of(found: Mapping[str, Reported], members: int) -> SiloReport | None:
-    """Return the sum of all reports; None if there are none, or if parts of a sum under masks are missing.
+    """Return the sum of all reports; None if there are none, or if parts of a sum under masks are
+    missing.
 
     `members` is the number of silos whose masks cancel; 0 if nothing is masked.
     """
@@ -118,11 +130,13 @@ def row_of(
 ) -> dict[str, Any]:
     """Return the metrics that follow from what silos reported, without those that need the models.
 
-    `shown` has the reports of those that show theirs. The first `results` models are the run's, the others clients'
-    own.
+    `shown` has the reports of those that show theirs. The first `results` models are the run's, the
+    others clients' own.
     """
     groups = agreed.subgroups
-    counts, divided = (total.counts[:results], total.counts[results:]) if groups else (total.counts, None)
+    counts, divided = (
+        (total.counts[:results], total.counts[results:]) if groups else (total.counts, None)
+    )
     personal = len(counts) > results
     wanted = Wanted() if last and len(counts) == 1 else None
     each = [figures(counting, numbers, wanted) for numbers in counts]
@@ -139,7 +153,9 @@ def row_of(
         found["diverged"] = True
     if personal and results:
         found |= {
-            f"global_{name}": value for name, value in _values(each[:1], counting.task).items() if name != "metric"
+            f"global_{name}": value
+            for name, value in _values(each[:1], counting.task).items()
+            if name != "metric"
         }
     if last and not personal:
         found |= _everything(each[0], total, own, counting, agreed.classes)
@@ -187,7 +203,9 @@ def _values(each: Sequence[Figures], task: Task) -> dict[str, Any]:
 def _over_silos(
     total: SiloReport, own: Mapping[str, Figures], clients: Sequence[str], task: Task, reports: int
 ) -> dict[str, Any]:
-    """Return the mean of the headline metric over silos, and its spread and values where silos show them."""
+    """Return the mean of the headline metric over silos, and its spread and values where silos show
+    them.
+    """
     means, metric = means_of(total, task), task.headline
     found: dict[str, Any] = {"client_mean": means[metric.name]} if metric.name in means else {}
     each = [own[client].values.get(metric.name) if client in own else None for client in clients]
@@ -208,15 +226,25 @@ def means_of(report: SiloReport, task: Task) -> dict[str, float]:
 
 
 def _everything(
-    one: Figures, total: SiloReport, own: Mapping[str, Figures], counting: Counting, classes: Sequence[str]
+    one: Figures,
+    total: SiloReport,
+    own: Mapping[str, Figures],
+    counting: Counting,
+    classes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return all metrics of a model: pooled, averaged over silos, of silos that show theirs, and of each class."""
+    """Return all metrics of a model: pooled, averaged over silos, of silos that show theirs, and of
+    each class.
+    """
     names = [metric.name for metric in counting.task.metrics]
     groups: dict[str, Any] = {}
-    if silos := {client: _listed(found.values, names) for client, found in own.items() if found.samples}:
+    if silos := {
+        client: _listed(found.values, names) for client, found in own.items() if found.samples
+    }:
         groups["client"] = silos
     if 1 < len(classes) == len(one.each) <= _MOST_LISTED:
-        groups["class"] = {str(name): dict(values) for name, values in zip(classes, one.each, strict=True)}
+        groups["class"] = {
+            str(name): dict(values) for name, values in zip(classes, one.each, strict=True)
+        }
     found: dict[str, Any] = {
         "metrics": _listed(one.values, names),
         "silo_means": means_of(total, counting.task),

@@ -1,11 +1,13 @@
-"""Seal values: only the intended readers can open them, and a value that was changed or moved does not open.
+"""Seal values: only the intended readers can open them, and a value that was changed or moved does
+not open.
 
-Each value is encrypted once under its own key (ChaCha20-Poly1305), in pieces of 1 GiB whose nonces are their numbers:
-the key is used for nothing else. Each reader gets a lock: that key and the value's
-SHA-256, encrypted for the reader's key of this run by HPKE (RFC 9180). The silo key signs the silo's key of the run,
-and every lock that the silo makes. The `Binding` says what a lock is for. It is part of what is encrypted and of what
-is signed, so a value of another run, step, sender or reader is refused like a changed one. Another reader of the same
-value knows its key, but cannot replace the value: the lock holds the digest.
+Each value is encrypted once under its own key (ChaCha20-Poly1305), in pieces of 1 GiB whose nonces
+are their numbers: the key is used for nothing else. Each reader gets a lock: that key and the
+value's SHA-256, encrypted for the reader's key of this run by HPKE (RFC 9180). The silo key signs
+the silo's key of the run, and every lock that the silo makes. The `Binding` says what a lock is
+for. It is part of what is encrypted and of what is signed, so a value of another run, step, sender
+or reader is refused like a changed one. Another reader of the same value knows its key, but cannot
+replace the value: the lock holds the digest.
 """
 
 import json
@@ -31,7 +33,8 @@ class Binding:
     """What a lock is for."""
 
     run: str  # id of the run
-    terms: str  # digest of its agreement, and so of the method, its hyperparameters and the silos' keys
+    # digest of its agreement, and so of the method, its hyperparameters and the silos' keys
+    terms: str
     sender: str  # party that sealed the value
     key: str  # the value's name there
     recipient: str  # party that may read it
@@ -39,7 +42,10 @@ class Binding:
 
     def text(self) -> bytes:
         """Return the binding as bytes, the same for the same binding."""
-        return b"ekiden seal\n" + json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
+        return (
+            b"ekiden seal\n"
+            + json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
+        )
 
 
 @dataclass(frozen=True)
@@ -73,28 +79,38 @@ class Sealed(NamedTuple):
 class Sealer(Protocol):
     """Seals what a party sends, and opens what it receives."""
 
-    def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
+    def seal(
+        self, value: Encoded, key: str, readers: Sequence[Reader]
+    ) -> tuple[bytes, tuple[Lock, ...]]:
         """Seal `value`, named `key`, for `readers`."""
 
-    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> Encoded:
+    def open(
+        self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int
+    ) -> Encoded:
         """Open what `sender` sealed under the name `key` for this party in `step`."""
 
 
 class Plain:
     """Seals nothing: for runs without keys, or if the user chose this."""
 
-    def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
+    def seal(
+        self, value: Encoded, key: str, readers: Sequence[Reader]
+    ) -> tuple[bytes, tuple[Lock, ...]]:
         """Return `value` itself, without locks."""
         return value.data, ()
 
-    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> Encoded:
+    def open(
+        self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int
+    ) -> Encoded:
         """Return `data` itself.
 
         Raises:
             WireError: it is sealed.
         """
         if lock is not None:
-            raise wire.WireError(f"value {key[:80]!r} is sealed in a run that seals nothing: refused")
+            raise wire.WireError(
+                f"value {key[:80]!r} is sealed in a run that seals nothing: refused"
+            )
         return Encoded.of(bytes(data))
 
 
@@ -109,7 +125,9 @@ class Party:
     silos: Mapping[str, str]  # public silo key of every client
     sign: Sign | None  # signs with the party's silo key; None for the server, which has none
 
-    def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
+    def seal(
+        self, value: Encoded, key: str, readers: Sequence[Reader]
+    ) -> tuple[bytes, tuple[Lock, ...]]:
         """Seal `value` for `readers`.
 
         Raises:
@@ -119,12 +137,17 @@ class Party:
         locks = []
         for reader in readers:
             if reader.name != SERVER and not vouched(reader, self.run, self.silos):
-                raise wire.WireError(f"the key for {reader.name[:80]!r} is not signed by {reader.name[:80]!r}: refused")
+                raise wire.WireError(
+                    f"the key for {reader.name[:80]!r} is not signed by {reader.name[:80]!r}: "
+                    "refused"
+                )
             binding = Binding(self.run, self.terms, self.name, key, reader.name, reader.step)
             locks.append(lock(sealed.key, value.digest, reader.key, binding, self.sign))
         return sealed.data, tuple(locks)
 
-    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> Encoded:
+    def open(
+        self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int
+    ) -> Encoded:
         """Open what `sender` sealed for this party.
 
         Raises:
@@ -133,7 +156,13 @@ class Party:
         if lock is None:
             raise wire.WireError(f"value {key[:80]!r} of {sender[:80]} is not sealed: refused")
         binding = Binding(self.run, self.terms, sender, key, self.name, step)
-        return unlock(lock, data, self.private, binding, None if sender == SERVER else self.silos.get(sender, ""))
+        return unlock(
+            lock,
+            data,
+            self.private,
+            binding,
+            None if sender == SERVER else self.silos.get(sender, ""),
+        )
 
 
 def encrypt(plain: bytes) -> Sealed:
@@ -142,21 +171,33 @@ def encrypt(plain: bytes) -> Sealed:
     return Sealed(_in_pieces(_chacha()(key).encrypt, plain, _PIECE), key)
 
 
-def _in_pieces(cipher: Callable[[bytes, memoryview, None], bytes], data: bytes | memoryview, length: int) -> bytes:
+def _in_pieces(
+    cipher: Callable[[bytes, memoryview, None], bytes], data: bytes | memoryview, length: int
+) -> bytes:
     """Encrypt or decrypt pieces of this length. An empty value is one piece, too."""
     starts, view = range(0, max(1, len(data)), length), memoryview(data)
-    return b"".join(cipher(i.to_bytes(12, "little"), view[at : at + length], None) for i, at in enumerate(starts))
+    return b"".join(
+        cipher(i.to_bytes(12, "little"), view[at : at + length], None)
+        for i, at in enumerate(starts)
+    )
 
 
 def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | None) -> Lock:
-    """Make the lock of an encrypted value, with its SHA-256 in hexadecimal, for one reader and purpose."""
-    statement, public = _statement(binding, reader), _x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(reader))
+    """Make the lock of an encrypted value, with its SHA-256 in hexadecimal, for one reader and
+    purpose.
+    """
+    statement, public = (
+        _statement(binding, reader),
+        _x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(reader)),
+    )
     wrapped = _hpke().encrypt(key + bytes.fromhex(digest), public, statement)
     signature = sign(_signed(statement, wrapped)) if sign else ""
     return Lock(binding.recipient, binding.step, reader, wrapped.hex(), signature)
 
 
-def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding, sender: str | None) -> Encoded:
+def unlock(
+    lock: Lock, data: bytes | memoryview, private: Any, binding: Binding, sender: str | None
+) -> Encoded:
     """Open the value that `lock` is for.
 
     Args:
@@ -164,20 +205,23 @@ def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding,
         data: the encrypted value.
         private: the reader's key.
         binding: what the reader expects the lock to be for.
-        sender: public silo key of the party that must have signed the lock; "" if that party is not in the run; None
-            if no signature is needed.
+        sender: public silo key of the party that must have signed the lock; "" if that party is not
+            in the run; None if no signature is needed.
 
     Raises:
         WireError: value or lock were changed, made for something else, or made by somebody else.
     """
     if lock.key != public_of(private):
         raise wire.WireError(
-            f"value {binding.key[:80]!r} of {binding.sender[:80]} is sealed for another key than {binding.recipient} "
+            f"value {binding.key[:80]!r} of {binding.sender[:80]} is sealed for another key than "
+            f"{binding.recipient} "
             "has in this run: refused"
         )
     try:
         wrapped, statement = bytes.fromhex(lock.wrapped), _statement(binding, lock.key)
-        if sender is not None and not (sender and keys.proves(sender, _signed(statement, wrapped), lock.signature)):
+        if sender is not None and not (
+            sender and keys.proves(sender, _signed(statement, wrapped), lock.signature)
+        ):
             raise ValueError("not signed by the sender")
         inside = _hpke().decrypt(wrapped, private, statement)
         found = Encoded.of(_in_pieces(_chacha()(inside[:_KEY_BYTES]).decrypt, data, _PIECE + _TAG))
@@ -185,7 +229,8 @@ def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding,
             raise ValueError("another value under the same key")
     except Exception:  # of the cipher, of HPKE or of the hexadecimal: all mean the same
         raise wire.WireError(
-            f"the seal of value {binding.key[:80]!r} from {binding.sender[:80]} to {binding.recipient} for step "
+            f"the seal of value {binding.key[:80]!r} from {binding.sender[:80]} to "
+            f"{binding.recipient} for step "
             f"{binding.step + 1} is broken: changed, replayed, or made for somebody else: refused"
         ) from None
     return found
@@ -194,7 +239,9 @@ def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding,
 def vouched(reader: Reader, run: str, silos: Mapping[str, str]) -> bool:
     """Return whether the silo signed its key of this run."""
     public = silos.get(reader.name, "")
-    return bool(public) and keys.proves(public, key_text(run, reader.name, reader.key), reader.proof)
+    return bool(public) and keys.proves(
+        public, key_text(run, reader.name, reader.key), reader.proof
+    )
 
 
 def key_text(run: str, name: str, key: str) -> bytes:
@@ -213,13 +260,17 @@ def public_of(private: Any) -> str:
 
 
 def kept_private(file: Path) -> Any:
-    """Return the X25519 key in `file`, made at the first call. Only the owner of the file can read it."""
+    """Return the X25519 key in `file`, made at the first call. Only the owner of the file can read
+    it.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         kept = write_once(file, new_private().private_bytes_raw())
         return _x25519().X25519PrivateKey.from_private_bytes(kept)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error}): remove it; values sealed for it are asked for again") from None
+        raise UserError(
+            f"{file} is damaged ({error}): remove it; values sealed for it are asked for again"
+        ) from None
 
 
 def _statement(binding: Binding, reader: str) -> bytes:
@@ -232,7 +283,8 @@ def _signed(statement: bytes, wrapped: bytes) -> bytes:
 
 
 def stream(own: Any, other: str, text: bytes) -> Callable[[int], bytes]:
-    """Return a function that gives the next bytes of a stream (ChaCha20) that two parties share, for one purpose.
+    """Return a function that gives the next bytes of a stream (ChaCha20) that two parties share,
+    for one purpose.
 
     `other` is the other's public key, or WireError; `text` says what the stream is for.
     """
