@@ -16,7 +16,7 @@ from ekiden import models
 from ekiden.api import as_federation, with_metric
 from ekiden.base.checks import CountOrZero, Fraction, Positive, Range, checked, plain
 from ekiden.base.errors import UserError, counted, unknown
-from ekiden.base.files import is_held, path_of
+from ekiden.base.files import is_held, path_of, read_text
 from ekiden.base.outside import require_extra, summary_of
 from ekiden.data import NAMED, Dataset, Description, Iid, description, frames, load, split
 from ekiden.data.samples import FederatedData, coming_from
@@ -532,7 +532,7 @@ def sweep(
     cells = sweeps.select(swept.experiment.cells, only, without)
     runs = {run.folder: run for run in swept.runs(cells)}
     jobs = sweeps.jobs(swept, list(runs.values()), device)
-    outcomes = sweeps.SweepOutcomes(swept, path.read_text(encoding="utf-8"), kept)
+    outcomes = sweeps.SweepOutcomes(swept, read_text(path), kept)
 
     def note(event: launch.Event | launch.RunEnd) -> None:
         if isinstance(event, launch.RunEnd):

@@ -133,6 +133,61 @@ def test_what_is_nested_too_deeply_is_refused_in_one_line(
     )
 
 
+def test_no_text_of_a_run_turns_the_lines_of_a_report_around(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["dataset"] = "\u202egnp.exe\u2066"
+    (run / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(
+        sys, "argv", ["ekiden", "report", str(run), "--out", str(run.parent / "report")]
+    )
+    main()
+    texts = [
+        file.read_text()
+        for file in (run.parent / "report").rglob("*")
+        if file.suffix in (".html", ".csv")
+    ]
+    assert any("?gnp.exe?" in text for text in texts)
+    assert not any(set("\u202e\u2066") & set(text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "shape", [[1, 8, 10**9], [1, 10**12, 10**12], [1, 8, -8], [1, 8, "x"], None]
+)
+def test_a_shape_that_no_file_of_the_run_fills_is_one_line(
+    shape: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., tuple[int, str]],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        command(
+            "run", "fedseq", "--data", "digits", "--clients", "2", "--epochs", "1", "--out", "runs"
+        )[0]
+        == 0
+    )
+    (run,) = Path("runs").iterdir()
+    config = json.loads((run / "config.json").read_text())
+    config["input"]["shape"] = shape
+    (run / "config.json").write_text(json.dumps(config))
+    for words in (("evaluate", str(run)), ("export", str(run), "--to", "pt2", "-o", "out.pt2")):
+        code, said = command(*words)
+        assert (code, said.count("\n")) == (2, 1)
+        assert "far larger than its files" in said or "wrong input.shape" in said
+
+
+def test_exports_hold_no_formulas(run: Path, command: Callable[..., tuple[int, str]]) -> None:
+    """Names of runs, data sets and files are of others."""
+    config = json.loads((run / "config.json").read_text())
+    config["dataset"] = "=1+1"
+    (run / "config.json").write_text(json.dumps(config))
+    out = run.parent / "out.csv"
+    assert command("export", str(run), "--to", "csv", "-o", str(out))[0] == 0
+    assert ",'=1+1," in out.read_text().replace('"', "")
+
+
 def test_tables_hold_no_formulas() -> None:
     rows: list[list[str | float | None]] = [
         ["=1+1", -1.5, None],

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.base import files
+from ekiden.base import errors, files
 from ekiden.base.errors import UserError
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine import wire
@@ -668,6 +668,48 @@ def test_a_folder_with_a_link_is_not_gone_on_with(name: str, tmp_path: Path) -> 
     with pytest.raises(UserError, match=f"{name} is a link to another file"):
         RunFolder(tmp_path / "run", CONFIG)
     assert not list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other links")
+@pytest.mark.parametrize("name", ["metrics.jsonl", "attempts.jsonl", "lock"])
+def test_a_hard_link_in_a_run_folder_changes_no_file_elsewhere(name: str, tmp_path: Path) -> None:
+    """An archive can hold one to any file of the user on the same disk."""
+    folder_with_a_state(tmp_path / "run")
+    file, mine = tmp_path / "run" / name, tmp_path / "mine"
+    mine.write_bytes(b"alias ls=ls\n" + file.read_bytes())
+    before = mine.read_bytes()
+    file.unlink()
+    os.link(mine, file)
+
+    def go_on() -> None:
+        with contextlib.closing(RunFolder(tmp_path / "run", CONFIG)) as folder:
+            folder.load(State)
+
+    with pytest.raises(UserError, match=f"{name} is a link to another file"):
+        go_on()
+    assert mine.read_bytes() == before
+
+
+def test_a_run_folder_holds_no_command_of_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower starts a process with the token of the run among its arguments, and runs begin in
+    it."""
+    monkeypatch.setattr(sys, "argv", ["flwr-serverapp", "--token", "BEARER"])
+    folder_with_a_state(tmp_path / "run")
+    reopened(tmp_path / "run")
+    assert all(
+        b"BEARER" not in file.read_bytes()
+        for file in (tmp_path / "run").rglob("*")
+        if file.is_file()
+    )
+    monkeypatch.setattr(errors, "typed", ("ekiden", "resume", "run"))
+    reopened(tmp_path / "run")
+    assert read_lines(tmp_path / "run" / "attempts.jsonl")[-1]["command"] == [
+        "ekiden",
+        "resume",
+        "run",
+    ]
 
 
 def test_what_moved_in_vain_is_noted_before_it_is_cut(

@@ -132,20 +132,39 @@ def test_a_body_is_not_read_before_a_registered_silo_signed() -> None:
         assert app.bodies == [200_000]
 
 
-def test_connections_of_one_address_and_of_all_are_bounded() -> None:
-    app = App()
-    for bounds in ({"each": 3}, {"most": 3}):
-        with served(app, None, **bounds, seconds=600) as port:
-            held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3)]
-            for link in held:
-                link.sendall(b"POST ")
-            time.sleep(0.2)
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as one_more:
-                assert closed(one_more)
-            for link in held:
-                link.close()
-            time.sleep(0.2)
-            assert asked(port, "", 4, b"body").startswith(b"HTTP/1.1 200")
+@pytest.mark.parametrize("bounds", [{"each": 3}, {"most": 3}])
+def test_connections_of_one_address_and_of_all_are_bounded(bounds: dict[str, int]) -> None:
+    begun = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n".encode()
+    with served(App(), None, **bounds, seconds=600) as port:
+        held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3)]
+        for link in held:
+            link.sendall(begun)
+        time.sleep(0.2)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as one_more:
+            assert closed(one_more)
+        for link in held:
+            link.close()
+        time.sleep(0.2)
+        assert asked(port, "", 4, b"body").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("bounds", [{"each": 3}, {"most": 3}])
+def test_who_only_connects_shuts_out_no_silo_behind_the_same_address(
+    bounds: dict[str, int],
+) -> None:
+    with served(App(), None, **bounds, seconds=600) as port:
+        begun = socket.create_connection(("127.0.0.1", port), timeout=20)
+        begun.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n".encode())
+        time.sleep(0.2)
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(9)]
+        for link in idle:
+            link.sendall(b"POST ")
+        time.sleep(0.2)
+        assert asked(port, "", 4, b"body").startswith(b"HTTP/1.1 200")
+        begun.sendall(b"body")
+        assert begun.recv(4096).startswith(b"HTTP/1.1 200"), "a request that has begun is answered"
+        for link in (*idle, begun):
+            link.close()
 
 
 def test_a_connection_without_a_request_is_closed() -> None:

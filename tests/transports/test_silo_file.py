@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -582,3 +583,17 @@ def test_a_run_over_tables_of_silos(
     files[1].write_text(TABLE.format(name="b", more=threads.replace("agreed.json", "other.json")))
     with pytest.raises(UserError, match="a and b read or scale their samples in different ways"):
         go("again", {})
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")
+def test_a_key_that_other_users_can_read_is_not_used(tmp_path: Path) -> None:
+    private = tmp_path / "a.key"
+    keys.generate(private)
+    assert keys.sign(private, b"text")
+    for mode in (0o640, 0o604, 0o620):
+        private.chmod(mode)
+        for use in (keys.public_of, lambda file: keys.sign(file, b"text")):
+            with pytest.raises(
+                UserError, match=r"other users of this machine can read the silo's key: chmod 600"
+            ):
+                use(private)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
+typed: tuple[str, ...] = ()
+"""what the user typed, in the process of Ekiden's own command line; empty in every other process"""
 _COMMAND = (
     "EKIDEN_COMMAND_LINE"  # in the environment, because processes that a command starts inherit it
 )
@@ -206,6 +208,15 @@ def listed(names: Iterable[object], most: int = 5, sign: str = ", ") -> str:
     shown = list(map(str, names))
     more = len(shown) - most
     return sign.join(shown[:most]) + (f"{sign}and {more:,} more" if more > 0 else "")
+
+
+def visible(text: str, keep: str = "") -> str:
+    """Return a text of others with ? in place of what moves a cursor, turns a line around or is not
+    seen at all.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else "?" for c in text)
 
 
 def row_text(row: int) -> str:

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, visible
 
 _DIGEST = "blake2b"
 _BLANK = "0" * 32  # placeholder for the digest while it is computed
@@ -194,6 +195,42 @@ def read_regular(path: Path, most: int = 1 << 31) -> bytes:
         return file.read(
             os.fstat(file.fileno()).st_size
         )  # `read` makes room for what it is asked for
+
+
+def read_text(path: Path, most: int = 1 << 28) -> str:
+    """Return the text of a file that others may have made, at most so many bytes; see
+    `read_regular`.
+    """
+    try:
+        return read_regular(path, most).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not text in UTF-8 (byte {error.start}): get it again from who made it"
+        ) from None
+
+
+def csv_cell(value: Any) -> Any:
+    """Return a cell of a CSV file. Spreadsheets take texts that begin like this for formulas, and
+    run them.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return value
+    text = visible(value, keep="\n\t")
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def for_csv(table: Any) -> Any:
+    """Return an Arrow table whose names and texts can stand in a CSV file; see `csv_cell`."""
+    table = table.rename_columns(list(map(csv_cell, table.column_names)))
+    for place, name in enumerate(table.column_names):
+        if "string" in str(table.schema.types[place]):
+            cells = [
+                None if cell is None else csv_cell(cell) for cell in table.column(place).to_pylist()
+            ]
+            table = table.set_column(place, name, [cells])
+    return table
 
 
 @contextmanager

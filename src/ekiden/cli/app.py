@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import get_type_hints
 
 from ekiden._version import __version__
+from ekiden.base import errors
 from ekiden.base.errors import UserError, command_line, unknown, warnings_as_lines
 
 COMMANDS = {
@@ -97,6 +98,7 @@ between machines
 
 def main() -> None:
     """Entry point of the command line: exit code 0, or 2 with one line that says what to do."""
+    errors.typed = tuple(sys.argv)
     with command_line():
         _main()
 

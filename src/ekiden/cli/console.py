@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, visible
 
 _WORD = 10  # least width of a text column, if it has words of that length
 
@@ -32,8 +32,8 @@ class TableConsole(Console):
         """
         for segment in super().render(renderable, options):
             text = segment.text
-            if not segment.control and not text.isprintable():
-                text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+            if not segment.control:
+                text = visible(text, keep="\n")
             yield segment if text == segment.text else Segment(text, segment.style)
 
     def print(self, *objects: Any, **options: Any) -> None:

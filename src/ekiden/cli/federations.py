@@ -14,7 +14,7 @@ from ekiden.base.files import write
 from ekiden.cli.console import console, print_json, say, table_of
 from ekiden.data import study
 from ekiden.data.agreement import Scaling, agree_on
-from ekiden.data.moments import ColumnSums
+from ekiden.data.moments import read_sums
 from ekiden.data.schema import read as read_schema
 from ekiden.data.tasks import ScaledTask
 from ekiden.engine.folder import read_config
@@ -238,10 +238,7 @@ def agree(options: AgreeOptions) -> None:
         read_schema(options.schema) if options.schema else None,
     )
     if options.table_one:
-        told = [
-            ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file))
-            for file in options.sums
-        ]
+        told = list(map(read_sums, options.sums))
         console.print(study.cohort_drawn(study.table_one(told)))
         if survival := study.survival(told):
             console.print(survival.drawn())

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ekiden.base.checks import Alias, Checked, Count, CountOrZero, Positional
 from ekiden.base.errors import UserError, counted, unknown
-from ekiden.base.files import write
+from ekiden.base.files import read_text, write
 from ekiden.base.outside import require_extra
 from ekiden.cli.console import console, print_json, telling
 from ekiden.results import tracking
@@ -98,7 +98,7 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
         return
     if options.job:
         return _one(options.job, runs, jobs)
-    outcomes = sweep.SweepOutcomes(swept, options.file.read_text(encoding="utf-8"), options.records)
+    outcomes = sweep.SweepOutcomes(swept, read_text(options.file), options.records)
     if jobs:
         _do(options, runs, jobs, asked, outcomes.add)
     wrong = len(outcomes.failed) + _show(swept, cells, outcomes)

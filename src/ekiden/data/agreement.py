@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ekiden.base.errors import UserError, counted, listed, nearest, tell
+from ekiden.base.files import read_text
 from ekiden.data import schema as schemas
 from ekiden.data import seen
 from ekiden.data.kinds import Inputs, Table, from_json, to_json
 from ekiden.data.kinds.tables import encode_again
-from ekiden.data.moments import ColumnSums, counted_together, target, told_by
+from ekiden.data.moments import ColumnSums, counted_together, read_sums, target, told_by
 from ekiden.data.samples import Dataset, FederatedData, Subset
 from ekiden.data.schema import Schema
 from ekiden.data.spelling import (
@@ -226,7 +227,7 @@ class Scaling:
 def read_agreed(path: Path) -> Scaling:
     """Return the scaling in a file that `ekiden federation agree` made."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
         given = values.pop(_TARGETS, {}) if isinstance(values, dict) else {}
         schema = (
             schemas.parsed(values.pop(_SCHEMA)).text()
@@ -266,10 +267,7 @@ def agree_on(
     """
     told = []
     for file in files:
-        try:
-            told.append(ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)))
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror}") from None
+        told.append(read_sums(file))
     for file, one in zip(files, told, strict=True):
         for what in ("moments", "categories"):
             first, own = ({*getattr(each, what)} for each in (told[0], one))

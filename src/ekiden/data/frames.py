@@ -24,6 +24,10 @@ _VALUE = re.compile(
     r"[+-]?\d*[.,]\d+([eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*"
 )  # a cell, hardly a column's name
 _LINES = 2  # in a cell that may be rows
+_MOST_VALUES, _MOST_BYTES = (
+    1 << 30,
+    1 << 34,
+)  # of a Parquet file: 8 GB of numbers, 16 GB of texts and images
 _HEAD = 1 << 16  # bytes from which we learn how a text file is written
 _UNSEEN = " \t\r\n\u00a0\u200b\ufeff"  # characters around a name that nobody sees
 
@@ -145,11 +149,12 @@ def _file(path: Path) -> Any:
         raise UserError(f"{path} is empty: it needs a header and rows")
     try:
         if suffix == ".parquet":
-            return _of_pandas_file(pq.read_table(path, partitioning=None))
+            with parquet(path) as file:
+                return _of_pandas_file(file.read())
         if suffix in (".feather", ".arrow"):
             return _of_pandas_file(feather.read_table(path))
         return _text(path)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         if "invalid UTF8" in str(error):
             raise UserError(f"{path} is not written in UTF-8: save it as CSV UTF-8") from None
         if "Empty CSV" in str(error):
@@ -160,6 +165,26 @@ def _file(path: Path) -> Any:
         raise UserError(
             f"{path} cannot be read as {kind}, copy or write it again ({first(error)})"
         ) from error
+
+
+@contextmanager
+def parquet(path: Path) -> Iterator[Any]:
+    """Open a Parquet file if what it says of itself can be read: a file of a kilobyte can say
+    billions of values.
+    """
+    with pq.ParquetFile(path) as file:
+        about = file.metadata
+        groups = [about.row_group(place) for place in range(about.num_row_groups)]
+        values = sum(
+            group.column(place).num_values for group in groups for place in range(group.num_columns)
+        )
+        if values > _MOST_VALUES or sum(group.total_byte_size for group in groups) > _MOST_BYTES:
+            raise UserError(
+                f"{path} says that it holds {values:,} values, {_MOST_VALUES:,} and "
+                f"{_MOST_BYTES >> 30} GB are read at "
+                "most: write it in parts"
+            )
+        yield file
 
 
 def _of_pandas_file(table: Any) -> Any:

@@ -20,7 +20,8 @@ from PIL import Image
 from torch import Tensor
 
 from ekiden.base.errors import UserError, counted, listed, tell
-from ekiden.base.outside import pa, pq
+from ekiden.base.files import read_text
+from ekiden.base.outside import pa
 from ekiden.data import columns, frames, medical, raster
 from ekiden.data import schema as schemas
 from ekiden.data.cells import Cells, is_text
@@ -150,7 +151,7 @@ def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
                 for cell in found[name].to_pylist()
             ]
         else:
-            with pq.ParquetFile(table) as file:
+            with frames.parquet(table) as file:
                 head_ = file.schema_arrow.empty_table()
                 cells = [
                     cell for name in _pictured(head_, reading, usual) for cell in _paths(file, name)
@@ -706,8 +707,8 @@ def silo_name(text: str) -> str:
 
 def _from_toml(path: Path) -> dict[str, Path]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = tomllib.loads(read_text(path))
+    except (OSError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     found = values.get("silos")
     if (

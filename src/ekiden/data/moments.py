@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from math import inf, sqrt
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from ekiden.base.checks import made
 from ekiden.base.errors import UserError
+from ekiden.base.files import read_text
 from ekiden.data.curves import Followed
 from ekiden.data.kinds import Table
 from ekiden.data.kinds.tables import Numbers
@@ -194,6 +196,14 @@ class ColumnSums:
                 f"--drop-columns={name!r}, or lower --min-count"
             )
         return found.mean, found.deviation
+
+
+def read_sums(file: Path) -> ColumnSums:
+    """Return the sums in a file that another silo wrote."""
+    try:
+        return ColumnSums.from_json(read_text(file), str(file))
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
 
 
 def target(name: str) -> str:

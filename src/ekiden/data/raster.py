@@ -95,6 +95,8 @@ _SRGB = [
     for code in ("ascii", "utf-16-be")
 ]
 _GAMMA = 0.45455  # of sRGB, as PNG files write it
+# of a picture: more than cameras and mammograms have; a file of kilobytes can say more
+_MOST_PIXELS = 1 << 26
 _shared = Lock()  # while the file of an opened image is read
 
 
@@ -161,6 +163,15 @@ def mask(source: Source) -> np.ndarray[Any, Any]:
         return np.asarray(_upright(image))
 
 
+def check_size(size: tuple[int, int]) -> None:
+    """Refuse a picture whose header says that it is huge, before it is decoded."""
+    if size[0] * size[1] > _MOST_PIXELS:
+        raise UserError(
+            f"its header says {size[0]} x {size[1]} pixels, {_MOST_PIXELS} are read at most: "
+            "shrink it"
+        )
+
+
 @contextmanager
 def _page(source: Source) -> Iterator[tuple[Image.Image, int]]:
     """Open the page that is read, and return it with the number of pages from which it was
@@ -173,6 +184,7 @@ def _page(source: Source) -> Iterator[tuple[Image.Image, int]]:
             return
         source = _file_of(source)
     with Image.open(path or BytesIO(source)) as image:  # type: ignore[arg-type]
+        check_size(image.size)
         if number is not None:
             image.seek(chosen(getattr(image, "n_frames", 1), number, "page"))
             yield image, 1

@@ -44,6 +44,7 @@ from ekiden.base.errors import (
     row_text,
     unknown,
 )
+from ekiden.base.files import read_text
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.undecoded import Raw
@@ -286,7 +287,7 @@ def read(path: Path | str) -> Schema:
     """Return the schema in a TOML file, or in what `ekiden federation agree` made of one."""
     path = Path(path).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         if path.suffix == ".json":
             found = json.loads(text)
             values = found.get("schema") if isinstance(found, dict) else None

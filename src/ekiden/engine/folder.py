@@ -25,7 +25,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -39,6 +38,7 @@ from filelock import Timeout
 from torch import Tensor, nn
 
 from ekiden._version import __version__
+from ekiden.base import errors
 from ekiden.base.checks import made, reading
 from ekiden.base.errors import UserError, listed
 from ekiden.base.files import (
@@ -73,6 +73,9 @@ BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin"}
 what its result is, and where the data lay (their digests count)."""
 _CONFIG = "config"
 _DATA = "data.jsonl"
+_MOST_NUMBERS = (
+    1 << 40
+)  # of a sample; far more than any, and sizes of networks still fit into 64 bits
 _PASSES = "passes.jsonl"
 _WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {
@@ -200,7 +203,7 @@ class RunFolder:
             {
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "from_step": state.step if state else 0,
-                "command": sys.argv,
+                "command": list(errors.typed),
                 "lost_transfers": transfers[len(transfers) - lost :],
             },
         )
@@ -332,6 +335,10 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
     kinds = _NEEDED | _RECIPE | {key: kind for key, kind in _OPTIONAL.items() if key in config}
     if wrong := sorted(k for k, kind in kinds.items() if not isinstance(listed[k], kind)):
         raise UserError(f"{path / 'config.json'} has wrong {', '.join(wrong)}: {_DAMAGED}")
+    shape = config["input"].get("shape")
+    sizes = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    if not sizes or prod(shape) > _MOST_NUMBERS:
+        raise UserError(f"{path / 'config.json'} has wrong input.shape: {_DAMAGED}")
     if not all(isinstance(made, dict) for made in config.get("revisions", [])):
         raise UserError(f"{path / 'config.json'} has wrong revisions: {_DAMAGED}")
     return config
@@ -422,11 +429,15 @@ def _foreign(path: Path) -> bool:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse links, through which the folder of somebody else would change files elsewhere."""
-    if link := next((path for path in folder.rglob("*") if path.is_symlink()), None):
-        raise UserError(
-            f"{link} is a link to another file: put the file itself there, or start a new run"
-        )
+    """Refuse links of both kinds, through which the folder of somebody else would change files
+    elsewhere.
+    """
+    for path in folder.rglob("*"):
+        if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
+            raise UserError(
+                f"{path} is a link to another file: put a copy of the file there, or start a new "
+                "run"
+            )
 
 
 def _drop_broken_line(path: Path) -> None:

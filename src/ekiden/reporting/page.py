@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from ekiden._version import __version__
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, visible
 from ekiden.base.files import disk_error
 from ekiden.data.describe import counts, held_names, picture
 from ekiden.data.samples import FederatedData
@@ -338,12 +338,14 @@ def _view(item: Item, folder: Path) -> View:
 
 
 def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) -> str:
-    """Return the page. Everything that comes from runs is escaped."""
+    """Return the page. What comes from runs is escaped, and shows characters that would turn its
+    lines around.
+    """
     template = files("ekiden.reporting").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(template).render(
+    page = environment.from_string(template).render(
         made_by=_MADE_BY,
         version=__version__,
         runs=sum(len(group.runs) for group in found.groups),
@@ -352,3 +354,4 @@ def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) ->
         sections=sections,
         left_out=len(found.left_out),
     )
+    return visible(page, keep="\n\t\xa0")

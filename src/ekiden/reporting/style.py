@@ -16,6 +16,8 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ekiden.base.files import csv_cell
+
 INK, MUTED, LINE, PAPER = "#1b1f24", "#5d6570", "#d9dde2", "#ffffff"
 WHITE = "#fefefe"  # on top of a dark cell: white in both modes
 SERIES = (
@@ -192,22 +194,9 @@ def as_csv(header: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
     """Return comma-separated lines; an empty field where there is no value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_cell, header))
-    writer.writerows(map(_cell, row) for row in rows)
+    writer.writerow(map(csv_cell, header))
+    writer.writerows(map(csv_cell, row) for row in rows)
     return text.getvalue()
-
-
-def _cell(value: Value) -> Value:
-    """Return a cell of a table for a spreadsheet, which takes texts that begin like this for
-    formulas.
-    """
-    if value is None:
-        return ""
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
 
 
 def data_uri(table: str) -> str:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ekiden.base.checks import Checked, CountOrZero, NonNegative, Positive, made, reading
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import read_text
 from ekiden.base.settings import derive
 from ekiden.engine.folder import PassesOf, TaskPasses
 from ekiden.engine.transport import Transfer
@@ -118,10 +119,10 @@ def devices_of(given: str | os.PathLike[str] | Devices) -> Devices:
     if path.suffix != ".toml":
         raise unknown("name of devices", str(given), (*PRESETS, "FILE.toml"))
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_text(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not a TOML file ({error}): see docs/time.md") from None
     with reading(str(path), "another file of devices"):
         return made(Devices, values)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.checks import made
-from ekiden.base.errors import UserError, counted, unknown
+from ekiden.base.errors import UserError, counted, unknown, visible
 from ekiden.base.outside import require_extra, short
 from ekiden.data.augment import normalise
 from ekiden.data.kinds import Images, Inputs, Table, Tokens, from_json
@@ -598,7 +598,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Show in a notebook what `repr` says, and the headline metric by client and by class."""
-        text = f"<pre>{escape(repr(self))}</pre>"
+        text = f"<pre>{_html(repr(self))}</pre>"
         metric, row = task_in(self.config).headline, self.metrics[-1] if self.metrics else {}
         if metric.name != self.headline or "loss" not in row:
             return text
@@ -626,13 +626,17 @@ def coefficients_in(
     )
 
 
+def _html(text: str) -> str:
+    return escape(visible(text, keep="\n"))
+
+
 def _folded(kind: str, values: Mapping[str, float | None], metric: Metric) -> str:
     """Return a table in HTML, folded until it is clicked."""
     shown = {name: "–" if value is None else metric.shown(value) for name, value in values.items()}
     rows = "".join(
-        f"<tr><th>{escape(name)}</th><td>{value}</td></tr>" for name, value in shown.items()
+        f"<tr><th>{_html(name)}</th><td>{value}</td></tr>" for name, value in shown.items()
     )
-    head = f"<summary>{escape(metric.name)}{metric.unit} by {kind}</summary>"
+    head = f"<summary>{_html(metric.name)}{metric.unit} by {kind}</summary>"
     return f"<details>{head}<table>{rows}</table></details>"
 
 

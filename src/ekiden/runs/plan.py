@@ -14,6 +14,7 @@ from ekiden import api, models
 from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain, reading
 from ekiden.base.errors import UserError, at, unknown
+from ekiden.base.files import read_text
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import Dataset, FederatedData, Iid, Reading, join, load, parse, silos, split
 from ekiden.data.columns import listed
@@ -370,13 +371,13 @@ def read(path: Path, method: str = "") -> Plan[Method]:
     """Read the plan in a file of settings."""
     with at(str(path)):
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            values = tomllib.loads(read_text(path))
         except OSError as error:
             raise UserError(
                 f"it cannot be read ({error.strerror}): `ekiden run METHOD --print-config` writes "
                 "one"
             ) from None
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except tomllib.TOMLDecodeError as error:
             raise UserError(f"it is not valid TOML: {error}") from None
         named = values.pop("method", method)
         if not isinstance(named, str) or not named:

@@ -19,7 +19,7 @@ from rich.table import Table
 from ekiden.base import outside
 from ekiden.base.checks import plain
 from ekiden.base.errors import UserError, at, counted
-from ekiden.base.files import Damaged, read_regular, read_tensors
+from ekiden.base.files import Damaged, for_csv, read_regular, read_tensors
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric, Scores
@@ -702,7 +702,7 @@ def write(runs: Sequence[Summary], file: Path) -> int:
     unfinished = file.with_name(f"{file.name}.tmp")
     try:
         if file.suffix == ".csv":
-            pyarrow.csv.write_csv(made, unfinished)
+            pyarrow.csv.write_csv(for_csv(made), unfinished)
         else:
             pyarrow.parquet.write_table(made, unfinished)
         unfinished.replace(file)

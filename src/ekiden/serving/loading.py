@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from ekiden.results.recalibration import Recalibration
 from ekiden.results.result import LoadedModel, Models, ModelSource, Result, task_in, wrapped
 from ekiden.runs.plan import federation_in
 from ekiden.training import frozen
+from ekiden.training.network import on_meta
 
 
 def load_model(
@@ -112,6 +114,9 @@ def open_models(folder: Path, *, network: ModelSource | None = None) -> Result:
     return Result(run.method.start(), (), (), folder, run.build, run.config, run.models, run.data)
 
 
+_LARGER, _BESIDE = 8, 1 << 26  # times and bytes that values in memory may exceed a run's files
+
+
 @dataclass(frozen=True)
 class _Opened:
     """A run folder whose configuration was read."""
@@ -137,7 +142,9 @@ class _Opened:
             config["recipe"]["seed"],
             task,
         )
-        own = _Same(made, config["frozen"].get("digest", ""))
+        files = [*folder.glob("*.safetensors"), *folder.glob("personal/*.safetensors")]
+        most = _LARGER * max((file.stat().st_size for file in files), default=0) + _BESIDE
+        own = _Same(made, config["frozen"].get("digest", ""), most)
         if (how := Recalibration.of(folder)) is not None:
             config["recalibration"] = how
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
@@ -190,12 +197,20 @@ def _own(
 
 @dataclass(frozen=True)
 class _Same:
-    """Builds the network only if it has the run's frozen part."""
+    """Builds the network only if it has the run's frozen part, and if the run's files can hold its
+    values.
+    """
 
     build: Callable[[], nn.Module]
     frozen: str
+    most: int  # bytes of its values
 
     def __call__(self) -> nn.Module:
+        if _bytes_of(self.build) > self.most:
+            raise UserError(
+                "the run's config.json describes a network far larger than its files: it was "
+                "changed"
+            )
         module = self.build()
         if (found := frozen.digest(module)) != self.frozen:
             raise UserError(
@@ -204,6 +219,19 @@ class _Same:
                 f"{self.frozen or 'none'}): give the values that the run began with"
             )
         return module
+
+
+def _bytes_of(build: Callable[[], nn.Module]) -> float:
+    """Return how large a network is without making it; 0 if a user's own network cannot be made
+    without values.
+    """
+    try:
+        state = on_meta(build).state_dict()
+    except NotImplementedError:
+        return 0
+    except RuntimeError:  # the size does not fit into 64 bits
+        return inf
+    return float(sum(values.numel() * values.element_size() for values in state.values()))
 
 
 def _check_there(run: _Opened, name: str, client: str) -> None:

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from ekiden.base.errors import UserError, row_text
-from ekiden.base.files import disk_error
+from ekiden.base.files import csv_cell, disk_error, for_csv
 from ekiden.base.outside import pa, pq
 from ekiden.data import frames, holdings
 from ekiden.data.dates import DAY
@@ -511,7 +511,7 @@ def _is_ours(folder: Path) -> bool:
     """Return whether a folder holds only what `write` made."""
     try:
         with (folder / TABLE).open(newline="", encoding="utf-8") as file:
-            listed = {row["mask"] for row in csv.DictReader(file)}
+            listed = {row["mask"].removeprefix("'") for row in csv.DictReader(file)}
     except (OSError, KeyError, UnicodeDecodeError):
         return False
     return {path.name for path in folder.iterdir()} == {*listed, TABLE}
@@ -554,7 +554,9 @@ def _write(model: LoadedModel, batches: Iterable[Batch], folder: Path) -> int:
     count = 0
     with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(["file", "row", "mask", *(f"share_{name}" for name in model.classes)])
+        table.writerow(
+            map(csv_cell, ["file", "row", "mask", *(f"share_{name}" for name in model.classes)])
+        )
         for batch in batches:
             with torch.inference_mode():
                 answers = model.task.answers(model(batch.x).float(), full=True)
@@ -566,7 +568,7 @@ def _write(model: LoadedModel, batches: Iterable[Batch], folder: Path) -> int:
                 image.putpalette(palette)
                 image.save(folder / mask)
                 table.writerow(
-                    [name, "" if row is None else row, mask, *_shares(answer, len(model.classes))]
+                    map(csv_cell, [name, row, mask, *_shares(answer, len(model.classes))])
                 )
                 count += 1
     return count
@@ -704,6 +706,8 @@ def _writer(out: str) -> Iterator[Any]:
         import pyarrow.csv  # noqa: PLC0415
         import pyarrow.parquet  # noqa: PLC0415
 
+        if not out.endswith(".parquet"):
+            table = for_csv(table)
         if writer is None:
             kind = (
                 pyarrow.parquet.ParquetWriter if out.endswith(".parquet") else pyarrow.csv.CSVWriter

@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from ekiden.base.errors import UserError, at, unknown
+from ekiden.base.files import read_text
 from ekiden.data.sources import NAMED
 from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
@@ -268,7 +269,7 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
 
 def _content(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except OSError as error:
         others = [str(p) for p in path.parent.glob("*.toml")]
         near = get_close_matches(str(path), others, n=1)

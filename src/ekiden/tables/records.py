@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.base.files import disk_error, locked, write
+from ekiden.base.files import disk_error, locked, read_text, write
 from ekiden.engine.folder import check_config
 from ekiden.runs.summary import COUNTED, Summary
 
@@ -71,8 +71,8 @@ class Records:
 def read(path: Path) -> Records:
     """Read a file of records."""
     try:
-        head, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
-    except (OSError, UnicodeDecodeError) as error:
+        head, *lines = read_text(path).splitlines() or [""]
+    except OSError as error:
         raise UserError(f"cannot read {path} ({error}): {_HINT}") from None
     about = _parsed(path, 1, head)
     if about.get("format", FORMAT) != FORMAT:

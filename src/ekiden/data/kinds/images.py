@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, TypeAlias
@@ -43,9 +42,6 @@ _X_RAYS = {
     "axial",
 }  # alike, or planes of NIfTI
 _WEIGHTED = 4  # place in `Look.taken` of how MR images are weighted
-_MOST_PIXELS = (
-    178_956_970  # of an image, as Pillow has it; a compressed file of a few kilobytes can say more
-)
 _ROUNDED = 1e-3  # between a number of a class and one that was stored with a slope
 # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
 _FEW = 64
@@ -538,12 +534,7 @@ def _look(item: _Item) -> Look:
         seen = medical.look(source) if medical.is_medical(source) else raster.look(source)
         if not min(seen.size):
             raise UserError("it has no pixels: leave it out")
-        if prod(seen.size) > _MOST_PIXELS:
-            width, height = seen.size
-            raise UserError(
-                f"its header says {width} x {height} pixels, {_MOST_PIXELS} are read at most: "
-                "shrink it"
-            )
+        raster.check_size(seen.size)
         return seen
     except Exception as error:  # the many decoders raise errors of many kinds
         raise _named(item, error) from error

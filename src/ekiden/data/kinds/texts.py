@@ -1,6 +1,7 @@
 """Encode texts as tokens: hashed words, or the tokens of a model's tokenizer."""
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.base.checks import Count, CountOrZero
-from ekiden.base.errors import UserError, tell
+from ekiden.base.errors import UserError, at, tell
+from ekiden.base.files import read_regular
 from ekiden.base.outside import pa
 from ekiden.data.cells import is_text
 from ekiden.data.undecoded import Encoding, Inputs, Raw
@@ -27,6 +29,8 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 _UNSEEN = re.compile(
     "[\u00ad\u200b-\u200f\u2060\ufeff]"
 )  # characters of no width: soft hyphens, byte order marks
+_SIMPLE = re.compile(r"\\[^gk\d]|\[(?:\\.|[^\]\\])*\]")  # an escaped character, or a class of them
+_LARGEST = 1 << 28  # bytes of a tokenizer's file
 # of hashed words; one in nine of the 1000 commonest words shares its token with another of them
 _VOCABULARY = 8192
 
@@ -193,15 +197,32 @@ def _loaded(name: str) -> tuple[Any, str]:
         raise UserError(
             'a tokenizer of a model needs the package tokenizers: pip install "ekiden[text]"'
         ) from None
-    content = file.read_bytes()
+    content = read_regular(file, _LARGEST)
     try:
+        with at(str(file)):
+            json.loads(content, object_hook=_checked)
         return Tokenizer.from_str(content.decode()), hashlib.blake2b(
             content, digest_size=16
         ).hexdigest()
+    except UserError:
+        raise
     except Exception as error:  # it has no error of its own
         raise UserError(
             f"{file} is not a tokenizer ({str(error)[:100]}): give the tokenizer.json of a model"
         ) from None
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a regular expression that can take exponential time: one that repeats a group, or
+    calls one.
+    """
+    expression = str(values.get("Regex", ""))
+    if re.search(r"\)\s*[*+{]|\\[gk\d]", _SIMPLE.sub("x", expression)):
+        raise UserError(
+            f"its expression {expression[:80]!r} repeats a group, which can take forever: use "
+            "another"
+        )
+    return values
 
 
 def _pad(made: Any) -> str:

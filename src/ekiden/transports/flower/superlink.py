@@ -17,7 +17,6 @@ import json
 import sys
 import time
 from base64 import b64decode
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -58,7 +57,9 @@ KEYS, DATABASE = "--keys", "--database"
 
 
 _CONNECTIONS = 1024  # connections at the silos' port
-_EACH = 64  # of these from one address, behind which several silos may be
+# of these from one address, behind which several silos may be; the next one closes the oldest idle
+# one
+_EACH = 64
 _FIRST = 20.0  # seconds until the first request of a connection has arrived
 _LOOK = 5.0  # seconds between looks at SuperExec
 
@@ -138,20 +139,28 @@ def guarded(
     most: int = _CONNECTIONS, each: int = _EACH, seconds: float = _FIRST
 ) -> type[H11Protocol]:
     """Return a protocol for uvicorn that bounds connections."""
-    connections: Counter[str] = Counter()
+    connections: dict[Any, None] = {}  # the oldest first
 
     class Guarded(H11Protocol):  # type: ignore[misc]  # uvicorn is not checked
         """HTTP over a connection that is counted."""
 
         host = ""
+        admitted = False
 
         def connection_made(self, transport: Any) -> None:
-            host = str((transport.get_extra_info("peername") or ("?",))[0])
-            if connections.total() >= most or connections[host] >= each:
-                transport.abort()
-                return
-            self.host = host
-            connections[host] += 1
+            self.host = str((transport.get_extra_info("peername") or ("?",))[0])
+            crowd = [one for one in connections if one.host == self.host]
+            if len(crowd) < each:
+                crowd = list(connections) if len(connections) >= most else []
+            if crowd:
+                idle = next((one for one in crowd if one.cycle is None), None)
+                if idle is None:
+                    transport.abort()
+                    return
+                del connections[idle]  # the oldest: who only connects shuts nobody out
+                idle.transport.abort()
+            self.admitted = True
+            connections[self] = None
             super().connection_made(transport)
             self.loop.call_later(seconds, self.expire)
 
@@ -160,12 +169,12 @@ def guarded(
                 self.transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            if self.host:
-                connections[self.host] -= 1
+            connections.pop(self, None)
+            if self.admitted:
                 super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            if self.host:
+            if self.admitted:
                 super().data_received(data)
 
     return Guarded

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Mark, Positive, made, plain, reading, require
 from ekiden.base.errors import UserError, unknown
-from ekiden.base.files import read_regular
+from ekiden.base.files import read_regular, read_text
 from ekiden.data.spelling import Spelling
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
@@ -163,8 +163,8 @@ def _among(
             f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
         ) from None
     try:
-        signed = release.read_text(encoding="utf-8").strip() if release else ""
-    except (OSError, UnicodeDecodeError) as error:
+        signed = read_text(release).strip() if release else ""
+    except OSError as error:
         raise UserError(
             f"cannot read {release} ({error}): `ekiden silo release` makes it"
         ) from None

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, visible
 from ekiden.base.files import lock_file, locked, write, write_once
 from ekiden.data.samples import ClientData, FederatedData, Subset
 from ekiden.data.spelling import merging
@@ -52,9 +52,7 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
     """Append a line with the time; text from other parties cannot break the line."""
     file = folder / FILE
     now = datetime.now(UTC)
-    safe = "".join(c if c.isprintable() else "?" for c in f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")[
-        : _LONGEST // 4
-    ]
+    safe = visible(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")[: _LONGEST // 4]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(lock_file(file)):

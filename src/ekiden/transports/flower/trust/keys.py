@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.base.files import write
+from ekiden.base.files import read_text, write
 
 _AUTHORITY_DAYS = 3650
 _DAYS = 365
+_LONGEST = 1 << 14  # bytes of a public key
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
@@ -72,9 +73,16 @@ def sign(private: Path, text: bytes) -> str:
 def _load_private(private: Path) -> Any:
     ec, serialization, _, _ = _cryptography()
     try:
-        key = serialization.load_ssh_private_key(private.read_bytes(), None)
+        secret, mode = private.read_bytes(), private.stat().st_mode
     except OSError as error:
         raise UserError(f"cannot read the silo's key {private}: {error.strerror}") from None
+    if os.name == "posix" and mode & 0o077:
+        raise UserError(
+            f"other users of this machine can read the silo's key: chmod 600 {private}, or make a "
+            "new one"
+        )
+    try:
+        key = serialization.load_ssh_private_key(secret, None)
     except Exception:
         raise UserError(
             f"{private} is not a private key: make one with `ekiden silo keys`"
@@ -108,8 +116,8 @@ def fingerprint(public: str) -> str:
 def read_public(path: Path) -> str:
     """Return a public key from a file, as one line of text."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path, _LONGEST).strip()
+    except OSError:
         raise UserError(
             f"there is no public key {path}: get it from the silo, `ekiden silo keys` made it"
         ) from None
