@@ -14,14 +14,7 @@ import pytest
 import torch
 
 from ekiden import GLM, FederatedData, UserError, federate, run
-from ekiden.methods.statistics.newton import (
-    Coefficients,
-    Derivatives,
-    derivatives,
-    improved,
-    solved,
-    start,
-)
+from ekiden.methods.statistics.newton import Derivatives, derivatives, start
 from ekiden.results.result import Result
 
 LABELS = {"logistic": "died", "multinomial": "stage", "linear": "days", "poisson": "visits"}
@@ -95,21 +88,6 @@ def test_neither_division_nor_order_matters() -> None:
         assert a.estimate == pytest.approx(b.estimate, abs=1e-6 * (a.error or 0))
 
 
-def test_a_step_too_far_is_halved() -> None:
-    """Poisson regression on one far value: Newton's first steps go too far."""
-    x = torch.tensor([[0.0, 1], [0.1, 1], [0.2, 1], [0.1, 1], [9.0, 1]], dtype=torch.float64)
-    y = torch.tensor([[1.0], [0], [2], [1], [400]], dtype=torch.float64)
-    at, halved = start("poisson", 1, 2), 0
-    for _ in range(30):
-        after = improved("poisson", at, derivatives("poisson", x, y, at.values), ["x", "constant"])
-        halved += after.likelihood == at.likelihood
-        at = after
-    found = solved("poisson", at, derivatives("poisson", x, y, at.values), ["x", "constant"])
-    mean = (x @ found.values[0]).exp()
-    assert halved
-    assert torch.allclose(x.T @ (y[:, 0] - mean), torch.zeros(2, dtype=torch.float64), atol=1e-5)
-
-
 def test_dependent_columns_are_named() -> None:
     table = cohort()
     with pytest.raises(
@@ -122,9 +100,51 @@ def test_dependent_columns_are_named() -> None:
 def test_classes_that_a_column_separates_are_refused_with_its_name() -> None:
     table = cohort()
     with pytest.raises(
-        UserError, match=r"did not converge.*'marker' and other columns separate|separate.*'marker'"
+        UserError, match=r"separate samples without error: .*'marker'.*; give firth"
     ):
         go("logistic", marker=np.where(table["died"] == "yes", 1.0, 0.0) + 0.1 * table["age"] / 100)
+
+
+def test_columns_of_gaps_are_named_with_the_columns_that_leave_with_them() -> None:
+    """Two values that were measured together are missing together, and all who lack them had one
+    outcome."""
+    table = cohort()
+    lost = (np.arange(200) % 9 == 0) & (table["died"] == "no")
+    pressure = {
+        "high": np.where(lost, np.nan, 100 + table["age"] % 7),
+        "low": np.where(lost, np.nan, 60 + table["bmi"] % 5),
+    }
+    with pytest.raises(
+        UserError,
+        match=r"each other: 'high missing', 'low missing'; .*drop_columns=\['high', 'low'\]",
+    ):
+        go("logistic", None, None, **pressure)
+    with pytest.raises(
+        UserError, match=r"without error: 'high missing'; .*\(drop_columns=\['high'\]\)"
+    ):
+        go("logistic", high=pressure["high"])
+    data = held("died", [slice(0, 90), slice(90, 200)], high=pressure["high"])
+    found = run(GLM(firth=True, laps=30), data, evaluate_every=10**9).coefficients
+    assert all(-9 < (one.estimate or 0) < 9 for one in found if "missing" in one.column)
+
+
+def test_laps_are_a_limit() -> None:
+    """Once the regression has converged, silos hand on zeros and the result stays."""
+    rows = [slice(0, 90), slice(90, 200)]
+    many, few = (run(GLM(laps=laps), held("died", rows), evaluate_every=10**9) for laps in (30, 9))
+    for a, b in zip(many.coefficients, few.coefficients, strict=True):
+        assert a.estimate == pytest.approx(b.estimate, abs=1e-9 * (a.error or 0))
+    with pytest.raises(UserError, match="has not converged"):
+        run(GLM(laps=3), held("died", rows))
+
+
+def test_penalties_that_do_not_go_together_are_refused() -> None:
+    for given, why in (
+        ({"family": "linear"}, "has no bias"),
+        ({"ridge": 1.0}, "is another penalty"),
+    ):
+        with pytest.raises(UserError, match=f"{why}: leave out firth"):
+            GLM(firth=True, **given)
 
 
 def test_a_constant_column_has_no_estimate() -> None:
@@ -140,26 +160,21 @@ def test_what_a_family_does_not_explain_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=why):
             run(GLM(family=family), held(label, rows))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="counts are not negative"):
+    with pytest.raises(UserError, match="negative or a fraction, and counts are not"):
         run(GLM(family="poisson"), held("days", rows, days=cohort()["days"] - 100))
     with pytest.raises(UserError, match="linear network of its own"):
         run(GLM(), held("died", rows), "table_mlp")
 
 
 def test_sums_that_do_not_fit_are_refused() -> None:
-    own = derivatives("linear", torch.ones(4, 2), torch.ones(4, 1), start("linear", 1, 2).values)
-    other = derivatives("linear", torch.ones(4, 3), torch.ones(4, 1), start("linear", 1, 3).values)
+    own = derivatives("linear", torch.ones(4, 2), torch.ones(4, 1), start("linear", 1, 2))
+    other = derivatives("linear", torch.ones(4, 3), torch.ones(4, 1), start("linear", 1, 3))
     with pytest.raises(UserError, match="other coefficients"):
         own.plus(other)
     with pytest.raises(UserError, match="do not fit together"):
         Derivatives(own.gradient, other.hessian, own.squares, own.hazard, 0, 4)
     with pytest.raises(UserError, match="have no room"):
-        derivatives(
-            "linear", torch.full((4, 2), 1e9), torch.ones(4, 1), start("linear", 1, 2).values
-        )
-    far = Coefficients(torch.full((1, 2), 800.0, dtype=torch.float64), own.gradient.double(), 0)
-    with pytest.raises(UserError, match="have no room"):
-        derivatives("poisson", torch.ones(4, 2), torch.ones(4, 1), far.values)
+        derivatives("linear", torch.full((4, 2), 1e9), torch.ones(4, 1), start("linear", 1, 2))
 
 
 def test_chosen_coefficients_read_a_record_from_two_totals() -> None:
@@ -174,7 +189,8 @@ def test_chosen_coefficients_read_a_record_from_two_totals() -> None:
 
     def gradient(at: torch.Tensor) -> torch.Tensor:
         values = torch.stack([steep, *torch.zeros(2), -steep * at])[None].double()
-        found: torch.Tensor = derivatives("logistic", x, y, values).real()[0][0]
+        here = start("logistic", 2, 4)._replace(values=values)
+        found: torch.Tensor = derivatives("logistic", x, y, here).real()[0][0]
         return found
 
     read = gradient(far + 40 / steep) - gradient((far + next_) / 2)

@@ -250,11 +250,6 @@ def test_a_model_that_may_be_made_up_gets_coarse_pairs_and_few_events_none() -> 
             r"-\d+ in row 0 .*: a time, the first label, must be positive",
         ),
         ({"died": cohort()["days"]}, "an event, the second label, must be 0 or 1"),
-        ({"died": 0 * cohort()["died"]}, "a has no event among 90 samples"),
-        (
-            {"died": np.where(np.arange(200) < CUT, 0.0, cohort()["died"])},
-            "a has no event among 90 samples",
-        ),
     ],
 )
 def test_labels_that_are_no_times_and_events_are_refused(
@@ -263,6 +258,33 @@ def test_labels_that_are_no_times_and_events_are_refused(
     with pytest.raises(UserError, match=message) as refusal:
         held(**changed)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_silo_without_an_event_adds_its_exposure_and_nothing_else() -> None:
+    """Its rows compare nobody, so estimates stay; left out, the hazard would be too high."""
+    table = cohort()
+    twice = {name: np.concatenate([values, values[CUT:]]) for name, values in table.items()}
+    twice["died"][len(table["died"]) :] = 0
+    rows = ROWS | {"b": slice(CUT, 200), "c": slice(200, None)}
+    silos: list[Any] = [
+        {name: list(values[part]) for name, values in twice.items()} for part in rows.values()
+    ]
+    data = federate(
+        silos, tests=silos, names=[*rows], val_fraction=0.0, label_column=LABELS, task="survival"
+    )
+    result = run(GLM(family="cox"), data, evaluate_every=10**9)
+    for one, wanted in zip(result.coefficients, fitted().coefficients, strict=True):
+        assert one.error == pytest.approx(wanted.error, rel=1e-6)
+        assert one.estimate == pytest.approx(wanted.estimate, abs=1e-6 * (wanted.error or 0))
+    y, mean = data.dataset.train.y, float(np.mean(twice["days"]))
+    with torch.no_grad():
+        expected = y[:, 0] / mean * result.model(data.dataset.train.x)[:, 0].double().exp()
+    assert float(expected.sum()) == pytest.approx(float(y[:, 1].sum()), rel=1e-5)
+
+
+def test_training_without_any_event_is_refused() -> None:
+    with pytest.raises(UserError, match="no training sample has the event"):
+        run(GLM(family="cox"), held(died=0 * cohort()["died"]))
 
 
 @pytest.mark.parametrize(("yes", "no"), [(True, False), ("Yes", "no")])

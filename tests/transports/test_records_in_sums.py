@@ -23,7 +23,7 @@ from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method
 from ekiden.methods import FedGram
 from ekiden.methods.exact.blocks.fixed_features import features_of
-from ekiden.methods.statistics.newton import derivatives
+from ekiden.methods.statistics.newton import derivatives, start
 from ekiden.models import build
 from ekiden.models.tables_and_texts import linear
 from ekiden.models.whole_features import WholeFeatures
@@ -148,9 +148,8 @@ def test_a_regression_shows_no_record_that_differs_from_all_others(
     data = held("days", [slice(0, 60), slice(60, 120), slice(120, 200)], **{column: changed})
     network, part = linear(data.dataset.shape, 1, data.dataset.inputs), data.clients[1].train
     x = torch.nn.functional.pad(network.features(part.x).double(), (0, 1), value=1.0)
-    products = derivatives(
-        "linear", x, part.y.double()[:, None], torch.zeros(1, x.shape[1]).double()
-    ).real()[1][0]
+    at = start("linear", 1, x.shape[1])
+    products = derivatives("linear", x, part.y.double()[:, None], at).real()[1][0]
     if column == "site":
         isolates = torch.nn.functional.one_hot(
             torch.tensor(network.names.index("site = other")), x.shape[1]

@@ -143,6 +143,8 @@ class Traits:
             (`--class-weights`). False if they solve for the model or have a loss of their own.
         releases: whether each client can give noisy sums over its samples once in a run, and
             nothing else about them (`Client.release`), so that `--dp` holds.
+        limit: the hyperparameter that only limits the number of steps, so that a run can resume
+            with a larger one.
     """
 
     private: Any = None
@@ -157,6 +159,7 @@ class Traits:
     one_model: bool = True
     weighs: bool = True
     releases: bool = False
+    limit: str = ""
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,8 @@ def check_labels(data: FederatedData) -> None:
         raise UserError(
             f"all training labels are {name!r}: classification needs two classes or more"
         )
+    if dataset.task.kind == "survival" and not dataset.train.y[:, 1].any():
+        raise UserError("no training sample has the event: nothing can be learned from them")
 
 
 def check_model(worker: Worker, data: FederatedData) -> None:

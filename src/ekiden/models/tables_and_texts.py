@@ -22,6 +22,7 @@ class Term:
     name: str
     centre: float = 0.0
     scale: float = 1.0
+    column: str = ""  # that it comes from, if that has another name
 
 
 def terms(inputs: Inputs | None, width: int) -> list[Term]:
@@ -34,10 +35,10 @@ def terms(inputs: Inputs | None, width: int) -> list[Term]:
     if not isinstance(inputs, Table):
         return [Term(f"x{k}") for k in range(width)]
     found = [Term(*one) for one in zip(inputs.numeric, inputs.centre, inputs.scale, strict=True)]
-    found += [Term(f"{name} missing") for name in inputs.gaps]
+    found += [Term(f"{name} missing", column=name) for name in inputs.gaps]
     for name, known in zip(inputs.categorical, inputs.vocabularies, strict=True):
         ends = [OTHER, *(f" = {text or 'missing'}" for text in known)]
-        found += [Term(name + ends[code]) for code in _levels(known)]
+        found += [Term(name + ends[code], column=name) for code in _levels(known)]
     return found
 
 
@@ -70,9 +71,12 @@ class Indicators(nn.Module):
 class Linear(SplitNetwork):
     """A linear network that knows the names of what enters its head."""
 
-    def __init__(self, features: nn.Module, names: list[str], outputs: int) -> None:
+    def __init__(
+        self, features: nn.Module, names: list[str], columns: list[str], outputs: int
+    ) -> None:
         super().__init__(features, nn.Linear(len(names), outputs))
         self.names = names  # (D,) of them
+        self.columns = columns  # (D,) of the data, from which they come
 
 
 def linear(shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> Linear:
@@ -81,8 +85,10 @@ def linear(shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -
         raise UserError(
             "linear reads numbers, but these samples are texts: use --model with text_mean"
         )
-    names = [term.name for term in terms(inputs, torch.Size(shape).numel())]
-    return Linear(Indicators(inputs) if isinstance(inputs, Table) else nn.Flatten(), names, classes)
+    entering = terms(inputs, torch.Size(shape).numel())
+    names, columns = [t.name for t in entering], [t.column or t.name for t in entering]
+    features = Indicators(inputs) if isinstance(inputs, Table) else nn.Flatten()
+    return Linear(features, names, columns, classes)
 
 
 _WIDEST = 16  # width of an embedding in the MLP

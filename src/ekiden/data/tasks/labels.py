@@ -316,11 +316,6 @@ class Survival(ScaledTask):
             if wrong.any():
                 row = int(wrong.nonzero()[0, 0])
                 raise UserError(f"{what} has {y[row, column]:g} in {row_text(row)}: {must}")
-        if n and not y[:, 1].any():
-            raise UserError(
-                f"{what} has no event among {n} samples: nothing can be learned from it; leave it "
-                "out"
-            )
         return y
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from ekiden.authoring import (
     Client,
     Fed,
     Method,
+    NonNegative,
     Ref,
     Size,
     State,
@@ -35,6 +36,7 @@ from ekiden.methods.statistics.newton import (
     Coefficients,
     Derivatives,
     Family,
+    Formula,
     Solution,
     derivatives,
     groups,
@@ -72,7 +74,7 @@ class Estimated(Linear):
     def __init__(
         self, base: Linear, family: Family, outputs: int, task: Task, times: tuple[float, ...] = ()
     ) -> None:
-        super().__init__(base.features, base.names, outputs)
+        super().__init__(base.features, base.names, base.columns, outputs)
         self.family = family  # which regression
         count, each = groups(family, outputs)
         size = each * (len(base.names) + 1)
@@ -121,17 +123,27 @@ class GLM(Method):
     stratified by client).
 
     Departures from the paper: sums are whole numbers in units of 2^-28, handed from client to
-    client. The first step starts at the best constants, which follow from the first sums. A step
-    that makes the likelihood smaller is halved. The number of laps is fixed; a regression that has
-    not converged then is refused.
+    client. The first step starts at the best constants, which follow from the first sums; that of
+    Poisson regression as in R's glm. A step that makes the likelihood smaller, or sums too large,
+    is halved. Clients that know that the regression has converged compute nothing more: they hand
+    on zeros up to the last lap. A regression that has not converged then waits for more laps
+    (`ekiden resume RUN --laps`).
     """
 
     family: Family = "logistic"
     """logistic: classes, binary or multinomial; linear: numbers, ordinary least squares, which
     needs one lap; poisson: counts (targets of --task regression), logarithmic link; cox: times and
     events (--task survival), stratified by client, ties as Efron's"""
-    laps: Annotated[int, Range(least=4, most=100)] = 10
-    """T, passes over all clients: Newton's steps; linear regression makes one"""
+    laps: Annotated[int, Range(least=2, most=100)] = 15
+    """T, passes over all clients, for at most as many of Newton's steps; linear regression makes
+    one"""
+    ridge: NonNegative = 0.0
+    """λ: subtract λ/2 of the squared coefficients, of numbers as they are scaled and without
+    constants, from the log-likelihood. Then estimates are finite, and columns may follow from each
+    other"""
+    firth: bool = False
+    """Firth's penalty, half the logarithm of the information's determinant, for rare outcomes and
+    for classes that columns separate: estimates are finite and less biased"""
     times: str = ""
     """for cox: times such as 90,180,365 at which the model also tells survival, from the baseline
     hazard of all clients together; times after which fewer than 5 events follow are left out"""
@@ -139,7 +151,7 @@ class GLM(Method):
     """order of the clients: given, reversed, random, or names separated by commas; the last one
     makes the steps"""
 
-    traits = Traits(averages=False, weighs=False)
+    traits = Traits(averages=False, weighs=False, limit="laps")
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -153,17 +165,23 @@ class GLM(Method):
         in_order(self.order, clients)
 
     def __post_init__(self) -> None:
-        """Refuse times that are none."""
+        """Refuse times that are none, and penalties that do not go together."""
         if self._times and self.family != "cox":
             raise UserError(f"times are for cox, not for {self.family}: leave out --times")
+        if self.firth and (self.ridge or self.family == "linear"):
+            why = (
+                "linear regression has no bias"
+                if self.family == "linear"
+                else "--ridge is another penalty"
+            )
+            raise UserError(f"{why}: leave out --firth")
 
     def check_network(self, model: Size) -> None:
         """Refuse targets that the family does not explain."""
         if (self.family == "cox") != isinstance(model.task, Survival):
             raise UserError(
-                f"--family {self.family} does not explain {model.task.kind}: cox explains times "
-                "and events, --task "
-                "survival --label-column TIME EVENT"
+                f"--family {self.family} does not explain {model.task.kind}: cox explains times and "
+                "events, --task survival --label-column TIME EVENT"
             )
         if self.family in ("linear", "poisson") and not isinstance(model.task, Regression):
             raise UserError(
@@ -205,7 +223,7 @@ class GLM(Method):
         while s.step < self.steps(len(order)):
             lap, hop = divmod(s.step, len(order))
             client, at = order[hop], s.coefficients
-            sums = fed.sum(self.add, [client], INITIAL, at, plus=s.sums)
+            sums = fed.sum(self.add, [client], INITIAL, at, lap == self._laps - 1, plus=s.sums)
             if hop < len(order) - 1:
                 s = s.next(sums=sums)
             elif lap < self._laps - 1:
@@ -222,29 +240,40 @@ class GLM(Method):
 
     @on_client
     def add(
-        self, client: Client, model: Weights, at: Coefficients | None, before: Derivatives | None
+        self,
+        client: Client,
+        model: Weights,
+        at: Coefficients | None,
+        last: bool,
+        before: Derivatives | None,
     ) -> Derivatives:
-        """Add the derivatives of the client's samples to those received."""
+        """Add the derivatives of the client's samples to those received; nothing between
+        convergence and last lap.
+        """
         network = cast(Estimated, client.network(model))
+        here = self._at(client, network, at)
         with torch.no_grad():
             blocks = [
                 (network.features(x), y) for x, y in client.batches(passes=0, shuffle=False)
             ]  # no pass: only what enters the head
-        width = len(network.names)
-        x = torch.cat([torch.zeros(0, width, device=client.unit().device), *(x for x, _ in blocks)])
+        x = torch.cat(
+            [
+                torch.zeros(0, len(network.names), device=client.unit().device),
+                *(x for x, _ in blocks),
+            ]
+        )
         y = client.data.train.y.to(x.device)
         if self.family != "logistic":
-            y = y if y.ndim == 2 else y[:, None]
-            y = self._targets(client, y)
+            y = self._targets(client, y if y.ndim == 2 else y[:, None])
+        if here.final and not last:
+            x, y = x[:0], y[:0]
         times = (
             [time / client.task.mean[0] for time in self._times]
             if isinstance(client.task, Survival)
             else []
         )
-        own = derivatives(
-            self.family, F.pad(x, (0, 1), value=1.0), y, self._at(client, network, at).values, times
-        )
-        return client.added(before, own, at)
+        own = derivatives(self.family, F.pad(x, (0, 1), value=1.0), y, here, times)
+        return client.added(before, own, (at, last))
 
     @on_client
     def improve(
@@ -252,9 +281,7 @@ class GLM(Method):
     ) -> Coefficients:
         """Return the coefficients of the next lap."""
         network = cast(Estimated, client.network(model))
-        return improved(
-            self.family, self._at(client, network, at), totals, [*network.names, CONSTANT]
-        )
+        return improved(self._formula(network), self._at(client, network, at), totals)
 
     @on_client
     def solve(
@@ -262,10 +289,12 @@ class GLM(Method):
     ) -> Weights:
         """Return the network with the estimates and their covariances."""
         network = cast(Estimated, client.network(model))
-        at = self._at(client, network, at)
-        return network.holding(
-            solved(self.family, at, totals, [*network.names, CONSTANT]), totals.samples
-        )
+        found = solved(self._formula(network), self._at(client, network, at), totals)
+        return network.holding(found, totals.samples)
+
+    def _formula(self, network: Estimated) -> Formula:
+        names, columns = [*network.names, CONSTANT], [*network.columns, CONSTANT]
+        return Formula(self.family, names, columns, self.ridge, self.firth)
 
     def _at(self, client: Client, network: Estimated, at: Coefficients | None) -> Coefficients:
         """Return the coefficients of this lap, 0 in the first one."""
@@ -277,7 +306,7 @@ class GLM(Method):
                 "the coefficients received are of other columns: use the same data schema "
                 "everywhere"
             )
-        return Coefficients(at.values.cpu(), at.step.cpu(), at.likelihood)
+        return Coefficients(at.values.cpu(), at.step.cpu(), at.likelihood, at.inverse.cpu())
 
     def _targets(self, client: Client, y: Tensor) -> Tensor:
         """Return targets (n, K) float64: standardised, or counts; or times, relative to the mean,
@@ -294,10 +323,10 @@ class GLM(Method):
                 for part in (task.mean, task.std)
             )
             return (y.double() - mean) / std
-        if bool((y < 0).any()):
+        if bool(((y < 0) | (y != y.round())).any()):
             raise UserError(
-                f"{client.name} has a negative target, and counts are not negative: correct it, or "
-                "use --family linear"
+                f"{client.name} has a target that is negative or a fraction, and counts are not: "
+                "correct it, or use --family=linear"
             )
         return y.double()
 
@@ -323,11 +352,15 @@ class GLM(Method):
         return self._laps * clients
 
     def cost(self, clients: int, model: Size) -> int:
-        """(N - 1)·(T(4G·S(S + 3) + 8G + 16 + 16H) + (T - 1)(16GS + 8)).
+        """(N - 1)·(T(4G·S(S + 3) + 8G + 16 + 16H) + (T - 1)(16GS + 8)), and (N - 1)(T - 1)·8GS²
+        with Firth's penalty.
 
         For logistic regression G = 1 and S = (K - 1)(D + 1), otherwise G = K and S = D + 1, where D
         is the number of columns. H is the number of times.
         """
         count, size, _ = cast(Estimated, model.network.module).covariance.shape
         sums = 4 * count * size * (size + 3) + 8 * count + 16 + 16 * len(self._times)
-        return (clients - 1) * (self._laps * sums + (self._laps - 1) * (16 * count * size + 8))
+        inverse = 8 * count * size**2 if self.firth else 0
+        return (clients - 1) * (
+            self._laps * sums + (self._laps - 1) * (16 * count * size + 8 + inverse)
+        )

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, listed
 from ekiden.results.regressions import baseline, hazard_counts
 
 Family = Literal["logistic", "linear", "poisson", "cox"]
@@ -20,11 +20,16 @@ _UNIT = 2.0**28  # the whole number that stands for 1 in sums
 _MOST = 2.0**62
 _ROWS = 8192  # samples that are multiplied together
 _DEPENDENT = 1e-9  # least eigenvalue of a correlation matrix that can be inverted
-_CONVERGED = 1e-10  # largest squared last step, in standard errors
+_CONVERGED = (
+    1e-12  # largest squared last step, in standard errors: Firth's next one is up to half as long
+)
 _FEWEST = 5  # events that the baseline hazard rests on between two times
 _SHOWN = 5  # columns in a message
 _NONE = -(2**62)  # the likelihood before the first step
 _EQUAL = 2**10  # difference of two likelihoods that may be due to rounding
+_WORST = -(2**53)  # a silo's least likelihood: those of 500 silos without room have room in 64 bits
+_FAR = 2.0**27  # a silo's largest exposure; a larger one has no room next to those of others
+_FIRST = 0.1  # what R's glm adds to counts, whose logarithms are the first linear predictors
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +67,9 @@ class Derivatives:
                 "sums of other coefficients cannot be combined: use the same data schema everywhere"
             )
         mine, others = self._tensors(), other._tensors()
-        first, second, third, last = (
-            _bounded(a.double() + b, a + b) for a, b in zip(mine, others, strict=True)
-        )
+        if not all(_fits(a.double() + b) for a, b in zip(mine, others, strict=True)):
+            raise UserError(_NO_ROOM.format("numbers are too far from the others"))
+        first, second, third, last = (a + b for a, b in zip(mine, others, strict=True))
         likelihood, samples = self.likelihood + other.likelihood, self.samples + other.samples
         return type(self)(first, second, third, last, likelihood, samples)
 
@@ -82,12 +87,35 @@ class Derivatives:
         return self.gradient, self.hessian, self.squares, self.hazard
 
 
+class Formula(NamedTuple):
+    """What is fitted."""
+
+    family: Family
+    names: list[str]  # (P,) of what enters, the constant last
+    columns: list[str]  # (P,) of the data, from which it comes
+    ridge: float = 0.0  # λ: λ/2 times the squared coefficients, without constants, is subtracted
+    firth: bool = False  # half the logarithm of the information's determinant is added
+
+
 class Coefficients(NamedTuple):
     """Where the next derivatives are taken."""
 
     values: Tensor  # (G, S) float64
-    step: Tensor  # (G, S) float64, the last step
-    likelihood: int  # before that step, in units of 2^-28
+    step: Tensor  # (G, S) float64, the last step; 0 once the regression has converged
+    likelihood: int  # before that step, with its penalty, in units of 2^-28
+    # (G, S, S) float64, of the information at these values, for Firth's penalty; 0 where it is not
+    # known, else (G, 0, 0)
+    inverse: Tensor
+
+    @property
+    def first(self) -> bool:
+        """Whether no step was made yet."""
+        return self.likelihood == _NONE
+
+    @property
+    def final(self) -> bool:
+        """Whether no further step is needed."""
+        return not self.first and not bool(self.step.any())
 
 
 class Solution(NamedTuple):
@@ -96,9 +124,17 @@ class Solution(NamedTuple):
     values: Tensor  # (G, S) float64
     covariance: Tensor  # (G, S, S) float64, of the estimates; 0 for coefficients that no sample has
     # (T,) float64, for Cox regression the cumulative hazard at the times where the linear
-    # predictor, its constant
-    # included, is 0; 0 at times after fewer than 5 events
+    # predictor, its constant included, is 0; 0 at times after fewer than 5 events
     hazard: Tensor
+
+
+class _Parts(NamedTuple):
+    """What a block of samples adds."""
+
+    gradient: Tensor  # (G, S)
+    hessian: Tensor  # (G, S, S)
+    squares: Tensor  # (G,)
+    likelihood: Tensor  # ()
 
 
 def groups(family: Family, outputs: int) -> tuple[int, int]:
@@ -109,55 +145,86 @@ def groups(family: Family, outputs: int) -> tuple[int, int]:
 
 
 def derivatives(
-    family: Family, x: Tensor, y: Tensor, values: Tensor, times: Sequence[float] = ()
+    family: Family, x: Tensor, y: Tensor, at: Coefficients, times: Sequence[float] = ()
 ) -> Derivatives:
     """Return a client's sums at the given coefficients.
+
+    Where they have no room, because a step went too far, there are no sums, but a likelihood that
+    is worse than any. Firth's penalty adds half the gradient of the trace of inverse and Hessian:
+    David Firth: Bias reduction of maximum likelihood estimates. Biometrika, 1993.
+    https://doi.org/10.1093/biomet/80.1.27
 
     Args:
         family: which regression.
         x: (n, P) what enters it, 1 for the constant included.
         y: (n,) classes, or (n, K) numbers; for Cox regression (n, 2) time and event.
-        values: (G, S) coefficients; for classes S = (K - 1)P, class by class from the second on.
+        at: the coefficients; for classes S = (K - 1)P, class by class from the second on.
         times: for Cox regression, between which events are counted.
+
+    Raises:
+        UserError: numbers are so large that no coefficients help.
     """
-    count, width = values.shape
-    rows, columns = torch.triu_indices(width, width, device=x.device)
+    count, width = at.values.shape
+    firth = bool(at.inverse.any())
+    values, inverse = at.values.to(x.device).detach().requires_grad_(firth), at.inverse.to(x.device)
     gradient = torch.zeros(count, width, dtype=torch.float64, device=x.device)
-    hessian = torch.zeros(count, len(rows), dtype=torch.float64, device=x.device)
-    squares, likelihood = torch.zeros(count, dtype=torch.float64, device=x.device), 0.0
-    of_block = {"logistic": _classes, "cox": _times}.get(family, _numbers)
+    hessian = torch.zeros(count, width, width, dtype=torch.float64, device=x.device)
+    squares, likelihood = torch.zeros_like(gradient[:, 0]), torch.zeros_like(gradient[0, 0])
     size = max(len(x), 1) if family == "cox" else _ROWS  # who is at risk together stays together
-    for block, of in zip(torch.split(x.double(), size), torch.split(y, size), strict=True):
-        parts = of_block(family, block, of, values.to(x.device))
-        gradient += parts[0]
-        hessian += parts[1][:, rows, columns]
-        squares += parts[2]
-        likelihood += parts[3]
+    with torch.set_grad_enabled(firth):
+        for block, of in zip(torch.split(x.double(), size), torch.split(y, size), strict=True):
+            part = _parts(family, block, of, values, first=at.first)
+            gradient += part.gradient.detach()
+            hessian += part.hessian.detach()
+            squares += part.squares.detach()
+            likelihood += part.likelihood.detach()
+            if firth:
+                gradient += torch.autograd.grad((inverse * part.hessian).sum() / 2, values)[0]
     hazard = torch.zeros(2, len(times), dtype=torch.float64, device=x.device)
     if times and len(x):
-        risk = x[:, :-1].double() @ values[0, :-1].to(x.device)
-        hazard = torch.from_numpy(
-            np.stack(hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times))
-        ).to(x.device)
-    gradient, hessian, squares, hazard, total = (
-        _bounded(part * _UNIT, (part * _UNIT).round().long())
-        for part in (
-            gradient,
-            hessian,
-            squares,
-            hazard,
-            torch.tensor(likelihood, dtype=torch.float64),
-        )
-    )
-    return Derivatives(gradient, hessian, squares, hazard, int(total), len(x))
+        risk = x[:, :-1].double() @ at.values[0, :-1].to(x.device)
+        counts = hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times)
+        hazard = torch.from_numpy(np.stack(counts)).to(x.device)
+    rows, columns = torch.triu_indices(width, width, device=x.device)
+    if family == "cox":  # they count in the last lap only, in which they are checked
+        squares, hazard = (part.clamp(max=_FAR) for part in (squares, hazard))
+    sums = [part * _UNIT for part in (gradient, hessian[:, rows, columns], squares, hazard)]
+    worth = max(float(likelihood * _UNIT), _WORST)
+    if not all(map(_fits, (*sums, likelihood))):
+        if at.first:
+            far, high = float(x.abs().max()), float(y.abs().max())
+            raise UserError(
+                _NO_ROOM.format(f"scaled columns reach {far:.3g}, the target {high:.3g}")
+            )
+        sums, worth = [torch.zeros_like(part) for part in sums], 2 * _WORST
+    first, second, third, last = (part.round().long() for part in sums)
+    return Derivatives(first, second, third, last, round(worth), len(x))
 
 
-def _classes(
-    family: Family, x: Tensor, y: Tensor, values: Tensor
-) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Return gradient, Hessian, nothing, log-likelihood of logistic regression, binary or
-    multinomial.
-    """
+_NO_ROOM = "the sums of a regression have no room: {}; look at the largest values"
+
+
+def _fits(sums: Tensor) -> bool:
+    """Return whether sums in units of 2^-28 have room in 64 bits; NaN has not."""
+    return bool((sums.abs() < _MOST).all())
+
+
+def _parts(family: Family, x: Tensor, y: Tensor, values: Tensor, *, first: bool) -> _Parts:
+    """Return what a block of samples adds."""
+    match family:
+        case "logistic":
+            return _classes(x, y, values)
+        case "cox":
+            return _times(x, y, values)
+        case "poisson":
+            return _first_counts(x, y.double()) if first else _counts(x, y.double(), values)
+    rest = y.double() - x @ values.T
+    hessian = (x.T @ x).expand(len(values), -1, -1)
+    return _Parts(rest.T @ x, hessian, y.double().square().sum(0), -rest.square().sum() / 2)
+
+
+def _classes(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
+    """Return the parts of logistic regression, binary or multinomial."""
     width = x.shape[1]
     logs = F.pad(x @ values.view(-1, width).T, (1, 0)).log_softmax(1)
     p = logs.exp()[:, 1:]
@@ -169,29 +236,38 @@ def _classes(
             block = x.T @ (((p[:, a] if a == b else 0.0) - p[:, a] * p[:, b])[:, None] * x)
             hessian[a, :, b], hessian[b, :, a] = block, block.T
     size = others * width
-    found = float(logs.gather(1, y[:, None]).sum())
-    return (rest.T @ x).view(1, -1), hessian.view(1, size, size), torch.zeros(1).to(x), found
+    likelihood = logs.gather(1, y[:, None]).sum()
+    return _Parts(
+        (rest.T @ x).view(1, -1), hessian.view(1, size, size), torch.zeros(1).to(x), likelihood
+    )
 
 
-def _numbers(
-    family: Family, x: Tensor, y: Tensor, values: Tensor
-) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Return gradient, Hessian, Σ y² and log-likelihood of linear or Poisson regression of each
-    target.
+def _counts(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
+    """Return the parts of Poisson regression of each target; of the likelihood minus the largest
+    that is possible.
     """
-    eta, y = x @ values.T, y.double()
-    mean = eta if family == "linear" else eta.exp()
-    likelihood = -(y - eta).square() / 2 if family == "linear" else y * eta - mean
-    weights = torch.ones_like(mean) if family == "linear" else mean
+    eta = x @ values.T
+    mean = eta.exp()
+    hessian = torch.stack([x.T @ (w[:, None] * x) for w in mean.T])
+    likelihood = (y * eta - mean - torch.xlogy(y, y) + y).sum()
+    return _Parts((y - mean).T @ x, hessian, torch.zeros_like(values[:, 0]), likelihood)
+
+
+def _first_counts(x: Tensor, y: Tensor) -> _Parts:
+    """Return parts of which the step is the first one of R's glm: it begins at log(y + 0.1), and
+    not at coefficients.
+
+    From coefficients of 0 it would go too far where a few samples lie far from the others. No
+    likelihood is worse.
+    """
+    weights = y + _FIRST
     hessian = torch.stack([x.T @ (w[:, None] * x) for w in weights.T])
-    return (y - mean).T @ x, hessian, y.square().sum(0), float(likelihood.sum())
+    gradient = (weights * weights.log() + y - weights).T @ x
+    return _Parts(gradient, hessian, torch.zeros_like(gradient[:, 0]), y.new_tensor(_WORST / _UNIT))
 
 
-def _times(
-    family: Family, x: Tensor, y: Tensor, values: Tensor
-) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Return gradient, Hessian, Σ t exp(η) and log-likelihood of Cox regression of one silo, with
-    Efron's ties.
+def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
+    """Return the parts of Cox regression of one silo, with Efron's ties.
 
     The constant has no part in the likelihood. In its place the gradient has the number of events.
 
@@ -205,17 +281,18 @@ def _times(
         torch.zeros(1, x.shape[1] + 1, x.shape[1] + 1).to(x),
     )
     if not len(x):
-        return gradient, hessian, torch.zeros(1).to(x), 0.0
+        return _Parts(
+            gradient, hessian + 0 * values.sum(), torch.zeros(1).to(x), torch.zeros(()).to(x)
+        )
     eta = x @ values[0, :-1]
     w = (eta - eta.max()).exp()
     wx = w[:, None] * x
     times, place = torch.unique_consecutive(time, return_inverse=True)  # descending
     last = torch.bincount(place).cumsum(0) - 1  # of those who are at risk at a time
     of_time = torch.zeros(len(times), 2 + x.shape[1]).to(x)
-    of_time.index_add_(
-        0, place, torch.cat([torch.ones_like(time)[:, None], w[:, None], wx], 1) * event[:, None]
-    )
-    deaths, dying, dying_x = of_time[:, 0], of_time[:, 1], of_time[:, 2:]
+    ones = torch.ones_like(time)[:, None]
+    of_time = of_time.index_add(0, place, torch.cat([ones, w[:, None], wx], 1) * event[:, None])
+    deaths, dying, dying_x = of_time[:, 0].detach(), of_time[:, 1], of_time[:, 2:]
     who = event > 0
     at = place[who]  # for each event from here on
     left = (event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1) / deaths[
@@ -230,121 +307,164 @@ def _times(
     expected = w * (hazard.flip(0).cumsum(0).flip(0)[place] - event * tied[place])
     gradient[0, :-1], gradient[0, -1] = x.T @ (event - expected), event.sum()
     hessian[0, :-1, :-1] = x.T @ (expected[:, None] * x) - means.T @ means
-    found = event @ (eta - eta.max()) - at_risk.log().sum()
-    return gradient, hessian, (time @ eta.exp())[None], float(found)
-
-
-def _bounded(found: Tensor, whole: Tensor) -> Tensor:
-    """Return whole numbers, or refuse them if they had no room."""
-    if not bool((found.abs() < _MOST).all()):  # also where one is NaN
-        raise UserError(
-            "the sums of a regression have no room: a value is too far from the others, or columns "
-            "separate "
-            "the samples without error; look at the largest values of the columns"
-        )
-    return whole
+    likelihood = event @ (eta - eta.max()) - at_risk.log().sum()
+    return _Parts(gradient, hessian, (time @ eta.exp())[None], likelihood)
 
 
 def start(family: Family, outputs: int, width: int) -> Coefficients:
     """Return the coefficients 0, for P = `width` numbers that enter."""
     count, each = groups(family, outputs)
     zeros = torch.zeros(count, each * width, dtype=torch.float64)
-    return Coefficients(zeros, zeros, _NONE)
+    return Coefficients(zeros, zeros, _NONE, zeros.new_zeros(count, 0, 0))
 
 
-def improved(
-    family: Family, before: Coefficients, totals: Derivatives, names: list[str]
-) -> Coefficients:
+class _Newton(NamedTuple):
+    """A step from where totals were taken."""
+
+    values: Tensor  # (G, S), after it
+    inverse: Tensor  # (G, S, S)
+    likelihood: int  # before it, with its penalty
+    length: float  # squared, in standard errors
+
+
+def improved(formula: Formula, before: Coefficients, totals: Derivatives) -> Coefficients:
     """Return the coefficients after Newton's step; after half of the last step if that made the
     likelihood smaller.
 
     The first totals also tell the step from the best constants, which is taken instead: it is the
-    nearer start.
+    nearer start. Firth's penalty takes two laps a step: its gradient needs the information at the
+    same coefficients.
     """
-    if totals.likelihood < before.likelihood - _EQUAL:
+    if before.final:
+        return before
+    after = _step(formula, before, totals)
+    if after is None:
         half = before.step / 2
-        return Coefficients(before.values - half, half, before.likelihood)
-    gradient, hessian, values = *totals.real(), before.values
-    if family == "cox":
-        gradient[:, -1] = 0  # events
-    elif before.likelihood == _NONE:
-        values, gradient, hessian = _from_constants(
-            family, gradient, hessian, totals.samples, len(names)
-        )
-    step = (_inverse(hessian, names, first=True) @ gradient[:, :, None])[:, :, 0]
-    return Coefficients(values + step, values + step - before.values, totals.likelihood)
+        return before._replace(values=before.values - half, step=half)
+    if formula.firth and not before.first and not before.inverse.any():
+        return before._replace(inverse=after.inverse)
+    step, inverse = after.values - before.values, before.inverse
+    if not before.first and after.length < _CONVERGED:
+        step = torch.zeros_like(step)
+    elif formula.firth:
+        inverse = torch.zeros_like(after.inverse)
+    return Coefficients(after.values, step, after.likelihood, inverse)
 
 
-def solved(family: Family, before: Coefficients, totals: Derivatives, names: list[str]) -> Solution:
+def solved(formula: Formula, before: Coefficients, totals: Derivatives) -> Solution:
     """Return the estimates and their covariances after the last lap."""
     gradient, hessian = totals.real()
-    events = gradient[:, -1].clone()
-    if family == "cox":
-        gradient[:, -1] = 0
-    inverse = _inverse(hessian, names, first=family == "linear")
-    step = (inverse @ gradient[:, :, None])[:, :, 0]
-    values = before.values + step
-    if family == "linear":
+    after = _step(formula, before, totals)
+    if formula.family == "linear" and after is not None:
         free = totals.samples - int((hessian.diagonal(dim1=1, dim2=2)[0] > 0).sum())
         if free < 1:
-            raise UserError(
-                f"{totals.samples} samples are too few for {len(names)} coefficients: leave "
-                "columns out"
-            )
-        rest = totals.squares.cpu().double() / _UNIT - (gradient * step).sum(1)
-        return Solution(values, inverse * (rest.clamp(min=0) / free)[:, None, None], torch.zeros(0))
-    left = float((step * gradient).sum(1).max())
-    if totals.likelihood < before.likelihood - _EQUAL or not left < _CONVERGED:
-        moved = (
-            (step.abs() / inverse.diagonal(dim1=1, dim2=2).sqrt().clamp(min=1e-30))
-            .view(-1, len(names))
-            .amax(0)
+            few = f"{totals.samples} samples are too few for {len(formula.names)} coefficients"
+            raise UserError(f"{few}: leave columns out")
+        b = after.values
+        rest = totals.squares.cpu().double() / _UNIT - (b * gradient).sum(1)
+        if formula.ridge:
+            rest -= (b * (gradient - (hessian @ b[:, :, None])[:, :, 0])).sum(1)
+        covariance = after.inverse * (rest.clamp(min=0) / free)[:, None, None]
+        return Solution(after.values, covariance, torch.zeros(0))
+    if after is None or not after.length < _CONVERGED:
+        far = (
+            "" if after is None else f" (its last step was {after.length**0.5:.2g} standard errors)"
         )
-        names, moved = (
-            [name for name in names if name != CONSTANT],
-            moved[[name != CONSTANT for name in names]],
-        )
-        furthest = names[int(moved.argmax())] if names else CONSTANT
+        step = before.step if after is None else after.values - before.values
+        names = _named(formula, _leading(formula, step.abs().amax(0)))
         raise UserError(
-            "the regression did not converge: give more --laps; if that does not help, "
-            f"{furthest!r} "
-            "and other columns separate the samples without error: leave it out, or join rare "
-            "categories"
+            f"the regression has not converged{far}: go on by `ekiden resume RUN --laps` with more "
+            f"laps; if that does not help, columns such as {names} separate samples without error: "
+            "give --firth or --ridge=1"
         )
-    hazard = torch.zeros(0)
+    values, hazard = after.values, torch.zeros(0)
     if (
-        family == "cox"
+        formula.family == "cox"
+        and max(map(float, (totals.squares.max(), *totals.hazard.flatten()))) >= _FAR * _UNIT
+    ):
+        raise UserError(_NO_ROOM.format("the hazards of samples differ too much"))
+    if (
+        formula.family == "cox"
     ):  # so that events are expected as often as they occur, if the hazard is constant
-        values[:, -1] = (events / (totals.squares.cpu().double() / _UNIT)).log()
+        values[:, -1] = (gradient[:, -1] / (totals.squares.cpu().double() / _UNIT)).log()
         count, exposure = (totals.hazard.cpu().double() / _UNIT).numpy()
         hazard = torch.from_numpy(baseline(count, exposure, _FEWEST)) / values[0, -1].exp()
         if len(hazard) and not hazard.any():
             raise UserError(
                 f"fewer than {_FEWEST} events up to the last of the times: give later --times"
             )
-    return Solution(values, inverse, hazard)
+    return Solution(values, after.inverse, hazard)
+
+
+def _step(formula: Formula, before: Coefficients, totals: Derivatives) -> _Newton | None:
+    """Return Newton's step, or None if the likelihood is smaller than before the last one."""
+    gradient, hessian = totals.real()
+    values, likelihood = before.values, totals.likelihood
+    if formula.family == "cox":
+        gradient[:, -1] = 0  # events
+    penalty = torch.zeros_like(values).view(len(values), -1, len(formula.names))
+    penalty[:, :, :-1] = formula.ridge
+    penalty = penalty.flatten(1)
+    likelihood -= round(float((penalty * values**2).sum()) / 2 * _UNIT)
+    if formula.firth and totals.likelihood > _WORST:
+        likelihood += round(sum(map(_log_determinant, hessian)) / 2 * _UNIT)
+    if likelihood < before.likelihood - _EQUAL:
+        return None
+    if before.first and formula.family == "logistic":
+        values, gradient, hessian = _from_constants(formula, gradient, hessian, totals.samples)
+    inverse = _inverse(formula, hessian, penalty, first=before.first)
+    if not before.first or formula.family != "poisson":
+        gradient = gradient - penalty * values
+    step = (inverse @ gradient[:, :, None])[:, :, 0]
+    length = float((step * gradient).sum(1).max())
+    gain = (likelihood - before.likelihood) / _UNIT
+    # At a maximum the next step of Newton is much smaller, and far out on a likelihood that has
+    # none it is as long
+    if (
+        not (before.first or formula.firth or formula.ridge)
+        and 1e-6 < length < 1e-2
+        and length > gain / 4
+    ):
+        raise _separated(formula, _leading(formula, step.abs().amax(0)))
+    return _Newton(values + step, inverse, likelihood, length)
+
+
+def _log_determinant(hessian: Tensor) -> float:
+    used = (hessian.diagonal() > 0.5 / _UNIT).nonzero().flatten()
+    return float(torch.logdet(hessian[used][:, used]))
+
+
+def _leading(formula: Formula, loads: Tensor) -> list[int]:
+    """Return the places (below P) of the largest of some numbers (S,)."""
+    found = {
+        k % len(formula.names) for k in (loads > 0.1 * loads.max()).nonzero().flatten().tolist()
+    }
+    return sorted(found - {len(formula.names) - 1}) or sorted(found)  # the constant says nothing
+
+
+def _separated(formula: Formula, places: Sequence[int]) -> UserError:
+    """Return the error for what enters at these places."""
+    columns = list(dict.fromkeys(formula.columns[k] for k in places))
+    return UserError(
+        "a regression has no estimates where columns separate samples without error: "
+        f"{_named(formula, places)}; give --firth or --ridge=1, leave them out "
+        f"(--drop-columns={columns}), or join rare categories"
+    )
+
+
+def _named(formula: Formula, places: Sequence[int]) -> str:
+    return listed((repr(formula.names[k]) for k in places), _SHOWN)
 
 
 def _from_constants(
-    family: Family, gradient: Tensor, hessian: Tensor, samples: int, width: int
+    formula: Formula, gradient: Tensor, hessian: Tensor, samples: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best constants, and gradient and Hessian there, from those where all coefficients
-    are 0.
+    """Return the best constants of classes, and gradient and Hessian there, from those where all
+    coefficients are 0.
     """
+    width = len(formula.names)
     values = torch.zeros_like(gradient)
-    if family == "poisson":
-        squares = hessian
-        counts = gradient[:, -1:] + samples
-        if not bool((counts > 0).all()):
-            raise UserError("a target of Poisson regression is 0 in all samples: leave it out")
-        values[:, -1:] = (counts / samples).log()
-        return (
-            values,
-            gradient + (1 - counts / samples) * squares[:, -1],
-            counts[:, :, None] / samples * squares,
-        )
-    classes = gradient.shape[1] // width + 1
-    share = 1 / classes
+    share = 1 / (gradient.shape[1] // width + 1)
     squares = hessian[0, :width, :width] / (share * (1 - share))  # Σ xxᵀ
     sums = (
         gradient.view(-1, width) + share * squares[-1]
@@ -356,38 +476,57 @@ def _from_constants(
             "a class has no training samples: leave it out, as no regression can tell its "
             "coefficients"
         )
-    constants = torch.zeros_like(sums)
+    if not (formula.firth or formula.ridge):
+        _inverse(
+            formula, squares[None], squares.new_zeros(1, width), first=True
+        )  # refuses dependent columns
+        _refuse_empty_cells(formula, torch.cat([squares[-1:] - sums.sum(0), sums]), squares)
+    constants = values.view(-1, width)
     constants[:, -1] = (p / first).log()
     curved = torch.kron(torch.diag(p) - torch.outer(p, p), squares)
-    return constants.view(1, -1), (sums - p[:, None] * squares[-1]).view(1, -1), curved[None]
+    return values, (sums - p[:, None] * squares[-1]).view(1, -1), curved[None]
 
 
-def _inverse(hessian: Tensor, names: list[str], *, first: bool) -> Tensor:
-    """Return H⁻¹ (G, S, S), with 0 for coefficients that no sample has.
+def _refuse_empty_cells(formula: Formula, sums: Tensor, squares: Tensor) -> None:
+    """Refuse indicators that no sample of a class has, or all samples of a class: their estimates
+    are infinite.
 
     Args:
-        hessian: (G, S, S).
-        names: (P,) of what enters.
-        first: whether a matrix that has no inverse means dependent columns, and not that classes
-            can be separated.
+        formula: what is fitted.
+        sums: (K, P) over the samples of each class.
+        squares: (P, P) Σ xxᵀ.
+    """
+    total, n = squares[-1], squares[-1, -1]
+    varies = (squares.diagonal() - total).abs() < 0.5  # x = x² for 0 and 1
+    varies &= (total > 0.5) & (total < n - 0.5)
+    empty = ((sums < 0.5) | (sums > sums[:, -1:] - 0.5)).any(0)
+    if bool((varies & empty).any()):
+        raise _separated(formula, (varies & empty).nonzero().flatten().tolist())
+
+
+def _inverse(formula: Formula, hessian: Tensor, penalty: Tensor, *, first: bool) -> Tensor:
+    """Return the inverse (G, S, S) of H and its penalty (G, S), with 0 for coefficients that no
+    sample has.
+
+    A matrix that has no inverse means dependent columns if it is the `first`, and else that classes
+    can be separated.
     """
     found = torch.zeros_like(hessian)
     for place, h in enumerate(hessian):
         used = (h.diagonal() > 0.5 / _UNIT).nonzero().flatten()
+        h = h + torch.diag(penalty[place])  # noqa: PLW2901
         scale = h.diagonal()[used].rsqrt()
         values, vectors = torch.linalg.eigh(h[used][:, used] * torch.outer(scale, scale))
         if float(values[0]) < _DEPENDENT:
-            loads = vectors[:, 0].abs()
-            columns = dict.fromkeys(
-                names[int(used[k]) % len(names)] for k in (loads > 0.1 * loads.max()).nonzero()
-            )
-            which = ", ".join(map(repr, [*columns][:_SHOWN])) + (
-                " and others" if len(columns) > _SHOWN else ""
-            )
+            loads = torch.zeros_like(h[0])
+            loads[used] = vectors[:, 0].abs()
+            places = _leading(formula, loads)
+            if not first:
+                raise _separated(formula, places)
+            columns = list(dict.fromkeys(formula.columns[k] for k in places))
             raise UserError(
-                f"columns follow from each other: {which}; leave one of them out (--drop-columns)"
-                if first
-                else f"columns separate the samples without error: {which}; leave one out, or join rare categories"
+                f"columns follow from each other: {_named(formula, places)}; leave one of them out "
+                f"(one of --drop-columns={columns}), or give --ridge=1"
             )
         inverse = (vectors / values) @ vectors.T * torch.outer(scale, scale)
         found[place][used[:, None], used] = inverse
