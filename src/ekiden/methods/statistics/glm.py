@@ -134,7 +134,7 @@ class GLM(Method):
     """logistic: classes, binary or multinomial; linear: numbers, ordinary least squares, which
     needs one lap; poisson: counts (targets of --task regression), logarithmic link; cox: times and
     events (--task survival), stratified by client, ties as Efron's"""
-    laps: Annotated[int, Range(least=2, most=100)] = 15
+    laps: Annotated[int, Range(least=4, most=100)] = 15
     """T, passes over all clients, for at most as many of Newton's steps; linear regression makes
     one"""
     ridge: NonNegative = 0.0
