@@ -47,12 +47,19 @@ class Augment(Checked):
         )
         return [crop] * bool(self.crop) + ["flip"] * self.flip + [turn] * bool(self.rotation)
 
-    def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+    def draw(self, images: int, generator: Generator | None = None) -> Tensor:
+        """Return what decides on the transformations of a batch: (4, B) on the CPU, in [0, 1)."""
+        return torch.rand(4, images, generator=generator)
+
+    def __call__(
+        self, x: Tensor, generator: Generator | None = None, *, draws: Tensor | None = None
+    ) -> Tensor:
         """Transform a batch.
 
         Args:
             x: (B, C, H, W), uint8 or float, on any device.
             generator: a CPU generator; torch's default CPU generator if None.
+            draws: what `draw` returned; drawn here if None.
 
         Returns:
             A new tensor of the shape, dtype and device of `x`; `x` itself if nothing is switched
@@ -69,7 +76,7 @@ class Augment(Checked):
                 "have shape "
                 f"{tuple(x.shape[1:])}: switch augmentation off"
             )
-        draws = torch.rand(4, len(x), generator=generator).to(x.device)
+        draws = (self.draw(len(x), generator) if draws is None else draws).to(x.device)
         index = self._index(draws, x.shape[2], x.shape[3])
         flat = F.pad(x.flatten(2), (0, 1))  # the last slot is black
         return flat.gather(2, index.expand(-1, x.shape[1], -1)).view(x.shape)

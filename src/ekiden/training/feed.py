@@ -1,7 +1,8 @@
 """Batches of a data set on a device, ready for the network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -51,19 +52,73 @@ class Feed:
         (`Network.light`).
         """
         held = self._on_device(subset.samples)
-        index = subset.rows[rows].to(self.device)
-        known = (self.alike or not train) and not self._in_tokens(held)
-        if light and known and not self.dataset.inputs.ragged:
-            inputs, y = (
-                torch.empty((), device=self.device).expand(len(index), *held.x.shape[1:]),
-                held.y[index],
-            )
+        return self._batch(held, subset.rows[rows].to(self.device), train=train, light=light)
+
+    def epoch(
+        self, subset: Subset, batches: Sequence[Tensor], *, light: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what `batch` gives for each of the training `batches`, positions in `subset`.
+
+        On a GPU all is drawn first. On a CPU dropout draws from the same generator as augmentation,
+        so a batch is drawn when its turn comes.
+        """
+        held = self._on_device(subset.samples)
+        sizes = [len(rows) for rows in batches]
+        indices = torch.split(subset.rows[torch.cat([*batches])].to(self.device), sizes)
+        augment = self.dataset.augment
+        if augment.active and self.device.type != "cpu":
+            draws = torch.cat([augment.draw(size) for size in sizes], 1).to(self.device)
+            for index, drawn in zip(indices, torch.split(draws, sizes, 1), strict=True):
+                yield self._batch(held, index, train=True, draws=drawn)
+            return
+        together = 1
+        if self.alike and not light and not self.dataset.inputs.ragged:
+            together = self._together(sizes)
+        for first in range(0, len(indices), together):
+            some = indices[first : first + together]
+            inputs, y = self._batch(held, torch.cat(some), train=True, light=light)
+            if len(some) == 1:
+                yield inputs, y
+                continue
+            own = sizes[first : first + together]
+            for index, x, labels in zip(
+                some, torch.split(inputs, own), torch.split(y, own), strict=True
+            ):
+                yield self._marked(x, held, index), labels
+
+    def _together(self, sizes: Sequence[int]) -> int:
+        """Return how many batches to look up at once, up to 1 MB, which stays in a CPU's cache.
+
+        Each begins at a multiple of 64 bytes, as a tensor of its own does, because the bits of a
+        product may depend on where its operands lie.
+        """
+        each = 4 * sizes[0] * prod(self.dataset.shape)
+        regular = len(set(sizes[:-1])) <= 1 and each % 64 == 0
+        return max(1, 2**20 // each) if regular and each else 1
+
+    def _batch(
+        self,
+        held: _Held,
+        index: Tensor,
+        *,
+        train: bool,
+        light: bool = False,
+        draws: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if not (self.alike or not train) or self._in_tokens(held):
+            return self._inputs(held, index, train=train, draws=draws)
+        if light and not self.dataset.inputs.ragged:
+            nothing = torch.empty((), device=self.device)
+            inputs, y = nothing.expand(len(index), *held.x.shape[1:]), held.y[index]
         else:
             inputs, y = self._inputs(held, index, train=train)
-        if known:
-            version = 0 if inputs.is_inference() else inputs._version
-            setattr(inputs, frozen.SOURCE, (_Rows(self, held, index), version))
-        return inputs, y
+        return self._marked(inputs, held, index), y
+
+    def _marked(self, inputs: Tensor, held: _Held, index: Tensor) -> Tensor:
+        """Return a batch that says which samples it has."""
+        version = 0 if inputs.is_inference() else inputs._version
+        setattr(inputs, frozen.SOURCE, (_Rows(self, held, index), version))
+        return inputs
 
     def _in_tokens(self, held: _Held) -> bool:
         """Return whether labels are per token; then the length of answers differs between
@@ -71,12 +126,14 @@ class Feed:
         """
         return self.dataset.inputs.ragged and held.y.shape == held.x.shape
 
-    def _inputs(self, held: _Held, index: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
-        inputs, y = held.x[index], held.y[index]
+    def _inputs(
+        self, held: _Held, index: Tensor, *, train: bool, draws: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        inputs, y = held.x.index_select(0, index), held.y.index_select(0, index)
         if self.dataset.inputs.ragged:
             return self._trimmed(inputs, y, train)
         if train:
-            inputs = self.dataset.augment(inputs)
+            inputs = self.dataset.augment(inputs, draws=draws)
         inputs = normalise(inputs, self.dataset.mean, self.dataset.std)
         if self._channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)

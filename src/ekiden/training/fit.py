@@ -8,24 +8,22 @@ on Flower is a separate process.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import islice
 from math import isnan
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware, Training, batches, derive
 from ekiden.data.samples import Subset
 from ekiden.data.tasks import Scores, Task
 from ekiden.training.feed import Feed
+from ekiden.training.gradients import Chain, Gradient, generators, is_changed, recorder
 from ekiden.training.network import Network
 from ekiden.training.private import Mechanism
 from ekiden.training.weights import Weights
@@ -60,6 +58,13 @@ class Objective(ABC):
         """
         return ()
 
+    @property
+    def fixed(self) -> bool:
+        """Whether it is the same function of the tensors that it is given in each step, and equal
+        objectives are the same function. A GPU may then replay it.
+        """
+        return False
+
     def asks(self, batch: int) -> int:
         """Return for how many of the `batch` inputs, counted from the first, it needs the teachers'
         outputs.
@@ -90,6 +95,10 @@ class TaskLoss(Objective):
     """The mean loss ℓ of a task: what a client minimises unless its method says otherwise."""
 
     task: Task
+
+    @property
+    def fixed(self) -> bool:
+        return True
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         return self.task.mean_loss(forward(x).float(), y)
@@ -163,25 +172,24 @@ class Adam:
             "exp_avg_sq": torch.zeros_like(self.params),
         }
 
-    @torch.no_grad()
     def step(self) -> None:
         """One step along the gradient."""
-        adam(
+        self.state["step"].add_(1)
+        decoupled = self.training.optimizer == "adamw"
+        (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
             [self.params],
             [self.grad],
             [self.state["exp_avg"]],
             [self.state["exp_avg_sq"]],
             [],
             [self.state["step"]],
-            fused=True,
-            amsgrad=False,
+            lr=self.training.lr,
             beta1=0.9,
             beta2=0.999,
-            lr=self.training.lr,
             weight_decay=self.training.weight_decay,
             eps=1e-8,
+            amsgrad=False,
             maximize=False,
-            decoupled_weight_decay=self.training.optimizer == "adamw",
         )
 
 
@@ -195,24 +203,23 @@ class SGD:
     # the (P,) buffer of the momentum, from the first step on
     state: dict[str, Tensor] = field(init=False, default_factory=dict)
 
-    @torch.no_grad()
     def step(self) -> None:
         """One step along the gradient."""
-        buffers = [self.state.get("momentum_buffer")]
-        sgd(
+        first = self.training.momentum > 0 and not self.state
+        if first:
+            self.state["momentum_buffer"] = torch.empty_like(self.grad)
+        torch._fused_sgd_(
             [self.params],
             [self.grad],
-            buffers,
-            fused=True,
+            [*self.state.values()],
             weight_decay=self.training.weight_decay,
             momentum=self.training.momentum,
             lr=self.training.lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
+            is_first_step=first,
         )
-        if buffers[0] is not None:
-            self.state["momentum_buffer"] = buffers[0]
 
 
 def optimizer(params: Tensor, grad: Tensor, training: Training) -> Optimizer:
@@ -262,6 +269,22 @@ class Bench:
         return self.hardware.autocast()
 
 
+def gradient_of(bench: Bench, objective: Objective) -> Gradient:
+    """Return what makes the gradients of an objective; its shortcuts live as long as the network."""
+    network, hardware = bench.network, bench.hardware
+    if not objective.fixed or bench.feed.dataset.inputs.ragged or is_changed(network.module):
+        return Gradient(network, hardware, objective)
+    key = (objective, hardware)
+    found: Gradient | None = network.gradients.get(key)
+    if found is None:
+        chain = None
+        if isinstance(objective, TaskLoss) and hardware.precision == "float32":
+            chain = Chain.of(network, objective.task)
+        shortcut = recorder(network) if chain is None else chain.shortcut
+        found = network.gradients[key] = Gradient(network, hardware, objective, shortcut)
+    return found
+
+
 def kept(grad: Tensor, limit: float) -> Tensor:
     """Return the factor that limits the norm of `grad` (P,)."""
     share: Tensor = limit / grad.norm().clamp(min=1e-12)
@@ -305,6 +328,7 @@ def fit(
     network.load(start)
     run = _Run(
         bench,
+        gradient_of(bench, objective),
         optimizer(network.params, network.grad, training),
         training.steps(len(train), epochs),
         getattr(penalty, "progress", {}),
@@ -320,7 +344,7 @@ def fit(
     device = bench.feed.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for epoch in range(first, epochs):
-            for generator in _generators(device):
+            for generator in generators(device):
                 generator.manual_seed(
                     bench.private.noise.seed(epoch) if bench.private else derive(seed, epoch)
                 )
@@ -338,6 +362,7 @@ class _Run:
     """One fit in progress; `state` lists all that must survive a crash."""
 
     bench: Bench
+    gradient: Gradient
     optimizer: Optimizer
     total: int
     progress: dict[str, Tensor]
@@ -365,6 +390,15 @@ class _Run:
         if count:
             self.work.forward += len(objective.teachers) * len(train)
 
+    def drawn(self, train: Subset) -> list[Tensor]:
+        """Draw the batches of an epoch, as positions in `train`, up to the last step of the fit."""
+        size, private = self.bench.training.batch_size, self.bench.private
+        left = self.total - self.step
+        if private is None:
+            return _batches(len(train), size, self.lengths)[:left]
+        steps = min(batches(len(train), size), left)
+        return [private.rows(self.step + i) for i in range(steps)]
+
     def taught(self, objective: Objective, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
         """Return the teachers' outputs for a batch, or at least for the part of it that the
         objective needs.
@@ -384,49 +418,45 @@ class _Run:
         bench, network, training = self.bench, self.bench.network, self.bench.training
         # One sample has no batch statistics: such a client trains with the running ones.
         network.module.train(len(train) > 1)
-        losses, private = [], bench.private
-        each = batches(len(train), training.batch_size)
-        drawn = map(private.rows, range(self.step, self.step + each)) if private else None
-        for rows in islice(
-            drawn or _batches(len(train), training.batch_size, self.lengths), self.total - self.step
-        ):
-            x, y = bench.feed.batch(train, rows, train=True, light=self.light)
-            draws = (
-                [g.get_state() for g in _generators(bench.feed.device)]
-                if training.optimizer == "sam"
-                else None
-            )
-            answers = self.taught(objective, x, rows)
-            loss = (
-                self._noisy(private, x, y) if private else self._gradient(objective, x, y, answers)
-            )
-            if draws is not None:
-                self._ascend(objective, x, y, answers, draws)
+        drawn = self.drawn(train)
+        inputs = bench.feed.epoch(train, drawn, light=self.light)
+        losses = []
+        for rows, (x, y) in zip(drawn, inputs, strict=True):
+            losses.append(self._make_gradient(objective, x, y, self.taught(objective, x, rows)))
             if penalty is not None:
-                penalty(network.params, network.grad, loss)
+                penalty(network.params, network.grad, losses[-1])
             if training.clip_norm:
                 network.grad.mul_(kept(network.grad, training.clip_norm))
-            self.optimizer.step()
-            losses.append(loss)
+            with torch.no_grad():
+                self.optimizer.step()
             self.step += 1
             if training.select == "tail" and self.step > self.total * (1 - training.tail):
                 self._average()
         self._check(torch.stack(losses), epoch)
 
+    def _make_gradient(
+        self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Make the gradient of a step as the training says, and return the loss ()."""
+        if self.bench.private is not None:
+            return self._noisy(self.bench.private, x, y)
+        if self.bench.training.optimizer != "sam":
+            return self._gradient(objective, x, y, answers)
+        draws = [generator.get_state() for generator in generators(self.bench.feed.device)]
+        loss = self._gradient(objective, x, y, answers)
+        self._ascend(objective, x, y, answers, draws)
+        return loss
+
     def _gradient(
         self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...]
     ) -> Tensor:
-        network = self.bench.network
-        network.grad.zero_()
         try:
-            with self.bench.autocast():
-                loss = objective(network.module, x, y, *answers)
+            loss = self.gradient(x, y, *answers)
         except ValueError as error:  # BatchNorm, of a mini-batch of one
             raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
-        loss.backward()  # type: ignore[no-untyped-call]
         self.work.add(Work(len(y), len(y)))
         self.work.add(objective.further(len(y)))
-        return loss.detach()
+        return loss
 
     def _noisy(self, private: Mechanism, x: Tensor, y: Tensor) -> Tensor:
         """Make the gradient of a differentially private step; its loss stays unknown, and so does
@@ -456,7 +486,7 @@ class _Run:
         before = network.weights()
         scale = self.bench.training.rho / (network.grad.norm() + 1e-12)
         network.params.add_(network.grad * scale)
-        for generator, state in zip(_generators(self.bench.feed.device), draws, strict=True):
+        for generator, state in zip(generators(self.bench.feed.device), draws, strict=True):
             generator.set_state(state)
         self._gradient(objective, x, y, answers)
         network.load(before)
@@ -628,9 +658,9 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-def _batches(n: int, size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield the batches of a shuffled pass over n samples. BatchNorm needs two samples, so no batch
-    has only one.
+def _batches(n: int, size: int, lengths: Tensor | None = None) -> list[Tensor]:
+    """Return the batches of a shuffled pass over n samples. BatchNorm needs two samples, so no
+    batch has only one.
 
     Texts of similar `lengths` (n,) come together: each window of batches is sorted, then the
     batches are shuffled.
@@ -638,8 +668,7 @@ def _batches(n: int, size: int, lengths: Tensor | None = None) -> Iterator[Tenso
     order = torch.randperm(n)
     cuts = [size * i for i in range(1, batches(n, size))]
     if lengths is None:
-        yield from torch.tensor_split(order, cuts)
-        return
+        return list(torch.tensor_split(order, cuts))
     order = torch.cat(
         [
             window[lengths[window].argsort(stable=True)]
@@ -647,22 +676,10 @@ def _batches(n: int, size: int, lengths: Tensor | None = None) -> Iterator[Tenso
         ]
     )
     parts = torch.tensor_split(order, cuts)
-    yield from (parts[i] for i in torch.randperm(len(parts)))
+    return [parts[i] for i in torch.randperm(len(parts))]
 
 
 def _copy(network: Network, target: Weights) -> None:
     target.params.copy_(network.params)
     target.buffers.copy_(network.buffers)
     target.counters.copy_(network.counters)
-
-
-def _generators(device: torch.device) -> list[torch.Generator]:
-    """Return the generators that training draws from: PyTorch's on the CPU and, on a GPU, that
-    GPU's own.
-
-    torch.manual_seed seeds these too, but without a GPU it keeps a traceback of each call.
-    """
-    if device.type != "cuda":
-        return [torch.default_generator]
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return [torch.default_generator, torch.cuda.default_generators[index]]

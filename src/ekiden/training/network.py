@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,8 @@ class Network:
         self.counters = _flatten(integers, self.params.device, torch.int64)  # (C,) int64 buffers
         self.params.grad = self.grad
         self._tensors = (trainable, [*floats, *resting], integers)
+        # ways to make gradients that hold these tensors, by what they are gradients of
+        self.gradients: dict[object, Any] = {}
 
         # where each tensor is in `params` and `buffers`
         self.layout: Layout = layout(self.module, trainable, [*floats, *resting])

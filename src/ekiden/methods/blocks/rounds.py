@@ -5,6 +5,7 @@ also in fixed point.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
@@ -121,7 +122,12 @@ def local_training(client: Client, lr_decay: float, round: int) -> Training:
     """Return training settings that end with the last iterate, at the learning rate of the
     round.
     """
-    return replace(client.training, select="last", lr=client.training.lr * lr_decay**round)
+    return _with_last_iterate(client.training, client.training.lr * lr_decay**round)
+
+
+@lru_cache(16)  # the clients of a round share it: to check its fields takes as long as a step
+def _with_last_iterate(training: Training, lr: float) -> Training:
+    return replace(training, select="last", lr=lr)
 
 
 def arrived(fed: Fed, asked: Mapping[K, Ref[T]], at_least: int = 1) -> dict[K, T]:
