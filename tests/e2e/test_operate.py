@@ -55,7 +55,7 @@ def test_a_revoked_silo_is_cut_off(tmp_path: Path) -> None:
             shell.ekiden("silo", "init", name, "--link", f"localhost:{port}", "--data", "digits")
             file = tmp_path / name / "silo.toml"
             metrics = f"\n[metrics]\nport = {of_a}\n" if name == "a" else ""
-            file.write_text(f"{file.read_text()}approve = true\n{metrics}")
+            file.write_text(f"{file.read_text()}{metrics}")
         made = shell.ekiden(
             *("federation", "init", "fed", "a/a.key.pub", "b/b.key.pub"),
             *("--port", str(port), "--control-port", str(control)),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace
+from datetime import date, datetime
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -20,7 +21,7 @@ from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from ekiden.transports.flower.silo import approval
 from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import SiloFile, read
+from ekiden.transports.flower.silo.silo_file import Limits, SiloFile, make, read
 from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import Agreement, parse
 from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
@@ -259,7 +260,7 @@ def test_a_rule_approves_plans_of_its_method_alone(tmp_path: Path) -> None:
     file = silo_file(
         tmp_path,
         "client-0",
-        "[limits]\napprove = true\n[allow.fedseq]\nepochs = [1]\n",
+        "[limits]\napprove = true\n[allow.fedseq]\nepochs = [1]\nuntil = 2999-12-31\n",
         trusting=False,
     )
     assert hello(file, TERMS) == ""
@@ -313,3 +314,70 @@ def test_limits_hold_for_approved_plans(
     assert refused in hello(stricter, terms)
     assert refused in said(stricter, task(terms))
     assert hello(file, terms) == ""
+
+
+def test_plans_need_an_approval_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    assert Limits().approve
+    make(tmp_path / "a", "a", "link:8000", "digits")
+    assert read(tmp_path / "a" / "silo.toml").limits.approve
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ("epochs = [1]\n", "nobody at client-0 has approved"),
+        ("until = 2020-01-31\n", "nobody at client-0 has approved"),
+        ("until = 2999-12-31\n", ""),
+    ],
+)
+def test_a_rule_agrees_to_plans_until_its_last_day(table: str, why: str, tmp_path: Path) -> None:
+    more = f"[limits]\napprove = true\n[allow.fedseq]\n{table}"
+    assert why in hello(silo_file(tmp_path, "client-0", more, trusting=False), TERMS)
+    assert bool(waiting(silo_file(tmp_path, "client-0", more, trusting=False))) == bool(why)
+
+
+def test_a_run_ends_with_the_last_day_of_its_approval(
+    asked: tuple[SiloFile, Agreement], monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """Each request is refused from then on, until somebody approves the plan again."""
+    file, terms = asked
+    plan = approval.digest(file, terms)
+    for until in ("2020-01-31", "soon"):
+        code, told = command("silo", "approve", str(file.path), plan, "--until", until)
+        assert (code, told.count("\n")) == (2, 1)
+    assert command("silo", "approve", str(file.path), plan, "--until", "2998-12-31")[0] == 0
+    assert hello(file, terms) == said(file, task(terms)) == ""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> "Later":
+            return cls(2999, 1, 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(approval, "datetime", Later)
+        assert "nobody at client-0 has approved this plan now" in said(file, task(terms))
+        assert "nobody at client-0 has approved this plan now" in hello(file, terms)
+        approval.approve(file, plan, date(2999, 1, 1))
+        assert hello(file, terms) == said(file, task(terms)) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"until": "2999-12-31"},
+        {"evaluations": 9},
+        {"epsilon": 5.0},
+        {"methods": ["fedavg"]},
+        {"terms": "{}"},
+    ],
+)
+def test_an_approval_that_says_something_else_than_its_plan_is_none(
+    change: dict[str, object], asked: tuple[SiloFile, Agreement]
+) -> None:
+    file, terms = asked
+    plan = approval.digest(file, terms)
+    given = approval.approve(file, plan)
+    assert (given.methods, given.evaluations, given.epsilon) == (("fedseq",), 1, 0.0)
+    path = file.folder / "plans" / f"{plan}.approved"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert ("nobody" in hello(file, terms)) == ("until" not in change), "the day is the operator's"

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias
@@ -192,14 +193,14 @@ class ReleaseOptions:
 
 @dataclass(frozen=True)
 class ApproveOptions:
-    """Read the plans that wait at a silo whose file says `approve = true`, or agree to one run of
-    one of them.
-    """
+    """Read the plans that wait at a silo, or agree to one run of one of them."""
 
     file: Positional[Path]
     """silo.toml"""
     digest: Positional[str] = ""
     """the plan to agree to; by default all plans that wait are shown"""
+    until: str = ""
+    """the last day of the run, such as 2027-01-31; by default it is in 30 days"""
 
 
 @dataclass(frozen=True)
@@ -372,9 +373,14 @@ def approve(options: ApproveOptions) -> None:
     """`ekiden silo approve silo.toml [DIGEST]`."""
     file = silo_file.read(options.file)
     if options.digest:
-        terms = approval.approve(file, options.digest)
-        say("\n".join(f"{name}: {text}" for name, text in approval.told(file, terms).items()))
-        return say(f"approved: one run of {options.digest}")
+        try:
+            until = date.fromisoformat(options.until) if options.until else None
+        except ValueError:
+            raise UserError(f"--until {options.until!r} is not a day: write 2027-01-31") from None
+        given = approval.approve(file, options.digest, until)
+        told = approval.told(file, agreements.parse(given.terms))
+        say("\n".join(f"{name}: {text}" for name, text in told.items()))
+        return say(f"approved: one run of {options.digest}, until {given.until}")
     for digest, terms in approval.waiting(file):
         say(f"plan {digest}")
         say("".join(f"  {name}: {text}\n" for name, text in approval.told(file, terms).items()))

@@ -103,7 +103,9 @@ def init(federation: Federation, public: Mapping[str, str], data: str) -> None:
         make_certificates(folder, federation.host)
         salt, here = token_hex(16), [name for name in federation.silos if name not in public]
         made = {
-            name: silo_file.make(federation.silo(name), name, federation.address, data, salt)
+            name: silo_file.make(
+                federation.silo(name), name, federation.address, data, salt, approve=False
+            )
             for name in here
         }
         _store(

@@ -7,14 +7,17 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Self
 
-from ekiden.base.checks import plain
+from ekiden.base.checks import Checked, CountOrZero, NonNegative, made, plain
 from ekiden.base.errors import UserError
-from ekiden.base.files import write
+from ekiden.base.files import read_text, write
 from ekiden.base.outside import summary_of
 from ekiden.base.settings import Hardware
+from ekiden.training.private import DP
 from ekiden.transports.flower.silo import policy
 from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust import agreement as agreements
@@ -26,6 +29,7 @@ PLANS = "plans"  # folder in the silo's folder
 _NO_RUN = "0" * 16
 _APPROVED = "approved"
 _MOST = 100  # plans that wait
+DAYS = 30  # for which an approval holds if nobody says how long
 _LONG = 160  # characters of a value that are shown
 
 
@@ -43,41 +47,69 @@ def digest(file: SiloFile, terms: Agreement) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class Approval(Checked):
+    """What the operator of a silo agreed to, as the silo keeps it."""
+
+    terms: str  # the plan, without the run's id
+    methods: tuple[str, ...]
+    evaluations: CountOrZero  # how often models are measured
+    epsilon: NonNegative  # of training; 0 if it adds no noise
+    until: str  # the last day, such as 2027-01-31
+
+    @classmethod
+    def of(cls, terms: Agreement, until: date) -> Self:
+        """Return the approval of a plan until a day."""
+        dp = DP.parse(terms.recipe.dp)
+        return cls(
+            replace(terms, run=_NO_RUN).text(),
+            (terms.method,),
+            len(terms.measured_steps),
+            0.0 if dp is None else dp.epsilon,
+            until.isoformat(),
+        )
+
+    def holds(self, file: SiloFile, terms: Agreement) -> bool:
+        """Return whether it is for a run of these terms, and its last day is not over."""
+        plan = digest(file, agreements.parse(self.terms))
+        ended = date.fromisoformat(self.until)
+        return plan == digest(file, terms) and self == Approval.of(terms, ended) and _is_open(ended)
+
+
 def check(file: SiloFile, terms: Agreement) -> None:
-    """Refuse a run whose plan nobody approved here, if the silo's file wants that; keep the plan to
+    """Refuse a run whose plan nobody approved here, or whose approval has ended; keep the plan to
     be read.
 
-    A plan of a method with a table [allow.METHOD] is approved by that rule.
+    A plan of a method with a table [allow.METHOD] is approved by that rule until its last day.
     """
-    if _by_rule(file, terms):
-        return
     plan = digest(file, terms)
-    if (_plans(file) / f"{plan}.{_APPROVED}").exists() or _taken(file, terms) == plan:
+    places = _plans(file) / f"{plan}.{_APPROVED}", _run(file, terms)
+    if _by_rule(file, terms) or any(_held(file, terms, place) for place in places):
         return
     _wait(file, terms, plan)
+    ended = " now" if places[1].exists() else ""
     raise UserError(
-        f"nobody at {file.name} has approved this plan: who runs it reads the plan by `ekiden silo "
-        "approve silo.toml`, "
-        f"and agrees to one run of it by `ekiden silo approve silo.toml {plan}`; then start the "
-        "run again"
+        f"nobody at {file.name} has approved this plan{ended}: who runs it reads the plan by "
+        "`ekiden silo approve silo.toml`, and agrees to one run of it by "
+        f"`ekiden silo approve silo.toml {plan}`; then start the run again"
     )
 
 
 def take(file: SiloFile, terms: Agreement) -> None:
     """Use the approval for the run of these terms, at its first task: no other run has it
-    afterwards.
+    afterwards, and the run ends with its last day.
 
     A run that another silo refuses has no task, so approvals stay until all silos agree.
     """
-    plan = digest(file, terms)
-    if _by_rule(file, terms) or _taken(file, terms) == plan:
+    if _by_rule(file, terms) or _held(file, terms, _run(file, terms)):
         return
-    try:
-        os.rename(_plans(file) / f"{plan}.{_APPROVED}", _run(file, terms))
-    except FileNotFoundError:
+    given = _plans(file) / f"{digest(file, terms)}.{_APPROVED}"
+    if not _held(file, terms, given):
         raise UserError(
-            f"another run has used the approval that {file.name} gave to this plan: ask again"
-        ) from None
+            f"another run has used the approval that {file.name} gave to this plan, or its last "
+            "day is over: ask again"
+        )
+    os.replace(given, _run(file, terms))
 
 
 def waiting(file: SiloFile) -> Iterator[tuple[str, Agreement]]:
@@ -92,17 +124,21 @@ def approved(file: SiloFile) -> list[str]:
     return sorted(path.stem for path in _plans(file).glob(f"*.{_APPROVED}"))
 
 
-def approve(file: SiloFile, plan: str) -> Agreement:
-    """Agree to one run of the plan with this digest, and return its terms."""
+def approve(file: SiloFile, plan: str, until: date | None = None) -> Approval:
+    """Agree to one run of the plan with this digest, until a day (by default for `DAYS` days)."""
     path = _plans(file) / f"{plan}.json"
     if not plan.isalnum() or not path.exists():
         raise UserError(
             f"no plan {plan[:80]!r} waits at {file.name}: `ekiden silo approve silo.toml` lists "
             "them"
         )
-    terms = _read(file, path)
-    os.rename(path, path.with_suffix(f".{_APPROVED}"))
-    return terms
+    until = until or datetime.now(UTC).date() + timedelta(days=DAYS)
+    if not _is_open(until):
+        raise UserError(f"--until {until} is over: give a day to come")
+    given = Approval.of(_read(file, path), until)
+    write(path.with_suffix(f".{_APPROVED}"), [json.dumps(plain(given)).encode()])
+    path.unlink()
+    return given
 
 
 def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
@@ -112,6 +148,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
     lines = {
         "what": f"measure the model {terms.measures}, train nothing" if terms.measures else "train",
         "measured on": "validation samples" if terms.validation else "test samples",
+        "evaluations": str(len(terms.measured_steps)),
         **({"subgroups by": ", ".join(terms.by)} if terms.by else {}),
         **({"survival at": ", ".join(f"{time:g}" for time in terms.times)} if terms.times else {}),
         "method": f"{terms.method}: {about}",
@@ -157,7 +194,14 @@ def _read_by_server(file: SiloFile, terms: Agreement) -> str:
 
 
 def _by_rule(file: SiloFile, terms: Agreement) -> bool:
-    return not file.limits.approve or (terms.method in file.ruled and not terms.measures)
+    if not file.limits.approve:
+        return True
+    until = file.ruled.get(terms.method)
+    return until is not None and not terms.measures and _is_open(until)
+
+
+def _is_open(until: date) -> bool:
+    return until >= datetime.now(UTC).date()
 
 
 def _plans(file: SiloFile) -> Path:
@@ -168,12 +212,12 @@ def _run(file: SiloFile, terms: Agreement) -> Path:
     return file.folder / "runs" / terms.run / _APPROVED
 
 
-def _taken(file: SiloFile, terms: Agreement) -> str:
-    """Return the digest of the plan that was approved for this run; "" if none was."""
+def _held(file: SiloFile, terms: Agreement, path: Path) -> bool:
+    """Return whether a file is an approval that holds for these terms."""
     try:
-        return digest(file, agreements.parse(_run(file, terms).read_text(encoding="utf-8")))
-    except (OSError, UserError):
-        return ""
+        return made(Approval, json.loads(read_text(path))).holds(file, terms)
+    except (OSError, ValueError, UserError):
+        return False
 
 
 def _wait(file: SiloFile, terms: Agreement, plan: str) -> None:

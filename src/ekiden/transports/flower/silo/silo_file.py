@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from datetime import date
 from hashlib import blake2b, scrypt
 from pathlib import Path
 from shutil import rmtree
@@ -151,9 +152,10 @@ class Limits(Checked):
     """of times and events: times, ascending, at which `ekiden evaluate --at` may compare predicted
     survival with what was observed. Those between which fewer than `min_positives` test samples end
     are left out, so list few"""
-    approve: bool = False
-    """a run begins only after `ekiden silo approve` has agreed to its plan, or if [allow.METHOD]
-    has its method"""
+    approve: bool = True
+    """a run begins only after `ekiden silo approve` has agreed to its plan, and ends with the last
+    day of the approval; a table [allow.METHOD] with a last day, until = 2027-01-31, agrees to all
+    plans that it allows"""
     own_figures: bool = False
     """in sealed runs: also tell the coordinator how models do on this silo's test samples alone"""
     runs: Count = 100
@@ -255,8 +257,8 @@ class SiloFile:
     metrics: Metrics = field(default_factory=Metrics)
     allow: Allow = field(default_factory=lambda: ALLOWED)
     """values that hyperparameters of a method may have here"""
-    ruled: tuple[str, ...] = ()
-    """methods with a table [allow.METHOD] in the file"""
+    ruled: Mapping[str, date] = field(default_factory=dict)
+    """the last day of methods whose table [allow.METHOD] agrees to plans"""
 
     @property
     def pretrained_folder(self) -> Path:
@@ -553,11 +555,9 @@ def read(path: Path) -> SiloFile:
             key: made(kind, listed(values.get(key, {})), key) for key, kind in sections.items()
         }
     with at(str(path)):
-        allow = _allowed(rules := values.get("allow", {}))
+        allow, ruled = _allowed(values.get("allow", {}))
     own = path.absolute().parent / Path(folder).expanduser()
-    silo = SiloFile(
-        path.absolute(), name, own, **parts, named=named, allow=allow, ruled=tuple(rules)
-    )
+    silo = SiloFile(path.absolute(), name, own, **parts, named=named, allow=allow, ruled=ruled)
     for key, data in (named or {"": silo.data}).items():
         if bool(data.path) == bool(data.python):
             where = f"[data.{key}]" if key else "[data]"
@@ -569,12 +569,13 @@ def read(path: Path) -> SiloFile:
     return silo
 
 
-def _allowed(values: Any) -> Allow:
-    """Return the tables [allow.METHOD], added to what is allowed by default."""
+def _allowed(values: Any) -> tuple[Allow, dict[str, date]]:
+    """Return the tables [allow.METHOD], added to what is allowed by default, and last days in them."""
     if not isinstance(values, dict):
         raise UserError("allow must be tables, as in [allow.fedgram]")
     found = {method: dict(lists) for method, lists in ALLOWED.items()}
     kinds = {kind.title(): kind for kind in METHODS}
+    ruled = dict[str, date]()
     for method, lists in values.items():
         if method not in kinds:
             raise unknown("method in allow", method, kinds)
@@ -582,6 +583,9 @@ def _allowed(values: Any) -> Allow:
             raise UserError(f"allow.{method} must be a table, as in [allow.{method}]")
         names = [f.name for f in fields(kinds[method])]
         for name, listed_values in lists.items():
+            if name == "until" and type(listed_values) is date:
+                ruled[method] = listed_values
+                continue
             if name not in names:
                 raise unknown(f"hyperparameter in allow.{method}", name, names)
             if not isinstance(listed_values, list) or not listed_values:
@@ -593,7 +597,7 @@ def _allowed(values: Any) -> Allow:
                 for value in listed_values
             )
             found.setdefault(method, {})[name] = tuple(values_of)
-    return found
+    return found, ruled
 
 
 def _of_one_length(dataset: Dataset) -> Dataset:
@@ -618,11 +622,14 @@ def _longer(samples: Samples, dataset: Dataset) -> Samples:
 CERTIFICATE = "ca.crt"
 
 
-def make(folder: Path, name: str, address: str, data: str, salt: str = "SECRET") -> Path:
+def make(
+    folder: Path, name: str, address: str, data: str, salt: str = "SECRET", *, approve: bool = True
+) -> Path:
     """Make a silo's folder, with `silo.toml` and a key pair, and return the public key's file.
 
     Data are a path (relative to `silo.toml`), a name of a data set, or FILE.py:FUNCTION. The salt
-    is proposed as a secret that silos share; the default is too short to be one.
+    is proposed as a secret that silos share; the default is too short to be one. Without `approve`
+    nobody is asked before a run begins, as where one user has all silos.
     """
     check_name(name, "the silo")
     if not keys.is_name(name):
@@ -647,7 +654,8 @@ key = {json.dumps(f"{name}.key")}
 peers = "peers"
 
 [limits]
-# what this silo agrees to: methods = ["fedelmy"], approve = true, and others, see docs/security.md
+# what this silo agrees to: methods = ["fedelmy"] and others, see docs/security.md
+approve = {json.dumps(approve)}  # whether you read each plan, by `ekiden silo approve`, before a run begins
 """
         write(folder / "silo.toml", [text.encode()])
         read(folder / "silo.toml")

@@ -194,6 +194,15 @@ class Agreement:
         return {one.column: one.names(inputs) for one in divisions(self.by)}
 
     @property
+    def measured_steps(self) -> tuple[int, ...]:
+        """The numbers of steps, counted from 1, after which silos measure models."""
+        total = self.recipe.method.steps(len(self.clients))
+        every = self.recipe.evaluate_every or total
+        if self.measures or not every:
+            return (0,)
+        return tuple(sorted({*range(every, total, every), total}))
+
+    @property
     def times(self) -> tuple[float, ...]:
         """Return the times at which silos tell survival."""
         labels = self.labels
