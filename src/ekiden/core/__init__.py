@@ -1,0 +1,1 @@
+"""The kernel: what runs a method on this machine."""

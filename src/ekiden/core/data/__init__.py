@@ -1,0 +1,1 @@
+"""Samples in memory, and who holds which of them."""

@@ -1,1 +1,0 @@
-"""Use the result of a run: models as modules, predictions, exported files, and a model card."""
