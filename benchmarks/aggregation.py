@@ -19,15 +19,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ekiden import Hardware, federate, models, run
-from ekiden.engine.federation import Fed
+from ekiden import Hardware, federate, run
+from ekiden.core import models
+from ekiden.core.engine.federation import Fed
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights, mean
 from ekiden.methods import DENSE, MAEcho
 from ekiden.methods.one_shot.blocks.curvature import projectors
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
 from ekiden.methods.one_shot.ma_echo import Contribution
 from ekiden.methods.one_shot.ot_fusion import align, transport
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights, mean
 
 SHAPE, CLASSES = (1, 28, 28), 10
 CLIENTS = (10, 20, 50)

@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from ekiden import Hardware, Training, run, split
+from ekiden.core.engine.method import Method
 from ekiden.data import from_tensors
-from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, DFedAvgM, FedAvg, FedGram, FedSeq
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)

@@ -17,10 +17,10 @@ from math import log2
 import torch
 from torch import Tensor
 
-from ekiden.data.tasks import Classification, Scores
-from ekiden.engine.counting import EXACT, Care, counting_of, edges
-from ekiden.engine.ranked import middles
-from ekiden.engine.subgroups import told
+from ekiden.clinic.counting import EXACT, Care, counting_of, edges
+from ekiden.clinic.ranked import middles
+from ekiden.clinic.subgroups import told
+from ekiden.core.tasks import Classification, Scores
 
 MODELS = 100
 SAMPLES = 80  # at a silo

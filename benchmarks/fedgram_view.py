@@ -25,14 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.data import load, parse, split
-from ekiden.models.patches import (
+from ekiden.methods.exact.blocks.patches import (  # the attacker reads the source, too
     CONTRAST,
     Patches,
     _at,
     _regions,
     _whitening,
     filters_of,
-    from_images,  # the attacker reads the source, too
+    from_images,
 )
 
 WIDTHS = (336, 2376)

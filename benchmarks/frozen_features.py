@@ -17,9 +17,9 @@ import time
 from unittest.mock import patch
 
 from ekiden import Hardware, Training, load, run, split
+from ekiden.core.training.frozen import RememberedAnswers
 from ekiden.data import parse
 from ekiden.methods import FedSeq
-from ekiden.training.frozen import RememberedAnswers
 
 DOMAINS = "domains:amazon,caltech10,dslr,webcam"
 

@@ -25,20 +25,20 @@ from tests.e2e.silos import NAMES, Federation, running
 
 from ekiden import methods
 from ekiden.cli.app import call
-from ekiden.engine.federation import Fed
-from ekiden.engine.folder import read_lines
-from ekiden.engine.method import Method, State, on_client
-from ekiden.engine.worker import Client
-from ekiden.recipe import Recipe
-from ekiden.training.weights import Weights
-from ekiden.transports.flower import client_app, commands, supernode
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.envelope import content, overhead, wrap
-from ekiden.transports.flower.server_app import GridNodes, say
-from ekiden.transports.flower.silo import silo_file
-from ekiden.transports.flower.trust.parcel import Ask, unpack
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.folder import read_lines
+from ekiden.core.engine.method import Method, State, on_client
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import Weights
+from ekiden.runs.recipe import Recipe
+from ekiden.silos import client_app, commands, supernode
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.envelope import content, overhead, wrap
+from ekiden.silos.server_app import GridNodes, say
+from ekiden.silos.silo import silo_file
+from ekiden.silos.trust.parcel import Ask, unpack
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 9
@@ -140,9 +140,7 @@ def write_app(app: Path, settings: Mapping[str, str]) -> None:
     """The Flower app whose server is `main`."""
     commands.write_app(app)
     file = app / "pyproject.toml"
-    text = file.read_text().replace(
-        "ekiden.transports.flower.server_app:app", "benchmarks.hop:server"
-    )
+    text = file.read_text().replace("ekiden.silos.server_app:app", "benchmarks.hop:server")
     file.write_text(text)
     (app / "run.toml").write_text(
         "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())

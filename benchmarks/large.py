@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ekiden import Hardware, Training, run, split
-from ekiden.base.files import safetensors_chunks, with_digest, write
+from ekiden.core.base.files import safetensors_chunks, with_digest, write
+from ekiden.core.engine.method import Method
 from ekiden.data import from_tensors
-from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedSeq
 
 WIDTH, CLIENTS, BATCH, TURNS = 4096, 4, 2, 3

@@ -17,14 +17,14 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from ekiden.base.sums import Sums
-from ekiden.engine import wire
+from ekiden.core.base.sums import Sums
+from ekiden.core.engine import wire
+from ekiden.core.training.weights import Weights
 from ekiden.methods.blocks.rounds import ModelSums
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.trust import keys, sealing
-from ekiden.transports.flower.trust.masking import PartMasks
-from ekiden.transports.flower.trust.parcel import Ask, pack
-from ekiden.transports.flower.trust.sealing import Party, Reader
+from ekiden.silos.trust import keys, sealing
+from ekiden.silos.trust.masking import PartMasks
+from ekiden.silos.trust.parcel import Ask, pack
+from ekiden.silos.trust.sealing import Party, Reader
 
 SILOS = (4, 20, 100)
 WIDTHS = {"0.8 MB": 620, "8 MB": 1990}

@@ -18,7 +18,8 @@ from multiprocessing import get_context
 import torch
 import torch.nn.functional as F
 
-from ekiden import Hardware, Training, federate, models, run
+from ekiden import Hardware, Training, federate, run
+from ekiden.core import models
 from ekiden.data import FederatedData
 from ekiden.methods import FedELMY
 

@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
 from torch import Tensor
 
 from ekiden import methods
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, on_client
-from ekiden.engine.worker import Client
-from ekiden.recipe import Recipe
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo import silo_file
-from ekiden.transports.flower.trust import agreement
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import Method, State, on_client
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import Weights
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo import silo_file
+from ekiden.silos.trust import agreement
 
 
 class Large(NamedTuple):

@@ -12,8 +12,8 @@ from multiprocessing import get_context
 
 from ekiden import Hardware, run
 from ekiden.methods import FedELMY
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
+from ekiden.runs.recipe import Recipe
 
 RELEASED_CODE = 750.0
 PLAN = Plan(

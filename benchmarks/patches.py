@@ -17,9 +17,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from ekiden.base.sums import measure
+from ekiden.core.base.sums import measure
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.models.patches import Patches, filters_of, from_images
+from ekiden.methods.exact.blocks.patches import Patches, filters_of, from_images
 
 SHAPE = (3, 32, 32)
 BATCHES = (1, 4, 8, 32)

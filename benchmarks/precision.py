@@ -13,11 +13,12 @@ import time
 
 import torch
 
-from ekiden import Augment, Hardware, Training, models
+from ekiden import Augment, Hardware, Training
+from ekiden.core import models
+from ekiden.core.training.feed import Feed
+from ekiden.core.training.fit import Bench, fit
+from ekiden.core.training.network import Network
 from ekiden.data import Subset, from_tensors
-from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, fit
-from ekiden.training.network import Network
 
 SHAPES = {"mlp": (1, 28, 28), "lenet": (3, 32, 32), "cnn": (3, 32, 32), "cnn_tiny": (3, 64, 64)}
 SMALL = {"mlp": 20, "lenet": 10}

@@ -29,9 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ekiden import Augment, Hardware, Training, models, run
+from ekiden import Augment, Hardware, Training, run
+from ekiden.core import models
+from ekiden.core.engine.method import Method
 from ekiden.data import ClientData, FederatedData, Samples, Subset, from_tensors
-from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC
 
 SHAPE, CLASSES, EACH, BATCH = (3, 32, 32), 10, 100, 20

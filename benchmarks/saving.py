@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ekiden import Hardware, run
-from ekiden.engine import folder as run_folder
-from ekiden.engine import store
+from ekiden.core.engine import folder as run_folder
+from ekiden.core.engine import local, store
 from ekiden.methods import FedELMY, FedSeq
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
-from ekiden.transports import local
+from ekiden.runs.recipe import Recipe
 
 PLACES = [
     (run_folder.RunFolder, "save"),

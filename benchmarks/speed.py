@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden import Augment, Hardware, Training, models
+from ekiden import Augment, Hardware, Training
+from ekiden.core import models
+from ekiden.core.training.feed import Feed
+from ekiden.core.training.fit import Bench, Penalty, fit
+from ekiden.core.training.network import Network
 from ekiden.data import Subset, from_tensors
 from ekiden.methods import FedELMY
-from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, Penalty, fit
-from ekiden.training.network import Network
 
 BATCH = 128
 

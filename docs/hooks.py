@@ -21,15 +21,15 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 import ekiden
-from ekiden.base import checks
-from ekiden.base.checks import Range, hints_of
-from ekiden.base.errors import counted
 from ekiden.cli.flags import flags
 from ekiden.cli.listing import ends_with, moves
-from ekiden.engine.method import Method
+from ekiden.core.base import checks
+from ekiden.core.base.checks import Range, hints_of
+from ekiden.core.base.errors import counted
+from ekiden.core.engine.method import Method
+from ekiden.lab.tables import records
 from ekiden.methods import METHODS, SORTS
 from ekiden.runs import summary
-from ekiden.tables import records
 
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = {
@@ -152,7 +152,7 @@ RANGE = re.compile(
     )
 )
 NAMED = re.compile(
-    r'<span (?:title="ekiden\.(?:base\.checks|commands)\.|class="n">)(\w+)(?:">\w+)?</span>'
+    r'<span (?:title="ekiden\.(?:core\.base\.checks|commands)\.|class="n">)(\w+)(?:">\w+)?</span>'
 )
 
 

@@ -72,7 +72,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def plans_need_no_approval(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is asked about a plan where the file of a silo in a test does not say that."""
-    silo_file = sys.modules.get("ekiden.transports.flower.silo.silo_file")
+    silo_file = sys.modules.get("ekiden.silos.silo.silo_file")
     if silo_file is None:
         return
     made, limits = silo_file.made, silo_file.Limits
@@ -94,7 +94,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def blobs() -> object:
     """The silos of `small_runs.blobs`, a `FederatedData`, the same for all tests."""
-    from ekiden.conformance import small_runs
+    from ekiden.lab.conformance import small_runs
 
     return small_runs.blobs()
 
@@ -103,7 +103,7 @@ def blobs() -> object:
 def few() -> object:
     """The same with 12 to 42 points, for what is slow: two mini-batches of 16 at some clients, one
     at others."""
-    from ekiden.conformance import small_runs
+    from ekiden.lab.conformance import small_runs
 
     return small_runs.blobs(12)
 

@@ -12,9 +12,9 @@ import torch
 
 import ekiden
 from ekiden import FedAvg, FederatedData, FedSeq, Training, UserError, federate, load, split
-from ekiden.base.files import is_held, locked
 from ekiden.cli.app import COMMANDS
-from ekiden.engine.folder import client_digest
+from ekiden.core.base.files import is_held, locked
+from ekiden.core.engine.folder import client_digest
 
 pandas = pytest.importorskip("pandas")
 Command = Callable[..., tuple[int, str]]

@@ -12,11 +12,11 @@ from torch import nn
 
 import ekiden
 from ekiden import FedGram, UserError, federate, load_model, run, study
-from ekiden.base.errors import nearest
-from ekiden.data.kinds import Images
-from ekiden.data.tasks import Classification
-from ekiden.engine.method import Method
-from ekiden.results.result import LoadedModel
+from ekiden.core.base.errors import nearest
+from ekiden.core.engine.method import Method
+from ekiden.core.tasks import Classification
+from ekiden.readers.kinds import Images
+from ekiden.runs.result import LoadedModel
 
 Command = Callable[..., tuple[int, str]]
 _PIXELS = LoadedModel(

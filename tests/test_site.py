@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ekiden import run
-from ekiden.base.checks import Count, Fraction
+from ekiden.core.base.checks import Count, Fraction
+from ekiden.lab.tables import records
 from ekiden.methods import METHODS, FedELMY, Local
-from ekiden.tables import records
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,13 +93,15 @@ def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
     assert hooks.words(Fraction) == "number, above 0 and at most 1"
     assert hooks.words(Count | None).startswith("none, or whole number")
     assert "ekiden run local" in hooks.settings(Local)
-    seed = '<code><span title="ekiden.base.checks.CountOrZero">CountOrZero</span></code>'
+    seed = '<code><span title="ekiden.core.base.checks.CountOrZero">CountOrZero</span></code>'
     assert hooks.spoken(seed) == "<code>whole number, 0 or more</code>"
     assert (
-        hooks.spoken(base := '<code><span title="ekiden.base.checks.Checked">Checked</span></code>')
+        hooks.spoken(
+            base := '<code><span title="ekiden.core.base.checks.Checked">Checked</span></code>'
+        )
         == base
     )
-    angle = '<span title="ekiden.base.checks.Range">Range</span>(least=0, most=180)]</code>'
+    angle = '<span title="ekiden.core.base.checks.Range">Range</span>(least=0, most=180)]</code>'
     annotated = f'<code><span title="typing.Annotated">Annotated</span>[<span title="float">float</span>, {angle}'
     assert hooks.spoken(annotated) == "<code>number, at least 0 and at most 180</code>"
     signature = '<div class="doc-signature highlight"><span class="n">lr</span>: <span class="n">Positive</span></div>'

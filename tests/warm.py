@@ -49,8 +49,8 @@ def warm_processes() -> Iterator[None]:
         ["ekiden.cli.runs", "ekiden.cli.app", "pytest", "sklearn.datasets"]
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ekiden.transports.local.SpawnProcess", WarmProcess)
-        patch.setattr("ekiden.runs.launch.get_context", lambda method: WarmContext())
+        patch.setattr("ekiden.core.engine.local.SpawnProcess", WarmProcess)
+        patch.setattr("ekiden.lab.launch.get_context", lambda method: WarmContext())
         yield
 
 

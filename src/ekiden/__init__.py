@@ -7,13 +7,6 @@ from typing import TYPE_CHECKING, Any
 from ekiden._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ekiden.api import run as run
-    from ekiden.api import steps as steps
-    from ekiden.base.errors import DataWarning as DataWarning
-    from ekiden.base.errors import DivergenceWarning as DivergenceWarning
-    from ekiden.base.errors import UserError as UserError
-    from ekiden.base.settings import Hardware as Hardware
-    from ekiden.base.settings import Training as Training
     from ekiden.commands import audit as audit
     from ekiden.commands import available as available
     from ekiden.commands import card as card
@@ -30,40 +23,49 @@ if TYPE_CHECKING:
     from ekiden.commands import sweep_results as sweep_results
     from ekiden.commands import topology as topology
     from ekiden.commands import verify as verify
-    from ekiden.conformance import check as check
-    from ekiden.data import Dataset as Dataset
-    from ekiden.data import FederatedData as FederatedData
-    from ekiden.data import federate as federate
-    from ekiden.data import load as load
-    from ekiden.data import split as split
-    from ekiden.data.augment import Augment as Augment
+    from ekiden.core.base.errors import DataWarning as DataWarning
+    from ekiden.core.base.errors import DivergenceWarning as DivergenceWarning
+    from ekiden.core.base.errors import UserError as UserError
+    from ekiden.core.base.settings import Hardware as Hardware
+    from ekiden.core.base.settings import Training as Training
+    from ekiden.core.data.augment import Augment as Augment
+    from ekiden.core.data.samples import Dataset as Dataset
+    from ekiden.core.data.samples import FederatedData as FederatedData
+    from ekiden.core.training.private import DP as DP
+    from ekiden.lab.conformance import check as check
+    from ekiden.lab.studies import Study as Study
+    from ekiden.lab.studies import study as study
     from ekiden.methods import *  # noqa: F403
-    from ekiden.results.clock import Devices as Devices
-    from ekiden.results.result import LoadedModel as LoadedModel
-    from ekiden.results.result import Result as Result
-    from ekiden.serving.loading import load_model as load_model
-    from ekiden.serving.loading import open_run as open_run
-    from ekiden.serving.reruns import forget as forget
-    from ekiden.serving.reruns import join as join
-    from ekiden.studies import Study as Study
-    from ekiden.studies import study as study
-    from ekiden.training.private import DP as DP
+    from ekiden.readers.partition import split as split
+    from ekiden.readers.sources import federate as federate
+    from ekiden.readers.sources import load as load
+    from ekiden.runs.api import run as run
+    from ekiden.runs.api import steps as steps
+    from ekiden.runs.clock import Devices as Devices
+    from ekiden.runs.loading import load_model as load_model
+    from ekiden.runs.loading import open_run as open_run
+    from ekiden.runs.reruns import forget as forget
+    from ekiden.runs.reruns import join as join
+    from ekiden.runs.result import LoadedModel as LoadedModel
+    from ekiden.runs.result import Result as Result
 
 _NAMES = {
-    "api": "run steps",
-    "base.errors": "DataWarning DivergenceWarning UserError",
-    "base.settings": "Hardware Training",
     "commands": "audit available card compare describe evaluate export follow predict report resume show sweep "
     "sweep_results topology verify",
-    "conformance": "check",
-    "data": "Dataset FederatedData federate load split",
-    "data.augment": "Augment",
-    "results.clock": "Devices",
-    "results.result": "LoadedModel Result",
-    "serving.loading": "load_model open_run",
-    "serving.reruns": "forget join",
-    "studies": "Study study",
-    "training.private": "DP",
+    "core.base.errors": "DataWarning DivergenceWarning UserError",
+    "core.base.settings": "Hardware Training",
+    "core.data.augment": "Augment",
+    "core.data.samples": "Dataset FederatedData",
+    "core.training.private": "DP",
+    "lab.conformance": "check",
+    "lab.studies": "Study study",
+    "readers.partition": "split",
+    "readers.sources": "federate load",
+    "runs.api": "run steps",
+    "runs.clock": "Devices",
+    "runs.loading": "load_model open_run",
+    "runs.reruns": "forget join",
+    "runs.result": "LoadedModel Result",
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public names and their modules. A module is loaded when its name is used: `ekiden --version`

@@ -2,7 +2,7 @@
 Method, State, ...`.
 """
 
-from ekiden.base.checks import (
+from ekiden.core.base.checks import (
     BelowOne,
     Checked,
     Count,
@@ -13,11 +13,10 @@ from ekiden.base.checks import (
     Range,
     require,
 )
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Training
-from ekiden.data.tasks import Task
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import (
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Training
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import (
     CLASSES,
     CONTINUOUS,
     INITIAL,
@@ -31,11 +30,12 @@ from ekiden.engine.method import (
     Traits,
     on_client,
 )
-from ekiden.engine.transport import ClientMissing
-from ekiden.engine.wire import SERVER, Ref
-from ekiden.engine.worker import Client
-from ekiden.training.fit import Forward, Objective, Penalty, Work, cross_entropy
-from ekiden.training.weights import RunningMean, Weights, mean
+from ekiden.core.engine.transport import ClientMissing
+from ekiden.core.engine.wire import SERVER, Ref
+from ekiden.core.engine.worker import Client
+from ekiden.core.tasks import Task
+from ekiden.core.training.fit import Forward, Objective, Penalty, Work, cross_entropy
+from ekiden.core.training.weights import RunningMean, Weights, mean
 
 __all__ = [
     "CLASSES",

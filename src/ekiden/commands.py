@@ -12,36 +12,39 @@ from typing import Annotated, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ekiden import models
-from ekiden.api import as_federation, with_metric
-from ekiden.base.checks import CountOrZero, Fraction, Positive, Range, checked, plain
-from ekiden.base.errors import UserError, counted, unknown
-from ekiden.base.files import is_held, path_of, read_text
-from ekiden.base.outside import require_extra, summary_of
-from ekiden.data import NAMED, Dataset, Description, Iid, description, frames, load, split
-from ekiden.data.samples import FederatedData, coming_from
-from ekiden.data.tasks import Metric
-from ekiden.engine.drive import Row
-from ekiden.engine.folder import read_config, read_lines
-from ekiden.engine.setup import check_same_data
+from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
+from ekiden.clinic.regressions import Baseline
+from ekiden.core import models
+from ekiden.core.base.checks import CountOrZero, Fraction, Positive, Range, checked, plain
+from ekiden.core.base.errors import UserError, counted, unknown
+from ekiden.core.base.files import is_held, path_of, read_text
+from ekiden.core.base.outside import require_extra, summary_of
+from ekiden.core.data.samples import Dataset, FederatedData, coming_from
+from ekiden.core.engine.drive import Row
+from ekiden.core.engine.folder import read_config, read_lines
+from ekiden.core.engine.setup import check_same_data
+from ekiden.core.tasks import Metric
+from ekiden.lab import launch
+from ekiden.lab.describe import Description, description
+from ekiden.lab.tables import sweep as sweeps
+from ekiden.lab.tables import verdicts
+from ekiden.lab.tables.experiment import PAPER
+from ekiden.lab.tables.sweep import expand, summaries
 from ekiden.methods import METHODS
 from ekiden.methods.gossip import topology as graphs
-from ekiden.recipe import recipe_of
-from ekiden.results.clock import Devices, devices_of
-from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in
-from ekiden.results.regressions import Baseline
-from ekiden.results.result import LoadedModel, ModelSource, Result
-from ekiden.runs import launch, summary
+from ekiden.readers import frames
+from ekiden.readers.partition import Iid, split
+from ekiden.readers.sources import NAMED, load
+from ekiden.runs import audit as audits
+from ekiden.runs import card as cards
+from ekiden.runs import exporting, predictions, summary
+from ekiden.runs.api import as_federation, with_metric
+from ekiden.runs.clock import Devices, devices_of
+from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
-from ekiden.serving import audit as audits
-from ekiden.serving import card as cards
-from ekiden.serving import exporting, predictions
-from ekiden.serving.loading import load_model, open_run
-from ekiden.serving.predictions import column_in
-from ekiden.tables import sweep as sweeps
-from ekiden.tables import verdicts
-from ekiden.tables.experiment import PAPER
-from ekiden.tables.sweep import expand, summaries
+from ekiden.runs.predictions import column_in
+from ekiden.runs.recipe import recipe_of
+from ekiden.runs.result import LoadedModel, ModelSource, Result
 
 _LOOK = 0.5  # seconds between two looks at a run that computes
 Folder = str | os.PathLike[str]
@@ -123,7 +126,7 @@ def evaluate(
         **columns: as in `Result.evaluate`.
 
     Returns:
-        A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`. With
+        A row of metrics like those of a step; see `ekiden.core.engine.evaluation.TestSet`. With
         `calibrate` it has `recalibration`, too.
 
     Raises:
@@ -209,7 +212,7 @@ def report(
         UserError: there is no finished run, or the extra `report` is not installed.
     """
     require_extra("report", "report", "matplotlib", "jinja2")
-    from ekiden.reporting import report as write  # noqa: PLC0415  (it needs an extra)
+    from ekiden.lab.reporting import report as write  # noqa: PLC0415  (it needs an extra)
 
     given = devices_of(devices) if devices else None
     held = None if data is None else as_federation(data)
@@ -359,7 +362,7 @@ def predict(
 
     The columns are `file` (not of a frame); `row`, if a file holds several samples; `prediction`,
     the name of the class, and `probability_NAME` for each class.
-    `ekiden.serving.predictions.Answers` describes those of other tasks. If a sample cannot be read,
+    `ekiden.runs.predictions.Answers` describes those of other tasks. If a sample cannot be read,
     nothing is written.
 
     Args:
@@ -605,9 +608,9 @@ def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
         UserError: the folder is not what the silos signed.
     """
     require_extra("flower", "verify", "flwr")
-    from ekiden.transports.flower import commands as flower  # noqa: PLC0415  (it needs an extra)
-    from ekiden.transports.flower.coordinator.verify import terms  # noqa: PLC0415
-    from ekiden.transports.flower.coordinator.verify import verify as custody_of  # noqa: PLC0415
+    from ekiden.silos import commands as flower  # noqa: PLC0415  (it needs an extra)
+    from ekiden.silos.coordinator.verify import terms  # noqa: PLC0415
+    from ekiden.silos.coordinator.verify import verify as custody_of  # noqa: PLC0415
 
     names = terms(path_of(folder)).clients
     found = custody_of(path_of(folder), flower.read_keys(Path(keys), names) if keys else None)

@@ -1,10 +1,11 @@
 """Load data sets and divide them among clients."""
 
-from ekiden.data.assemble import from_tensors
-from ekiden.data.columns import Reading
-from ekiden.data.describe import Description, description, draw, table
-from ekiden.data.kinds import Inputs
-from ekiden.data.partition import (
+from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
+from ekiden.lab.describe import Description, description, draw, table
+from ekiden.readers.assemble import from_tensors
+from ekiden.readers.columns import Reading
+from ekiden.readers.kinds import Inputs
+from ekiden.readers.partition import (
     Dirichlet,
     Domains,
     Iid,
@@ -14,8 +15,7 @@ from ekiden.data.partition import (
     parse,
     split,
 )
-from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
-from ekiden.data.sources import NAMED, Named, federate, join, load, located, silos
+from ekiden.readers.sources import NAMED, Named, federate, join, load, located, silos
 
 __all__ = [
     "NAMED",

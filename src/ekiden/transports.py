@@ -2,15 +2,15 @@
 between machines.
 """
 
-from ekiden.engine import wire
-from ekiden.engine.method import INITIAL, payload_types
-from ekiden.engine.store import Store
-from ekiden.engine.transport import ClientMissing, Interrupted, Request, Transport, resolve
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Job, Outcome, Worker
-from ekiden.training.fit import Work
-from ekiden.transports.local import MakesTransport, Start
-from ekiden.transports.ray import OnRay
+from ekiden.core.engine import wire
+from ekiden.core.engine.local import MakesTransport, Start
+from ekiden.core.engine.method import INITIAL, payload_types
+from ekiden.core.engine.store import Store
+from ekiden.core.engine.transport import ClientMissing, Interrupted, Request, Transport, resolve
+from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.worker import Job, Outcome, Worker
+from ekiden.core.training.fit import Work
+from ekiden.lab.ray import OnRay
 
 __all__ = [
     "INITIAL",

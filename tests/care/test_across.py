@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ekiden
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import spelling
-from ekiden.data.moments import ColumnMoments
-from ekiden.data.sources import join
+from ekiden.care import spelling
+from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.readers.moments import ColumnMoments
+from ekiden.readers.sources import join
 
 Command = Callable[..., tuple[int, str]]
 

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 import ekiden
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.care.seen import fingerprints
+from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import Samples, from_tensors
-from ekiden.data.kinds.tables import Table
-from ekiden.data.seen import fingerprints
+from ekiden.readers.kinds.tables import Table
 
 Rows = dict[str, Any]
 

@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 
 import ekiden
-from ekiden.base.errors import UserError
+from ekiden.care.seen import rows_of_several
+from ekiden.care.spelling import compare_units
+from ekiden.core.base.errors import UserError
 from ekiden.data import load
-from ekiden.data.cells import garbled
-from ekiden.data.moments import ColumnMoments
-from ekiden.data.seen import rows_of_several
-from ekiden.data.spelling import compare_units
-from tests.data.test_silent import rows as drawn
-from tests.data.test_silent import said
+from ekiden.readers.cells import garbled
+from ekiden.readers.moments import ColumnMoments
+from tests.care.test_silent import rows as drawn
+from tests.care.test_silent import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
 Table: TypeAlias = Any  # columns by their names

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import ekiden
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.base.settings import Training
+from ekiden.care.seen import rows_of_several
+from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.core.base.settings import Training
 from ekiden.data import from_tensors, load
-from ekiden.data.seen import rows_of_several
-from tests.data.conftest import png
+from tests.readers.conftest import png
 
 pytestmark = pytest.mark.usefixtures("no_data")
 Rows = dict[str, Any]

@@ -13,7 +13,7 @@ from PIL import Image
 
 import ekiden
 from ekiden.data import from_tensors, load
-from tests.data.test_silent import said
+from tests.care.test_silent import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
 Change = Callable[[Any], Any]

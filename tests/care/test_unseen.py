@@ -18,12 +18,12 @@ from PIL import Image, ImageFile
 from torch.utils.data import DataLoader, TensorDataset
 
 import ekiden
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.care.spelling import compare_units
+from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import from_tensors, load
-from ekiden.data.kinds import Images, Tokens
-from ekiden.data.moments import ColumnMoments
-from ekiden.data.spelling import compare_units
-from tests.data.pictures import encoded
+from ekiden.readers.kinds import Images, Tokens
+from ekiden.readers.moments import ColumnMoments
+from tests.readers.pictures import encoded
 
 pytestmark = pytest.mark.usefixtures("no_data")
 Y = torch.arange(40) % 2

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ekiden.base.errors import command_line
+from ekiden.core.base.errors import command_line
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 from ekiden.data import Reading
 from ekiden.methods import FedGram, FedSeq
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, read, stored, written
+from ekiden.runs.recipe import Recipe
 
 Command = Callable[..., tuple[int, str]]
 

@@ -12,12 +12,12 @@ from ekiden.cli.app import COMMANDS, call
 from ekiden.cli.flags import parse
 from ekiden.cli.runs import RunOptions, overview, run_options
 from ekiden.cli.serving import ExportOptions
+from ekiden.core.engine.method import Method
 from ekiden.data import Reading
-from ekiden.engine.method import Method
 from ekiden.methods import METHODS, SORTS, FedELMY, FedSeq, MAEcho, method_named
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator.remote_plan import RemotePlan
 
 
 @pytest.mark.parametrize("kind", [FedELMY, FedSeq, MAEcho])

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ekiden.cli.app import main
 from ekiden.cli.console import TableConsole
-from ekiden.reporting.style import as_csv
+from ekiden.lab.reporting.style import as_csv
 from tests.methods.test_fedgram import go, silos
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ekiden import UserError
-from ekiden.data.tasks import Scores, Survival
-from ekiden.engine.counting import EXACT, FIXED, SHARES, Care, counting_of
-from ekiden.engine.figures import AtTime, figures
+from ekiden.clinic.counting import EXACT, FIXED, SHARES, Care, counting_of
+from ekiden.clinic.figures import AtTime, figures
+from ekiden.core.tasks import Scores, Survival
 from tests.methods.survival_reference import HAZARD, TIMES, without_ties
 
 REFERENCE: dict[str, Any] = json.loads(

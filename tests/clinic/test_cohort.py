@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ekiden.base.errors import UserError
-from ekiden.data import federate, study
-from ekiden.data.moments import ColumnSums
+from ekiden.clinic import study
+from ekiden.core.base.errors import UserError
+from ekiden.data import federate
+from ekiden.readers.moments import ColumnSums
 
 COLUMNS: dict[str, list[Any]] = {
     "age": [61, 70, None, 55, 48, 80, 66, 59, None, 73, 64, 52],
@@ -33,7 +34,7 @@ def silos(tmp_path: Path) -> list[str]:
     return files
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 
 
 def test_it_has_the_means_and_shares_of_all_rows(

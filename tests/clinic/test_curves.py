@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ekiden.base.errors import UserError
-from ekiden.data import curves, federate, study
-from ekiden.data.curves import Curve, Followed
-from ekiden.data.moments import ColumnSums
+from ekiden.clinic import curves, study
+from ekiden.clinic.curves import Curve, Followed
+from ekiden.core.base.errors import UserError
+from ekiden.data import federate
+from ekiden.readers.moments import ColumnSums
 from tests.methods.survival_reference import CUT
 from tests.methods.survival_reference import cohort as patients
 
@@ -25,7 +26,7 @@ Y = {
     for name, rows in ROWS.items()
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 
 
 def told(times: Any, least: int = 1) -> dict[str, Followed]:

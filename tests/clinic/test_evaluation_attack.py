@@ -5,8 +5,8 @@ import pytest
 import torch
 from benchmarks.evaluation_attack import MINIMUM, MODELS, NO_MINIMUM, attack
 
-from ekiden.data.tasks import Classification, Scores
-from ekiden.engine.counting import EXACT, FIXED, Care, counting_of
+from ekiden.clinic.counting import EXACT, FIXED, Care, counting_of
+from ekiden.core.tasks import Classification, Scores
 
 
 @pytest.mark.slow  # many histograms

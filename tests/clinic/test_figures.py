@@ -15,8 +15,12 @@ from sklearn.calibration import calibration_curve
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.base.checks import made
-from ekiden.data.tasks import (
+from ekiden.clinic import ranked
+from ekiden.clinic.counting import EXACT, FIXED, Care, Counting, counting_of, edges, joined
+from ekiden.clinic.figures import Figures, figures
+from ekiden.clinic.ranked import Ranked, Wanted, bounds, middles, wilson
+from ekiden.core.base.checks import made
+from ekiden.core.tasks import (
     Classification,
     LanguageModelling,
     MultiLabel,
@@ -25,11 +29,7 @@ from ekiden.data.tasks import (
     Segmentation,
     scaled,
 )
-from ekiden.data.tasks.base import IGNORED, Task
-from ekiden.engine import ranked
-from ekiden.engine.counting import EXACT, FIXED, Care, Counting, counting_of, edges, joined
-from ekiden.engine.figures import Figures, figures
-from ekiden.engine.ranked import Ranked, Wanted, bounds, middles, wilson
+from ekiden.core.tasks.base import IGNORED, Task
 
 Array = np.ndarray[Any, Any]
 COARSE = Care(samples=10, coarse=True)

@@ -13,13 +13,13 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.data.kinds import Table
-from ekiden.data.tasks import Classification, MultiLabel, Scores, Survival
-from ekiden.engine.counting import EXACT, Care, counting_of
-from ekiden.engine.figures import figures
-from ekiden.engine.ranked import Wanted, wilson
-from ekiden.engine.subgroups import Division, check_task, count, divisions, shift, table, told
-from tests.engine.test_figures import two_classes
+from ekiden.clinic.counting import EXACT, Care, counting_of
+from ekiden.clinic.figures import figures
+from ekiden.clinic.ranked import Wanted, wilson
+from ekiden.clinic.subgroups import Division, check_task, count, divisions, shift, table, told
+from ekiden.core.tasks import Classification, MultiLabel, Scores, Survival
+from ekiden.readers.kinds import Table
+from tests.clinic.test_figures import two_classes
 
 CARE = Care(samples=10, positives=5, coarse=True)
 TABLE = Table(

@@ -11,12 +11,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from ekiden.engine.wire import SERVER, WireError
-from ekiden.transports.flower.server_app import GridNodes
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import sealing
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
-from ekiden.transports.flower.trust.sealing import Party, Reader
+from ekiden.core.engine.wire import SERVER, WireError
+from ekiden.silos.server_app import GridNodes
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import sealing
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.silos.trust.sealing import Party, Reader
 
 app = ServerApp()
 claims = ServerApp()

@@ -18,12 +18,12 @@ import safetensors.torch
 
 from ekiden import Hardware, Training
 from ekiden import run as run_here
+from ekiden.core.engine.method import Method
 from ekiden.data import load, parse, split
-from ekiden.engine.method import Method
-from ekiden.results.result import Result
-from ekiden.transports.flower import commands
-from ekiden.transports.flower.coordinator.federation import Federation as Parts
-from ekiden.transports.flower.trust.keys import make_certificates
+from ekiden.runs.result import Result
+from ekiden.silos import commands
+from ekiden.silos.coordinator.federation import Federation as Parts
+from ekiden.silos.trust.keys import make_certificates
 from tests.warm import WarmProcess, command, ekiden
 
 NAMES = ("client-0", "client-1", "client-2")

@@ -22,16 +22,16 @@ from PIL import Image
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, __version__, federate, run
-from ekiden.base.errors import UserError
 from ekiden.cli import app
 from ekiden.cli.app import COMMANDS, main
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.folder import RunFolder, read_lines
-from ekiden.engine.method import Method
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.folder import RunFolder, read_lines
+from ekiden.core.engine.method import Method
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedELMY, FedSeq, Local
-from ekiden.results.result import Result
+from ekiden.runs.loading import open_run
 from ekiden.runs.plan import stored
-from ekiden.serving.loading import open_run
+from ekiden.runs.result import Result
 from tests.warm import ekiden
 
 QUICK = ["--epochs", "2", "--threads", "1"]

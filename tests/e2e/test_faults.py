@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.engine.folder import read_lines
+from ekiden.core.engine.folder import read_lines
 from ekiden.methods import FedSeq
 from tests.e2e.silos import (
     BIN,

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ekiden import Hardware
 from ekiden import run as run_here
+from ekiden.core.data.samples import Subset
 from ekiden.data import ClientData, FederatedData, Samples
-from ekiden.data.samples import Subset
 from ekiden.methods import FedELMY
-from ekiden.transports.flower.silo import silo_file
+from ekiden.silos.silo import silo_file
 from tests.e2e.silos import BIN, ROOT, assert_same_files, wait_for
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")

@@ -21,13 +21,13 @@ from typing import Any
 
 import pytest
 
-from ekiden.engine.folder import read_lines
-from ekiden.engine.method import Method
+from ekiden.core.engine.folder import read_lines
+from ekiden.core.engine.method import Method
 from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedGram, FedSeq, MAEcho
-from ekiden.recipe import Recipe
-from ekiden.transports.flower import commands
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import keys
+from ekiden.runs.recipe import Recipe
+from ekiden.silos import commands
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import keys
 from tests.e2e.silos import BIN, NAMES, Federation, assert_same_files, expected, running, wait_for
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
@@ -144,8 +144,8 @@ def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
     file = folder / "pyproject.toml"
     own = file.read_text()
     for part, mine in (("server_app:app", app), ("client_app:app", "stolen")):
-        assert f"ekiden.transports.flower.{part}" in own
-        own = own.replace(f"ekiden.transports.flower.{part}", f"tests.e2e.attacker:{mine}")
+        assert f"ekiden.silos.{part}" in own
+        own = own.replace(f"ekiden.silos.{part}", f"tests.e2e.attacker:{mine}")
     file.write_text(own)
     settings = {"plan": plan, "folder": str(found)}
     (folder / "run.toml").write_text(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from ekiden.core.training.private import DP
 from ekiden.methods import FedGram
-from ekiden.training.private import DP
 from tests.e2e.silos import NAMES, Federation, expected, running
 
 pytestmark = [
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("flower"),
     pytest.mark.filterwarnings(
-        "ignore::ekiden.base.errors.DivergenceWarning"
+        "ignore::ekiden.core.base.errors.DivergenceWarning"
     ),  # 1,296 digits are few for the noise
 ]
 PROMISE = "epsilon=5,delta=0.0001,clip=0.3,honest=3"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.parcel import Answer, Ask, pack
 from tests.e2e.silos import BIN, NAMES, Federation, running
 from tests.e2e.test_flower import coordinator
 
@@ -111,7 +111,7 @@ def told(content: bytes, run: int, source: int, target: int, reply_to: str = "")
     from flwr.app.message.message import make_message
     from flwr.app.metadata import Metadata
 
-    from ekiden.transports.flower.envelope import wrap
+    from ekiden.silos.envelope import wrap
 
     about = Metadata(run, "", source, target, reply_to, "", time.time(), 300, "query")
     return make_message(about, wrap(content))

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.base.files import disk_error
 from ekiden.cli.app import main
-from ekiden.engine.folder import read_lines
-from ekiden.runs import launch
-from ekiden.tables import experiment, records
+from ekiden.core.base.files import disk_error
+from ekiden.core.engine.folder import read_lines
+from ekiden.lab import launch
+from ekiden.lab.tables import experiment, records
 
 TABLE = """
 title = "digits"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.engine.folder import read_config, read_lines
+from ekiden.core.engine.folder import read_config, read_lines
 
 Command = Callable[..., tuple[int, str]]
 

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 import ekiden
-from ekiden.engine.folder import read_lines
-from tests.data.test_own_data import sentences
-from tests.models.hf_folders import decoder, encoder
+from ekiden.core.engine.folder import read_lines
+from tests.core.models.hf_folders import decoder, encoder
+from tests.readers.test_own_data import sentences
 
 pytestmark = pytest.mark.skipif(
     not find_spec("peft"), reason="needs the extra hf: pip install 'ekiden[hf]'"
@@ -134,7 +134,7 @@ def test_a_causal_model_is_trained_and_foresees_texts(place: Path, command: Comm
         task="language-modelling",
         tokenizer="models/gpt",
     )
-    from ekiden.serving.predictions import Answers
+    from ekiden.runs.predictions import Answers
 
     columns = Answers(model)(data.test.x)
     total = sum(n * loss for n, loss in zip(columns["tokens"], columns["loss"], strict=True))

@@ -10,10 +10,10 @@ from PIL import Image
 from rich.console import Console
 
 from ekiden.data import Dataset, Dirichlet, FederatedData, Iid, Reading, Samples, draw, split, table
-from ekiden.data.describe import counts, description
+from ekiden.lab.describe import counts, description
 from ekiden.methods import FedSeq
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
+from ekiden.runs.recipe import Recipe
 
 
 def toy(classes: int, clients: int, n: int = 2000) -> FederatedData:

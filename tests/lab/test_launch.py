@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from ekiden.data import Dataset, FederatedData
+from ekiden.lab.launch import Board, Event, LaunchedRun, Lines, RunEnd, execute
 from ekiden.methods import FedSeq
-from ekiden.recipe import Recipe
-from ekiden.runs.launch import Board, Event, LaunchedRun, Lines, RunEnd, execute
 from ekiden.runs.plan import Plan
+from ekiden.runs.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def test_lines_are_few_where_steps_are_many(
 ) -> None:
     printed = io.StringIO()
     now = [0.0]
-    monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ekiden.lab.launch.time.monotonic", lambda: now[0])
     lines = Lines(
         Console(file=printed), [LaunchedRun(Plan(Recipe(FedSeq(), seed=5)), tmp_path / "[one]")]
     )
@@ -107,7 +107,7 @@ def test_a_long_step_gives_a_sign_of_life_each_minute(
 ) -> None:
     printed = io.StringIO()
     now = [0.0]
-    monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ekiden.lab.launch.time.monotonic", lambda: now[0])
     lines = Lines(Console(file=printed), [LaunchedRun(Plan(Recipe(FedSeq())), tmp_path / "one")])
     lines(Event(0, "starting", total=4))
     for epoch in range(1, 201):
@@ -122,7 +122,7 @@ def test_how_the_runs_of_a_sweep_ended_and_how_long_the_rest_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, printed = [0.0], io.StringIO()
-    monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ekiden.lab.launch.time.monotonic", lambda: now[0])
     board = Board(Console(file=printed), ["a", "b", "c"])
     board.report(Event(0, "starting", total=4))
     now[0] = 10.0

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import ekiden
-from ekiden.base.errors import UserError
 from ekiden.cli.app import call
-from ekiden.engine.folder import read_lines
-from ekiden.runs import launch
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.folder import read_lines
+from ekiden.lab import launch
 
 TABLE = """title = "digits"
 seeds = [0, 1]

@@ -14,16 +14,16 @@ import torch
 
 import ekiden
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.base.errors import UserError
 from ekiden.cli.app import call
-from ekiden.conformance import check_transport
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine import wire
-from ekiden.engine.method import Method
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.local import Start
+from ekiden.core.engine.method import Method
+from ekiden.lab import ray as module
+from ekiden.lab.conformance import check_transport
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import SCAFFOLD, FedAvg, FedELMY, FedGram, FedSeq
 from ekiden.transports import Interrupted, OnRay
-from ekiden.transports import ray as module
-from ekiden.transports.local import Start
 
 FAST: dict[str, Any] = {
     "training": Training(lr=0.01, batch_size=16),

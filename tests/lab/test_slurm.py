@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from ekiden.cli.app import call
-from ekiden.engine.folder import read_lines
-from tests.runs.test_queue import LONG, same_bits
+from ekiden.core.engine.folder import read_lines
+from tests.lab.test_queue import LONG, same_bits
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
 CONFIG = """ClusterName=one

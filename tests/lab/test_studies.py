@@ -12,9 +12,9 @@ import torch
 
 import ekiden
 from ekiden import FedAvg, FederatedData, FedSeq, Local, Study, Training, UserError, study
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.engine.method import Method
 from ekiden.data import Iid
-from ekiden.engine.method import Method
+from ekiden.lab.conformance.small_runs import Tiny
 from tests.pages import DOCS, blocks, play
 
 mpl.use("Agg")
@@ -108,7 +108,7 @@ def test_what_is_spent_very_differently_is_drawn_in_powers_of_ten(made: Study) -
 def test_a_finished_study_is_read_and_not_run_again(
     made: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ekiden.engine.worker import Client
+    from ekiden.core.engine.worker import Client
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("it trains")

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from PIL import Image
 
-from tests.models import hf_folders
-from tests.transports.fakes import NAMES
+from tests.core.models import hf_folders
+from tests.silos.fakes import NAMES
 
 SILOS = NAMES
 ROWS = 60

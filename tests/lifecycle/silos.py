@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from ekiden import Training
-from ekiden.base.errors import UserError
 from ekiden.cli.app import call
-from ekiden.engine.method import Method
-from ekiden.recipe import Recipe
-from ekiden.results.result import Result
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust import keys
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Method
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import Result
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust import keys
 from tests.lifecycle.kinds import SILOS, Kind
-from tests.transports.fakes import FakeNodes
+from tests.silos.fakes import FakeNodes
 
 TRAINING = Training(lr=3e-3, batch_size=16)
 

@@ -18,12 +18,13 @@ import torch
 from scipy.special import expit, softmax
 
 import ekiden as library
-from ekiden.engine.drive import Row
-from ekiden.engine.folder import read_config, read_lines
-from ekiden.engine.method import Method
+from ekiden.core.engine.drive import Row
+from ekiden.core.engine.folder import read_config, read_lines
+from ekiden.core.engine.method import Method
 from ekiden.methods import FedAvg, FedGram, FedSeq
+from ekiden.readers import kinds
 from ekiden.runs.plan import Plan, stored
-from ekiden.serving.predictions import SampleReader
+from ekiden.runs.predictions import SampleReader
 from tests.lifecycle.conftest import ONLY
 from tests.lifecycle.kinds import KINDS, ROWS, SILOS, Kind
 from tests.lifecycle.silos import TRAINING, Silos, ekiden, refused, silos
@@ -32,7 +33,7 @@ for extra in ("cryptography", "onnxruntime", "pydicom", "nibabel", "transformers
     pytest.importorskip(extra)
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*have several pages, frames or slices:ekiden.base.errors.DataWarning"
+    "ignore:.*have several pages, frames or slices:ekiden.core.base.errors.DataWarning"
 )
 METHODS: dict[str, Method] = {
     "fedseq": FedSeq(epochs=4),
@@ -123,7 +124,7 @@ class Place:
 
 def group(kind: str) -> pytest.MarkDecorator:
     """One process makes all runs on a kind of data, and one all exports; see
-    `tests/serving/test_exporting.py`."""
+    `tests/runs/test_exporting.py`."""
     exported = kind in ONLY["test_it_predicts_as_its_export_does"]
     return pytest.mark.xdist_group("export" if exported else f"kind-{kind}")
 
@@ -287,7 +288,7 @@ def exported(file: Path, to: str, run: Path, data: Path, column: str = "") -> An
     """The outputs of an exported file for the raw samples of a silo."""
     model = library.load_model(run)
     inputs: list[Any]
-    if isinstance(model.inputs, library.data.kinds.Table):
+    if isinstance(model.inputs, kinds.Table):
         rows, known = pd.read_csv(data), model.inputs.vocabularies
         texts = rows[list(model.inputs.categorical)].fillna("")
         if to == "onnx":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.engine.folder import read_lines
+from ekiden.core.engine.folder import read_lines
 from tests.e2e.silos import BIN, NAMES, Federation, assert_same_files, running, wait_for
 from tests.lifecycle import test_lifecycle as life
 from tests.lifecycle.kinds import KINDS

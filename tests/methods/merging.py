@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Layout, Weights
 from ekiden.methods.blocks.combining import Trained
-from ekiden.training.network import Network
-from ekiden.training.weights import Layout, Weights
 
 Array = np.ndarray
 

@@ -12,9 +12,9 @@ import torch
 from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 
-from ekiden.base.errors import DataWarning
+from ekiden.core.base.errors import DataWarning
+from ekiden.core.models.split import SplitNetwork
 from ekiden.data import FederatedData, federate
-from ekiden.models.split import SplitNetwork
 
 WINDOW = 16  # letters in a text
 

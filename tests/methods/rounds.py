@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ekiden import Training
-from ekiden.data.tasks import Classification
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State, task_of
-from ekiden.engine.transport import Request, Transfer, Transport, resolve
-from ekiden.engine.wire import Ref
-from ekiden.training.fit import Objective, Penalty, TaskLoss, Work
-from ekiden.training.weights import Weights
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import INITIAL, Method, State, task_of
+from ekiden.core.engine.transport import Request, Transfer, Transport, resolve
+from ekiden.core.engine.wire import Ref
+from ekiden.core.tasks import Classification
+from ekiden.core.training.fit import Objective, Penalty, TaskLoss, Work
+from ekiden.core.training.weights import Weights
 
 
 def weights(*values: float) -> Weights:

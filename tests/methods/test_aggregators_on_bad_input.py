@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.engine.method import Method
+from ekiden.core.training.network import Network
 from ekiden.data import federate
-from ekiden.engine.method import Method
 from ekiden.methods import (
     DENSE,
     Average,
@@ -27,9 +28,8 @@ from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.blocks.ensemble import copies, join
 from ekiden.methods.one_shot.ma_echo import Contribution
 from ekiden.methods.one_shot.ot_fusion import align, transport
-from ekiden.training.network import Network
 
-pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 METHODS: list[Method] = [
     Average(epochs=2),
     Average(epochs=2, weighting="samples", running_variances="mixture"),

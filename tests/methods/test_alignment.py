@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ekiden import FederatedData, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine import wire
-from ekiden.engine.method import Method
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import Method
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import SPFL, FedELMY, FedSeq
 from ekiden.methods.blocks.glam import GLAM, alignment
 from tests.methods.test_fedavg import SETTINGS, same

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size
-from ekiden.engine.worker import Client
+from ekiden.core.engine.method import Size
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Layout, Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average
 from ekiden.methods.blocks.combining import Trained, class_mean
-from ekiden.training.network import Network
-from ekiden.training.weights import Layout, Weights
 from tests.methods.toys import Quadratic, weights
 
 

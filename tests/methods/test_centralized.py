@@ -1,7 +1,7 @@
 """Centralized: training on the union."""
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Centralized
 
 

@@ -14,15 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, load_model, run
-from ekiden.base import outside
-from ekiden.base.sums import WIDE
 from ekiden.cli.app import main
-from ekiden.conformance.small_runs import Tiny, files, same, watched
-from ekiden.data.tasks import Classification
-from ekiden.engine.drive import outline
-from ekiden.engine.method import Method, Size
-from ekiden.engine.transport import ClientMissing
-from ekiden.engine.worker import Setup
+from ekiden.core.base import outside
+from ekiden.core.base.sums import WIDE
+from ekiden.core.engine.drive import outline
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.transport import ClientMissing
+from ekiden.core.engine.worker import Setup
+from ekiden.core.tasks import Classification
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny, files, same, watched
+from ekiden.lab.tables.sweep import flat
 from ekiden.methods import (
     METHODS,
     Average,
@@ -44,13 +47,10 @@ from ekiden.methods import (
     with_lap,
 )
 from ekiden.methods.exact.closing import Scales, Totals, refitted, settled, whole
-from ekiden.recipe import Recipe, recipe_of
-from ekiden.results.result import Result
 from ekiden.runs.plan import Plan, from_json, plan_of
+from ekiden.runs.recipe import Recipe, recipe_of
+from ekiden.runs.result import Result
 from ekiden.runs.summary import label
-from ekiden.tables.sweep import flat
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 
 SHAPES = [
     pytest.param(FedSeq(epochs=2), id="chain"),

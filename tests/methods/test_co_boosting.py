@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core import models
+from ekiden.core.engine.federation import Fed
+from ekiden.core.training.fit import Work
+from ekiden.core.training.network import Network
 from ekiden.data import federate
-from ekiden.engine.federation import Fed
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import CoBoosting
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, synthesise
 from ekiden.methods.one_shot.co_boosting import Boosted, WeightedEnsemble, hard, moved
-from ekiden.training.fit import Work
-from ekiden.training.network import Network
 
 
 def softmax(z: np.ndarray) -> np.ndarray:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size, State
-from ekiden.engine.worker import Client
+from ekiden.core.engine.method import Size, State
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import CriticalFL, DFedAvgM
 from ekiden.methods.gossip.criticalfl import CountedModel, Periods, Squares, due, resize
-from ekiden.training.network import Network
 from tests.methods.toys import Silo, Table, rounds, weights
 
 

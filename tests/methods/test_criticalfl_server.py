@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size
+from ekiden.core.engine.method import Size
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import CriticalFLServer, FedAvg
 from ekiden.methods.gossip.criticalfl_server import Selection, Upload, largest, merge
 from ekiden.methods.gossip.dispfl import pack
-from ekiden.training.network import Network
 from tests.methods.rounds import linear, play, quadratic, toy_q, values, weights
 from tests.methods.test_fedavg import SETTINGS, same
 

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.engine.method import Size
+from ekiden.core.models import SplitNetwork
+from ekiden.core.training.network import Network
 from ekiden.data import federate
-from ekiden.engine.method import Size
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DeepAFL
 from ekiden.methods.one_shot.deepafl import LeastSquaresSums, Residual, sandwiched
-from ekiden.models import SplitNetwork
-from ekiden.results.result import Result
-from ekiden.training.network import Network
+from ekiden.runs.result import Result
 
 SETTINGS: dict[str, Any] = {"training": Training(batch_size=16), "hardware": Hardware(threads=1)}
 

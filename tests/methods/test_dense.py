@@ -10,11 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Hardware, Training, models, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden import FederatedData, Hardware, Training, run
+from ekiden.core import models
+from ekiden.core.engine.federation import Fed
+from ekiden.core.tasks import Classification
+from ekiden.core.training.fit import Work
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights, mean
 from ekiden.data import federate
-from ekiden.data.tasks import Classification
-from ekiden.engine.federation import Fed
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DENSE
 from ekiden.methods.one_shot.blocks.ensemble import (
     Distilled,
@@ -23,9 +27,6 @@ from ekiden.methods.one_shot.blocks.ensemble import (
     softened,
 )
 from ekiden.methods.one_shot.dense import Statistics, disagreement
-from ekiden.training.fit import Work
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights, mean
 
 T, S = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 3.0]])
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import State
-from ekiden.engine.worker import Client
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import State
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import Weights, mean
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DFedAvgM, Local
 from ekiden.methods.gossip import topology
 from ekiden.methods.gossip.dfedavgm import gossip
-from ekiden.training.weights import Weights, mean
 from tests.methods.toys import Table, rounds, two_quadratics, weights
 
 

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.samples import Subset
-from ekiden.engine.method import State
-from ekiden.engine.worker import Client
+from ekiden.core.data.samples import Subset
+from ekiden.core.engine.method import State
+from ekiden.core.engine.worker import Client
+from ekiden.core.training import fit as fitting
+from ekiden.core.training.feed import Feed
+from ekiden.core.training.fit import Bench, Forward
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DFedAvgM, DFedSAM
-from ekiden.training import fit as fitting
-from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, Forward
-from ekiden.training.network import Network
 from tests.methods.toys import Silo, rounds, two_quadratics, weights
 
 

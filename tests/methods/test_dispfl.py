@@ -8,14 +8,14 @@ import torch
 from torch import Generator, Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine import wire
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Size, State
+from ekiden.core.engine import wire
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import Size, State
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DFedAvgM, DisPFL
 from ekiden.methods.gossip.dispfl import Sparse, densities, move, overlap, pack, random_mask, unpack
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 from tests.methods.toys import Free, Silo, Table, rounds, weights
 
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Method, Size
-from ekiden.engine.setup import read_model
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.setup import read_model
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Ensemble
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
-from ekiden.recipe import Recipe
+from ekiden.runs.loading import open_run
 from ekiden.runs.plan import Plan
-from ekiden.serving.loading import open_run
-from ekiden.training.network import Network
+from ekiden.runs.recipe import Recipe
 
 RULES: tuple[Rule, ...] = ("logits", "probabilities", "majority", "class-wise", "counts")
 

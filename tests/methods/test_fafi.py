@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import Hardware, Training, UserError, federate, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.tasks import Classification
-from ekiden.engine.method import Size
+from ekiden.core.engine.method import Size
+from ekiden.core.models.split import SplitNetwork
+from ekiden.core.tasks import Classification
+from ekiden.core.training.fit import Work
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FAFI
 from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.fafi import AlignedLoss, Prototypes, supervised_contrast
-from ekiden.models.split import SplitNetwork
-from ekiden.training.fit import Work
-from ekiden.training.network import Network
 
 SETTINGS: dict[str, Any] = {
     "training": Training(lr=0.1, batch_size=16),

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Method, Size
-from ekiden.engine.transport import ClientMissing
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.transport import ClientMissing
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import MOON, SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from ekiden.methods.blocks.rounds import participants
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 from tests.methods.rounds import linear, play, quadratic, toy_q, values
 from tests.methods.rounds import weights as model
 

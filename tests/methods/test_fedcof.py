@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ekiden import Hardware, UserError, federate, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.tasks import Classification
+from ekiden.core.tasks import Classification
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedCOF
 from ekiden.methods.exact.fedcof import ClassMeans, MeanScatter
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine import wire
-from ekiden.engine.method import Size
-from ekiden.engine.transport import Transfer
-from ekiden.engine.worker import Client
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import Size
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedDC, FedProx
 from ekiden.methods.rounds.feddc import Drifting
-from ekiden.training.weights import Weights
 from tests.methods.rounds import play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS
 from tests.methods.toys import Silo, weights

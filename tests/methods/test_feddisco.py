@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ekiden import FederatedData, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedDisco
 from ekiden.methods.rounds.feddisco import Measure, disco_weights, discrepancy, normalised_distances
 from tests.methods.test_fedavg import SETTINGS

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from ekiden import FederatedData, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedDyn
 from ekiden.methods.rounds.feddyn import Dynamic
-from ekiden.training.weights import Weights
 from tests.methods.rounds import play, quadratic
 from tests.methods.test_fedavg import SETTINGS, same
 

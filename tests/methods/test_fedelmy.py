@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.federation import Fed
-from ekiden.engine.transport import Transport
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.transport import Transport
+from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.methods.chain import fedelmy as diversity
 from ekiden.methods.chain.fedelmy import Measure, Paper, Released, paper_scale, released_divisor
-from ekiden.training.weights import Weights
 from tests.methods.toys import Quadratic, weights
 
 

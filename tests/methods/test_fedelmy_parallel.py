@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.worker import Client
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import mean
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FedELMY, FedELMYParallel, Local
 from ekiden.methods.blocks.combining import Init
-from ekiden.training.weights import mean
 from tests.methods.toys import Quadratic, weights
 
 

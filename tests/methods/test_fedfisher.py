@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FedFisher, FisherMerging
 from ekiden.methods.one_shot import fisher_merging as merging
 from ekiden.methods.one_shot.blocks.curvature import half

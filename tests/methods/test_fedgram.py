@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
-from ekiden.base.sums import Rounded, Rounding, measure, size
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.tasks import Classification
-from ekiden.engine import wire
-from ekiden.engine.method import Size
-from ekiden.engine.setup import of_method
-from ekiden.engine.transport import ClientMissing
+from ekiden.core.base.sums import Rounded, Rounding, measure, size
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import Size
+from ekiden.core.engine.setup import of_method
+from ekiden.core.engine.transport import ClientMissing
+from ekiden.core.models import build
+from ekiden.core.models.split import as_split
+from ekiden.core.tasks import Classification
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedGram
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import features_of
+from ekiden.methods.exact.blocks.whole_features import PatchFeatures, RandomReLU
 from ekiden.methods.exact.fedgram import Handoff
-from ekiden.models import build
-from ekiden.models.split import as_split
-from ekiden.models.whole_features import PatchFeatures, RandomReLU
-from ekiden.recipe import Recipe
-from ekiden.results.result import Result
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import Result
 
 METHOD = FedGram(width=24)
 Samples = tuple[Tensor, Tensor]
@@ -482,7 +482,7 @@ def test_personal_heads_are_ridge_regression_towards_the_head_of_all() -> None:
 
 
 @pytest.mark.filterwarnings(
-    "ignore:what tells .* the other way round at:ekiden.base.errors.DataWarning"
+    "ignore:what tells .* the other way round at:ekiden.core.base.errors.DataWarning"
 )
 def test_personal_heads_serve_their_clients_better(tmp_path: Path) -> None:
     """Two clients that name the same clusters differently: no common head can serve both."""

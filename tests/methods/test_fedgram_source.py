@@ -13,19 +13,19 @@ import torch
 
 import ekiden
 from ekiden import Hardware, UserError, federate, load_model
-from ekiden.base.settings import Training
 from ekiden.cli.app import main
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.folder import read_config
-from ekiden.engine.setup import read_model
+from ekiden.core.base.settings import Training
+from ekiden.core.engine.folder import read_config
+from ekiden.core.engine.setup import read_model
+from ekiden.core.models.split import as_split
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedGram, FedSeq, Local
-from ekiden.models.split import as_split
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
-from ekiden.transports.flower.trust.agreement import parse
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.trust.agreement import parse
 from tests.methods.test_fedgram import bits
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_remote import assert_equal, far, here, same
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_remote import assert_equal, far, here, same
 
 FLAGS = ("--data", "digits", "--clients", "3", "--seed", "0")
 

@@ -14,15 +14,15 @@ from torch import Tensor
 
 import ekiden
 from ekiden import FederatedData, Hardware, Training, UserError, federate, load_model, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.tasks import MultiLabel, Regression, Task
-from ekiden.engine.method import Method, Size
-from ekiden.engine.setup import of_method
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.setup import of_method
+from ekiden.core.models.split import as_split
+from ekiden.core.tasks import MultiLabel, Regression, Task
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedGram, FedSeq, with_lap
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
-from ekiden.models.split import as_split
-from ekiden.results.result import Result
-from ekiden.training.network import Network
+from ekiden.runs.result import Result
 
 Array = np.ndarray[Any, Any]
 METHOD = FedGram(width=24)

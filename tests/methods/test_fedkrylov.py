@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.tasks import Classification, MultiLabel, Regression, Task
-from ekiden.engine.method import Size
-from ekiden.engine.setup import of_method
-from ekiden.engine.worker import Client
+from ekiden.core.engine.method import Size
+from ekiden.core.engine.setup import of_method
+from ekiden.core.engine.worker import Client
+from ekiden.core.models.split import as_split
+from ekiden.core.tasks import Classification, MultiLabel, Regression, Task
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedGram, FedKrylov
 from ekiden.methods.exact.blocks.fixed_features import ShortColumns, features_of
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
@@ -32,10 +34,8 @@ from ekiden.methods.exact.blocks.krylov import (
     WholeColumns,
     next_directions,
 )
-from ekiden.models.split import as_split
-from ekiden.models.whole_features import RandomReLU
-from ekiden.results.result import Result
-from ekiden.training.network import Network
+from ekiden.methods.exact.blocks.whole_features import RandomReLU
+from ekiden.runs.result import Result
 
 METHOD = FedKrylov(width=24, laps=14, ridge=0.01)  # 13 laps of two directions: all of 24 dimensions
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FedLPA
 from ekiden.methods.one_shot.blocks.curvature import half
 from ekiden.methods.one_shot.fedlpa import Posterior, conjugate

@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core import models
+from ekiden.core.engine.method import Size, payload_types
+from ekiden.core.engine.store import Store
+from ekiden.core.training.network import Elastic, Form, Network, assemble, matrices
 from ekiden.data import federate
-from ekiden.engine.method import Size, payload_types
-from ekiden.engine.store import Store
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import PFNM, Average, FedMA
 from ekiden.methods.one_shot.fedma import KeptLayers, class_mean, own_units
-from ekiden.results.result import Result
-from ekiden.training.network import Elastic, Form, Network, assemble, matrices
+from ekiden.runs.result import Result
 
 SETTINGS: dict[str, Any] = {
     "training": Training(lr=0.01, batch_size=16),

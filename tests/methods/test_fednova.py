@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedNova
 from ekiden.methods.blocks.rounds import accumulation
 from tests.methods.rounds import linear, play, values

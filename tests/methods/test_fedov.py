@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.data.samples import Samples
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.setup import read_model
+from ekiden.core.models.split import widen
+from ekiden.core.training.fit import Work
+from ekiden.core.training.network import Network
 from ekiden.data import federate, load
-from ekiden.data.samples import Samples
-from ekiden.engine.method import Method, Size
-from ekiden.engine.setup import read_model
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.one_shot.fedov import Mixed, OpenSet, Vote, attack, without
-from ekiden.models.split import widen
-from ekiden.recipe import Recipe
+from ekiden.runs.loading import open_run
 from ekiden.runs.plan import Plan
-from ekiden.serving.loading import open_run
-from ekiden.training.fit import Work
-from ekiden.training.network import Network
+from ekiden.runs.recipe import Recipe
 from tests.methods.test_ensemble import Fixed
 
 A, B, C = (3.0, 0.0, -1.0), (0.0, 1.0, 2.0), (0.5, 2.0, 0.0)

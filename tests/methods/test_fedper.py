@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size, State
+from ekiden.core.engine.method import Size, State
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import mean
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedPer, Local
-from ekiden.training.network import Network
-from ekiden.training.weights import mean
 from tests.methods.test_fedavg import SETTINGS, same
 from tests.methods.toys import weights
 

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from ekiden import FederatedData, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size
-from ekiden.engine.worker import Client
+from ekiden.core.engine.method import Size
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedPFT
 from ekiden.methods.one_shot import fedpft as gaussians
 from ekiden.methods.one_shot.fedpft import Covariance, JointMixtures, Mixtures, fit
-from ekiden.training.network import Network
 from tests.methods.rounds import weights
 from tests.methods.test_fedavg import SETTINGS
 

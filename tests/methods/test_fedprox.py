@@ -3,7 +3,7 @@
 import torch
 
 from ekiden import FederatedData, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedProx
 from ekiden.methods.blocks.rounds import Proximal
 from tests.methods.test_fedavg import SETTINGS, same

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.tasks import Classification
+from ekiden.core.models.split import as_split
+from ekiden.core.tasks import Classification
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedRAN
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import ShortColumns, features_of
 from ekiden.methods.exact.fedran import Scatter, SketchedScatter, largest
-from ekiden.models.split import as_split
-from ekiden.results.result import Result
+from ekiden.runs.result import Result
 
 Array = NDArray[np.float64]
 METHOD = FedRAN(width=24, ridge=0.01, rank=0.25)

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.engine.federation import Fed
-from ekiden.engine.transport import Transfer
-from ekiden.engine.wire import Ref
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.engine.wire import Ref
 from ekiden.methods import FedSeq
 from tests.methods.rounds import Table, quadratic, weights
 

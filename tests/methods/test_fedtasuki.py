@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ekiden import FederatedData, Hardware, Result, Training, UserError, run
-from ekiden.base.checks import plain
-from ekiden.base.settings import batches
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.base.checks import plain
+from ekiden.core.base.settings import batches
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import Size
+from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.worker import Client, Setup, Worker
+from ekiden.core.tasks import Classification, Task
+from ekiden.core.training.fit import Forward, Loss, Objective, Work, cross_entropy
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
 from ekiden.data import federate
-from ekiden.data.tasks import Classification, Task
-from ekiden.engine import wire
-from ekiden.engine.method import Size
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client, Setup, Worker
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, FedTasuki
 from ekiden.methods.blocks.distillation import Distillation, Form, divergence, kl, scrambled
 from ekiden.methods.chain.fedtasuki import TeacherHandoff, measure, size
 from ekiden.methods.chain.fedtasuki import measure_means as means_of
 from ekiden.methods.chain.fedtasuki import size_of_means as means_size
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
+from ekiden.runs.recipe import Recipe
 from ekiden.runs.summary import trained
-from ekiden.training.fit import Forward, Loss, Objective, Work, cross_entropy
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 from tests.methods.toys import weights
 
 TEACHER, LABEL = torch.tensor([[log(2), 0.0, 0.0]]), torch.tensor([0])

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.worker import Client
+from ekiden.core.training import fit as fitting
+from ekiden.core.training.fit import Bench
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
 from ekiden.data import federate
-from ekiden.engine.federation import Fed
-from ekiden.engine.worker import Client
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FENS
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
 from ekiden.methods.one_shot.fens import (
@@ -28,11 +32,7 @@ from ekiden.methods.one_shot.fens import (
     minibatches,
     ridge,
 )
-from ekiden.results.result import Result
-from ekiden.training import fit as fitting
-from ekiden.training.fit import Bench
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
+from ekiden.runs.result import Result
 from tests.methods.toys import Table
 
 FORMS: tuple[Form, ...] = ("linear", "per-class", "mlp", "ridge")

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.training.weights import Layout
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FisherMerging
 from ekiden.methods.one_shot.fisher_merging import DiagonalInformed
-from ekiden.training.weights import Layout
 from tests.methods.merging import models, trained
 from tests.methods.toys import weights
 

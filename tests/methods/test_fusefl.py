@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core import models
+from ekiden.core.engine.method import Size
+from ekiden.core.models import SplitNetwork
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Ensemble, FuseFL
 from ekiden.methods.one_shot.fusefl import (
     Adapter,
@@ -28,8 +31,6 @@ from ekiden.methods.one_shot.fusefl import (
     pooled,
     thin,
 )
-from ekiden.models import SplitNetwork
-from ekiden.training.network import Network
 
 SETTINGS: dict[str, Any] = {
     "training": Training(lr=0.01, batch_size=16, select="last"),

@@ -15,7 +15,7 @@ import torch
 
 from ekiden import GLM, FederatedData, UserError, federate, run
 from ekiden.methods.statistics.newton import Derivatives, derivatives, start
-from ekiden.results.result import Result
+from ekiden.runs.result import Result
 
 LABELS = {"logistic": "died", "multinomial": "stage", "linear": "days", "poisson": "visits"}
 NAMES = ["age", "bmi", "sex = m", "site = b", "site = c", "constant"]

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Method, Size
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import (
     MOON,
     SCAFFOLD,
@@ -25,7 +26,6 @@ from ekiden.methods import (
     FedSeq,
 )
 from ekiden.methods.rounds.spfl import Chains, host_named
-from ekiden.training.network import Network
 from tests.methods.rounds import Toy, play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS, same
 

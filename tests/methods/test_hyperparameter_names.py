@@ -7,8 +7,8 @@ from typing import Any, Literal, get_origin, get_type_hints
 import pytest
 
 from ekiden import UserError
-from ekiden.base.checks import Range
-from ekiden.engine.method import Method
+from ekiden.core.base.checks import Range
+from ekiden.core.engine.method import Method
 from ekiden.methods import METHODS
 from ekiden.runs.plan import hyperparameters
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import State
+from ekiden.core.engine.method import State
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DFedAvgM, Local
 from ekiden.methods.gossip import topology
 from tests.methods.toys import rounds, two_quadratics, weights

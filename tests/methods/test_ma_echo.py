@@ -12,11 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Hardware, Training, UserError, load, models, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden import FederatedData, Hardware, Training, UserError, load, run
+from ekiden.core import models
+from ekiden.core.data.samples import ClientData, Subset
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import mean
 from ekiden.data import federate
-from ekiden.data.samples import ClientData, Subset
-from ekiden.engine.method import Method, Size
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, MAEcho
 from ekiden.methods.one_shot import ma_echo
 from ekiden.methods.one_shot.blocks.curvature import (
@@ -35,11 +38,9 @@ from ekiden.methods.one_shot.ma_echo import (
     project,
     unit_rows,
 )
-from ekiden.training.network import Network
-from ekiden.training.weights import mean
 from tests.methods.test_ot_fusion import shuffled
-from tests.transports.test_remote import assert_equal, far, nodes_in
-from tests.transports.test_remote import here as in_one_process
+from tests.silos.test_remote import assert_equal, far, nodes_in
+from tests.silos.test_remote import here as in_one_process
 
 
 def f64(values: Any) -> Tensor:

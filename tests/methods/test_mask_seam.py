@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from ekiden import Hardware, run
-from ekiden.base.settings import Training
-from ekiden.base.sums import Sums
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.worker import Client
+from ekiden.core.base.settings import Training
+from ekiden.core.base.sums import Sums
+from ekiden.core.engine.worker import Client
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedGram, FedSeq, with_lap
-from ekiden.results.result import Result
-from tests.base.test_sums import gram
+from ekiden.runs.result import Result
+from tests.core.base.test_sums import gram
 from tests.methods.test_fedgram import METHOD, bits, go, pictures, silos
 
 Part = Any

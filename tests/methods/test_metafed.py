@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.engine import wire
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import State
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.engine.wire import Ref
+from ekiden.core.models.split import as_split
+from ekiden.core.training.weights import Weights
 from ekiden.data import federate
-from ekiden.engine import wire
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import State
-from ekiden.engine.transport import Transfer
-from ekiden.engine.wire import Ref
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import MetaFed
 from ekiden.methods.gossip.metafed import FeatureDistillation, distillation_weight
-from ekiden.models.split import as_split
-from ekiden.training.weights import Weights
 from tests.methods.rounds import Table, Toy, weights
 from tests.methods.test_fedavg import SETTINGS, same
 

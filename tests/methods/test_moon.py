@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.worker import Client, Job, Setup, Worker
+from ekiden.core.engine.worker import Client, Job, Setup, Worker
+from ekiden.core.models.split import as_split
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import MOON, FedAvg
 from ekiden.methods.rounds.moon import ContrastiveLoss, contrastive
-from ekiden.models.split import as_split
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 from tests.methods.test_fedavg import SETTINGS, same
 
 Z, GLOBAL, PREVIOUS = (

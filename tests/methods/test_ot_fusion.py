@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core import models
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Layout, Weights, mean
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import OTFusion
 from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.ot_fusion import activations, align, check_chain, costs, transport
-from ekiden.training.network import Network
-from ekiden.training.weights import Layout, Weights, mean
 
 
 def by_weights(number: int, ours: Tensor, theirs: Tensor) -> Tensor:

@@ -10,15 +10,16 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Method, Size
-from ekiden.engine.setup import read_model
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core import models
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.setup import read_model
+from ekiden.core.training.network import Elastic, Form, Network, assemble, matrices
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import PFNM, Average
-from ekiden.recipe import Recipe
+from ekiden.runs.loading import open_run
 from ekiden.runs.plan import Plan
-from ekiden.serving.loading import open_run
-from ekiden.training.network import Elastic, Form, Network, assemble, matrices
+from ekiden.runs.recipe import Recipe
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 SETTINGS = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size
+from ekiden.core.engine.method import Size
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, RegMean
 from ekiden.methods.one_shot.blocks.curvature import half, moments
 from ekiden.methods.one_shot.regmean import WithGrams, active, shrunk, solved
-from ekiden.training.network import Network
 from tests.methods.merging import TwoLayers, layout, matrix, models, semidefinite, trained
 
 SETTINGS: dict[str, Any] = {

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Training, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.worker import Client, Setup, Worker
+from ekiden.core.engine.worker import Client, Setup, Worker
+from ekiden.core.training import fit as fitting
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import SCAFFOLD, FedAvg
 from ekiden.methods.blocks.rounds import Corrected
 from ekiden.methods.rounds.scaffold import Controlled
-from ekiden.training import fit as fitting
 from tests.methods.rounds import linear, play, quadratic
 from tests.methods.test_fedavg import SETTINGS
 from tests.methods.toys import Silo, weights

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ekiden import FederatedData, UserError, run
-from ekiden.base.sums import fixed, real
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size
+from ekiden.core.base.sums import fixed, real
+from ekiden.core.engine.method import Size
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights, mean
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from ekiden.methods.blocks.rounds import ModelSums
 from ekiden.methods.rounds import feddisco
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights, mean
 from tests.methods.rounds import play, toy_q, values
 from tests.methods.test_fedavg import SETTINGS, same
 

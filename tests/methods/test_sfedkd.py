@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.tasks import Classification
-from ekiden.engine.method import Size
-from ekiden.engine.wire import Ref
+from ekiden.core.engine.method import Size
+from ekiden.core.engine.wire import Ref
+from ekiden.core.tasks import Classification
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, SFedKD
 from ekiden.methods.blocks.distillation import kl
 from ekiden.methods.chain.sfedkd import (
@@ -23,7 +24,6 @@ from ekiden.methods.chain.sfedkd import (
     other_classes,
     target_class,
 )
-from ekiden.training.network import Network
 from tests.methods.test_fedavg import SETTINGS, same
 
 

@@ -12,12 +12,12 @@ from sklearn.covariance import ledoit_wolf as shrunk
 from torch import nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.setup import as_module
+from ekiden.core.engine.setup import as_module
+from ekiden.core.models.split import as_split
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedGram, SLOTAlign
 from ekiden.methods.exact.slot_align import Alignment, Gaussian, ledoit_wolf
-from ekiden.models.split import as_split
-from ekiden.results.result import Result
+from ekiden.runs.result import Result
 
 Array = NDArray[np.float64]
 CLASSES = 3

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine import wire
-from ekiden.engine.federation import Fed
+from ekiden.core.engine import wire
+from ekiden.core.engine.federation import Fed
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import SPFL, FedAvg, FedSeq
 from ekiden.methods.rounds.spfl import Chains, Order
 from tests.methods.rounds import Table, play, quadratic, toy_q, values, weights

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from ekiden import UserError
-from ekiden.engine import wire
+from ekiden.core.engine import wire
 from ekiden.methods.chain import fedtasuki
 from ekiden.methods.chain.fedtasuki import ClassMoments, measure, rank, size
 

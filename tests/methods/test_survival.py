@@ -15,18 +15,18 @@ import torch
 
 import ekiden
 from ekiden import GLM, FederatedData, UserError, federate, run
+from ekiden.clinic.counting import Care, counting_of
+from ekiden.clinic.figures import figures
+from ekiden.clinic.ranked import Wanted
+from ekiden.clinic.regressions import Baseline, baseline, hazard_counts
+from ekiden.core.engine.method import Size
+from ekiden.core.tasks import Survival
+from ekiden.core.tasks.base import Scores
+from ekiden.core.tasks.measures import pairs
+from ekiden.core.training.network import Network
 from ekiden.data import load
-from ekiden.data.tasks import Survival
-from ekiden.data.tasks.base import Scores
-from ekiden.data.tasks.measures import pairs
-from ekiden.engine.counting import Care, counting_of
-from ekiden.engine.figures import figures
-from ekiden.engine.method import Size
-from ekiden.engine.ranked import Wanted
-from ekiden.results.regressions import Baseline, baseline, hazard_counts
-from ekiden.results.result import Result
-from ekiden.serving.card import card
-from ekiden.training.network import Network
+from ekiden.runs.card import card
+from ekiden.runs.result import Result
 from tests.methods.survival_reference import CUT, SHOWN, TIMES, cohort
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "survival.json").read_text())

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ekiden import Hardware, Training, UserError, run
-from ekiden.data.tasks import KINDS
-from ekiden.engine.method import Method
+from ekiden.core.engine.method import Method
+from ekiden.core.tasks import KINDS
 from ekiden.methods import GLM, METHODS
 from tests.methods.problems import Problem, problems
 from tests.tools import task_table

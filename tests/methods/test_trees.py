@@ -20,13 +20,13 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, Trees, UserError, federate, predict, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.tasks import Regression
-from ekiden.engine.setup import of_method
-from ekiden.engine.worker import Job, Setup, Worker
+from ekiden.core.engine.setup import of_method
+from ekiden.core.engine.worker import Job, Setup, Worker
+from ekiden.core.tasks import Regression
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods.exact.trees import Bins, Histogram, Splits, _derivatives, grouped
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 
 REFERENCE = Path(__file__).parent / "trees.json"
 SMALL = Trees(rounds=2, trees=1, depth=3, bins=32, columns=1.0)

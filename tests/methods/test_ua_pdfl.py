@@ -7,13 +7,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.base.settings import batches
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.tasks import Classification
-from ekiden.engine import wire
-from ekiden.engine.method import Size, State
-from ekiden.engine.worker import Client
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core import models
+from ekiden.core.base.settings import batches
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import Size, State
+from ekiden.core.engine.worker import Client
+from ekiden.core.tasks import Classification
+from ekiden.core.training.fit import TaskLoss
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import UAPDFL, DFedAvgM, FedPer
 from ekiden.methods.gossip.ua_pdfl import (
     Branches,
@@ -25,9 +29,6 @@ from ekiden.methods.gossip.ua_pdfl import (
     auxiliary,
     divergence,
 )
-from ekiden.training.fit import TaskLoss
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 from tests.methods.toys import Silo, Table, rounds, weights
 
 UNITS = torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)

@@ -7,16 +7,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.settings import Hardware, Training
+from ekiden.core.base.settings import Hardware, Training
+from ekiden.core.data.samples import Subset
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import Method, State
+from ekiden.core.training import fit as fitting
+from ekiden.core.training.feed import Feed
+from ekiden.core.training.fit import Bench, Forward, Objective, Penalty, TaskLoss
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Part, Weights
 from ekiden.data import from_tensors
-from ekiden.data.samples import Subset
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State
-from ekiden.training import fit as fitting
-from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, Forward, Objective, Penalty, TaskLoss
-from ekiden.training.network import Network
-from ekiden.training.weights import Part, Weights
 
 
 def weights(*values: float) -> Weights:

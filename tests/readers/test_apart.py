@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ekiden
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
+from ekiden.core.data.samples import Subset
 from ekiden.data import ClientData, Dataset, FederatedData, Samples, from_tensors, parse
-from ekiden.data.holdout import held_out, hold_out
-from ekiden.data.samples import Subset
+from ekiden.readers.holdout import held_out, hold_out
 from tests.fuzz import examples
 
 PARTITIONS = ("iid", "dirichlet:0.5:1", "classes:2", "natural", "domains")

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from ekiden.base.errors import UserError
-from ekiden.data import frames, raster
-from ekiden.data.kinds import Images
-from ekiden.data.kinds.texts import tokens_for
+from ekiden.core.base.errors import UserError
+from ekiden.readers import frames, raster
+from ekiden.readers.kinds import Images
+from ekiden.readers.kinds.texts import tokens_for
 
 
 def test_a_parquet_file_of_billions_of_values_is_refused(

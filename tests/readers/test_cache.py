@@ -9,11 +9,11 @@ import pandas
 import pytest
 import torch
 
-from ekiden.base import files
-from ekiden.base.errors import UserError
+from ekiden.core.base import files
+from ekiden.core.base.errors import UserError
 from ekiden.data import Dataset, load
-from ekiden.data.kinds import images
-from tests.data.conftest import noise, png, write, write_folder, write_images
+from ekiden.readers.kinds import images
+from tests.readers.conftest import noise, png, write, write_folder, write_images
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -217,10 +217,10 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np, torch
-from ekiden.base import files
+from ekiden.core.base import files
 from ekiden.data import cache
-from ekiden.data.undecoded import Raw
-from ekiden.data.samples import Dataset, Samples
+from ekiden.core.data.undecoded import Raw
+from ekiden.core.data.samples import Dataset, Samples
 import ekiden
 from ekiden.methods import FedSeq
 n, side = int(sys.argv[1]), 256
@@ -230,8 +230,8 @@ class Pictures(list):  # each is made when it is decoded
         from PIL import Image
         return Image.fromarray(np.full((side, side, 3), k % 251, dtype=np.uint8))
 def build():
-    from ekiden.data.kinds.images import decode
-    from ekiden.data.kinds import Images
+    from ekiden.readers.kinds.images import decode
+    from ekiden.readers.kinds import Images
     train = Raw("made", Pictures(), np.zeros(n, dtype=np.int64), kind=Images)
     test = Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64), kind=Images)
     x = decode([[train], [test]], Images())

@@ -17,9 +17,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import Dataset, FederatedData, federate, load, split
-from ekiden.data.kinds import Table
+from ekiden.readers.kinds import Table
 from tests.fuzz import examples
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -124,7 +124,7 @@ def stored(rows: dict[str, list[Any]], folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+@pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 @settings(
     deadline=None,
     max_examples=examples(6),
@@ -185,7 +185,7 @@ def test_one_number_anywhere_decides_on_the_decimal_sign(
     assert read(in_csv(tmp_path, cells, ";")) == pytest.approx(numbers)
 
 
-@pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+@pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 @settings(deadline=None, max_examples=examples(5))
 @given(st.permutations(["01", "1", "001", "10"]))
 @pytest.mark.parametrize(

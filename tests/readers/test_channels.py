@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ekiden import DataWarning, UserError, federate
 from ekiden.data import from_tensors, load
-from tests.data.pictures import encoded
+from tests.readers.pictures import encoded
 
 
 def given_as(x: Any, kind: str) -> Any:

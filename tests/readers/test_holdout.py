@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ekiden.data.holdout import by_strata, divided
+from ekiden.readers.holdout import by_strata, divided
 
 
 @settings(max_examples=80, deadline=None)

@@ -20,11 +20,12 @@ from PIL import Image
 from torch import Tensor
 
 import ekiden
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import cache, load
-from ekiden.data.kinds import Images
-from tests.data.pictures import Pixels, dicom, encoded
+from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.data import load
+from ekiden.readers import cache
+from ekiden.readers.kinds import Images
 from tests.fuzz import examples
+from tests.readers.pictures import Pixels, dicom, encoded
 
 few = settings(
     max_examples=examples(12),
@@ -121,7 +122,7 @@ def test_a_cache_of_another_reading_is_not_used(
         )
     first = load(str(tmp_path))
     monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
-    monkeypatch.setattr("ekiden.data.raster._UPRIGHT", {})
+    monkeypatch.setattr("ekiden.readers.raster._UPRIGHT", {})
     assert not torch.equal(load(str(tmp_path)).train.x, first.train.x)
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ekiden.base import outside
-from ekiden.base.errors import UserError
+from ekiden.core.base import outside
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.folder import read_config, read_lines
 from ekiden.data import federate, join, load
-from ekiden.data.kinds import Table, Tokens, from_json, named, of_terms, terms, to_json
-from ekiden.engine.folder import read_config, read_lines
+from ekiden.readers.kinds import Table, Tokens, from_json, named, of_terms, terms, to_json
 
 Command = Callable[..., tuple[int, str]]
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 from ekiden.data import Inputs
 
 

@@ -13,9 +13,9 @@ from PIL import Image
 from torch import nn
 
 import ekiden
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.core.tasks import MultiLabel, Regression
 from ekiden.data import FederatedData, federate, from_tensors, load, split
-from ekiden.data.tasks import MultiLabel, Regression
 from ekiden.methods import FedAvg
 
 pytestmark = pytest.mark.usefixtures("no_data")

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 import ekiden
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 from ekiden.data import load
-from tests.data.test_silent import said
+from tests.care.test_silent import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
 N, SHAPE = 6, (8, 6, 5)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import join, load, medical
-from ekiden.data.kinds import Images
-from ekiden.serving.predictions import SampleReader
-from tests.data.pictures import dicom, encoded
+from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.data import join, load
+from ekiden.readers import medical
+from ekiden.readers.kinds import Images
+from ekiden.runs.predictions import SampleReader
 from tests.fuzz import examples
+from tests.readers.pictures import dicom, encoded
 
 pydicom, nibabel = pytest.importorskip("pydicom"), pytest.importorskip("nibabel")
 few = settings(

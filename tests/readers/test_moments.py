@@ -15,11 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.core.tasks import Regression
 from ekiden.data import FederatedData, federate, from_tensors, load, split
-from ekiden.data.kinds import Table
-from ekiden.data.moments import ColumnMoments, ColumnSums
-from ekiden.data.tasks import Regression
+from ekiden.readers.kinds import Table
+from ekiden.readers.moments import ColumnMoments, ColumnSums
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -60,7 +60,7 @@ def test_a_column_far_from_zero_or_near_it_has_unit_deviation(mean: float, std: 
 def test_silos_on_their_own_machines_agree_on_the_same_scale(
     mean: float, std: float, tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
-    from ekiden.transports.flower.silo.silo_file import read
+    from ekiden.silos.silo.silo_file import read
 
     for seed, name in enumerate("abc"):
         drawn(mean, std, seed=seed).to_csv(tmp_path / f"{name}.csv", index=False)
@@ -193,7 +193,7 @@ def test_sums_that_no_rows_have_are_refused(values: dict[str, Any]) -> None:
 def test_silos_on_their_own_machines_agree_on_dates_and_marks(
     tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
-    from ekiden.transports.flower.silo.silo_file import read
+    from ekiden.silos.silo.silo_file import read
 
     days = pandas.date_range("2024-01-05", periods=40, freq="3D")
     frame = pandas.DataFrame({"seen": days, "v": range(40), "label": ["a", "b"] * 20})

@@ -16,12 +16,12 @@ import torch
 from PIL import Image
 
 import ekiden
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
+from ekiden.core.models import build
+from ekiden.core.tasks import Classification, LanguageModelling, MultiLabel, Regression
 from ekiden.data import ClientData, Dataset, FederatedData, Subset, federate, join, load, split
-from ekiden.data.kinds import Arrays, Images, Table, Tokens, from_json, to_json
-from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression
 from ekiden.methods import FedAvg
-from ekiden.models import build
+from ekiden.readers.kinds import Arrays, Images, Table, Tokens, from_json, to_json
 
 pytestmark = pytest.mark.usefixtures("no_data")
 Rows = dict[str, list[Any]]
@@ -125,8 +125,8 @@ def test_a_rare_category_and_a_rare_gap_are_not_told_of() -> None:
 
 
 def test_sums_are_what_is_told_and_add_up() -> None:
-    from ekiden.data.agreement import agree
-    from ekiden.data.moments import ColumnSums, told_by
+    from ekiden.readers.agreement import agree
+    from ekiden.readers.moments import ColumnSums, told_by
 
     raw = load(
         patients(),
@@ -343,9 +343,9 @@ def test_texts_are_learned(model: str) -> None:
 
 
 def test_batches_of_texts_are_of_similar_length_and_trimmed() -> None:
-    from ekiden.base.settings import Hardware
-    from ekiden.training.feed import Feed
-    from ekiden.training.fit import _batches
+    from ekiden.core.base.settings import Hardware
+    from ekiden.core.training.feed import Feed
+    from ekiden.core.training.fit import _batches
 
     rows = sentences(64)
     rows["text"] = ["word " * (1 + k) for k in range(64)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import (
     Dataset,
     Dirichlet,

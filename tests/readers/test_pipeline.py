@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
+from ekiden.core.data.samples import Dataset
 from ekiden.data import federate, from_tensors, load
-from ekiden.data.samples import Dataset
-from tests.data.conftest import noise, png, write_folder
+from tests.readers.conftest import noise, png, write_folder
 
 pytestmark = pytest.mark.usefixtures("no_data")
 N = 40

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ekiden.core.data.augment import Augment
 from ekiden.data import Dataset, Dirichlet, Domains, Samples, split
-from ekiden.data.augment import Augment
 
 Real = Callable[[str], Dataset]
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import ekiden
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 from ekiden.data import from_tensors, load
-from tests.data.conftest import noise
-from tests.data.test_silent import rows, said
+from tests.care.test_silent import rows, said
+from tests.readers.conftest import noise
 
 pytestmark = pytest.mark.usefixtures("no_data")
 N = 60

@@ -17,19 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ekiden
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.clinic.study import drafted
+from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import Reading, load
-from ekiden.data.holdings import hold
-from ekiden.data.kinds import Table
-from ekiden.data.schema import Schema, SchemaError, parse, parsed, read
-from ekiden.data.study import drafted
-from tests.data.conftest import write_folder
+from ekiden.readers.holdings import hold
+from ekiden.readers.kinds import Table
+from ekiden.readers.schema import Schema, SchemaError, parse, parsed, read
 from tests.fuzz import examples
+from tests.readers.conftest import write_folder
 
 Command = Callable[..., tuple[int, str]]
 pytestmark = [
     pytest.mark.usefixtures("no_data"),
-    pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning"),
+    pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning"),
 ]
 
 VISITS = """label_column = "died"

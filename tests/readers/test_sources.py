@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import NAMED, Dataset, load, located
-from tests.data.conftest import noise, png, write, write_folder, write_images
+from tests.readers.conftest import noise, png, write, write_folder, write_images
 
 pytestmark = pytest.mark.usefixtures("no_data")
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.core.data.augment import Augment
 from ekiden.data import FederatedData, Samples, federate, from_tensors, load
-from ekiden.data.augment import Augment
-from tests.data.conftest import noise, png, write
+from tests.readers.conftest import noise, png, write
 
 
 def features(n: int = 50, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import ekiden
-from ekiden.base.errors import UserError
-from ekiden.data.cells import Cells, Writing
+from ekiden.core.base.errors import UserError
+from ekiden.readers.cells import Cells, Writing
 
 
 def _read(values: Any) -> list[Any]:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, run
+from ekiden.core.engine.method import Method
+from ekiden.core.models import SplitNetwork
 from ekiden.data import federate
-from ekiden.engine.method import Method
-from ekiden.models import SplitNetwork
-from ekiden.results.result import Result
+from ekiden.runs.result import Result
 
 Vector = NDArray[np.float64]
 Silos = Sequence[tuple[Vector, NDArray[np.int64]]]

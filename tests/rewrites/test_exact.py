@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from ekiden.core.models.split import as_split
 from ekiden.methods import FedCOF, FedGram
-from ekiden.models.split import as_split
 from tests.rewrites.plain import CLASSES, SILOS, Vector, data, library
 
 

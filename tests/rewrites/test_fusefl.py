@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import Hardware, Training, run
+from ekiden.core.models import SplitNetwork
 from ekiden.methods import FuseFL
 from ekiden.methods.one_shot import fusefl
-from ekiden.models import SplitNetwork
 from tests.rewrites.plain import CLASSES, HIDDEN, INPUTS, LR, SILOS, STEPS, data
 
 ALL, EPOCHS = range(len(SILOS)), 2

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ekiden.engine.setup import builder
+from ekiden.core.engine.setup import builder
+from ekiden.core.models import SplitNetwork
 from ekiden.methods import (
     FAFI,
     Average,
@@ -26,7 +27,6 @@ from ekiden.methods import (
     OTFusion,
     RegMean,
 )
-from ekiden.models import SplitNetwork
 from tests.rewrites.plain import (
     CLASSES,
     HEAD,

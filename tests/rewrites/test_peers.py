@@ -12,9 +12,9 @@ import pytest
 
 import ekiden
 from ekiden import Hardware, Training
-from ekiden.engine.method import Method
+from ekiden.core.engine.method import Method
 from ekiden.methods import UAPDFL, CriticalFL, CriticalFLServer
-from ekiden.results.result import Result
+from ekiden.runs.result import Result
 from tests.rewrites.plain import (
     CLASSES,
     HEAD,

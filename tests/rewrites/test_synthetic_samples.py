@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import ekiden
 from ekiden import Hardware, Training
-from ekiden.engine.method import Method
+from ekiden.core.engine.method import Method
+from ekiden.core.models import SplitNetwork
 from ekiden.methods import DENSE, CoBoosting, FedOV
-from ekiden.models import SplitNetwork
 from tests.rewrites.plain import CLASSES, HIDDEN, INPUTS, LR, SILOS, data, library
 
 Draws = list[Tensor]

@@ -9,8 +9,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from ekiden.methods import FedSeq
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
+from ekiden.runs.recipe import Recipe
 
 SIZES = ((16, 16), (20, 20), (31, 22), (12, 40))
 

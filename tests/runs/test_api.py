@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, UserError, federate, run, split, steps
-from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Dirichlet, Iid, from_tensors
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedELMY, FedSeq
-from ekiden.results import tracking
+from ekiden.runs import tracking
 
 pandas = pytest.importorskip("pandas")
 
@@ -261,7 +261,7 @@ def test_samples_that_other_libraries_hold(silo: Any) -> None:
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.* has columns that no model of images gets:ekiden.base.errors.DataWarning"
+    "ignore:.* has columns that no model of images gets:ekiden.core.base.errors.DataWarning"
 )
 def test_a_hugging_face_data_set_of_images() -> None:
     table = images()
@@ -289,7 +289,7 @@ def two_parts() -> Any:
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.* has columns that no model of images gets:ekiden.base.errors.DataWarning"
+    "ignore:.* has columns that no model of images gets:ekiden.core.base.errors.DataWarning"
 )
 def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
     assert split(images(), "iid", 2).dataset.classes == ("a", "b", "c")

@@ -13,9 +13,9 @@ from torch import nn
 import ekiden
 from ekiden import DP, Training, UserError
 from ekiden.cli.app import call
-from ekiden.data.samples import FederatedData
+from ekiden.core.data.samples import FederatedData
 from ekiden.methods import FedSeq, Local
-from ekiden.serving.audit import attack, epsilon_from
+from ekiden.runs.audit import attack, epsilon_from
 
 DRAW = np.random.default_rng(0)
 

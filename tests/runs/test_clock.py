@@ -11,17 +11,17 @@ import pytest
 
 import ekiden
 from ekiden import Devices
-from ekiden.base.errors import UserError
-from ekiden.base.settings import derive
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.samples import FederatedData
-from ekiden.engine.folder import TaskPasses
-from ekiden.engine.method import Method
-from ekiden.engine.transport import Transfer
-from ekiden.engine.wire import SERVER
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import derive
+from ekiden.core.data.samples import FederatedData
+from ekiden.core.engine.folder import TaskPasses
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.engine.wire import SERVER
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq
-from ekiden.results.clock import PRESETS, Device, devices_of, timed
 from ekiden.runs import summary
+from ekiden.runs.clock import PRESETS, Device, devices_of, timed
 
 PLAIN = Devices(speed=10, upload=100, download=50, latency=1, patience=7)
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ekiden import DivergenceWarning, FederatedData, Training, federate, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.evaluation import diverged, divergence
+from ekiden.core.engine.evaluation import diverged, divergence
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedGram, FedSeq, Local
-from ekiden.recipe import Recipe
+from ekiden.runs.recipe import Recipe
 
 
 def test_far_above_guessing_is_ten_times_its_loss() -> None:

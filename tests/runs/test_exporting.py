@@ -21,21 +21,21 @@ from ekiden import (
     federate,
     load,
     load_model,
-    models,
     open_run,
     run,
     split,
 )
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core import models
+from ekiden.core.engine.folder import read_lines
+from ekiden.core.tasks import Regression
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
-from ekiden.data.kinds import Table, Tokens
-from ekiden.data.tasks import Regression
-from ekiden.engine.folder import read_lines
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FedAvg, FedSeq, Local
-from ekiden.serving import exporting
-from ekiden.serving.card import card
-from ekiden.serving.exporting import export
-from ekiden.serving.predictions import predict
+from ekiden.readers.kinds import Table, Tokens
+from ekiden.runs import exporting
+from ekiden.runs.card import card
+from ekiden.runs.exporting import export
+from ekiden.runs.predictions import predict
 
 pytestmark = pytest.mark.xdist_group("export")  # what exports need takes seconds to import
 Command = Callable[..., tuple[int, str]]
@@ -186,7 +186,7 @@ def test_a_card_of_a_network_from_python_names_its_class(
 ) -> None:
     run(FedSeq(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
     text = card(open_run(tmp_path / "run"))
-    assert "`ekiden.conformance.small_runs:Tiny`, given from Python" in text
+    assert "`ekiden.lab.conformance.small_runs:Tiny`, given from Python" in text
     assert "float32 arrays of shape (4,)" in text
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "Linear(in_features=4, out_features=8" in config["architecture"]["layers"]

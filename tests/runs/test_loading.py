@@ -22,10 +22,10 @@ from ekiden import (
     run,
     split,
 )
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.engine.folder import read_config
+from ekiden.core.engine.method import Method
 from ekiden.data import Iid
-from ekiden.engine.folder import read_config
-from ekiden.engine.method import Method
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DENSE, PFNM, Average, Ensemble, FedMA, FedOV, FedPer, FedSeq, Local
 from tests.pages import DOCS, blocks, play
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from ekiden import FederatedData, load, run, split
-from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Iid
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, Local
 
 Command = Callable[..., tuple[int, str]]

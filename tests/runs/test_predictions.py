@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 
 from ekiden import Training, federate, load, load_model, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.engine.folder import read_lines
+from ekiden.core.tasks import MultiLabel, Regression, Task
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset, split
-from ekiden.data.tasks import MultiLabel, Regression, Task
-from ekiden.engine.folder import read_lines
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedSeq, Local
-from ekiden.serving.predictions import SampleReader, predict
+from ekiden.runs.predictions import SampleReader, predict
 
 Command = Callable[..., tuple[int, str]]
 
@@ -279,9 +279,7 @@ def segmented(tmp_path: Path) -> Path:
     done = run(FedSeq(epochs=20), silos, Pixels(), training=training, folder=tmp_path / "run")
     assert done.score > 0.5
     np.savez(tmp_path / "images.npz", x=x[40:].numpy(), y=y[40:].numpy())
-    (tmp_path / "net.py").write_text(
-        "from tests.serving.test_predictions import Pixels as pixels\n"
-    )
+    (tmp_path / "net.py").write_text("from tests.runs.test_predictions import Pixels as pixels\n")
     return tmp_path
 
 

@@ -11,11 +11,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from ekiden import Hardware, Training, UserError, evaluate, load_model, open_run, run
+from ekiden.clinic.ranked import Ranked
 from ekiden.data import federate
-from ekiden.engine.ranked import Ranked
 from ekiden.methods import FedSeq
-from ekiden.serving.card import card
-from ekiden.serving.exporting import about
+from ekiden.runs.card import card
+from ekiden.runs.exporting import about
 
 Command = Callable[..., tuple[int, str]]
 

@@ -16,18 +16,18 @@ from torch import nn
 
 import ekiden
 from ekiden import FederatedData, Hardware, UserError, federate, load_model
-from ekiden.base.files import read_tensors
-from ekiden.base.settings import derive
-from ekiden.base.sums import size
 from ekiden.cli.app import main
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.folder import read_lines
-from ekiden.engine.method import Method
-from ekiden.engine.worker import Client, Setup, Worker
+from ekiden.core.base.files import read_tensors
+from ekiden.core.base.settings import derive
+from ekiden.core.base.sums import size
+from ekiden.core.engine.folder import read_lines
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.worker import Client, Setup, Worker
+from ekiden.lab.conformance.small_runs import Tiny
+from ekiden.lab.reporting.runs import collect
 from ekiden.methods import FedAvg, FedGram, FedKrylov, FedSeq, among, with_lap
 from ekiden.methods.exact.fedgram import Summing
-from ekiden.reporting.runs import collect
-from ekiden.results.result import Result
+from ekiden.runs.result import Result
 from ekiden.runs.summary import comparison, summarise
 from tests.methods.test_fedgram import METHOD, bits, go, pictures, points
 

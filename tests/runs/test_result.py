@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from ekiden import FederatedData, Training, UserError, load, open_run, run, split
-from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Iid, from_tensors
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedSeq, Local
 
 mpl.use("Agg")

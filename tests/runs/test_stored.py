@@ -4,7 +4,7 @@
 version stays as it is. As long as nothing was released, the newest may be made again after a change
 of what a run folder holds:
 
-    python -m tests.test_stored
+    python -m tests.runs.test_stored
 """
 
 import json
@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import ekiden
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Hardware
 from ekiden.cli.app import call
-from ekiden.engine.folder import FORMAT, read_lines
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Hardware
+from ekiden.core.engine.folder import FORMAT, read_lines
 from ekiden.methods import FedGram
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
+from ekiden.runs.recipe import Recipe
 
 STORED = Path(__file__).parent / "stored"
 FORMATS = tuple(sorted(int(path.name.removeprefix("format-")) for path in STORED.glob("format-*")))

@@ -9,11 +9,11 @@ import pandas
 import pytest
 
 from ekiden import Hardware, Training, UserError, evaluate, load, open_run, run, split
+from ekiden.clinic import subgroups
+from ekiden.clinic.recalibration import kept_subgroups
 from ekiden.data import FederatedData, federate
-from ekiden.engine import subgroups
 from ekiden.methods import FedSeq
-from ekiden.results.recalibration import kept_subgroups
-from ekiden.serving.card import card
+from ekiden.runs.card import card
 
 Command = Callable[..., tuple[int, str]]
 
@@ -100,7 +100,7 @@ def test_the_column_that_names_the_silos_divides_them(tmp_path: Path, command: C
         ("nosuch", "unknown column 'nosuch': choose one of age."),
     ):
         with pytest.MonkeyPatch.context() as patch:  # before anything is measured
-            patch.setattr("ekiden.engine.evaluation.TestSet.scores", None)
+            patch.setattr("ekiden.core.engine.evaluation.TestSet.scores", None)
             code, said = command("evaluate", str(tmp_path / "run"), "--by", by)
             assert (code, line in said) == (2, True), said
             with pytest.raises(UserError, match=line):

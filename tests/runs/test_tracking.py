@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ekiden import FederatedData, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.folder import read_lines
+from ekiden.core.engine.folder import read_lines
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg
-from ekiden.results import tracking
+from ekiden.runs import tracking
 
 Command = Callable[..., tuple[int, str]]
 METHOD = FedAvg(rounds=3, epochs=1)
@@ -288,7 +288,7 @@ def test_a_run_between_machines_is_followed_here(
     """A function plays the SuperLink: it writes the run folder and prints what Flower would
     print."""
     pytest.importorskip("flwr")
-    from ekiden.transports.flower import commands
+    from ekiden.silos import commands
 
     monkeypatch.chdir(tmp_path)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.data import FederatedData
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import Held, SiloFile, read
-from ekiden.transports.flower.trust import keys
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import Held, SiloFile, read
+from ekiden.silos.trust import keys
 
 NAMES = ("client-0", "client-1", "client-2")
 SILENT = ("broke off on the way there", "broke off on the way back")

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from ekiden.base.checks import plain
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Training
-from ekiden.data.augment import Augment
-from ekiden.engine.method import Method
+from ekiden.core.base.checks import plain
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Training
+from ekiden.core.data.augment import Augment
+from ekiden.core.engine.method import Method
 from ekiden.methods import FedGram, FedSeq
-from ekiden.recipe import Recipe
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.silo import approval
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import Limits, SiloFile, make, read
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.agreement import Agreement, parse
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
-from tests.transports.fakes import FakeNodes, mine, silo_file, with_keys
-from tests.transports.test_silo import TERMS, said, task
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.silo import approval
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import Limits, SiloFile, make, read
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.agreement import Agreement, parse
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from tests.silos.fakes import FakeNodes, mine, silo_file, with_keys
+from tests.silos.test_silo import TERMS, said, task
 
 Command = Callable[..., tuple[int, str]]
 NAMES = ("client-0", "client-1")

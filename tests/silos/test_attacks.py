@@ -21,48 +21,40 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import verified
-from ekiden.base.settings import Hardware
-from ekiden.base.sums import size
 from ekiden.cli.app import call
-from ekiden.data.augment import Augment
-from ekiden.data.kinds import Images
-from ekiden.data.kinds import terms as inputs_text
-from ekiden.engine import wire
-from ekiden.engine.counting import FIXED, binned, counting_of, edges
-from ekiden.engine.drive import Outline, outline
-from ekiden.engine.method import INITIAL, Method, payload_types
-from ekiden.engine.wire import SERVER, Encoded, Ref
+from ekiden.clinic.counting import FIXED, binned, counting_of, edges
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import verified
+from ekiden.core.base.settings import Hardware
+from ekiden.core.base.sums import size
+from ekiden.core.data.augment import Augment
+from ekiden.core.engine import wire
+from ekiden.core.engine.drive import Outline, outline
+from ekiden.core.engine.method import INITIAL, Method, payload_types
+from ekiden.core.engine.wire import SERVER, Encoded, Ref
+from ekiden.core.models import build
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
 from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local, with_lap
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.methods.exact.fedgram import Summing
-from ekiden.models import build
-from ekiden.recipe import Recipe
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator import remote_plan, session
-from ekiden.transports.flower.silo.shelf import Shelf
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import custody, sealing
-from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
-from ekiden.transports.flower.trust.parcel import (
-    Answer,
-    Ask,
-    Hello,
-    ParcelPart,
-    arguments_key,
-    pack,
-    unpack,
-)
-from ekiden.transports.flower.trust.report import Reported, SiloReport, total_of
-from ekiden.transports.flower.trust.sealing import Party, Reader
-from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
-from tests.transports.test_remote import assert_equal, far, here
+from ekiden.readers.kinds import Images
+from ekiden.readers.kinds import terms as inputs_text
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator import remote_plan, session
+from ekiden.silos.silo.shelf import Shelf
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import custody, sealing
+from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
+from ekiden.silos.trust.parcel import Answer, Ask, Hello, ParcelPart, arguments_key, pack, unpack
+from ekiden.silos.trust.report import Reported, SiloReport, total_of
+from ekiden.silos.trust.sealing import Party, Reader
+from tests.silos.fakes import NAMES, FakeNodes, mine, with_keys
+from tests.silos.test_remote import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
-from ekiden.transports.flower.trust import keys
+from ekiden.silos.trust import keys
 
 LIMITS = '[limits]\nmethods = ["fedseq", "fedavg", "dfedavgm", "local"]\n'
 TRAIN = {"fedseq": (INITIAL, None), "fedavg": (INITIAL, 0)}
@@ -234,7 +226,7 @@ def test_terms_are_bound_before_anything_is_answered(tmp_path: Path) -> None:
 
 
 def test_what_was_asked_includes_the_terms(tmp_path: Path) -> None:
-    from ekiden.transports.flower.trust.parcel import Contents
+    from ekiden.silos.trust.parcel import Contents
 
     contents = Contents(Encoded.of(b"arguments"), {})
     assert contents.digest("one", Ask("task"), None) != contents.digest("other", Ask("task"), None)
@@ -876,7 +868,7 @@ def test_limits(limit: str, said: str, tmp_path: Path) -> None:
 
 def test_every_method_runs_within_the_default_limits() -> None:
     """With its own defaults, over ten silos, measured at the end."""
-    from ekiden.transports.flower.silo.silo_file import Limits
+    from ekiden.silos.silo.silo_file import Limits
 
     limits = Limits()
     for kind in METHODS:

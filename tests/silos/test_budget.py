@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Training
-from ekiden.engine import wire
-from ekiden.engine.store import FolderJournal
-from ekiden.engine.worker import Job, Worker
-from ekiden.training.private import Spent
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.silo.budget import FILE, LedgerKeeper
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import SiloFile
-from ekiden.transports.flower.trust.parcel import Answer, unpack
-from tests.transports.fakes import mine, silo_file
-from tests.transports.test_silo import TERMS, model, said, said_of_recipe, task, with_recipe
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Training
+from ekiden.core.engine import wire
+from ekiden.core.engine.store import FolderJournal
+from ekiden.core.engine.worker import Job, Worker
+from ekiden.core.training.private import Spent
+from ekiden.core.training.weights import Weights
+from ekiden.silos.silo.budget import FILE, LedgerKeeper
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust.parcel import Answer, unpack
+from tests.silos.fakes import mine, silo_file
+from tests.silos.test_silo import TERMS, model, said, said_of_recipe, task, with_recipe
 
 PRIVATE = with_recipe(
     TERMS, dp="epsilon=8,delta=1e-4,clip=1", training=Training(batch_size=8, max_steps=1)
@@ -59,7 +59,7 @@ def test_training_is_written_down_before_it_begins(
         raise UserError("died")
 
     with monkeypatch.context() as patched:
-        patched.setattr("ekiden.engine.worker.fitting.fit", died)
+        patched.setattr("ekiden.core.engine.worker.fitting.fit", died)
         assert said(file, task(PRIVATE)) == "died"
     assert len(lines(file)) == 1
     first = given(file, task(PRIVATE, eager=True))  # as before it died

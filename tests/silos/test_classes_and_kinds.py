@@ -10,17 +10,17 @@ import pandas as pd
 import pytest
 
 from ekiden import Training
-from ekiden.base import outside
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.data.agreement import agree_on
+from ekiden.core.base import outside
+from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.methods import FedAvg
-from ekiden.recipe import Recipe
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust.agreement import parse
-from tests.data.test_kinds import KIND, spectrum
-from tests.transports.fakes import FakeNodes
+from ekiden.readers.agreement import agree_on
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust.agreement import parse
+from tests.readers.test_kinds import KIND, spectrum
+from tests.silos.fakes import FakeNodes
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.base.errors import UserError
-from ekiden.engine.folder import read_config
-from ekiden.engine.method import Method
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.folder import read_config
+from ekiden.core.engine.method import Method
 from ekiden.methods import Average, FedTasuki, with_lap
-from ekiden.transports.flower.coordinator.remote_plan import from_json
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.trust.agreement import parse
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_remote import assert_equal, far, here, plan_of
-from tests.transports.test_silo import TERMS
+from ekiden.silos.coordinator.remote_plan import from_json
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.trust.agreement import parse
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_remote import assert_equal, far, here, plan_of
+from tests.silos.test_silo import TERMS
 
 CHAIN, STAR = with_lap(FedTasuki(epochs=1)), with_lap(Average(epochs=1))
 

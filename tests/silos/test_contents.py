@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from ekiden.engine.wire import WireError
-from ekiden.training.network import Network
-from ekiden.transports.flower.trust.parcel import check
+from ekiden.core.engine.wire import WireError
+from ekiden.core.training.network import Network
+from ekiden.silos.trust.parcel import check
 
 
 def test_large_finite_values_pass_though_their_sum_overflows() -> None:

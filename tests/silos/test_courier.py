@@ -5,16 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from ekiden.base.errors import UserError
-from ekiden.engine.transport import ClientMissing
-from ekiden.transports.flower.coordinator.courier import (
-    Courier,
-    Crossing,
-    Lost,
-    Patience,
-    SealingKey,
-)
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.transport import ClientMissing
+from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 
 HOUR = 3600.0
 Reply = bytes | Lost | None
@@ -26,9 +20,7 @@ Reply = bytes | Lost | None
 def test_looks_soon_at_first_and_then_less_often(
     waited: float, pause: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "ekiden.transports.flower.coordinator.courier.time.monotonic", lambda: 1000.0 + waited
-    )
+    monkeypatch.setattr("ekiden.silos.coordinator.courier.time.monotonic", lambda: 1000.0 + waited)
     assert Patience(poll=1.0).pause(1000.0) == pytest.approx(pause)
     assert Patience(poll=0.0).pause(1000.0) == 0
 
@@ -38,10 +30,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.start = self.now = time.monotonic()
-        monkeypatch.setattr(
-            "ekiden.transports.flower.coordinator.courier.time.monotonic", lambda: self.now
-        )
-        monkeypatch.setattr("ekiden.transports.flower.coordinator.courier.time.sleep", self.sleep)
+        monkeypatch.setattr("ekiden.silos.coordinator.courier.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("ekiden.silos.coordinator.courier.time.sleep", self.sleep)
 
     def sleep(self, seconds: float) -> None:
         assert self.passed < 100 * HOUR, "waits without end"

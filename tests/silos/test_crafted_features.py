@@ -17,15 +17,17 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, federate, run
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.base.settings import Hardware
-from ekiden.base.sums import Sums
-from ekiden.data.samples import Subset
-from ekiden.data.tasks import Classification
-from ekiden.engine import wire
-from ekiden.engine.folder import read_config
-from ekiden.engine.method import INITIAL, Method, on_client
-from ekiden.engine.wire import Encoded
+from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.core.base.settings import Hardware
+from ekiden.core.base.sums import Sums
+from ekiden.core.data.samples import Subset
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import read_config
+from ekiden.core.engine.method import INITIAL, Method, on_client
+from ekiden.core.engine.wire import Encoded
+from ekiden.core.models import build
+from ekiden.core.tasks import Classification
+from ekiden.core.training.weights import Weights
 from ekiden.methods import (
     GLM,
     DeepAFL,
@@ -41,23 +43,21 @@ from ekiden.methods import (
 from ekiden.methods.exact import closing, fedkrylov
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.methods.exact.blocks.krylov import OpeningSums
+from ekiden.methods.exact.blocks.whole_features import PatchFeatures, RandomReLU
 from ekiden.methods.exact.closing import ClosingLap
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.methods.exact.fedran import Scatter
-from ekiden.models import build
-from ekiden.models.whole_features import PatchFeatures, RandomReLU
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo import policy
-from ekiden.transports.flower.silo.policy import check_terms
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import Link, SiloFile
-from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.parcel import Answer, Ask, arguments_key, pack, unpack
-from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
-from tests.transports.test_attacks import Attacker, layers
-from tests.transports.test_remote import assert_equal, far, here
-from tests.transports.test_silo import TERMS
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo import policy
+from ekiden.silos.silo.policy import check_terms
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import Link, SiloFile
+from ekiden.silos.trust.agreement import Agreement
+from ekiden.silos.trust.parcel import Answer, Ask, arguments_key, pack, unpack
+from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
+from tests.silos.test_attacks import Attacker, layers
+from tests.silos.test_remote import assert_equal, far, here
+from tests.silos.test_silo import TERMS
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -351,7 +351,7 @@ ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary
 
 
 @pytest.mark.filterwarnings(
-    "ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning"
+    "ignore:each pixel is a column of the trees:ekiden.core.base.errors.DataWarning"
 )
 @pytest.mark.parametrize(
     ("method", "more", "said"),

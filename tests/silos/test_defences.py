@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FLOWER = "transports/flower"
-CRAFTED = "tests/transports/test_crafted_features.py"
-RECORDS = "tests/transports/test_records_in_sums.py"
-PRIVATE = "tests/transports/test_private_sums.py"
-COLUMNS = "tests/transports/test_noisy_columns.py"
-LOG = "tests/transports/test_request_log.py"
+FLOWER = "silos"
+CRAFTED = "tests/silos/test_crafted_features.py"
+RECORDS = "tests/silos/test_records_in_sums.py"
+PRIVATE = "tests/silos/test_private_sums.py"
+COLUMNS = "tests/silos/test_noisy_columns.py"
+LOG = "tests/silos/test_request_log.py"
 DEFENCES = {
     "the result is models only": (
-        "engine/drive.py",
+        "core/engine/drive.py",
         "return live_refs(self.models)",
         "return live_refs(self.end)",
-        "tests/transports/test_attacks.py::test_sums_that_the_last_state_names_are_no_result",
+        "tests/silos/test_attacks.py::test_sums_that_the_last_state_names_are_no_result",
     ),
     "a chain ends without sums": (
         "methods/exact/fedgram.py",
         "kept = s.totals if self.personal else None",
         "kept = s.totals",
-        "tests/test_revision.py::test_the_last_state_of_a_run_has_no_sums",
+        "tests/runs/test_reruns.py::test_the_last_state_of_a_run_has_no_sums",
     ),
     "nobody chooses the features": (
         f"{FLOWER}/silo/policy.py",
@@ -46,31 +46,31 @@ DEFENCES = {
         f"{FLOWER}/silo/differences.py",
         "few = max((n for n in apart if n < dataset.least), default=0)",
         "few = 0",
-        "tests/transports/test_told_sums.py::test_the_difference_of_two_sums_is_a_patient_and_is_refused",
+        "tests/silos/test_told_sums.py::test_the_difference_of_two_sums_is_a_patient_and_is_refused",
     ),
     "one column hides another": (
         f"{FLOWER}/silo/differences.py",
         "few = max((n for n in apart if n < dataset.least), default=0)",
         "few = max(apart, default=0) if max(apart, default=0) < dataset.least else 0",
-        "tests/transports/test_told_sums.py::test_corrections_of_one_column_and_other_units_of_all_hide_no_patient",
+        "tests/silos/test_told_sums.py::test_corrections_of_one_column_and_other_units_of_all_hide_no_patient",
     ),
     "other units hide a patient": (
         f"{FLOWER}/silo/differences.py",
         "differ if alike else abs(here.total() - there.total())",
         "differ if alike else 0",
-        "tests/transports/test_told_sums.py::test_all_columns_in_another_unit_hide_no_patient",
+        "tests/silos/test_told_sums.py::test_all_columns_in_another_unit_hide_no_patient",
     ),
     "errors say nothing of samples": (
         f"{FLOWER}/silo/silo.py",
         'reason = f"it failed with {type(error).__name__}; its own log says why"',
         "reason = str(error)",
-        "tests/transports/test_silo.py::test_what_an_error_says_of_a_sample_stays_at_the_silo",
+        "tests/silos/test_silo.py::test_what_an_error_says_of_a_sample_stays_at_the_silo",
     ),
     "few values that differ": (
-        "data/moments.py",
+        "readers/moments.py",
         "if few:",
         "if False:",
-        "tests/transports/test_told_sums.py::test_few_values_that_differ_are_not_told",
+        "tests/silos/test_told_sums.py::test_few_values_that_differ_are_not_told",
     ),
     "no sum with too little noise": (
         f"{FLOWER}/silo/silo.py",
@@ -88,37 +88,37 @@ DEFENCES = {
         f"{FLOWER}/silo/silo.py",
         "            approval.check(self._file, terms)\n",
         "",
-        "tests/transports/test_approval.py::test_an_approval_is_used_by_one_run",
+        "tests/silos/test_approval.py::test_an_approval_is_used_by_one_run",
     ),
     "an approval is used once": (
         f"{FLOWER}/silo/silo.py",
         "                approval.take(self._file, terms)\n",
         "",
-        "tests/transports/test_approval.py::test_two_runs_at_once_do_not_share_an_approval",
+        "tests/silos/test_approval.py::test_two_runs_at_once_do_not_share_an_approval",
     ),
     "an approval is for one coordinator": (
         f"{FLOWER}/silo/approval.py",
         "file.link.address, link]",
         '"", ""]',
-        "tests/transports/test_approval.py::test_an_approval_is_for_one_coordinator",
+        "tests/silos/test_approval.py::test_an_approval_is_for_one_coordinator",
     ),
     "a known key is not replaced": (
         f"{FLOWER}/silo/silo_file.py",
         "and name not in replace:",
         "and not name:",
-        "tests/transports/test_enrolment.py::test_a_coordinator_does_not_replace_a_key_that_a_silo_knows",
+        "tests/silos/test_enrolment.py::test_a_coordinator_does_not_replace_a_key_that_a_silo_knows",
     ),
     "a revoked key is refused": (
         f"{FLOWER}/superlink.py",
         "if self._read[path.stem][1] == public:",
         "if self._read[path.stem][1] or True:",
-        "tests/transports/test_enrolment.py::test_a_revoked_key_is_refused_at_once",
+        "tests/silos/test_enrolment.py::test_a_revoked_key_is_refused_at_once",
     ),
     "a monitor opens few connections": (
         f"{FLOWER}/metrics.py",
         "alarm.start()",
         "",
-        "tests/transports/test_metrics.py::test_slow_and_many_connections_are_closed",
+        "tests/silos/test_metrics.py::test_slow_and_many_connections_are_closed",
     ),
     "features are the silo's own": (
         "methods/exact/blocks/fixed_features.py",
@@ -133,7 +133,7 @@ DEFENCES = {
         f"{CRAFTED}::test_colluding_silos_read_no_image_from_sums_of_seeded_features",
     ),
     "sums have noise": (
-        "base/sums.py",
+        "core/base/sums.py",
         "part.long().cpu() + drawn(s, part.numel()).view(part.shape)",
         "part.long().cpu()",
         f"{PRIVATE}::test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_the_third",
@@ -160,7 +160,7 @@ DEFENCES = {
         f"{FLOWER}/silo/participation.py",
         "policy.check_differences(file, terms, own, width)",
         "pass",
-        "tests/transports/test_told_sums.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
+        "tests/silos/test_told_sums.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
     ),
     "a run passes its checks before it is bound": (
         f"{FLOWER}/silo/participation.py",
@@ -172,13 +172,13 @@ DEFENCES = {
         f"{FLOWER}/silo/differences.py",
         "if 0 < abs(len(now) - len(one)) < least",
         "if 0 > abs(len(now) - len(one))",
-        "tests/transports/test_told_sums.py::test_another_scale_of_all_rows_hides_no_patient",
+        "tests/silos/test_told_sums.py::test_another_scale_of_all_rows_hides_no_patient",
     ),
     "rows are compared in the silo's own coding": (
         f"{FLOWER}/silo/participation.py",
         "policy.check_differences(file, terms, own, width)",
         "policy.check_differences(file, terms, client, width)",
-        "tests/transports/test_told_sums.py::test_another_order_of_classes_hides_no_patient",
+        "tests/silos/test_told_sums.py::test_another_order_of_classes_hides_no_patient",
     ),
     "rows of tables allow few features": (
         f"{FLOWER}/silo/policy.py",
@@ -209,31 +209,31 @@ DEFENCES = {
         'measured, kind = (written.val, "validation") if agreed.validation else (written.test, '
         '"test")',
         'measured, kind = written.test, "test"',
-        "tests/transports/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
+        "tests/silos/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
     ),
     "test samples of runs of sums are compared": (
         f"{FLOWER}/silo/policy.py",
         "if len(measured) >= limits.min_samples:",
         "if agreed.measures:",
-        "tests/transports/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
+        "tests/silos/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
     ),
     "links in run folders": (
-        "engine/folder.py",
+        "core/engine/folder.py",
         "        _refuse_links(path)\n",
         "",
-        "tests/engine/test_store_and_folder.py::test_a_folder_with_a_link_is_not_gone_on_with",
+        "tests/core/engine/test_store_and_folder.py::test_a_folder_with_a_link_is_not_gone_on_with",
     ),
     "messages at the SuperLink are private": (
         f"{FLOWER}/superlink.py",
         "        file.chmod(0o600)\n",
         "        pass\n",
-        "tests/transports/test_link.py::test_only_its_user_reads_the_messages_at_the_superlink",
+        "tests/silos/test_link.py::test_only_its_user_reads_the_messages_at_the_superlink",
     ),
     "headers of images are looked at first": (
-        "data/raster.py",
+        "readers/raster.py",
         "if size[0] * size[1] > _MOST_PIXELS:",
         "if size[0] < 0:",
-        "tests/data/test_medical.py::test_a_header_that_says_more_pixels_than_any_memory_holds_is_refused",
+        "tests/readers/test_medical.py::test_a_header_that_says_more_pixels_than_any_memory_holds_is_refused",
     ),
     "nested files are one line": (
         "cli/app.py",
@@ -251,55 +251,55 @@ DEFENCES = {
         f"{FLOWER}/trust/masking.py",
         "both = len(shared) >= self.fewest",
         "both = len(shared) < 0",
-        "tests/transports/test_masking.py::test_lists_that_show_one_silo_to_two_others_are_refused",
+        "tests/silos/test_masking.py::test_lists_that_show_one_silo_to_two_others_are_refused",
     ),
     "masks are bound to what silos were sent": (
         f"{FLOWER}/trust/masking.py",
         "chosen = custody.digest(wire.chunks(about))",
         'chosen = ""',
-        "tests/transports/test_same_values.py::test_a_coordinator_that_sends_the_others_a_dead_network_reads_no_model",
+        "tests/silos/test_same_values.py::test_a_coordinator_that_sends_the_others_a_dead_network_reads_no_model",
     ),
     "nobody chooses the weights of a secure sum": (
         f"{FLOWER}/silo/policy.py",
         "if isinstance(method, FedDisco) and method.secure:",
         "if False:",
-        "tests/transports/test_same_values.py::test_the_coordinator_of_feddisco_chooses_whose_model_alone_counts",
+        "tests/silos/test_same_values.py::test_the_coordinator_of_feddisco_chooses_whose_model_alone_counts",
     ),
     "values that move are bounded": (
-        "engine/drive.py",
+        "core/engine/drive.py",
         "if self._moved > EACH * self._most:",
         "if self._moved < 0:",
-        "tests/transports/test_attacks.py::test_values_that_move_are_limited_like_tasks",
+        "tests/silos/test_attacks.py::test_values_that_move_are_limited_like_tasks",
     ),
     "lists stay when runs are removed": (
         f"{FLOWER}/trust/masking.py",
         "kept = self.folder.parent.parent / LISTS",
         "kept = self.folder",
-        "tests/transports/test_masking.py::test_two_lists_that_differ_by_one_silo_need_its_agreement",
+        "tests/silos/test_masking.py::test_two_lists_that_differ_by_one_silo_need_its_agreement",
     ),
     "rows are compared as they are written": (
         f"{FLOWER}/silo/policy.py",
         "written = file.as_written(client)",
         "written = client",
-        "tests/transports/test_told_sums.py::test_another_agreement_hides_no_patient_who_replaces_another",
+        "tests/silos/test_told_sums.py::test_another_agreement_hides_no_patient_who_replaces_another",
     ),
     "sums of many runs": (
         f"{FLOWER}/silo/differences.py",
         "        if told and told + numbers > most:\n",
         "        if told < 0:\n",
-        "tests/transports/test_told_sums.py::test_many_runs_tell_no_more_sums_than_one_may",
+        "tests/silos/test_told_sums.py::test_many_runs_tell_no_more_sums_than_one_may",
     ),
     "a release is for one run": (
         f"{FLOWER}/trust/masking.py",
         "    if used != terms.run:\n",
         "    if used == '':\n",
-        "tests/transports/test_masking.py::test_an_agreement_to_leave_one_run_is_for_no_other",
+        "tests/silos/test_masking.py::test_an_agreement_to_leave_one_run_is_for_no_other",
     ),
     "a release names settings": (
         f"{FLOWER}/trust/masking.py",
         "about = [name, mark, run, recipe.to_json(), data, sorted(silos)]",
         "about = [name, mark, run, data, sorted(silos)]",
-        "tests/transports/test_masking.py::test_an_agreement_to_leave_one_run_is_for_no_other",
+        "tests/silos/test_masking.py::test_an_agreement_to_leave_one_run_is_for_no_other",
     ),
     "noise is shared only where a silo allows it": (
         f"{FLOWER}/silo/budget.py",
@@ -314,28 +314,28 @@ DEFENCES = {
         f"{PRIVATE}::test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks",
     ),
     "sums with noise are counted": (
-        "engine/worker.py",
+        "core/engine/worker.py",
         "        client.note()\n",
         "",
         f"{PRIVATE}::test_a_silo_gives_noisy_sums_once_and_the_same_again",
     ),
     "refused sums with noise cost nothing": (
-        "engine/worker.py",
+        "core/engine/worker.py",
         "keeper.key(0 if centre else 1, spent, note=False)",
         "keeper.key(0 if centre else 1, spent)",
         f"{PRIVATE}::test_nobody_opens_a_sum_with_less_noise_than_was_promised",
     ),
     "samples are read for noisy sums only": (
-        "engine/worker.py",
+        "core/engine/worker.py",
         "if self._privacy is not None and not self._released:",
         "if False:",
-        "tests/training/test_private_sums.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
+        "tests/core/training/test_private_sums.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
     ),
     "sums with other members are refused": (
         f"{FLOWER}/silo/policy.py",
         "or file.limits.differences:",
         "or True:",
-        "tests/transports/test_secure_averages.py::test_sums_with_other_members_are_refused_unless_a_silo_allows_differences",
+        "tests/silos/test_secure_averages.py::test_sums_with_other_members_are_refused_unless_a_silo_allows_differences",
     ),
     "groups of another size are unions of groups": (
         "methods/exact/trees.py",
@@ -383,13 +383,13 @@ DEFENCES = {
         f"{FLOWER}/silo/shelf.py",
         "and seen.days - since >= _DAYS_KEPT",
         "",
-        "tests/transports/test_silo.py::test_a_clock_that_jumps_removes_no_run",
+        "tests/silos/test_silo.py::test_a_clock_that_jumps_removes_no_run",
     ),
     "other code is named": (
         f"{FLOWER}/coordinator/session.py",
         "elif hello.version != code_version():",
         "elif hello.version == '':",
-        "tests/transports/test_remote.py::test_a_silo_of_another_commit_is_named_before_training",
+        "tests/silos/test_remote.py::test_a_silo_of_another_commit_is_named_before_training",
     ),
     "control characters": (
         "cli/console.py",
@@ -398,13 +398,13 @@ DEFENCES = {
         "tests/cli/test_others_folders.py::test_terminal_escapes_are_not_printed",
     ),
     "formulas": (
-        "reporting/style.py",
+        "lab/reporting/style.py",
         "if isinstance(value, str) and value.startswith(",
         "if isinstance(value, str) and value.endswith(",
         "tests/cli/test_others_folders.py::test_tables_hold_no_formulas",
     ),
     "regular files": (
-        "base/files.py",
+        "core/base/files.py",
         "if not stat.S_ISREG(found.st_mode) or found.st_size > most:",
         "if found.st_size > most:",
         "tests/cli/test_others_folders.py::test_what_is_no_regular_file_does_not_hang",
@@ -413,19 +413,19 @@ DEFENCES = {
         f"{FLOWER}/superlink.py",
         "elif self._known is not None and not",
         "elif self._known == 0 and not",
-        "tests/transports/test_link.py::test_a_body_is_not_read_before_a_registered_silo_signed",
+        "tests/silos/test_link.py::test_a_body_is_not_read_before_a_registered_silo_signed",
     ),
     "folders of others lead to no SuperLink": (
         "cli/silos.py",
         "if not outside.trusts_text(named):",
         "if not named:",
-        "tests/transports/test_revised.py::test_a_folder_of_others_leads_to_no_superlink",
+        "tests/silos/test_revised.py::test_a_folder_of_others_leads_to_no_superlink",
     ),
     "combinations of sums of columns": (
         f"{FLOWER}/silo/differences.py",
         "if any(len(places) > 1 for places, _ in nearly_cancelled(own, earlier, least)):",
         "if not earlier and not len(own):",
-        "tests/transports/test_told_sums.py::test_three_sums_that_show_a_patient_together_are_refused",
+        "tests/silos/test_told_sums.py::test_three_sums_that_show_a_patient_together_are_refused",
     ),
     "no core files": (
         f"{FLOWER}/supernode.py",
@@ -437,26 +437,26 @@ DEFENCES = {
         f"{FLOWER}/silo/approval.py",
         'recipe.dp or "none"',
         '"none"',
-        "tests/transports/test_approval.py::test_no_part_of_a_recipe_is_hidden_from_who_reads_the_plan",
+        "tests/silos/test_approval.py::test_no_part_of_a_recipe_is_hidden_from_who_reads_the_plan",
     ),
     "silos send their own replies only": (
         f"{FLOWER}/superlink.py",
         "if parties != (request.node.node_id, SUPERLINK_NODE_ID) or not about.reply_to_message_id:",
         "if not parties:",
-        "tests/transports/test_link.py::test_a_silo_sends_nothing_but_its_own_replies",
+        "tests/silos/test_link.py::test_a_silo_sends_nothing_but_its_own_replies",
     ),
     "an answer is for the ticket that was asked for": (
         f"{FLOWER}/server_app.py",
         "found[ticket] = Lost(said(str(message.error.reason))) if message.has_error() else "
         "content(message)",
         "found[message.metadata.reply_to_message_id] = content(message)",
-        "tests/transports/test_server_app.py::test_an_answer_counts_for_what_was_asked_alone",
+        "tests/silos/test_server_app.py::test_an_answer_counts_for_what_was_asked_alone",
     ),
     "connections are bounded": (
         f"{FLOWER}/superlink.py",
         "if connections.total() >= most or connections[host] >= each:",
         "if connections.total() < 0:",
-        "tests/transports/test_link.py::test_connections_of_one_address_and_of_all_are_bounded",
+        "tests/silos/test_link.py::test_connections_of_one_address_and_of_all_are_bounded",
     ),
 }
 HANGS = {"regular files"}

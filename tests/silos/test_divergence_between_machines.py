@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from ekiden import Training
-from ekiden.base.errors import UserError
-from ekiden.data.tasks import Classification, Regression, Scores, Task
-from ekiden.engine.counting import Care, counting_of
-from ekiden.engine.method import Method
+from ekiden.clinic.counting import Care, counting_of
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Method
+from ekiden.core.tasks import Classification, Regression, Scores, Task
 from ekiden.methods import FedAvg, FedSeq, Local
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.trust import report as measured
-from ekiden.transports.flower.trust.parcel import Ask, unpack
-from ekiden.transports.flower.trust.report import Reported, SiloReport, row_of, total_of
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_remote import plan_of
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.trust import report as measured
+from ekiden.silos.trust.parcel import Ask, unpack
+from ekiden.silos.trust.report import Reported, SiloReport, row_of, total_of
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_remote import plan_of
 
 TERMS: Any = SimpleNamespace(clients=("a", "b"), classes=(), subgroups=())
 GOOD, DIVERGED, NONE = 0.5, 400.0, None

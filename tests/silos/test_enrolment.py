@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.base.errors import UserError
 from ekiden.cli.app import call
-from ekiden.transports.flower import commands
-from ekiden.transports.flower.coordinator import federation as federations
-from ekiden.transports.flower.coordinator.federation import Federation
-from ekiden.transports.flower.silo import silo_file
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.agreement import ROSTER, read_roster
+from ekiden.core.base.errors import UserError
+from ekiden.silos import commands
+from ekiden.silos.coordinator import federation as federations
+from ekiden.silos.coordinator.federation import Federation
+from ekiden.silos.silo import silo_file
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.agreement import ROSTER, read_roster
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 Command = Callable[..., tuple[int, str]]
@@ -241,7 +241,7 @@ def _pem(public: Sequence[str]) -> list[bytes]:
 
 def test_a_revoked_key_is_refused_at_once(fed: Federation, tmp_path: Path) -> None:
     """Also one that Flower's database still knows; a file without a key lets nobody in."""
-    from ekiden.transports.flower.superlink import KeyFolder
+    from ekiden.silos.superlink import KeyFolder
 
     known = KeyFolder(fed.keys)
     a, b = _pem([(fed.keys / f"{name}.pub").read_text() for name in ("a", "b")])

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from ekiden.transports.flower.envelope import overhead, wrap
+from ekiden.silos.envelope import overhead, wrap
 
 
 @pytest.mark.parametrize("length", [1, 1000, 5_242_880, 5_242_881, 12_000_000])

@@ -11,21 +11,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ekiden.base.errors import UserError
-from ekiden.engine.method import Method
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Method
 from ekiden.methods import FedAvg, FedSeq
-from ekiden.serving.loading import load_model
-from ekiden.transports.flower.coordinator.session import EVALUATIONS, evaluate
-from ekiden.transports.flower.coordinator.verify import signers, verify
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.parcel import Ask, unpack
-from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
-from tests.transports.test_attacks import Attacker, layers
-from tests.transports.test_remote import far
-from tests.transports.test_silo_file import TABLE, tables
+from ekiden.runs.loading import load_model
+from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
+from ekiden.silos.coordinator.verify import signers, verify
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.parcel import Ask, unpack
+from tests.silos.fakes import NAMES, FakeNodes, mine, with_keys
+from tests.silos.test_attacks import Attacker, layers
+from tests.silos.test_remote import far
+from tests.silos.test_silo_file import TABLE, tables
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

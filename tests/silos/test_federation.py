@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from ekiden.base.errors import UserError
 from ekiden.cli.app import call
-from ekiden.transports.flower import commands, supernode
-from ekiden.transports.flower.commands import Security
-from ekiden.transports.flower.coordinator import federation
-from ekiden.transports.flower.coordinator.federation import Federation
-from ekiden.transports.flower.coordinator.session import ENDED
-from ekiden.transports.flower.silo import silo_file
-from ekiden.transports.flower.trust import keys
+from ekiden.core.base.errors import UserError
+from ekiden.silos import commands, supernode
+from ekiden.silos.commands import Security
+from ekiden.silos.coordinator import federation
+from ekiden.silos.coordinator.federation import Federation
+from ekiden.silos.coordinator.session import ENDED
+from ekiden.silos.silo import silo_file
+from ekiden.silos.trust import keys
 from tests.e2e.silos import free_ports
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
@@ -135,7 +135,7 @@ def test_a_port_that_is_taken_is_named(made: Federation) -> None:
 
 
 def test_only_the_fleet_api_passes() -> None:
-    from ekiden.transports.flower.superlink import FleetOnly
+    from ekiden.silos.superlink import FleetOnly
 
     asked: list[str] = []
 
@@ -170,7 +170,7 @@ def test_only_the_fleet_api_passes() -> None:
 
 
 def test_the_control_api_does_not_leave_loopback() -> None:
-    from ekiden.transports.flower import superlink
+    from ekiden.silos import superlink
 
     async def app(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         raise AssertionError
@@ -185,8 +185,8 @@ def test_the_control_api_does_not_leave_loopback() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from ekiden.transports.flower import supernode
-from ekiden.transports.flower.silo import silo_file
+from ekiden.silos import supernode
+from ekiden.silos.silo import silo_file
 with supernode.alone(silo_file.read(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(100)

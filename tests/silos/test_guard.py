@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ekiden.data.samples import Subset
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.core.data.samples import Subset
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from tests.warm import WarmProcess
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
@@ -29,9 +29,9 @@ def mine():
 
 def take(file: Path) -> None:
     """Allocate in a process of its own what fits, then what does not."""
-    from ekiden.transports.flower.client_app import (
-        limit_memory,
-    )  # with all of Flower, which no other test needs
+    from ekiden.silos.client_app import (
+        limit_memory,  # with all of Flower, which no other test needs
+    )
 
     limit_memory(300_000_000)
     torch.ones(50_000_000)
@@ -54,7 +54,7 @@ def test_no_request_reads_all_samples_to_know_what_is_the_same_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has a process of its own, which knows what the process that holds the data has found."""
-    from ekiden.transports.flower import client_app
+    from ekiden.silos import client_app
 
     (tmp_path / "own.py").write_text(TABLE)
     (tmp_path / "silo.toml").write_text('name = "a"\n[data]\npython = "own.py:mine"\n')

@@ -28,14 +28,8 @@ from flwr.supercore.primitives.asymmetric import (
     sign_message,
 )
 
-from ekiden.transports.flower.commands import _Heard
-from ekiden.transports.flower.superlink import (
-    FleetOnly,
-    guarded,
-    keep_private,
-    keep_superexec,
-    own_replies,
-)
+from ekiden.silos.commands import _Heard
+from ekiden.silos.superlink import FleetOnly, guarded, keep_private, keep_superexec, own_replies
 
 pytestmark = pytest.mark.flower
 PATH = "/v1/fleet/push-object"

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.sums import (
+from ekiden.cli.app import call
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import (
     AnySums,
     Masked,
     Rounding,
@@ -28,31 +29,30 @@ from ekiden.base.sums import (
     measure_targets,
     wide,
 )
-from ekiden.cli.app import call
-from ekiden.engine import wire
-from ekiden.engine.method import Method
-from ekiden.engine.transport import opened, summands
-from ekiden.engine.wire import SERVER
-from ekiden.engine.worker import Client, Worker
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import opened, summands
+from ekiden.core.engine.wire import SERVER
+from ekiden.core.engine.worker import Client, Worker
 from ekiden.methods import Average, DeepAFL, FedGram, FedKrylov, FedSeq, FedTasuki, with_lap
+from ekiden.methods.exact.blocks.patches import PatchSums
 from ekiden.methods.exact.fedgram import PatchMoments
-from ekiden.models.patches import PatchSums
-from ekiden.results.result import Result
 from ekiden.runs import summary
-from ekiden.transports.flower.coordinator import remote_plan, session
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.coordinator.transport import Remote
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.trust import custody, sealing
-from ekiden.transports.flower.trust.agreement import AGREEMENT
-from ekiden.transports.flower.trust.masking import PartMasks
-from ekiden.transports.flower.trust.parcel import Answer, Ask, unpack
-from ekiden.transports.flower.trust.sealing import Party, Reader
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_remote import assert_equal, far, here, same
+from ekiden.runs.result import Result
+from ekiden.silos.coordinator import remote_plan, session
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.coordinator.transport import Remote
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.trust import custody, sealing
+from ekiden.silos.trust.agreement import AGREEMENT
+from ekiden.silos.trust.masking import PartMasks
+from ekiden.silos.trust.parcel import Answer, Ask, unpack
+from ekiden.silos.trust.sealing import Party, Reader
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_remote import assert_equal, far, here, same
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
-from ekiden.transports.flower.trust import keys
+from ekiden.silos.trust import keys
 
 SILOS = tuple("abcdef")
 MaskedBy = dict[str, PartMasks]

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.sums import Masked
-from ekiden.data.tasks import (
+from ekiden.clinic.counting import FIXED, Care, counting_of
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import Masked
+from ekiden.core.tasks import (
     Classification,
     LanguageModelling,
     MultiLabel,
@@ -18,10 +19,9 @@ from ekiden.data.tasks import (
     Segmentation,
     Task,
 )
-from ekiden.data.tasks.base import IGNORED
-from ekiden.engine.counting import FIXED, Care, counting_of
-from ekiden.transports.flower.trust import report as measured
-from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, total_of
+from ekiden.core.tasks.base import IGNORED
+from ekiden.silos.trust import report as measured
+from ekiden.silos.trust.report import Reported, SiloReport, fits, total_of
 
 TEN = Care(10, coarse=True)
 

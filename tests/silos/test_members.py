@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from ekiden.core.data.samples import Subset
+from ekiden.core.models import build
+from ekiden.core.tasks import Classification
 from ekiden.data import load
-from ekiden.data.samples import Subset
-from ekiden.data.tasks import Classification
 from ekiden.methods import FedCOF, FedGram, FedKrylov, FedRAN
 from ekiden.methods.exact import fedkrylov
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of, with_rows
+from ekiden.methods.exact.blocks.whole_features import RandomReLU
 from ekiden.methods.exact.fedran import Scatter
-from ekiden.models import build
-from ekiden.models.whole_features import RandomReLU
-from ekiden.transports.flower.silo.policy import _numbers, most_features
-from tests.transports.fakes import NAMES, mine, with_keys
-from tests.transports.test_crafted_features import SAFE, Tampering, smoothed
-from tests.transports.test_remote import far
+from ekiden.silos.silo.policy import _numbers, most_features
+from tests.silos.fakes import NAMES, mine, with_keys
+from tests.silos.test_crafted_features import SAFE, Tampering, smoothed
+from tests.silos.test_remote import far
 
 VICTIM = NAMES[1]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.base.errors import UserError
-from ekiden.transports.flower import metrics, supernode
-from ekiden.transports.flower.metrics import LogCounts, Metrics, served
-from ekiden.transports.flower.silo import approval
-from ekiden.transports.flower.silo.participation import FILE, log_request
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.trust.parcel import Ask, pack
-from tests.transports.fakes import mine, silo_file
-from tests.transports.test_silo import TERMS, task
+from ekiden.core.base.errors import UserError
+from ekiden.silos import metrics, supernode
+from ekiden.silos.metrics import LogCounts, Metrics, served
+from ekiden.silos.silo import approval
+from ekiden.silos.silo.participation import FILE, log_request
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.trust.parcel import Ask, pack
+from tests.silos.fakes import mine, silo_file
+from tests.silos.test_silo import TERMS, task
 
 RUN = "0123456789abcdef"
 

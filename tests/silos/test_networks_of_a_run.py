@@ -20,22 +20,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ekiden.base import outside
-from ekiden.base.errors import UserError
-from ekiden.data.kinds import Table, Tokens, to_json
-from ekiden.engine import wire
-from ekiden.engine.folder import values_digest
-from ekiden.engine.method import INITIAL
+from ekiden.core.base import outside
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import values_digest
+from ekiden.core.engine.method import INITIAL
+from ekiden.core.models import build
+from ekiden.core.training.network import Network
 from ekiden.methods import FedAvg, FedSeq
 from ekiden.methods.blocks.rounds import Reply
-from ekiden.models import build
-from ekiden.training.network import Network
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, pack, unpack
-from tests.transports.fakes import NAMES, FakeNodes, silo_file, with_keys
-from tests.transports.test_attacks import Attacker, files_of, finished, terms_in
-from tests.transports.test_remote import Crooked, assert_equal, far, here, plan_of
+from ekiden.readers.kinds import Table, Tokens, to_json
+from ekiden.silos.coordinator import session
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust.parcel import Answer, Ask, Hello, pack, unpack
+from tests.silos.fakes import NAMES, FakeNodes, silo_file, with_keys
+from tests.silos.test_attacks import Attacker, files_of, finished, terms_in
+from tests.silos.test_remote import Crooked, assert_equal, far, here, plan_of
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ekiden.base.errors import UserError
 from ekiden.cli.silos import SumsOptions
 from ekiden.cli.silos import sums as write_sums
-from ekiden.data import schema as schemas
-from ekiden.data.agreement import agree_on
-from ekiden.data.kinds import Table
-from ekiden.training.private import DP, planned_sums
-from ekiden.transports.flower.silo import noisy_columns
-from ekiden.transports.flower.silo.budget import FILE
-from ekiden.transports.flower.silo.silo_file import SiloFile, read
+from ekiden.core.base.errors import UserError
+from ekiden.core.training.private import DP, planned_sums
+from ekiden.readers import schema as schemas
+from ekiden.readers.agreement import agree_on
+from ekiden.readers.kinds import Table
+from ekiden.silos.silo import noisy_columns
+from ekiden.silos.silo.budget import FILE
+from ekiden.silos.silo.silo_file import SiloFile, read
 
-pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 Row = tuple[object, ...]
 SCHEMA = """
 label_column = "died"

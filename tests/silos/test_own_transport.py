@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.base.errors import UserError
-from ekiden.conformance import check_transport
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.base.errors import UserError
+from ekiden.lab.conformance import check_transport
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, MetaFed
 from ekiden.transports import Start, Transport
 from tests.warm import WarmProcess

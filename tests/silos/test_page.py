@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Hardware
-from ekiden.engine.drive import outline
-from ekiden.engine.method import Method
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Hardware
+from ekiden.core.engine.drive import outline
+from ekiden.core.engine.method import Method
 from ekiden.methods import METHODS
-from ekiden.recipe import Recipe
-from ekiden.transports.flower.silo.silo_file import Limits
-from ekiden.transports.flower.trust.agreement import no_samples
-from ekiden.transports.flower.trust.custody import Hop
-from ekiden.transports.flower.trust.parcel import Hello
-from tests.transports.test_silo import TERMS
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.silo.silo_file import Limits
+from ekiden.silos.trust.agreement import no_samples
+from ekiden.silos.trust.custody import Hop
+from ekiden.silos.trust.parcel import Hello
+from tests.silos.test_silo import TERMS
 
 ROOT = Path(__file__).parents[2]
 SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

@@ -11,23 +11,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.sums import NoisySums, measure
-from ekiden.engine import wire
-from ekiden.engine.method import INITIAL
-from ekiden.engine.worker import SeededNoise
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import NoisySums, measure
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import INITIAL
+from ekiden.core.engine.worker import SeededNoise
+from ekiden.core.training.private import (
+    DP,
+    Draw,
+    Noise,
+    Release,
+    bound,
+    centred_clipped,
+    planned_sums,
+)
 from ekiden.methods import FedGram
+from ekiden.methods.exact.blocks.whole_features import RandomReLU
 from ekiden.methods.exact.fedgram import Handoff
-from ekiden.models.whole_features import RandomReLU
-from ekiden.training.private import DP, Draw, Noise, Release, bound, centred_clipped, planned_sums
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.silo.budget import FILE
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
-from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
-from tests.transports.test_crafted_features import Tampering
-from tests.transports.test_remote import far, here
-from tests.transports.test_silo import TERMS, said, terms
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.silo.budget import FILE
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
+from tests.silos.test_crafted_features import Tampering
+from tests.silos.test_remote import far, here
+from tests.silos.test_silo import TERMS, said, terms
 
 METHOD = FedGram(dictionary="seed", width=20)
 PROMISE = "epsilon=2,delta=1e-4,clip=1"

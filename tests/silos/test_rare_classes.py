@@ -16,24 +16,24 @@ from sklearn.linear_model import LogisticRegression
 
 from ekiden import Hardware, Training
 from ekiden import run as run_here
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.setup import with_weights
+from ekiden.core.tasks import Classification
 from ekiden.data import FederatedData
-from ekiden.data.tasks import Classification
-from ekiden.engine.method import Method
-from ekiden.engine.setup import with_weights
 from ekiden.methods import FedAvg, FedGram, FedSeq
-from ekiden.recipe import Recipe
-from ekiden.results.result import Result
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.coordinator.session import evaluate, terms_for
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import Held, read
-from ekiden.transports.flower.trust import agreement as agreements
-from tests.transports.fakes import FakeNodes
-from tests.transports.test_attacks import Attacker, terms_in
-from tests.transports.test_networks_of_a_run import refused
-from tests.transports.test_remote import same
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import Result
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.coordinator.session import evaluate, terms_for
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import Held, read
+from ekiden.silos.trust import agreement as agreements
+from tests.silos.fakes import FakeNodes
+from tests.silos.test_attacks import Attacker, terms_in
+from tests.silos.test_networks_of_a_run import refused
+from tests.silos.test_remote import same
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

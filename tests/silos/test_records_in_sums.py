@@ -16,27 +16,27 @@ from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
 from ekiden import GLM, federate, run
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
+from ekiden.core.data.samples import Samples, Subset
+from ekiden.core.engine.method import Method
+from ekiden.core.models import build
+from ekiden.core.models.tables_and_texts import linear
+from ekiden.core.tasks import Classification
 from ekiden.data import FederatedData, load
-from ekiden.data.samples import Samples, Subset
-from ekiden.data.tasks import Classification
-from ekiden.engine.method import Method
 from ekiden.methods import FedGram
 from ekiden.methods.exact.blocks.fixed_features import features_of
+from ekiden.methods.exact.blocks.whole_features import WholeFeatures
 from ekiden.methods.statistics.newton import derivatives, start
-from ekiden.models import build
-from ekiden.models.tables_and_texts import linear
-from ekiden.models.whole_features import WholeFeatures
-from ekiden.recipe import Recipe
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.silo.policy import _numbers, most_features
-from ekiden.transports.flower.silo.silo import Silo
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.silo.policy import _numbers, most_features
+from ekiden.silos.silo.silo import Silo
 from tests.methods.test_glm import cohort, held
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_crafted_features import SAFE, smoothed
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_crafted_features import SAFE, smoothed
 
-pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 
 
 def features(width: int, shape: tuple[int, ...], seed: int = 0) -> WholeFeatures:

@@ -15,12 +15,13 @@ import torch
 from ekiden import Hardware, Training, load_model
 from ekiden import run as run_here
 from ekiden._version import __version__
-from ekiden.base.checks import allows
-from ekiden.base.errors import UserError
-from ekiden.engine import wire
-from ekiden.engine.folder import code_version, read_config, read_lines, source_digest
-from ekiden.engine.method import Method
-from ekiden.engine.transport import ClientMissing
+from ekiden.core.base.checks import allows
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import code_version, read_config, read_lines, source_digest
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import ClientMissing
+from ekiden.core.training.weights import Weights
 from ekiden.methods import (
     GLM,
     METHODS,
@@ -38,28 +39,27 @@ from ekiden.methods import (
     MetaFed,
 )
 from ekiden.methods.blocks.rounds import Reply
-from ekiden.recipe import Recipe
-from ekiden.results.result import Result
 from ekiden.runs.plan import Plan, from_json
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator import remote_plan, session
-from ekiden.transports.flower.coordinator.courier import Lost, Patience
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.coordinator.session import Roll
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo import silo_file as silo_toml
-from ekiden.transports.flower.silo.shelf import Shelf
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import SiloFile
-from ekiden.transports.flower.trust import agreement, keys
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
-from ekiden.transports.flower.trust.report import Reported
-from tests.transports.fakes import NAMES, SILENT, FakeNodes, silo_file, silos, with_keys
-from tests.transports.toy import Toy
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import Result
+from ekiden.silos.coordinator import remote_plan, session
+from ekiden.silos.coordinator.courier import Lost, Patience
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.coordinator.session import Roll
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo import silo_file as silo_toml
+from ekiden.silos.silo.shelf import Shelf
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust import agreement, keys
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.silos.trust.report import Reported
+from tests.silos.fakes import NAMES, SILENT, FakeNodes, silo_file, silos, with_keys
+from tests.silos.toy import Toy
 
 TRAINING = Training(lr=0.01, batch_size=64)
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning"
+    "ignore:each pixel is a column of the trees:ekiden.core.base.errors.DataWarning"
 )
 KINDS: list[type[Method]] = [*(m for m in METHODS if not m.traits.pools_data and m is not GLM), Toy]
 """GLM refuses pixels, which follow from each other; see test_tasks_between_machines"""
@@ -80,7 +80,7 @@ def mostly(fast: tuple[str, ...]) -> pytest.MarkDecorator:
 
 @pytest.fixture(autouse=True)
 def toy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("ekiden.methods", "ekiden.transports.flower.silo.silo_file"):
+    for module in ("ekiden.methods", "ekiden.silos.silo.silo_file"):
         monkeypatch.setattr(f"{module}.METHODS", (*METHODS, Toy))
     monkeypatch.setattr(agreement, "_METHODS", agreement._METHODS | {"toy"})
 
@@ -360,7 +360,7 @@ def test_the_server_computes_on_as_many_threads_as_it_says(
 
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr("ekiden.engine.run.drive", set_before)
+    monkeypatch.setattr("ekiden.core.engine.run.drive", set_before)
     with pytest.raises(Stop):
         far(FedAvg(rounds=1, epochs=1), nodes_in(tmp_path), tmp_path / "run")
 
@@ -603,8 +603,8 @@ def test_a_message_that_breaks_off_unnoticed_is_sent_again(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine does not report it; a silo that is working is left alone."""
-    monkeypatch.setattr("ekiden.transports.flower.coordinator.courier._PROBE", 0.01)
-    monkeypatch.setattr("ekiden.transports.flower.coordinator.session._GREET_AGAIN", 0.01)
+    monkeypatch.setattr("ekiden.silos.coordinator.courier._PROBE", 0.01)
+    monkeypatch.setattr("ekiden.silos.coordinator.session._GREET_AGAIN", 0.01)
     nodes, public = sealed_in(tmp_path)
     broken: list[int] = []
 
@@ -764,7 +764,7 @@ class OfOtherCode(FakeNodes):
         def other(data: bytes) -> bytes:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(
-                    "ekiden.transports.flower.silo.silo.code_version",
+                    "ekiden.silos.silo.silo.code_version",
                     lambda: f"{__version__}+{'0' * 16}",
                 )
                 return answer(data)

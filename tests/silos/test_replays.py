@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ekiden.base.errors import UserError
-from ekiden.engine.method import Method
-from ekiden.engine.transport import Request
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import Request
+from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.worker import Client
 from ekiden.methods import FedAvg, FedGram
-from ekiden.transports.flower.coordinator.transport import Remote
-from ekiden.transports.flower.silo import approval
-from ekiden.transports.flower.trust import custody, keys
-from ekiden.transports.flower.trust.parcel import Answer, Ask, unpack
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_masking import numbers
-from tests.transports.test_remote import far
+from ekiden.silos.coordinator.transport import Remote
+from ekiden.silos.silo import approval
+from ekiden.silos.trust import custody, keys
+from ekiden.silos.trust.parcel import Answer, Ask, unpack
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_masking import numbers
+from tests.silos.test_remote import far
 
 COUNTED = {"requests.log", "requests.json", "requests", "days.json"}
 """files that count and log what is asked"""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.transports.flower import commands, supernode
-from ekiden.transports.flower.silo import participation
-from ekiden.transports.flower.silo.participation import FILE, log_changed, log_request
-from ekiden.transports.flower.silo.silo_file import SiloFile
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
-from tests.transports.fakes import NAMES, FakeNodes, silo_file
+from ekiden.silos import commands, supernode
+from ekiden.silos.silo import participation
+from ekiden.silos.silo.participation import FILE, log_changed, log_request
+from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from tests.silos.fakes import NAMES, FakeNodes, silo_file
 from tests.warm import WarmProcess
 
 

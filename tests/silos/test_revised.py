@@ -11,22 +11,22 @@ import pytest
 
 from ekiden import Hardware
 from ekiden import run as run_here
-from ekiden.base.errors import UserError
 from ekiden.cli.app import main
-from ekiden.engine.folder import read_config, read_ledger
-from ekiden.engine.method import Method
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.folder import read_config, read_ledger
+from ekiden.core.engine.method import Method
 from ekiden.methods import FedGram, FedSeq
-from ekiden.recipe import Recipe
-from ekiden.results.result import Result
-from ekiden.transports.flower import commands
-from ekiden.transports.flower.coordinator import remote_plan, session
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo import participation
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust.agreement import AGREEMENT, Revision
-from tests.transports.fakes import NAMES, FakeNodes, silos, with_keys
-from tests.transports.test_remote import TRAINING, assert_equal, far
-from tests.transports.test_silo import TERMS
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import Result
+from ekiden.silos import commands
+from ekiden.silos.coordinator import remote_plan, session
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo import participation
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust.agreement import AGREEMENT, Revision
+from tests.silos.fakes import NAMES, FakeNodes, silos, with_keys
+from tests.silos.test_remote import TRAINING, assert_equal, far
+from tests.silos.test_silo import TERMS
 
 METHOD = FedGram(width=120)
 

@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.engine.method import Method
-from ekiden.engine.transport import Request
-from ekiden.engine.worker import Client
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import Request
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
 from ekiden.methods import (
     SCAFFOLD,
     Average,
@@ -35,15 +37,13 @@ from ekiden.methods import (
 )
 from ekiden.methods.blocks.rounds import ModelSums
 from ekiden.methods.rounds.feddisco import discrepancy
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator.transport import Remote
-from ekiden.transports.flower.silo import silo
-from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
-from tests.transports.test_remote import far
+from ekiden.silos.coordinator.transport import Remote
+from ekiden.silos.silo import silo
+from tests.silos.fakes import NAMES, FakeNodes, mine, with_keys
+from tests.silos.test_remote import far
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning"
+    "ignore:each pixel is a column of the trees:ekiden.core.base.errors.DataWarning"
 )
 
 

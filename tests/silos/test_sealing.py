@@ -16,35 +16,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import safetensors_chunks, with_digest, write
 from ekiden.cli.app import call
-from ekiden.engine.folder import read_lines
-from ekiden.engine.wire import SERVER, Encoded, WireError
-from ekiden.engine.worker import Outcome, Worker
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import safetensors_chunks, with_digest, write
+from ekiden.core.engine.folder import read_lines
+from ekiden.core.engine.wire import SERVER, Encoded, WireError
+from ekiden.core.engine.worker import Outcome, Worker
+from ekiden.core.training.weights import Weights
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki, MAEcho
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo.silo_file import SiloFile
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import custody, sealing
-from ekiden.transports.flower.trust.parcel import (
-    Answer,
-    Ask,
-    ParcelPart,
-    arguments_key,
-    opened,
-    pack,
-    unpack,
-)
-from ekiden.transports.flower.trust.sealing import Binding, Party, Reader
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import custody, sealing
+from ekiden.silos.trust.parcel import Answer, Ask, ParcelPart, arguments_key, opened, pack, unpack
+from ekiden.silos.trust.sealing import Binding, Party, Reader
 from tests.fuzz import examples
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_remote import far, here, same
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_remote import far, here, same
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
-from ekiden.transports.flower.trust import keys
+from ekiden.silos.trust import keys
 
 LIMITS = '[limits]\nmethods = ["fedseq", "fedavg", "fedtasuki", "dfedavgm"]\n'
 
@@ -359,7 +351,7 @@ def test_no_weight_is_on_the_wire(
 
 
 def shut(path: Path) -> SiloFile:
-    from ekiden.transports.flower.silo.silo_file import read
+    from ekiden.silos.silo.silo_file import read
 
     return read(path)
 
@@ -542,7 +534,7 @@ def test_a_run_is_verified(tmp_path: Path) -> None:
 
 
 def len_train(name: str) -> int:
-    from tests.transports.fakes import mine
+    from tests.silos.fakes import mine
 
     return len(mine(name)[1].train)
 
@@ -627,9 +619,7 @@ def test_a_silo_that_signs_something_else_stops_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, public = federation(tmp_path)
-    monkeypatch.setattr(
-        "ekiden.transports.flower.trust.custody.model_digest", lambda value, given: 3
-    )
+    monkeypatch.setattr("ekiden.silos.trust.custody.model_digest", lambda value, given: 3)
     with pytest.raises(UserError, match="a record of the chain of custody cannot be read"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
 

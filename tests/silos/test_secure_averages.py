@@ -10,21 +10,21 @@ import pytest
 import torch
 
 from ekiden import Training
-from ekiden.base.errors import UserError
-from ekiden.base.sums import Masked
-from ekiden.engine.worker import Client
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import Masked
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import Weights
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from ekiden.methods.blocks.rounds import ModelSums, Reply
 from ekiden.runs import summary
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.coordinator.transport import Remote
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_masking import exact, group, numbers
-from tests.transports.test_remote import assert_equal, far, here
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.coordinator.transport import Remote
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_masking import exact, group, numbers
+from tests.silos.test_remote import assert_equal, far, here
 
 KINDS = (FedAvg, FedProx, SCAFFOLD, FedNova, FedDyn, FedDC, FedDisco)
 each_method = pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_without_masks_a_secure_run_is_refused_by_the_coordinator_and_by_silos(
     assert "\n" not in str(no.value)
     assert not (tmp_path / "run" / "model.safetensors").exists()
     # A coordinator that leaves the check out is refused by the silos.
-    from ekiden.transports.flower.trust import agreement
+    from ekiden.silos.trust import agreement
 
     check = agreement.Agreement.check_masks
     asked: list[int] = []

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ekiden.transports.flower import commands
-from ekiden.transports.flower.coordinator import remote_plan, session
+from ekiden.silos import commands
+from ekiden.silos.coordinator import remote_plan, session
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower loads
@@ -18,7 +18,7 @@ from ekiden.transports.flower.coordinator import remote_plan, session
 def test_a_model_is_measured_by_the_subgroups_that_were_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, by: list[str]
 ) -> None:
-    from ekiden.transports.flower import server_app
+    from ekiden.silos import server_app
 
     asked: dict[str, Any] = {}
     monkeypatch.setattr(session, "evaluate", lambda *about, **more: asked.update(more))
@@ -64,9 +64,9 @@ def test_the_app_declares_what_a_run_sets(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_answer_counts_for_what_was_asked_alone() -> None:
     """A silo chooses what its message says about itself, and may send bytes without a message."""
-    from ekiden.transports.flower.coordinator.courier import Lost
-    from ekiden.transports.flower.envelope import wrap
-    from ekiden.transports.flower.server_app import GridNodes
+    from ekiden.silos.coordinator.courier import Lost
+    from ekiden.silos.envelope import wrap
+    from ekiden.silos.server_app import GridNodes
 
     def message(text: bytes) -> Any:
         named = SimpleNamespace(reply_to_message_id="that of another silo", src_node_id=9)

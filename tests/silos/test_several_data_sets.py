@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from ekiden import Training
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 from ekiden.methods import FedSeq
-from ekiden.recipe import Recipe
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.coordinator.session import evaluate
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import keys
-from tests.transports.fakes import FakeNodes
-from tests.transports.test_attacks import Attacker
-from tests.transports.test_networks_of_a_run import refused
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.coordinator.session import evaluate
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import keys
+from tests.silos.fakes import FakeNodes
+from tests.silos.test_attacks import Attacker
+from tests.silos.test_networks_of_a_run import refused
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

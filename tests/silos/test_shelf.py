@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from ekiden.base import files
-from ekiden.base.errors import UserError
-from ekiden.engine import wire
-from ekiden.engine.folder import Marks
-from ekiden.engine.method import Method
+from ekiden.core.base import files
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import Marks
+from ekiden.core.engine.method import Method
 from ekiden.methods import SCAFFOLD, DisPFL, FedSeq
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.silo.shelf import Done
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust import custody
-from ekiden.transports.flower.trust.parcel import Ask, unpack
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_remote import Stop, assert_equal, far, here, same, small
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.silo.shelf import Done
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust import custody
+from ekiden.silos.trust.parcel import Ask, unpack
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_remote import Stop, assert_equal, far, here, same, small
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 FEDSEQ = FedSeq(epochs=1)

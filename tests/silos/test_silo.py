@@ -15,36 +15,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ekiden.base.errors import UserError
-from ekiden.data.augment import Augment
-from ekiden.data.kinds import Images
-from ekiden.data.kinds import terms as inputs_text
-from ekiden.engine import wire
-from ekiden.engine.folder import code_version
-from ekiden.engine.method import INITIAL, Method
-from ekiden.engine.setup import initial_weights
-from ekiden.engine.wire import Ref
+from ekiden.core.base.errors import UserError
+from ekiden.core.data.augment import Augment
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import code_version
+from ekiden.core.engine.method import INITIAL, Method
+from ekiden.core.engine.setup import initial_weights
+from ekiden.core.engine.wire import Ref
+from ekiden.core.training.weights import Weights
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
-from ekiden.recipe import Recipe
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.silo.shelf import _DAYS_KEPT, Shelf, drop_old_runs
-from ekiden.transports.flower.silo.silo import Silo, SiloTasks
-from ekiden.transports.flower.silo.silo_file import SiloFile
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.agreement import Agreement, no_samples, own_network
-from ekiden.transports.flower.trust.parcel import (
-    Answer,
-    Ask,
-    Hello,
-    ParcelPart,
-    pack,
-    signed_text,
-    unpack,
-)
-from ekiden.transports.flower.trust.sealing import Reader
+from ekiden.readers.kinds import Images
+from ekiden.readers.kinds import terms as inputs_text
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.silo.shelf import _DAYS_KEPT, Shelf, drop_old_runs
+from ekiden.silos.silo.silo import Silo, SiloTasks
+from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.agreement import Agreement, no_samples, own_network
+from ekiden.silos.trust.parcel import Answer, Ask, Hello, ParcelPart, pack, signed_text, unpack
+from ekiden.silos.trust.sealing import Reader
 from tests.fuzz import examples
-from tests.transports.fakes import silo_file
+from tests.silos.fakes import silo_file
 
 TERMS = Agreement(
     "0123456789abcdef",
@@ -112,7 +104,7 @@ def nothing_done(file: SiloFile) -> bool:
 
 
 def model(agreed: Agreement = TERMS) -> Weights:
-    from ekiden.base.settings import Hardware
+    from ekiden.core.base.settings import Hardware
     from ekiden.data import Dataset, Samples
 
     none = Samples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
@@ -127,7 +119,7 @@ def test_what_an_error_says_of_a_sample_stays_at_the_silo(
     def fail(*_: object) -> None:
         raise ValueError("cannot convert 'Mary Smith' in scans/mary.png")
 
-    monkeypatch.setattr("ekiden.transports.flower.silo.silo.SiloTasks.do", fail)
+    monkeypatch.setattr("ekiden.silos.silo.silo.SiloTasks.do", fail)
     assert said(file, task()) == "it failed with ValueError; its own log says why"
     assert "Mary Smith" in (file.folder / "requests.log").read_text()
 

@@ -13,18 +13,18 @@ import torch
 from PIL import Image
 
 import ekiden
-from ekiden.base.errors import UserError, command_line
-from ekiden.base.settings import Training
-from ekiden.data.kinds import terms
+from ekiden.core.base.errors import UserError, command_line
+from ekiden.core.base.settings import Training
 from ekiden.methods import FedSeq
-from ekiden.recipe import Recipe
-from ekiden.results.result import Result
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.coordinator.session import run
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust import keys
-from tests.transports.fakes import FakeNodes
+from ekiden.readers.kinds import terms
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import Result
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.coordinator.session import run
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust import keys
+from tests.silos.fakes import FakeNodes
 
 GOOD = 'name = "a"\n[data]\npath = "digits"\n'
 

@@ -8,15 +8,15 @@ import pytest
 from PIL import Image
 
 from ekiden import Training
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 from ekiden.data import join
 from ekiden.methods import FedAvg
-from ekiden.recipe import Recipe
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.silo.silo_file import SiloFile, read
-from tests.data.pictures import dicom, encoded
-from tests.transports.fakes import FakeNodes
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.silo.silo_file import SiloFile, read
+from tests.readers.pictures import dicom, encoded
+from tests.silos.fakes import FakeNodes
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

@@ -11,17 +11,17 @@ import pandas as pd
 import pytest
 
 from ekiden import Training
-from ekiden.base.errors import PrivateError, UserError
-from ekiden.data import schema as schemas
-from ekiden.data.agreement import read_agreed
+from ekiden.core.base.errors import PrivateError, UserError
 from ekiden.methods import FedAvg
-from ekiden.recipe import Recipe
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust.agreement import parse
-from tests.transports.fakes import FakeNodes
+from ekiden.readers import schema as schemas
+from ekiden.readers.agreement import read_agreed
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust.agreement import parse
+from tests.silos.fakes import FakeNodes
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 from ekiden.methods import FedSeq
-from ekiden.transports.flower.coordinator.session import EVALUATIONS, evaluate
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import Limits, read
-from ekiden.transports.flower.trust import keys
-from tests.transports.fakes import FakeNodes
-from tests.transports.test_remote import far
+from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import Limits, read
+from ekiden.silos.trust import keys
+from tests.silos.fakes import FakeNodes
+from tests.silos.test_remote import far
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

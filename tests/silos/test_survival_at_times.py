@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ekiden.base.errors import UserError
+from ekiden.clinic.curves import Curve, Followed
+from ekiden.core.base.errors import UserError
 from ekiden.data import federate
-from ekiden.data.curves import Curve, Followed
 from ekiden.methods import FedSeq
-from ekiden.transports.flower.coordinator.session import EVALUATIONS, evaluate
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import Limits
+from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import Limits
 from tests.methods.survival_reference import CUT, cohort
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_remote import far
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_remote import far
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 pytestmark = pytest.mark.filterwarnings(

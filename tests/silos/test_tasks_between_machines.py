@@ -14,30 +14,30 @@ from torch import Tensor, nn
 
 from ekiden import Hardware
 from ekiden import run as run_here
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import read_config
+from ekiden.core.engine.method import Method
+from ekiden.core.models import _NETWORKS, _SPECIAL
+from ekiden.core.models.split import SplitNetwork
+from ekiden.core.tasks import LanguageModelling, Regression, named
+from ekiden.core.tasks import terms as task_terms
 from ekiden.data import FederatedData, federate
-from ekiden.data.kinds import Tokens
-from ekiden.data.tasks import LanguageModelling, Regression, named
-from ekiden.data.tasks import terms as task_terms
-from ekiden.engine import wire
-from ekiden.engine.folder import read_config
-from ekiden.engine.method import Method
 from ekiden.methods import GLM, DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, Trees, with_lap
-from ekiden.models import _NETWORKS, _SPECIAL
-from ekiden.models.split import SplitNetwork
-from ekiden.recipe import Recipe
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import read
-from ekiden.transports.flower.trust.parcel import Answer, unpack
-from ekiden.transports.flower.trust.report import Reported
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_attacks import Attacker, terms_in
-from tests.transports.test_networks_of_a_run import refused
-from tests.transports.test_remote import TRAINING, same
-from tests.transports.test_silo_file import tables
+from ekiden.readers.kinds import Tokens
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from ekiden.silos.coordinator.verify import verify
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust.parcel import Answer, unpack
+from ekiden.silos.trust.report import Reported
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.test_attacks import Attacker, terms_in
+from tests.silos.test_networks_of_a_run import refused
+from tests.silos.test_remote import TRAINING, same
+from tests.silos.test_silo_file import tables
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

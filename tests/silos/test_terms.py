@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ekiden.engine.method import Method
+from ekiden.core.engine.method import Method
 from ekiden.methods import METHODS
 from ekiden.methods.exact.closing import with_lap
-from ekiden.recipe import Recipe
-from tests.transports.test_silo import TERMS
+from ekiden.runs.recipe import Recipe
+from tests.silos.test_silo import TERMS
 
 
 def varied(value: Any) -> Iterator[tuple[str, Any]]:

@@ -13,25 +13,26 @@ import numpy as np
 import pytest
 import torch
 
-from ekiden.base.errors import UserError
-from ekiden.base.sums import Sums, measure
-from ekiden.data import kinds, tasks
-from ekiden.data.curves import Followed
-from ekiden.data.samples import Subset
-from ekiden.data.tasks import Classification
+from ekiden.clinic.curves import Followed
+from ekiden.core import tasks
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import Sums, measure
+from ekiden.core.data.samples import Subset
+from ekiden.core.models import build
+from ekiden.core.tasks import Classification
 from ekiden.methods import GLM, FedGram
 from ekiden.methods.exact.blocks.fixed_features import features_of
 from ekiden.methods.exact.fedgram import Handoff
-from ekiden.models import build
-from ekiden.transports.flower.silo import differences, policy
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import SiloFile, read
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
-from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
-from tests.transports.test_remote import far
-from tests.transports.test_silo import terms
+from ekiden.readers import kinds
+from ekiden.silos.silo import differences, policy
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import SiloFile, read
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
+from tests.silos.test_remote import far
+from tests.silos.test_silo import terms
 
-pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 Row = tuple[object, ...]
 PATIENT = (83.25, "f", "yes")
 

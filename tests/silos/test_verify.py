@@ -14,31 +14,31 @@ import pytest
 import safetensors.torch
 import torch
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import read_tensors, safetensors_chunks, with_digest, write
-from ekiden.base.settings import Hardware
 from ekiden.cli.app import call
-from ekiden.data.tasks import Classification
-from ekiden.engine import wire
-from ekiden.engine.counting import counting_of
-from ekiden.engine.folder import Marks, read_lines
-from ekiden.engine.method import INITIAL, Method, Model
-from ekiden.engine.setup import as_module
-from ekiden.engine.store import read
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Setup
+from ekiden.clinic.counting import counting_of
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import read_tensors, safetensors_chunks, with_digest, write
+from ekiden.core.base.settings import Hardware
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import Marks, read_lines
+from ekiden.core.engine.method import INITIAL, Method, Model
+from ekiden.core.engine.setup import as_module
+from ekiden.core.engine.store import read
+from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.worker import Setup
+from ekiden.core.tasks import Classification
+from ekiden.core.training.weights import Weights
 from ekiden.methods import FedAvg, FedSeq, Local
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.coordinator.verify import Verdict, terms, verify
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import SiloFile
-from ekiden.transports.flower.trust import custody, keys
-from ekiden.transports.flower.trust.agreement import no_samples
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
-from ekiden.transports.flower.trust.report import Reported, SiloReport
-from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
-from tests.transports.test_remote import assert_equal, far, here
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.coordinator.verify import Verdict, terms, verify
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust import custody, keys
+from ekiden.silos.trust.agreement import no_samples
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.silos.trust.report import Reported, SiloReport
+from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
+from tests.silos.test_remote import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

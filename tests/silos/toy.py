@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, Traits, on_client
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
-from ekiden.training.weights import Weights, mean
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import Method, State, Traits, on_client
+from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import Weights, mean
 
 
 class Report(NamedTuple):

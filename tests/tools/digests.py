@@ -22,10 +22,11 @@ import torch
 from torch import nn
 
 from ekiden import Hardware, Training, run
-from ekiden.base.files import safetensors_chunks
-from ekiden.conformance.small_runs import Tiny
-from ekiden.conformance.small_runs import blobs as make_blobs
-from ekiden.engine.method import Method
+from ekiden.core.base.files import safetensors_chunks
+from ekiden.core.engine.method import Method
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
+from ekiden.lab.conformance.small_runs import blobs as make_blobs
 from ekiden.methods import (
     METHODS,
     MOON,
@@ -41,15 +42,20 @@ from ekiden.methods import (
     MetaFed,
     with_lap,
 )
-from ekiden.results.result import Result
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.trust.parcel import Ask, unpack
-from tests.conformance.test_every_method import settings, small
-from tests.conformance.test_on_another_device import IMAGE_METHODS, OPTIONS, Picture, Wide, images
-from tests.transports import test_remote as remote
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
+from ekiden.runs.result import Result
+from ekiden.silos.coordinator import session
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.trust.parcel import Ask, unpack
+from tests.lab.conformance.test_every_method import settings, small
+from tests.lab.conformance.test_on_another_device import (
+    IMAGE_METHODS,
+    OPTIONS,
+    Picture,
+    Wide,
+    images,
+)
+from tests.silos import test_remote as remote
+from tests.silos.fakes import NAMES, FakeNodes, with_keys
 
 Digests = dict[str, dict[str, str]]
 SAID = "said.txt"

@@ -4,7 +4,7 @@ tests.tools.task_table` writes them."""
 import re
 from pathlib import Path
 
-from ekiden.data.tasks import KINDS, Need
+from ekiden.core.tasks import KINDS, Need
 from ekiden.methods import METHODS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"

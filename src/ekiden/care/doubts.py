@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from ekiden.base.errors import counted, listed, tell
-from ekiden.base.outside import pa, pc
-from ekiden.data.cells import DATE, garbled, is_text, short
-from ekiden.data.kinds import Tokens
-from ekiden.data.raster import split
-from ekiden.data.seen import LARGE, ROWS_DIFFER, SeenData, chance, copied, improbable, twice
-from ekiden.data.spelling import bare_id, fold
-from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
-from ekiden.data.undecoded import PARTS
-from ekiden.data.unlike import MORE_DOUBTS
+from ekiden.care.seen import LARGE, ROWS_DIFFER, SeenData, chance, copied, improbable, twice
+from ekiden.care.spelling import bare_id, fold
+from ekiden.care.unlike import MORE_DOUBTS
+from ekiden.core.base.errors import counted, listed, tell
+from ekiden.core.base.outside import pa, pc
+from ekiden.core.data.undecoded import PARTS
+from ekiden.core.tasks import Classification, MultiLabel, Regression, ScaledTask
+from ekiden.readers.cells import DATE, garbled, is_text, short
+from ekiden.readers.kinds import Tokens
+from ekiden.readers.raster import split
 
 _ID = re.compile(
     r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row|record|encounter|admission"

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ekiden.base.errors import counted, listed
-from ekiden.data.columns import Reading
-from ekiden.data.kinds import Inputs, Table
-from ekiden.data.samples import Dataset
-from ekiden.data.tasks import Classification
-from ekiden.data.undecoded import Raw
+from ekiden.core.base.errors import counted, listed
+from ekiden.core.data.samples import Dataset
+from ekiden.core.data.undecoded import Raw
+from ekiden.core.tasks import Classification
+from ekiden.readers.columns import Reading
+from ekiden.readers.kinds import Inputs, Table
 
 FEATURES = 2
 """of a sample that is compared; rows of a single number are equal by chance"""

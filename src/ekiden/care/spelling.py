@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError, listed, tell
-from ekiden.base.outside import pa, pc
-from ekiden.data.cells import garbled, is_text
-from ekiden.data.kinds import Inputs, Table
-from ekiden.data.kinds.tables import Numbers
-from ekiden.data.moments import ColumnMoments, ColumnSums, counted_together, target
-from ekiden.data.undecoded import Raw, natural
+from ekiden.core.base.errors import UserError, listed, tell
+from ekiden.core.base.outside import pa, pc
+from ekiden.core.data.undecoded import Raw, natural
+from ekiden.readers.cells import garbled, is_text
+from ekiden.readers.kinds import Inputs, Table
+from ekiden.readers.kinds.tables import Numbers
+from ekiden.readers.moments import ColumnMoments, ColumnSums, counted_together, target
 
 Spelling = Literal["", "merge", "keep"]
 _YES, _NO = (

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from ekiden.base.errors import listed
-from ekiden.data.kinds import Arrays, Inputs, Table
-from ekiden.data.kinds.arrays import LEADS, SHORTEST
-from ekiden.data.seen import LOOKED_AT, MOST_SILOS, ROWS, SeenData, chance, rows_of_several
-from ekiden.data.spelling import numbered_from_two
-from ekiden.data.tasks import Classification, MultiLabel, Segmentation, Survival
+from ekiden.care.seen import LOOKED_AT, MOST_SILOS, ROWS, SeenData, chance, rows_of_several
+from ekiden.care.spelling import numbered_from_two
+from ekiden.core.base.errors import listed
+from ekiden.core.tasks import Classification, MultiLabel, Segmentation, Survival
+from ekiden.readers.kinds import Arrays, Inputs, Table
+from ekiden.readers.kinds.arrays import LEADS, SHORTEST
 
 _SEVERAL = 0.01  # share of signals with a fault
 _MANY, _PEEK, _VALUES = (

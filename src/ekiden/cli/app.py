@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import get_type_hints
 
 from ekiden._version import __version__
-from ekiden.base import errors
-from ekiden.base.errors import UserError, command_line, unknown, warnings_as_lines
+from ekiden.core.base import errors
+from ekiden.core.base.errors import UserError, command_line, unknown, warnings_as_lines
 
 COMMANDS = {
     "run": "cli.runs:run",
@@ -30,7 +30,7 @@ COMMANDS = {
     "results": "cli.sweeps:list_results",
     "forget": "cli.runs:forget",
     "join": "cli.runs:join",
-    "check": "conformance:check_method",
+    "check": "lab.conformance:check_method",
     "new method": "cli.own:new",
     "trust": "cli.own:trust",
     "federation init": "cli.federations:init",
@@ -173,7 +173,7 @@ def _trust_typed_files(args: Sequence[str]) -> None:
     Nothing else in Ekiden trusts a file: run folders, records, and files of settings may come from
     anybody.
     """
-    from ekiden.base import outside  # noqa: PLC0415  (`--version` and `--help` do without it)
+    from ekiden.core.base import outside  # noqa: PLC0415  (`--version` and `--help` do without it)
 
     for arg in args:
         value = arg.partition("=")[2] if arg.startswith("--") and "=" in arg else arg

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from ekiden.base.errors import UserError, visible
+from ekiden.core.base.errors import UserError, visible
 
 _WORD = 10  # least width of a text column, if it has words of that length
 

@@ -10,26 +10,26 @@ from typing import Any, Literal, TypeAlias
 
 from rich.table import Table
 
-from ekiden.base import outside
-from ekiden.base.checks import Positional, Positive, made, reading
-from ekiden.base.errors import UserError, counted, unknown
 from ekiden.cli.console import console, table_of
-from ekiden.data.kinds import Inputs
-from ekiden.data.samples import FederatedData, said_in
-from ekiden.data.tasks import Metric, Task, recorded
-from ekiden.data.tasks.base import measured
-from ekiden.engine.evaluation import TestSet
-from ekiden.engine.figures import Figures
-from ekiden.engine.folder import read_config
-from ekiden.engine.ranked import Wanted
-from ekiden.engine.setup import read_model
-from ekiden.engine.subgroups import Division, check_divisions, divisions
-from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in
-from ekiden.results.regressions import baseline_of
-from ekiden.results.result import inputs_of, not_finished, silos_in, task_in
+from ekiden.clinic.figures import Figures
+from ekiden.clinic.ranked import Wanted
+from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
+from ekiden.clinic.regressions import baseline_of
+from ekiden.clinic.subgroups import Division, check_divisions, divisions
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Positional, Positive, made, reading
+from ekiden.core.base.errors import UserError, counted, unknown
+from ekiden.core.data.samples import FederatedData, said_in
+from ekiden.core.engine.evaluation import TestSet
+from ekiden.core.engine.folder import read_config
+from ekiden.core.engine.setup import read_model
+from ekiden.core.tasks import Metric, Task, recorded
+from ekiden.core.tasks.base import measured
+from ekiden.readers.kinds import Inputs
 from ekiden.runs import summary
+from ekiden.runs.loading import load_model, open_models
 from ekiden.runs.plan import in_memory
-from ekiden.serving.loading import load_model, open_models
+from ekiden.runs.result import inputs_of, not_finished, silos_in, task_in
 
 Place: TypeAlias = Literal["here", "flower"]
 _GUESS = "always the commonest class"

@@ -8,24 +8,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ekiden.base.checks import Positional
-from ekiden.base.errors import UserError
-from ekiden.base.files import write
 from ekiden.cli.console import console, print_json, say, table_of
-from ekiden.data import study
-from ekiden.data.agreement import Scaling, agree_on
-from ekiden.data.moments import read_sums
-from ekiden.data.schema import read as read_schema
-from ekiden.data.tasks import ScaledTask
-from ekiden.engine.folder import read_config
-from ekiden.results.result import inputs_of, task_in
-from ekiden.transports.flower import commands
-from ekiden.transports.flower.commands import Security
-from ekiden.transports.flower.coordinator import federation as federations
-from ekiden.transports.flower.coordinator.federation import Federation
-from ekiden.transports.flower.metrics import Metrics
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.agreement import ROSTER, read_roster
+from ekiden.clinic import study
+from ekiden.core.base.checks import Positional
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import write
+from ekiden.core.engine.folder import read_config
+from ekiden.core.tasks import ScaledTask
+from ekiden.readers.agreement import Scaling, agree_on
+from ekiden.readers.moments import read_sums
+from ekiden.readers.schema import read as read_schema
+from ekiden.runs.result import inputs_of, task_in
+from ekiden.silos import commands
+from ekiden.silos.commands import Security
+from ekiden.silos.coordinator import federation as federations
+from ekiden.silos.coordinator.federation import Federation
+from ekiden.silos.metrics import Metrics
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.agreement import ROSTER, read_roster
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
-from ekiden.base.checks import Alias, Mark, hints_of
-from ekiden.base.errors import UserError, listed, nearest, unknown
-from ekiden.engine.method import Method
+from ekiden.core.base.checks import Alias, Mark, hints_of
+from ekiden.core.base.errors import UserError, listed, nearest, unknown
+from ekiden.core.engine.method import Method
 
 _LEFT = 26
 _MOST = 100

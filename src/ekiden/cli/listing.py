@@ -10,17 +10,17 @@ from rich.table import Table
 from torch import nn
 
 from ekiden import data as datasets
-from ekiden import models
-from ekiden.base.checks import Checked, Positional, Range
-from ekiden.base.errors import counted
-from ekiden.base.outside import summary_of
 from ekiden.cli.console import console, print_json
 from ekiden.commands import available, topology
-from ekiden.data.tasks import Classification
-from ekiden.engine.method import Method, Size
-from ekiden.engine.setup import of_method
+from ekiden.core import models
+from ekiden.core.base.checks import Checked, Positional, Range
+from ekiden.core.base.errors import counted
+from ekiden.core.base.outside import summary_of
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.setup import of_method
+from ekiden.core.tasks import Classification
+from ekiden.core.training.network import Network
 from ekiden.methods import METHODS
-from ekiden.training.network import Network
 
 _CLIENTS, _SHAPE, _CLASSES = (
     10,

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ekiden.base import outside
-from ekiden.base.checks import Positional
-from ekiden.base.errors import UserError
-from ekiden.base.files import disk_error
 from ekiden.cli.console import say
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Positional
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import disk_error
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ _TEST = '''"""KIND: the contract of all methods, and numbers worked out by hand.
 
 import ekiden
 import torch
-from ekiden.conformance import check
+from ekiden.lab.conformance import check
 
 from MODULE import KIND
 

@@ -12,24 +12,24 @@ from textwrap import fill
 from typing import Annotated, Any
 
 from ekiden import data as datasets
-from ekiden.base.checks import Alias, Checked, Count, CountOrZero, Positional, Positive
-from ekiden.base.errors import UserError, counted
-from ekiden.base.files import disk_error, is_held
 from ekiden.cli.console import console, no_run, only_json, print_json, say, telling
 from ekiden.cli.flags import Boxes, parse, parse_some
+from ekiden.clinic import study
 from ekiden.commands import follow
-from ekiden.data import Reading, study
-from ekiden.data.holdings import located_silo
-from ekiden.engine.folder import read_config
+from ekiden.core.base.checks import Alias, Checked, Count, CountOrZero, Positional, Positive
+from ekiden.core.base.errors import UserError, counted
+from ekiden.core.base.files import disk_error, is_held
+from ekiden.core.engine.folder import read_config
+from ekiden.lab import launch
+from ekiden.lab.tables.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, SORTS, method_named
-from ekiden.recipe import Recipe
-from ekiden.results import tracking
-from ekiden.results.clock import devices_of
-from ekiden.results.result import Result
-from ekiden.runs import launch, summary
+from ekiden.readers.columns import Reading
+from ekiden.readers.holdings import located_silo
+from ekiden.runs import reruns, summary, tracking
+from ekiden.runs.clock import devices_of
 from ekiden.runs.plan import Plan, TaskName, read, stored, written
-from ekiden.serving import reruns
-from ekiden.tables.sweep import refuse_records, summaries
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import Result
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,22 @@ from typing import Annotated
 
 from torch import nn
 
-from ekiden.base import outside
-from ekiden.base.checks import Alias, CountOrZero, Positional, Positive
-from ekiden.base.errors import UserError, counted, unknown
-from ekiden.base.files import write
 from ekiden.cli.console import console, no_run, print_json, say, table_of
-from ekiden.engine.folder import read_config
-from ekiden.results.regressions import Baseline
-from ekiden.results.result import ModelSource, not_finished
+from ekiden.clinic.regressions import Baseline
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Alias, CountOrZero, Positional, Positive
+from ekiden.core.base.errors import UserError, counted, unknown
+from ekiden.core.base.files import write
+from ekiden.core.engine.folder import read_config
+from ekiden.lab.tables.sweep import expand
+from ekiden.runs import audit as audits
+from ekiden.runs import card as cards
+from ekiden.runs import exporting, predictions
+from ekiden.runs.loading import load_model, open_run
+from ekiden.runs.predictions import column_in
+from ekiden.runs.result import ModelSource, not_finished
 from ekiden.runs.summary import summarise, thresholds_in
 from ekiden.runs.summary import write as write_table
-from ekiden.serving import audit as audits
-from ekiden.serving import card as cards
-from ekiden.serving import exporting, predictions
-from ekiden.serving.loading import load_model, open_run
-from ekiden.serving.predictions import column_in
-from ekiden.tables.sweep import expand
 
 _METRICS = ("parquet", "csv")
 _Out = Annotated[str, Alias("-o")]

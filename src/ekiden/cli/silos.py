@@ -13,33 +13,33 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias
 
-from ekiden.base import outside
-from ekiden.base.checks import Positional, Positive
-from ekiden.base.errors import UserError, counted
-from ekiden.base.files import read_regular, write
-from ekiden.base.outside import summary_of
 from ekiden.cli.console import console, print_json, say, table_of
 from ekiden.cli.flags import Boxes, parse
-from ekiden.engine.method import Method
-from ekiden.engine.wire import EVERYONE
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Positional, Positive
+from ekiden.core.base.errors import UserError, counted
+from ekiden.core.base.files import read_regular, write
+from ekiden.core.base.outside import summary_of
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.wire import EVERYONE
+from ekiden.core.training.private import DP
+from ekiden.lab import launch
 from ekiden.methods import among, between_machines
-from ekiden.recipe import Recipe
-from ekiden.results import tracking
-from ekiden.runs import launch, summary
-from ekiden.training.private import DP
-from ekiden.transports.flower import commands, supernode
-from ekiden.transports.flower.commands import Security
-from ekiden.transports.flower.coordinator import federation as federations
-from ekiden.transports.flower.coordinator import remote_plan, session
-from ekiden.transports.flower.coordinator import verify as verifying
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, stored
-from ekiden.transports.flower.coordinator.session import EVALUATIONS
-from ekiden.transports.flower.silo import approval, noisy_columns, participation, silo_file
-from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.agreement import check_name, read_roster
-from ekiden.transports.flower.trust.masking import MARK, release_text
+from ekiden.runs import summary, tracking
+from ekiden.runs.recipe import Recipe
+from ekiden.silos import commands, supernode
+from ekiden.silos.commands import Security
+from ekiden.silos.coordinator import federation as federations
+from ekiden.silos.coordinator import remote_plan, session
+from ekiden.silos.coordinator import verify as verifying
+from ekiden.silos.coordinator.remote_plan import RemotePlan, check, stored
+from ekiden.silos.coordinator.session import EVALUATIONS
+from ekiden.silos.silo import approval, noisy_columns, participation, silo_file
+from ekiden.silos.silo.silo_file import Limits, SiloFile
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.agreement import check_name, read_roster
+from ekiden.silos.trust.masking import MARK, release_text
 
 Place: TypeAlias = Literal["here", "flower"]
 LINK = "link.json"

@@ -8,20 +8,20 @@ from typing import Annotated, Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from ekiden.base.checks import Alias, Checked, Count, CountOrZero, Positional
-from ekiden.base.errors import UserError, counted, unknown
-from ekiden.base.files import read_text, write
-from ekiden.base.outside import require_extra
 from ekiden.cli.console import console, print_json, telling
-from ekiden.results import tracking
-from ekiden.results.clock import devices_of
-from ekiden.runs import launch
-from ekiden.runs.launch import Board, RunEnd
+from ekiden.core.base.checks import Alias, Checked, Count, CountOrZero, Positional
+from ekiden.core.base.errors import UserError, counted, unknown
+from ekiden.core.base.files import read_text, write
+from ekiden.core.base.outside import require_extra
+from ekiden.lab import launch
+from ekiden.lab.launch import Board, RunEnd
+from ekiden.lab.tables import ledger, sweep, verdicts
+from ekiden.lab.tables.experiment import PAPER, Cell
+from ekiden.lab.tables.sweep import Sweep, SweepRun
+from ekiden.lab.tables.verdicts import contrasts
+from ekiden.runs import tracking
+from ekiden.runs.clock import devices_of
 from ekiden.runs.summary import divergence
-from ekiden.tables import ledger, sweep, verdicts
-from ekiden.tables.experiment import PAPER, Cell
-from ekiden.tables.sweep import Sweep, SweepRun
-from ekiden.tables.verdicts import contrasts
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class ReportOptions(Checked):
 def report(options: ReportOptions) -> None:
     """`ekiden report RUN... [-o FOLDER]`."""
     require_extra("report", "ekiden report", "matplotlib", "jinja2")
-    from ekiden.reporting import report as write  # noqa: PLC0415  (it needs an extra)
+    from ekiden.lab.reporting import report as write  # noqa: PLC0415  (it needs an extra)
 
     with console.status("reading runs") as status:
         devices = devices_of(options.devices) if options.devices else None

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.data.tasks.base import Scores, Task, confusion
-from ekiden.data.tasks.labels import (
+from ekiden.core.base.errors import UserError
+from ekiden.core.tasks.base import Scores, Task, confusion
+from ekiden.core.tasks.labels import (
     Classification,
     MultiLabel,
     Regression,
@@ -25,7 +25,7 @@ from ekiden.data.tasks.labels import (
     Segmentation,
     Survival,
 )
-from ekiden.data.tasks.measures import classes, pairs
+from ekiden.core.tasks.measures import classes, pairs
 
 FIXED = 1 << 20  # the whole number that stands for 1 in sums
 MOST_LOSS = 10.0  # largest loss of a sample in a coarse sum

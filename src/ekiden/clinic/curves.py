@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table
 
-from ekiden.base.checks import Checked, CountOrZero, Positive
-from ekiden.base.errors import UserError
+from ekiden.core.base.checks import Checked, CountOrZero, Positive
+from ekiden.core.base.errors import UserError
 
 Numbers = NDArray[np.float64]
 _Z = 1.959963984540054  # of the normal distribution, for 95 %

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ekiden.engine.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers, OfTimes
-from ekiden.engine.ranked import (
+from ekiden.clinic.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers, OfTimes
+from ekiden.clinic.ranked import (
     DRAWS,
     Interval,
     Ranked,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Checked, Range
+from ekiden.core.base.checks import Checked, Range
 
 Interval = tuple[float, float]
 Z = 1.959963984540054  # of the normal distribution, for 95 %

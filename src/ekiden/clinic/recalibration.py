@@ -13,10 +13,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import Checked, Count, Fraction, Positive, made, plain, reading
-from ekiden.base.errors import UserError
-from ekiden.base.files import read_regular, write
-from ekiden.engine.figures import Figures
+from ekiden.clinic.figures import Figures
+from ekiden.core.base.checks import Checked, Count, Fraction, Positive, made, plain, reading
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import read_regular, write
 
 FILE = "recalibration.json"  # file in a run folder
 Form = Literal["platt", "temperature"]

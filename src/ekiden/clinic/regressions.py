@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Checked, Positive
-from ekiden.base.errors import UserError
-from ekiden.data.curves import Numbers
-from ekiden.data.kinds import Inputs
-from ekiden.data.tasks import Regression, Survival, Task
-from ekiden.models.tables_and_texts import OTHER, Term, terms
+from ekiden.clinic.curves import Numbers
+from ekiden.core.base.checks import Checked, Positive
+from ekiden.core.base.errors import UserError
+from ekiden.core.models.tables_and_texts import OTHER, Term, terms
+from ekiden.core.tasks import Regression, Survival, Task
+from ekiden.readers.kinds import Inputs
 
 _HOW = (
     "run glm --family cox with --times, or predict from rows whose hazard it is (--baseline FILE)"

@@ -15,21 +15,22 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table as RichTable
 
-from ekiden.base import outside
-from ekiden.base.errors import UserError, counted
-from ekiden.data import curves, frames, sources, targets
-from ekiden.data.cells import DATE, Writing
-from ekiden.data.columns import Reading, image_column
-from ekiden.data.dates import DAY
-from ekiden.data.holdings import Holding, find, hold, named_silos, read_part
-from ekiden.data.kinds import Images, Table, arrays
-from ekiden.data.kinds.arrays import is_list
-from ekiden.data.moments import ColumnMoments, ColumnSums, target, told_by
-from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
-from ekiden.data.schema import SAMPLES, SchemaError, Violation, key, string
-from ekiden.data.sources import NAMED
-from ekiden.data.tasks import Classification
-from ekiden.data.undecoded import Raw, natural
+from ekiden.clinic import curves
+from ekiden.core.base import outside
+from ekiden.core.base.errors import UserError, counted
+from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Subset
+from ekiden.core.data.undecoded import Raw, natural
+from ekiden.core.tasks import Classification
+from ekiden.readers import frames, sources, targets
+from ekiden.readers.cells import DATE, Writing
+from ekiden.readers.columns import Reading, image_column
+from ekiden.readers.dates import DAY
+from ekiden.readers.holdings import Holding, find, hold, named_silos, read_part
+from ekiden.readers.kinds import Images, Table, arrays
+from ekiden.readers.kinds.arrays import is_list
+from ekiden.readers.moments import ColumnMoments, ColumnSums, target, told_by
+from ekiden.readers.schema import SAMPLES, SchemaError, Violation, key, string
+from ekiden.readers.sources import NAMED
 
 _MANY = 50  # different names; more are not listed
 _MOST = 1e300

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError, unknown
-from ekiden.data.kinds import Inputs, Table
-from ekiden.data.samples import Dataset
-from ekiden.data.tasks import Classification, Regression, Scores, Survival, Task
-from ekiden.engine.counting import Care, Counting
-from ekiden.engine.figures import Figures, figures
-from ekiden.engine.ranked import Interval, Wanted
+from ekiden.clinic.counting import Care, Counting
+from ekiden.clinic.figures import Figures, figures
+from ekiden.clinic.ranked import Interval, Wanted
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.data.samples import Dataset
+from ekiden.core.tasks import Classification, Regression, Scores, Survival, Task
+from ekiden.readers.kinds import Inputs, Table
 
 DOMAIN = "domain"  # the column whose subgroups are the domains of a data set
 CLIENT = "client"  # the column whose subgroups are the silos; every table has it

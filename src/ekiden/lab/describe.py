@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table
 
-from ekiden.base.errors import counted, listed
-from ekiden.base.files import disk_error
-from ekiden.base.outside import require_extra
-from ekiden.data.kinds import Table as Columns
-from ekiden.data.samples import Dataset, FederatedData
-from ekiden.data.tasks import Regression, Survival
+from ekiden.core.base.errors import counted, listed
+from ekiden.core.base.files import disk_error
+from ekiden.core.base.outside import require_extra
+from ekiden.core.data.samples import Dataset, FederatedData
+from ekiden.core.tasks import Regression, Survival
+from ekiden.readers.kinds import Table as Columns
 
 WIDE = 12  # the table summarises more classes than this
 _NAMED = 6  # classes in a line

@@ -26,18 +26,24 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from ekiden.base.errors import DivergenceWarning, UserError, counted, unknown, warnings_as_lines
-from ekiden.base.outside import Lazy, require_extra
-from ekiden.data import description
-from ekiden.engine.drive import Row
-from ekiden.engine.folder import InUse, read_config
-from ekiden.engine.method import Method
-from ekiden.engine.setup import core_count
-from ekiden.results.tracking import bars, measured
+from ekiden.core.base.errors import (
+    DivergenceWarning,
+    UserError,
+    counted,
+    unknown,
+    warnings_as_lines,
+)
+from ekiden.core.base.outside import Lazy, require_extra
+from ekiden.core.engine.drive import Row
+from ekiden.core.engine.folder import InUse, read_config
+from ekiden.core.engine.local import MakesTransport, end_with_parent
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.setup import core_count
+from ekiden.lab.describe import description
+from ekiden.lab.ray import OnRay
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import duration, summarise
-from ekiden.transports import MakesTransport, OnRay
-from ekiden.transports.local import end_with_parent
+from ekiden.runs.tracking import bars, measured
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 from uuid import uuid4
 
-from ekiden.base.errors import UserError
-from ekiden.base.outside import Lazy, require_extra
-from ekiden.engine import wire
-from ekiden.engine.method import INITIAL, payload_types
-from ekiden.engine.setup import core_count
-from ekiden.engine.store import Store
-from ekiden.engine.transport import Interrupted, Request, Transport, live_refs, refs
-from ekiden.engine.wire import EVERYONE, Ref
-from ekiden.engine.worker import Job, Worker
-from ekiden.training.fit import Work
-from ekiden.training.weights import Weights
-from ekiden.transports.local import Start, by_owner, journal_of
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.outside import Lazy, require_extra
+from ekiden.core.engine import wire
+from ekiden.core.engine.local import Start, by_owner, journal_of
+from ekiden.core.engine.method import INITIAL, payload_types
+from ekiden.core.engine.setup import core_count
+from ekiden.core.engine.store import Store
+from ekiden.core.engine.transport import Interrupted, Request, Transport, live_refs, refs
+from ekiden.core.engine.wire import EVERYONE, Ref
+from ekiden.core.engine.worker import Job, Worker
+from ekiden.core.training.fit import Work
+from ekiden.core.training.weights import Weights
 
 ray = Lazy("ray")
 Keys = Mapping[str, set[str]]  # keys of values, by the client that holds them

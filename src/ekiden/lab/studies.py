@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 from torch import nn
 
-from ekiden.api import as_federation, as_method, no_argument, run
-from ekiden.base.checks import CountOrZero, checked
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.outside import require_extra
-from ekiden.base.settings import Hardware, Training
-from ekiden.data.samples import FederatedData
-from ekiden.engine.method import Method
-from ekiden.results.result import Result, flat, task_in
-from ekiden.results.tracking import Advance, bar
+from ekiden.core.base.checks import CountOrZero, checked
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.outside import require_extra
+from ekiden.core.base.settings import Hardware, Training
+from ekiden.core.data.samples import FederatedData
+from ekiden.core.engine.method import Method
+from ekiden.runs.api import as_federation, as_method, no_argument, run
+from ekiden.runs.result import Result, flat, task_in
 from ekiden.runs.summary import spread
+from ekiden.runs.tracking import Advance, bar
 
 if TYPE_CHECKING:
     import pandas
@@ -198,7 +198,7 @@ class Study(Mapping[str, tuple[Result, ...]]):
                 "a report is made of run folders: give the study a folder, study(..., folder=...)"
             )
         require_extra("report", "report", "matplotlib", "jinja2")
-        from ekiden.reporting import report  # noqa: PLC0415  (it needs an extra)
+        from ekiden.lab.reporting import report  # noqa: PLC0415  (it needs an extra)
 
         report(
             [result.folder for results in self.values() for result in results if result.folder],

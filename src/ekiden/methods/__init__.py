@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ekiden.base.checks import plain
-from ekiden.base.errors import UserError, tell, unknown
-from ekiden.base.outside import installed, is_file, known_as, load
-from ekiden.data.kinds import Images
-from ekiden.data.samples import Dataset
-from ekiden.engine.method import Method
+from ekiden.core.base.checks import plain
+from ekiden.core.base.errors import UserError, tell, unknown
+from ekiden.core.base.outside import installed, is_file, known_as, load
+from ekiden.core.data.samples import Dataset
+from ekiden.core.engine.method import Method
 from ekiden.methods.chain.fedelmy import FedELMY
 from ekiden.methods.chain.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.chain.fedseq import FedSeq
@@ -60,6 +59,7 @@ from ekiden.methods.rounds.spfl import SPFL
 from ekiden.methods.statistics.glm import GLM
 from ekiden.methods.yardsticks.centralized import Centralized
 from ekiden.methods.yardsticks.local import Local
+from ekiden.readers.kinds import Images
 
 SORTS: dict[str, tuple[type[Method], ...]] = {
     "chains: one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),

@@ -13,16 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.base.errors import UserError, counted, listed, nearest, tell
-from ekiden.base.files import read_text
-from ekiden.data import schema as schemas
-from ekiden.data import seen
-from ekiden.data.kinds import Inputs, Table, from_json, to_json
-from ekiden.data.kinds.tables import encode_again
-from ekiden.data.moments import ColumnSums, counted_together, read_sums, target, told_by
-from ekiden.data.samples import Dataset, FederatedData, Subset
-from ekiden.data.schema import Schema
-from ekiden.data.spelling import (
+from ekiden.care import seen
+from ekiden.care.spelling import (
     check_units,
     merging,
     nothing_in_common,
@@ -30,8 +22,16 @@ from ekiden.data.spelling import (
     refuse_spellings,
     shortened,
 )
-from ekiden.data.tasks import ScaledTask, Task
-from ekiden.data.undecoded import natural
+from ekiden.core.base.errors import UserError, counted, listed, nearest, tell
+from ekiden.core.base.files import read_text
+from ekiden.core.data.samples import Dataset, FederatedData, Subset
+from ekiden.core.data.undecoded import natural
+from ekiden.core.tasks import ScaledTask, Task
+from ekiden.readers import schema as schemas
+from ekiden.readers.kinds import Inputs, Table, from_json, to_json
+from ekiden.readers.kinds.tables import encode_again
+from ekiden.readers.moments import ColumnSums, counted_together, read_sums, target, told_by
+from ekiden.readers.schema import Schema
 
 _TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
 _TOLD = {"moments": "numbers", "categories": "categories"}

@@ -9,22 +9,23 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import checked
-from ekiden.base.errors import UserError, counted
-from ekiden.data import doubts, holdout
-from ekiden.data import schema as schemas
-from ekiden.data.augment import Augment
-from ekiden.data.columns import Reading
-from ekiden.data.holdings import Holding, Source, hold, silo_name
-from ekiden.data.kinds import Images, Inputs, Tokens, of_tensor
-from ekiden.data.kinds.images import sized_masks
-from ekiden.data.samples import Dataset, Samples
-from ekiden.data.seen import SeenData
-from ekiden.data.spelling import check_classes, check_values, some, spelled
-from ekiden.data.targets import refuse_constant, targets
-from ekiden.data.tasks import Classification, LanguageModelling, ScaledTask, Task, scaled
-from ekiden.data.tasks.base import IGNORED
-from ekiden.data.undecoded import Encoding, Raw, composed, owners, subjects, times
+from ekiden.care import doubts
+from ekiden.care.seen import SeenData
+from ekiden.care.spelling import check_classes, check_values, some, spelled
+from ekiden.core.base.checks import checked
+from ekiden.core.base.errors import UserError, counted
+from ekiden.core.data.augment import Augment
+from ekiden.core.data.samples import Dataset, Samples
+from ekiden.core.data.undecoded import Encoding, Raw, composed, owners, subjects, times
+from ekiden.core.tasks import Classification, LanguageModelling, ScaledTask, Task, scaled
+from ekiden.core.tasks.base import IGNORED
+from ekiden.readers import holdout
+from ekiden.readers import schema as schemas
+from ekiden.readers.columns import Reading
+from ekiden.readers.holdings import Holding, Source, hold, silo_name
+from ekiden.readers.kinds import Images, Inputs, Tokens, of_tensor
+from ekiden.readers.kinds.images import sized_masks
+from ekiden.readers.targets import refuse_constant, targets
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""
@@ -60,7 +61,7 @@ def from_tensors(
         std: per channel, divided by.
         augment: how training batches are augmented.
         task: the task, which says what the labels mean, or its name; None infers it from the labels
-            (`ekiden.data.tasks.inferred`). Targets of a regression are standardised by the training
+            (`ekiden.core.tasks.inferred`). Targets of a regression are standardised by the training
             samples' moments.
 
     Raises:

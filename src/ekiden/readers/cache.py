@@ -17,11 +17,11 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from ekiden.base import files
-from ekiden.base.errors import DataWarning, UserError, warn
-from ekiden.data.kinds import from_json, to_json
-from ekiden.data.samples import Dataset, Samples
-from ekiden.data.tasks import recorded, task_of
+from ekiden.core.base import files
+from ekiden.core.base.errors import DataWarning, UserError, warn
+from ekiden.core.data.samples import Dataset, Samples
+from ekiden.core.tasks import recorded, task_of
+from ekiden.readers.kinds import from_json, to_json
 
 _PIECE = 1 << 24  # bytes read or written at a time
 VERSION = 5  # of the decoder, its lines and the format; after a new number, old files are not used

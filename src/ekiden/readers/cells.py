@@ -16,9 +16,9 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.base.errors import UserError, counted, listed, row_text, tell
-from ekiden.base.outside import pa, pc
-from ekiden.data.dates import (
+from ekiden.core.base.errors import UserError, counted, listed, row_text, tell
+from ekiden.core.base.outside import pa, pc
+from ekiden.readers.dates import (
     DAY,
     ISO,
     LIKE,

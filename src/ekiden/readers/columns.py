@@ -12,18 +12,18 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.base import outside
-from ekiden.base.checks import Checked, Count, CountOrZero, Range, made
-from ekiden.base.errors import UserError, counted, nearest, row_text, tell, unknown
-from ekiden.base.outside import pa, pc
-from ekiden.data import frames
-from ekiden.data import schema as schemas
-from ekiden.data.augment import Augment
-from ekiden.data.cells import Cells, Writing, is_text
-from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, named
-from ekiden.data.kinds.arrays import is_list
-from ekiden.data.kinds.images import holds_files, is_encoded, masks
-from ekiden.data.undecoded import Raw
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Checked, Count, CountOrZero, Range, made
+from ekiden.core.base.errors import UserError, counted, nearest, row_text, tell, unknown
+from ekiden.core.base.outside import pa, pc
+from ekiden.core.data.augment import Augment
+from ekiden.core.data.undecoded import Raw
+from ekiden.readers import frames
+from ekiden.readers import schema as schemas
+from ekiden.readers.cells import Cells, Writing, is_text
+from ekiden.readers.kinds import Arrays, Images, Inputs, Table, Tokens, named
+from ekiden.readers.kinds.arrays import is_list
+from ekiden.readers.kinds.images import holds_files, is_encoded, masks
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.base.errors import UserError
-from ekiden.base.outside import pa
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.outside import pa
 
 ISO = "YYYY-MM-DD"
 ZONE = " with a time zone"

@@ -12,10 +12,10 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from ekiden.base.errors import UserError, counted, listed, row_text, tell
-from ekiden.base.outside import csv, feather, pa, pc, pq
-from ekiden.data.cells import DELIMITER
-from ekiden.data.undecoded import composed
+from ekiden.core.base.errors import UserError, counted, listed, row_text, tell
+from ekiden.core.base.outside import csv, feather, pa, pc, pq
+from ekiden.core.data.undecoded import composed
+from ekiden.readers.cells import DELIMITER
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _INDEX, _NOT_READ = "the index", "of a frame is not read: make it a column by frame.reset_index()"

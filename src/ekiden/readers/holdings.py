@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ekiden.base.errors import UserError, counted, listed, tell
-from ekiden.base.files import read_text
-from ekiden.base.outside import pa
-from ekiden.data import columns, frames, medical, raster
-from ekiden.data import schema as schemas
-from ekiden.data.cells import Cells, is_text
-from ekiden.data.columns import Reading
-from ekiden.data.kinds import arrays
-from ekiden.data.kinds.arrays import Arrays, noticed
-from ekiden.data.kinds.images import Images, decode
-from ekiden.data.raster import split
-from ekiden.data.samples import Dataset, Samples
-from ekiden.data.tasks import LanguageModelling, inferred
-from ekiden.data.undecoded import PARTS, Raw, natural
+from ekiden.core.base.errors import UserError, counted, listed, tell
+from ekiden.core.base.files import read_text
+from ekiden.core.base.outside import pa
+from ekiden.core.data.samples import Dataset, Samples
+from ekiden.core.data.undecoded import PARTS, Raw, natural
+from ekiden.core.tasks import LanguageModelling, inferred
+from ekiden.readers import columns, frames, medical, raster
+from ekiden.readers import schema as schemas
+from ekiden.readers.cells import Cells, is_text
+from ekiden.readers.columns import Reading
+from ekiden.readers.kinds import arrays
+from ekiden.readers.kinds.arrays import Arrays, noticed
+from ekiden.readers.kinds.images import Images, decode
+from ekiden.readers.raster import split
 
 SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")

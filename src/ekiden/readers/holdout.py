@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError, counted
-from ekiden.data.samples import Samples
+from ekiden.core.base.errors import UserError, counted
+from ekiden.core.data.samples import Samples
 
 FRACTION = 0.2  # of each stratum
 

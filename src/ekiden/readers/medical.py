@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ekiden.base.errors import UserError
-from ekiden.data import raster
-from ekiden.data.raster import Loaded, Look, chosen, split
+from ekiden.core.base.errors import UserError
+from ekiden.readers import raster
+from ekiden.readers.raster import Loaded, Look, chosen, split
 
 DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 _MAGIC = slice(128, 132)

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ekiden.base.checks import made
-from ekiden.base.errors import UserError
-from ekiden.base.files import read_text
-from ekiden.data.curves import Followed
-from ekiden.data.kinds import Table
-from ekiden.data.kinds.tables import Numbers
-from ekiden.data.samples import ClientData, Dataset
-from ekiden.data.tasks import Classification, ScaledTask, Survival
+from ekiden.clinic.curves import Followed
+from ekiden.core.base.checks import made
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import read_text
+from ekiden.core.data.samples import ClientData, Dataset
+from ekiden.core.tasks import Classification, ScaledTask, Survival
+from ekiden.readers.kinds import Table
+from ekiden.readers.kinds.tables import Numbers
 
 LARGEST = 1e140
 """a number whose square can still be added up in float64"""

@@ -13,14 +13,14 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.checks import Checked, Count, Positive, checked
-from ekiden.base.errors import UserError, at, counted, listed, tell, unknown
-from ekiden.data import holdout
-from ekiden.data.agreement import agreed
-from ekiden.data.assemble import from_tensors
-from ekiden.data.holdings import Source
-from ekiden.data.holdout import DealtUnits, cut
-from ekiden.data.samples import Dataset, FederatedData, Samples, Shares, coming_from
+from ekiden.core.base.checks import Checked, Count, Positive, checked
+from ekiden.core.base.errors import UserError, at, counted, listed, tell, unknown
+from ekiden.core.data.samples import Dataset, FederatedData, Samples, Shares, coming_from
+from ekiden.readers import holdout
+from ekiden.readers.agreement import agreed
+from ekiden.readers.assemble import from_tensors
+from ekiden.readers.holdings import Source
+from ekiden.readers.holdout import DealtUnits, cut
 
 Rows = NDArray[np.int64]
 

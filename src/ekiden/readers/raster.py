@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from PIL import Image
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.base.checks import Checked, made, plain
-from ekiden.base.errors import (
+from ekiden.core.base.checks import Checked, made, plain
+from ekiden.core.base.errors import (
     PrivateError,
     UserError,
     at,
@@ -44,10 +44,10 @@ from ekiden.base.errors import (
     row_text,
     unknown,
 )
-from ekiden.base.files import read_text
-from ekiden.base.outside import pa, pc
-from ekiden.data.cells import DATE, Cells, Writing
-from ekiden.data.undecoded import Raw
+from ekiden.core.base.files import read_text
+from ekiden.core.base.outside import pa, pc
+from ekiden.core.data.undecoded import Raw
+from ekiden.readers.cells import DATE, Cells, Writing
 
 Kind = Literal["number", "date", "category", "text", "image", "array", "id"]
 SAMPLES = ("text", "image", "array")

@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ekiden.base import outside
-from ekiden.base.checks import checked
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.outside import require_extra
-from ekiden.data import cache, frames
-from ekiden.data.assemble import AskedData, assemble, augmented, from_tensors
-from ekiden.data.augment import Augment
-from ekiden.data.columns import Columns, Reading, reading, samples
-from ekiden.data.holdings import (
+from ekiden.core.base import outside
+from ekiden.core.base.checks import checked
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.outside import require_extra
+from ekiden.core.data.augment import Augment
+from ekiden.core.data.samples import Dataset, FederatedData, Origin, coming_from
+from ekiden.core.data.undecoded import Raw
+from ekiden.core.tasks import Task
+from ekiden.readers import cache, frames
+from ekiden.readers.assemble import AskedData, assemble, augmented, from_tensors
+from ekiden.readers.columns import Columns, Reading, reading, samples
+from ekiden.readers.holdings import (
     READABLE,
     Holding,
     Source,
@@ -31,12 +34,9 @@ from ekiden.data.holdings import (
     walked,
     written,
 )
-from ekiden.data.kinds import Images
-from ekiden.data.partition import Natural, split
-from ekiden.data.samples import Dataset, FederatedData, Origin, coming_from
-from ekiden.data.targets import in_order, meant
-from ekiden.data.tasks import Task
-from ekiden.data.undecoded import Raw
+from ekiden.readers.kinds import Images
+from ekiden.readers.partition import Natural, split
+from ekiden.readers.targets import in_order, meant
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def load(
         name: a name, a path, or a frame.
         size: side in pixels to which images are resized (bilinear with antialias); the default is
             the named set's, or else the images' own.
-        task: its name, which says what the labels mean (`ekiden.data.tasks.KINDS`); by default
+        task: its name, which says what the labels mean (`ekiden.core.tasks.KINDS`); by default
             inferred from them.
         like: a data set whose classes and scaling are used, to measure a model trained on it on
             other data.

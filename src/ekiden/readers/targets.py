@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError, listed, tell, unknown
-from ekiden.data.cells import warn_of_marks
-from ekiden.data.samples import Dataset
-from ekiden.data.tasks import (
+from ekiden.core.base.errors import UserError, listed, tell, unknown
+from ekiden.core.data.samples import Dataset
+from ekiden.core.data.undecoded import Raw, natural
+from ekiden.core.tasks import (
     Classification,
     LanguageModelling,
     MultiLabel,
@@ -27,8 +27,8 @@ from ekiden.data.tasks import (
     names_of,
     scaled,
 )
-from ekiden.data.tasks.base import IGNORED
-from ekiden.data.undecoded import Raw, natural
+from ekiden.core.tasks.base import IGNORED
+from ekiden.readers.cells import warn_of_marks
 
 _MANY = 50  # different whole numbers in a label; more are hardly classes
 _SEVERAL, _SELDOM = 20, 3  # nor are more than 20 of which each occurs less than 3 times

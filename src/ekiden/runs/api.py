@@ -13,20 +13,26 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
-from ekiden import models
-from ekiden.base.checks import Count, CountOrZero, admitted, hints_of
-from ekiden.base.errors import DivergenceWarning, UserError, unknown, warn
-from ekiden.base.settings import Hardware, Training
-from ekiden.data.holdings import Source
-from ekiden.data.samples import Dataset, FederatedData, Sizes, coming_from, held_by
-from ekiden.data.sources import federate
-from ekiden.data.tasks import Metric, own_metric
-from ekiden.engine.drive import Row
-from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.engine.folder import BESIDE, RunFolder, samples_digest
-from ekiden.engine.method import Method, State, payload_types, task_names
-from ekiden.engine.run import End, Run, last
-from ekiden.engine.setup import (
+from ekiden.core import models
+from ekiden.core.base.checks import Count, CountOrZero, admitted, hints_of
+from ekiden.core.base.errors import DivergenceWarning, UserError, unknown, warn
+from ekiden.core.base.settings import Hardware, Training
+from ekiden.core.data.samples import Dataset, FederatedData, Sizes, coming_from, held_by
+from ekiden.core.engine.drive import Row
+from ekiden.core.engine.evaluation import EvaluateOn, TestSet, divergence
+from ekiden.core.engine.folder import BESIDE, RunFolder, samples_digest
+from ekiden.core.engine.local import (
+    Executor,
+    InProcess,
+    MakesTransport,
+    Processes,
+    Simulation,
+    Start,
+    refuse_within_worker,
+)
+from ekiden.core.engine.method import Method, State, payload_types, task_names
+from ekiden.core.engine.run import End, Run, last
+from ekiden.core.engine.setup import (
     builder,
     check_clients,
     check_labels,
@@ -37,23 +43,17 @@ from ekiden.engine.setup import (
     resolved_hardware,
     with_weights,
 )
-from ekiden.engine.transport import Transport
-from ekiden.engine.worker import Setup, Watch, Worker
+from ekiden.core.engine.transport import Transport
+from ekiden.core.engine.worker import Setup, Watch, Worker
+from ekiden.core.tasks import Metric, own_metric
+from ekiden.core.training.private import DP, check_honest
 from ekiden.methods import check_needs, method_named
-from ekiden.recipe import Recipe
-from ekiden.results import tracking
-from ekiden.results.result import ModelSource, Result
-from ekiden.results.tracking import bar, measured
-from ekiden.training.private import DP, check_honest
-from ekiden.transports.local import (
-    Executor,
-    InProcess,
-    MakesTransport,
-    Processes,
-    Simulation,
-    Start,
-    refuse_within_worker,
-)
+from ekiden.readers.holdings import Source
+from ekiden.readers.sources import federate
+from ekiden.runs import tracking
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import ModelSource, Result
+from ekiden.runs.tracking import bar, measured
 
 Absent = Callable[
     [int, str], bool

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.api import How, prepared
-from ekiden.base.errors import UserError, counted
-from ekiden.data.samples import FederatedData, Samples, Subset
-from ekiden.recipe import recipe_of
-from ekiden.results.result import Result
+from ekiden.core.base.errors import UserError, counted
+from ekiden.core.data.samples import FederatedData, Samples, Subset
+from ekiden.core.training.private import condition
+from ekiden.core.training.weights import Weights
+from ekiden.runs.api import How, prepared
+from ekiden.runs.recipe import recipe_of
+from ekiden.runs.result import Result
 from ekiden.runs.summary import size
-from ekiden.training.private import condition
-from ekiden.training.weights import Weights
 
 SERVER = "server"
 _LEAST = 20  # samples of each kind

@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ekiden.base import outside
-from ekiden.base.errors import counted
-from ekiden.data.kinds import Table
-from ekiden.data.samples import said_in
-from ekiden.data.tasks import Classification, MultiLabel, Regression, Survival
+from ekiden.clinic.recalibration import kept_subgroups, recalibration_in
+from ekiden.core.base import outside
+from ekiden.core.base.errors import counted
+from ekiden.core.data.samples import said_in
+from ekiden.core.tasks import Classification, MultiLabel, Regression, Survival
+from ekiden.core.training.private import condition
 from ekiden.methods import known
-from ekiden.results.recalibration import kept_subgroups, recalibration_in
-from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
+from ekiden.readers.kinds import Table
+from ekiden.runs.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size, trained
-from ekiden.training.private import condition
 
 _BODY = """
 `backbone/` is the body of the network for transformers, adapters merged into it:

@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
 
-from ekiden.base.checks import Checked, CountOrZero, NonNegative, Positive, made, reading
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.files import read_text
-from ekiden.base.settings import derive
-from ekiden.engine.folder import PassesOf, TaskPasses
-from ekiden.engine.transport import Transfer
-from ekiden.engine.wire import SERVER
+from ekiden.core.base.checks import Checked, CountOrZero, NonNegative, Positive, made, reading
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.files import read_text
+from ekiden.core.base.settings import derive
+from ekiden.core.engine.folder import PassesOf, TaskPasses
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.engine.wire import SERVER
 
 _BACKWARD = 2  # A backward pass computes two products of matrices for each one of the forward pass
 

@@ -22,19 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from ekiden._version import __version__
-from ekiden.base.checks import plain
-from ekiden.base.errors import DataWarning, UserError, unknown
-from ekiden.base.files import disk_error, safetensors_chunks, write
-from ekiden.base.outside import pc
-from ekiden.data.dates import DAY
-from ekiden.data.kinds import Images, Table, Tokens, to_json
-from ekiden.data.tasks import Classification, Regression, recorded
-from ekiden.models.pretrained import Decoder, Encoder
-from ekiden.results.result import LoadedModel, ModelSource
-from ekiden.serving.card import card, usage
-from ekiden.serving.loading import load_model, open_run
-from ekiden.serving.predictions import check_free, samples_of
-from ekiden.training.frozen import fixed
+from ekiden.core.base.checks import plain
+from ekiden.core.base.errors import DataWarning, UserError, unknown
+from ekiden.core.base.files import disk_error, safetensors_chunks, write
+from ekiden.core.base.outside import pc
+from ekiden.core.models.pretrained import Decoder, Encoder
+from ekiden.core.tasks import Classification, Regression, recorded
+from ekiden.core.training.frozen import fixed
+from ekiden.readers.dates import DAY
+from ekiden.readers.kinds import Images, Table, Tokens, to_json
+from ekiden.runs.card import card, usage
+from ekiden.runs.loading import load_model, open_run
+from ekiden.runs.predictions import check_free, samples_of
+from ekiden.runs.result import LoadedModel, ModelSource
 
 _DOMAIN, _VERSION = "ai.onnx.ml", 3
 _APART = 1e-3  # relative to the largest feature

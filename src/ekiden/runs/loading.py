@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from ekiden.base import outside
-from ekiden.base.errors import UserError, at, unknown
-from ekiden.base.files import path_of
-from ekiden.data.kinds import from_json
-from ekiden.data.samples import FederatedData, said_in
-from ekiden.engine.evaluation import Built
-from ekiden.engine.folder import (
+from ekiden.clinic.recalibration import Recalibration
+from ekiden.core.base import outside
+from ekiden.core.base.errors import UserError, at, unknown
+from ekiden.core.base.files import path_of
+from ekiden.core.data.samples import FederatedData, said_in
+from ekiden.core.engine.evaluation import Built
+from ekiden.core.engine.folder import (
     config_digest,
     read_config,
     read_ledger,
@@ -23,8 +23,8 @@ from ekiden.engine.folder import (
     read_passes,
     read_state,
 )
-from ekiden.engine.method import Method
-from ekiden.engine.setup import (
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.setup import (
     GivenNetwork,
     Made,
     NamedNetwork,
@@ -33,13 +33,13 @@ from ekiden.engine.setup import (
     of_method,
     read_model,
 )
-from ekiden.engine.transport import Transfer
-from ekiden.recipe import recipe_of
-from ekiden.results.recalibration import Recalibration
-from ekiden.results.result import LoadedModel, Models, ModelSource, Result, task_in, wrapped
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.training import frozen
+from ekiden.core.training.network import on_meta
+from ekiden.readers.kinds import from_json
 from ekiden.runs.plan import federation_in
-from ekiden.training import frozen
-from ekiden.training.network import on_meta
+from ekiden.runs.recipe import recipe_of
+from ekiden.runs.result import LoadedModel, Models, ModelSource, Result, task_in, wrapped
 
 
 def load_model(

@@ -10,27 +10,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
-from ekiden import api, models
-from ekiden.base import outside
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain, reading
-from ekiden.base.errors import UserError, at, unknown
-from ekiden.base.files import read_text
-from ekiden.base.settings import Hardware, Training
-from ekiden.data import Dataset, FederatedData, Iid, Reading, join, load, parse, silos, split
-from ekiden.data.columns import listed
-from ekiden.data.holdings import located_silo
-from ekiden.data.partition import Unmet
-from ekiden.data.samples import Origin
-from ekiden.data.tasks import task_of
-from ekiden.engine.drive import Row
-from ekiden.engine.folder import read_config, settings_in
-from ekiden.engine.method import Method
-from ekiden.engine.setup import check_same_data
-from ekiden.engine.worker import Watch
+from ekiden.core import models
+from ekiden.core.base import outside
+from ekiden.core.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain, reading
+from ekiden.core.base.errors import UserError, at, unknown
+from ekiden.core.base.files import read_text
+from ekiden.core.base.settings import Hardware, Training
+from ekiden.core.data.samples import Dataset, FederatedData, Origin
+from ekiden.core.engine.drive import Row
+from ekiden.core.engine.folder import read_config, settings_in
+from ekiden.core.engine.local import MakesTransport
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.setup import check_same_data
+from ekiden.core.engine.worker import Watch
+from ekiden.core.tasks import task_of
 from ekiden.methods import method_named
-from ekiden.recipe import Recipe, recipe_of
-from ekiden.results.result import ModelSource
-from ekiden.transports import MakesTransport
+from ekiden.readers.columns import Reading, listed
+from ekiden.readers.holdings import located_silo
+from ekiden.readers.partition import Iid, Unmet, parse, split
+from ekiden.readers.sources import join, load, silos
+from ekiden.runs import api
+from ekiden.runs.recipe import Recipe, recipe_of
+from ekiden.runs.result import ModelSource
 
 M = TypeVar("M", bound=Method)
 GIVE_AGAIN = "as in ekiden.resume(folder, silos, network=...) and ekiden.evaluate(folder, silos)"

@@ -20,28 +20,28 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ekiden.base.errors import UserError, row_text
-from ekiden.base.files import csv_cell, disk_error, for_csv
-from ekiden.base.outside import pa, pq
-from ekiden.data import frames, holdings
-from ekiden.data.dates import DAY
-from ekiden.data.kinds import Images, Inputs, Table, Tokens, arrays, texts
-from ekiden.data.kinds.images import Notes
-from ekiden.data.raster import split
-from ekiden.data.samples import said_in
-from ekiden.data.sources import NAMED
-from ekiden.data.tasks import (
+from ekiden.clinic.regressions import Baseline, baseline_of
+from ekiden.core.base.errors import UserError, row_text
+from ekiden.core.base.files import csv_cell, disk_error, for_csv
+from ekiden.core.base.outside import pa, pq
+from ekiden.core.data.samples import said_in
+from ekiden.core.engine.folder import read_config
+from ekiden.core.tasks import (
     Classification,
     LanguageModelling,
     MultiLabel,
     ScaledTask,
     Segmentation,
 )
-from ekiden.data.tasks.base import IGNORED
-from ekiden.engine.folder import read_config
-from ekiden.results.regressions import Baseline, baseline_of
-from ekiden.results.result import LoadedModel
+from ekiden.core.tasks.base import IGNORED
+from ekiden.readers import frames, holdings
+from ekiden.readers.dates import DAY
+from ekiden.readers.kinds import Images, Inputs, Table, Tokens, arrays, texts
+from ekiden.readers.kinds.images import Notes
+from ekiden.readers.raster import split
+from ekiden.readers.sources import NAMED
 from ekiden.runs.plan import plan_in
+from ekiden.runs.result import LoadedModel
 
 _TRIED = 64
 FRAME = "the frame given"  # What messages call a frame, which has no file

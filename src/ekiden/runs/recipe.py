@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
-from ekiden import models
-from ekiden.base import outside
-from ekiden.base.checks import Checked, CountOrZero, made, plain, reading
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Training
-from ekiden.engine.evaluation import EvaluateOn
-from ekiden.engine.method import Method
+from ekiden.core import models
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Checked, CountOrZero, made, plain, reading
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Training
+from ekiden.core.engine.evaluation import EvaluateOn
+from ekiden.core.engine.method import Method
+from ekiden.core.models.split import parse_part
+from ekiden.core.training import private
+from ekiden.core.training.private import DP
 from ekiden.methods import method_named, name_of
-from ekiden.models.split import parse_part
-from ekiden.training import private
-from ekiden.training.private import DP
 
 M_co = TypeVar("M_co", bound=Method, covariant=True)
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ekiden import api
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.files import path_of
-from ekiden.data.samples import FederatedData, held_by
-from ekiden.engine.folder import data_differences, model_differences, read_config
-from ekiden.engine.method import Method
-from ekiden.engine.setup import builder, describe_model
-from ekiden.engine.worker import Setup
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.files import path_of
+from ekiden.core.data.samples import FederatedData, held_by
+from ekiden.core.engine.folder import data_differences, model_differences, read_config
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.setup import builder, describe_model
+from ekiden.core.engine.worker import Setup
 from ekiden.methods import among
-from ekiden.recipe import Recipe, recipe_of
-from ekiden.results.result import ModelSource
+from ekiden.runs import api
 from ekiden.runs.plan import Plan, in_memory, plan_in, rerun
+from ekiden.runs.recipe import Recipe, recipe_of
+from ekiden.runs.result import ModelSource
 
 _SCALED = {"classes": "the classes", "input": "the shape or scale of inputs"}
 

@@ -15,25 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import made
-from ekiden.base.errors import UserError, counted, unknown, visible
-from ekiden.base.outside import require_extra, short
-from ekiden.data.augment import normalise
-from ekiden.data.kinds import Images, Inputs, Table, Tokens, from_json
-from ekiden.data.samples import Dataset, FederatedData, Samples, said_in
-from ekiden.data.tasks import Metric, Task, task_of
-from ekiden.engine.drive import Row
-from ekiden.engine.evaluation import Built, TestSet
-from ekiden.engine.folder import PassesOf, settings_in
-from ekiden.engine.method import State
-from ekiden.engine.setup import as_module, check_model, resolved_hardware, why_unusable
-from ekiden.engine.subgroups import check_divisions, divisions
-from ekiden.engine.transport import Transfer
-from ekiden.engine.worker import Setup, Worker
-from ekiden.results.clock import Devices, Timed, devices_of, timed
-from ekiden.results.recalibration import Recalibrated, Recalibration, recalibration_in
-from ekiden.results.regressions import Baseline, Coefficient, baseline_of, coefficients
-from ekiden.training.weights import Weights
+from ekiden.clinic.recalibration import Recalibrated, Recalibration, recalibration_in
+from ekiden.clinic.regressions import Baseline, Coefficient, baseline_of, coefficients
+from ekiden.clinic.subgroups import check_divisions, divisions
+from ekiden.core.base.checks import made
+from ekiden.core.base.errors import UserError, counted, unknown, visible
+from ekiden.core.base.outside import require_extra, short
+from ekiden.core.data.augment import normalise
+from ekiden.core.data.samples import Dataset, FederatedData, Samples, said_in
+from ekiden.core.engine.drive import Row
+from ekiden.core.engine.evaluation import Built, TestSet
+from ekiden.core.engine.folder import PassesOf, settings_in
+from ekiden.core.engine.method import State
+from ekiden.core.engine.setup import as_module, check_model, resolved_hardware, why_unusable
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.engine.worker import Setup, Worker
+from ekiden.core.tasks import Metric, Task, task_of
+from ekiden.core.training.weights import Weights
+from ekiden.readers.kinds import Images, Inputs, Table, Tokens, from_json
+from ekiden.runs.clock import Devices, Timed, devices_of, timed
 
 if TYPE_CHECKING:
     import pandas
@@ -190,7 +190,7 @@ class Result:
 
     Attributes:
         state: the last state.
-        metrics: one row a step, see `ekiden.engine.evaluation.TestSet`.
+        metrics: one row a step, see `ekiden.core.engine.evaluation.TestSet`.
         ledger: every transfer.
         folder: the run folder, if there is one.
         build: makes a network that `weights` fits.
@@ -319,7 +319,7 @@ class Result:
     @property
     def diverged(self) -> bool:
         """Whether the models are far worse than guessing at the end; see
-        `ekiden.engine.evaluation.diverged`.
+        `ekiden.core.engine.evaluation.diverged`.
         """
         return bool(self.metrics and self.metrics[-1].get("diverged"))
 
@@ -476,7 +476,7 @@ class Result:
                 the meaning in the run, if its folder has that.
 
         Returns:
-            A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`. With `by`
+            A row of metrics like those of a step; see `ekiden.core.engine.evaluation.TestSet`. With `by`
             also what its method `subgroups` returns.
 
         Raises:
@@ -671,7 +671,7 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
 
 def _has_columns(data: Any) -> bool:
     """Return whether data are a file, a folder or a frame."""
-    from ekiden.data import frames  # noqa: PLC0415  (`import ekiden` stays light)
+    from ekiden.readers import frames  # noqa: PLC0415  (`import ekiden` stays light)
 
     return isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict
 
@@ -682,7 +682,7 @@ def silos_in(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -
     Files and frames are read and scaled as the run's data were; `columns` say otherwise.
     """
     from ekiden import data as datasets  # noqa: PLC0415  (`import ekiden` stays light)
-    from ekiden.data.columns import Reading  # noqa: PLC0415
+    from ekiden.readers.columns import Reading  # noqa: PLC0415
 
     if isinstance(data, FederatedData):
         return data

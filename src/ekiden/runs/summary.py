@@ -16,26 +16,26 @@ import pyarrow.parquet
 from rich.console import Console
 from rich.table import Table
 
-from ekiden.base import outside
-from ekiden.base.checks import plain
-from ekiden.base.errors import UserError, at, counted
-from ekiden.base.files import Damaged, for_csv, read_regular, read_tensors
-from ekiden.base.settings import Hardware, Training
-from ekiden.data.samples import said_in
-from ekiden.data.tasks import Metric, Scores
-from ekiden.engine import evaluation
-from ekiden.engine.drive import told
-from ekiden.engine.folder import read_config, read_ledger, read_lines, read_passes, settings_in
-from ekiden.engine.method import Method
-from ekiden.engine.transport import Transfer
-from ekiden.engine.wire import SERVER
+from ekiden.clinic.regressions import Coefficient
+from ekiden.core.base import outside
+from ekiden.core.base.checks import plain
+from ekiden.core.base.errors import UserError, at, counted
+from ekiden.core.base.files import Damaged, for_csv, read_regular, read_tensors
+from ekiden.core.base.settings import Hardware, Training
+from ekiden.core.data.samples import said_in
+from ekiden.core.engine import evaluation
+from ekiden.core.engine.drive import told
+from ekiden.core.engine.folder import read_config, read_ledger, read_lines, read_passes, settings_in
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.engine.wire import SERVER
+from ekiden.core.tasks import Metric, Scores
+from ekiden.core.training.private import condition
 from ekiden.methods import known
-from ekiden.recipe import recipe_of
-from ekiden.results.clock import Devices, Timed, timed
-from ekiden.results.regressions import Coefficient
-from ekiden.results.result import coefficients_in, flat, task_in
+from ekiden.runs.clock import Devices, Timed, timed
 from ekiden.runs.plan import in_memory
-from ekiden.training.private import condition
+from ekiden.runs.recipe import recipe_of
+from ekiden.runs.result import coefficients_in, flat, task_in
 
 _STEPS_TOLD = 20
 _CHANGES = {"forgot": "forgotten", "joined": "joined"}

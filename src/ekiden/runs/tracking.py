@@ -20,13 +20,13 @@ from uuid import uuid4
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.files import write
-from ekiden.data.samples import said_in
-from ekiden.data.tasks import Metric
-from ekiden.engine.drive import Row
-from ekiden.engine.folder import read_config, read_lines
-from ekiden.results.result import flat
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.files import write
+from ekiden.core.data.samples import said_in
+from ekiden.core.engine.drive import Row
+from ekiden.core.engine.folder import read_config, read_lines
+from ekiden.core.tasks import Metric
+from ekiden.runs.result import flat
 
 Advance = Callable[
     [str, int], None

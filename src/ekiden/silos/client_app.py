@@ -25,10 +25,10 @@ from flwr.clientapp import ClientApp
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
-from ekiden.base.errors import UserError, warnings_as_lines
-from ekiden.transports.flower.envelope import content, wrap
-from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import Held, SiloFile, read
+from ekiden.core.base.errors import UserError, warnings_as_lines
+from ekiden.silos.envelope import content, wrap
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.silo.silo_file import Held, SiloFile, read
 
 NODE_CONFIG = "silo"  # Key in the node's configuration that names its silo.toml
 

@@ -23,12 +23,12 @@ from threading import Timer
 from typing import Any
 
 from ekiden._version import __version__
-from ekiden.base.errors import UserError
-from ekiden.transports.flower.coordinator.federation import FILE, Federation, answers, read, status
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, as_text
-from ekiden.transports.flower.coordinator.session import ENDED
-from ekiden.transports.flower.metrics import Metrics, served
-from ekiden.transports.flower.trust import keys
+from ekiden.core.base.errors import UserError
+from ekiden.silos.coordinator.federation import FILE, Federation, answers, read, status
+from ekiden.silos.coordinator.remote_plan import RemotePlan, as_text
+from ekiden.silos.coordinator.session import ENDED
+from ekiden.silos.metrics import Metrics, served
+from ekiden.silos.trust import keys
 
 _PENDING = 45.0  # seconds in which a run at the SuperLink begins
 _SOON = 30  # days
@@ -37,7 +37,7 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 _CONNECTION = "ekiden"
 DATABASE = "link.db"  # file in a federation's folder with the SuperLink's messages
-_SUPERLINK = "ekiden.transports.flower.superlink"
+_SUPERLINK = "ekiden.silos.superlink"
 """module that runs `flower-superlink` with a port for silos and one for the coordinator"""
 
 
@@ -343,8 +343,8 @@ dependencies = []
 publisher = "ekiden"
 
 [tool.flwr.app.components]
-serverapp = "ekiden.transports.flower.server_app:app"
-clientapp = "ekiden.transports.flower.client_app:app"
+serverapp = "ekiden.silos.server_app:app"
+clientapp = "ekiden.silos.client_app:app"
 
 [tool.flwr.app.config]
 plan = ""

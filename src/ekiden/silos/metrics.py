@@ -13,8 +13,8 @@ from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Annotated, Any
 
-from ekiden.base.checks import Checked, Range
-from ekiden.base.errors import UserError
+from ekiden.core.base.checks import Checked, Range
+from ekiden.core.base.errors import UserError
 
 Counts = Callable[[], Mapping[str, float]]
 _PATIENCE = 5.0  # seconds until a request must have arrived

@@ -9,11 +9,11 @@ import httpx
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from ekiden.base.errors import UserError
-from ekiden.transports.flower.coordinator import remote_plan, session
-from ekiden.transports.flower.coordinator.courier import Lost
-from ekiden.transports.flower.envelope import content, overhead, wrap
-from ekiden.transports.flower.trust.parcel import said
+from ekiden.core.base.errors import UserError
+from ekiden.silos.coordinator import remote_plan, session
+from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.envelope import content, overhead, wrap
+from ekiden.silos.trust.parcel import said
 
 app = ServerApp()
 

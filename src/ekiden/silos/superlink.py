@@ -45,8 +45,8 @@ from flwr.supercore.primitives.asymmetric import (
 from flwr.superlink.servicer.fleet import fleet_handlers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ekiden.base.files import leave_no_core, write
-from ekiden.transports.flower.coordinator.federation import SEEN
+from ekiden.core.base.files import leave_no_core, write
+from ekiden.silos.coordinator.federation import SEEN
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -15,28 +15,20 @@ from tempfile import TemporaryDirectory
 
 from filelock import Timeout
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import leave_no_core, lock_file, locked
-from ekiden.transports.flower.commands import (
-    QUIET,
-    Say,
-    Security,
-    flower,
-    interrupt,
-    path,
-    without_proxy,
-)
-from ekiden.transports.flower.metrics import LogCounts, served
-from ekiden.transports.flower.silo.approval import PLANS
-from ekiden.transports.flower.silo.participation import FILE as LOG
-from ekiden.transports.flower.silo.participation import folders, sizes
-from ekiden.transports.flower.silo.shelf import drop_old_runs
-from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import leave_no_core, lock_file, locked
+from ekiden.silos.commands import QUIET, Say, Security, flower, interrupt, path, without_proxy
+from ekiden.silos.metrics import LogCounts, served
+from ekiden.silos.silo.approval import PLANS
+from ekiden.silos.silo.participation import FILE as LOG
+from ekiden.silos.silo.participation import folders, sizes
+from ekiden.silos.silo.shelf import drop_old_runs
+from ekiden.silos.silo.silo_file import SiloFile
 
 _RESTART = 10.0
 _DAY = 86400.0
 _TELL = 60.0  # time in seconds for which a silo that cannot take part stays connected to say why
-GUARD = "ekiden.transports.flower.client_app"  # module that answers instead of `flwr-clientapp`
+GUARD = "ekiden.silos.client_app"  # module that answers instead of `flwr-clientapp`
 _LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Lets a process use memory pages of 2 MB if the system has them: copies of large models are
 faster."""
@@ -45,7 +37,7 @@ link = socket.socket(socket.AF_UNIX)
 try:
     link.connect({address!r})
 except OSError:
-    os.execv(sys.executable, [sys.executable, "-m", "ekiden.transports.flower.client_app", "run", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-m", "ekiden.silos.client_app", "run", *sys.argv[1:]])
 link.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
 while link.recv(1):
     pass

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ekiden import Augment, Hardware, Training, UserError
-from ekiden.base.checks import (
+from ekiden.core.base.checks import (
     BelowOne,
     Checked,
     Count,
@@ -24,13 +24,13 @@ from ekiden.base.checks import (
     allows,
     checked,
 )
+from ekiden.core.engine.method import Method
 from ekiden.data import Dirichlet, Pathological, Reading
-from ekiden.engine.method import Method
 from ekiden.methods import METHODS, FedELMY, FedGram, FedSeq, FedTasuki, MAEcho
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, from_json
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from tests.conformance.ridge import Ridge
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.coordinator.remote_plan import RemotePlan
+from tests.lab.conformance.ridge import Ridge
 
 KINDS: tuple[type[Any], ...] = (*METHODS, Ridge, Training, Hardware)
 SETTINGS: list[Checked] = [kind() for kind in KINDS]

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from ekiden.base.errors import DataWarning, nearest, warnings_as_lines
+from ekiden.core.base.errors import DataWarning, nearest, warnings_as_lines
 
 
 def test_warnings_about_data_are_lines_and_others_are_not_shown(

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from ekiden.base.errors import UserError, visible
-from ekiden.base.files import csv_cell, for_csv, read_text
+from ekiden.core.base.errors import UserError, visible
+from ekiden.core.base.files import csv_cell, for_csv, read_text
 
 RIGHT_TO_LEFT, ISOLATE, NOTHING = "\u202e", "\u2066", "\u200b"
 

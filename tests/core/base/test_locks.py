@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from filelock import Timeout
 
-from ekiden.base.files import lock_file, locked
-from ekiden.tables.records import held
-from ekiden.transports.flower.silo.participation import log_request
+from ekiden.core.base.files import lock_file, locked
+from ekiden.lab.tables.records import held
+from ekiden.silos.silo.participation import log_request
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ekiden.base.files import hold_lock
+from ekiden.core.base.files import hold_lock
 lock = hold_lock(Path(sys.argv[1]), wait=False)
 print("held", flush=True)
 time.sleep(60)

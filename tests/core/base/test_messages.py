@@ -9,12 +9,12 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import ekiden
-from ekiden.base.errors import DataWarning, UserError, command_line
+from ekiden.core.base.errors import DataWarning, UserError, command_line
 from ekiden.data import Reading
 from ekiden.methods import METHODS
 
 SOURCE = Path(ekiden.__file__).parent
-ONLY_COMMANDS = ("cli/", "tables/", "transports/flower/", "runs/plan.py", "runs/launch.py")
+ONLY_COMMANDS = ("cli/", "lab/tables/", "silos/", "runs/plan.py", "lab/launch.py")
 """Code of which Python has no function, or whose functions take a plan of the command line."""
 
 

@@ -13,7 +13,7 @@ import torch
 
 import ekiden
 from ekiden import UserError
-from ekiden.base import outside
+from ekiden.core.base import outside
 from ekiden.data import load, silos
 from ekiden.methods import method_named, name_of
 from tests.pages import DOCS, blocks
@@ -24,10 +24,10 @@ MINE = '''
 from dataclasses import dataclass
 
 import torch
-from ekiden.base.checks import Count
-from ekiden.engine.method import Method, on_client
+from ekiden.core.base.checks import Count
+from ekiden.core.engine.method import Method, on_client
 from ekiden.data import from_tensors
-from ekiden.training.weights import Weights
+from ekiden.core.training.weights import Weights
 
 
 @dataclass(frozen=True)

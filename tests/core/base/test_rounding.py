@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.sums import (
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import (
     Rounded,
     Rounding,
     Sums,
@@ -22,8 +22,8 @@ from ekiden.base.sums import (
     rounded_size,
     unpack,
 )
-from ekiden.base.sums import size as sums_size
-from ekiden.base.sums import size_of_targets as targets_size
+from ekiden.core.base.sums import size as sums_size
+from ekiden.core.base.sums import size_of_targets as targets_size
 
 
 def drawn(n: int = 2000, width: int = 30, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ def test_numbers_come_back_modulo_a_power_of_two(b: int, numbers: list[int]) -> 
 def test_many_products_are_packed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = drawn()
     whole = of(x, y, Rounding(13, 2048))
-    monkeypatch.setattr("ekiden.base.sums._BLOCK", 16)
+    monkeypatch.setattr("ekiden.core.base.sums._BLOCK", 16)
     assert bits(of(x, y, Rounding(13, 2048))) == bits(whole)
 
 

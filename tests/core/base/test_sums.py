@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.sums import (
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import (
     FARTHEST,
     WIDE,
     Sums,

@@ -1,6 +1,6 @@
 """Numbers in sentences."""
 
-from ekiden.base.errors import counted
+from ekiden.core.base.errors import counted
 
 
 def test_one_is_singular_and_large_numbers_have_separators() -> None:

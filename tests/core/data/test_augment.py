@@ -11,10 +11,10 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ekiden import UserError
-from ekiden.base.settings import Hardware, Training
+from ekiden.core.base.settings import Hardware, Training
+from ekiden.core.data.augment import Augment, normalise
+from ekiden.core.training.feed import Feed
 from ekiden.data import Dataset, Samples, Subset
-from ekiden.data.augment import Augment, normalise
-from ekiden.training.feed import Feed
 
 
 def seeded(seed: int = 0) -> Generator:

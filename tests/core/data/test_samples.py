@@ -6,7 +6,7 @@ from math import log2
 import torch
 
 from ekiden import federate
-from ekiden.data.samples import Samples, Subset
+from ekiden.core.data.samples import Samples, Subset
 
 
 def test_data_print_their_sizes() -> None:

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ekiden.data.tasks import Classification, Scores
-from ekiden.engine.evaluation import TestSet as Measure
+from ekiden.core.engine.evaluation import TestSet as Measure
+from ekiden.core.tasks import Classification, Scores
 
 
 def test_clients_measured_at_once_have_the_values_of_each_alone() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ekiden
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 
 
 class Cut(nn.Module):

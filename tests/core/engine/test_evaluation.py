@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.evaluation import EvaluateOn
-from ekiden.engine.method import Method
+from ekiden.core.engine.evaluation import EvaluateOn
+from ekiden.core.engine.method import Method
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import CriticalFL, DFedAvgM, DisPFL, FedAvg, FedPer, FedSeq, Local
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, from_json
+from ekiden.runs.recipe import Recipe
 
 SETTINGS: dict[str, Any] = {
     "training": Training(optimizer="sgd", lr=0.05, batch_size=16, select="last"),

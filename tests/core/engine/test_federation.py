@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.base.errors import UserError
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.drive import told
-from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import INITIAL, Method, Size, State, Traits, on_client
-from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
-from ekiden.engine.wire import EVERYONE, SERVER, Ref
-from ekiden.engine.worker import Client, Job, Setup, Worker
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.drive import told
+from ekiden.core.engine.federation import Fed, in_order
+from ekiden.core.engine.method import INITIAL, Method, Size, State, Traits, on_client
+from ekiden.core.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
+from ekiden.core.engine.wire import EVERYONE, SERVER, Ref
+from ekiden.core.engine.worker import Client, Job, Setup, Worker
+from ekiden.core.training.fit import Work
+from ekiden.core.training.weights import Weights, mean
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDyn
-from ekiden.training.fit import Work
-from ekiden.training.weights import Weights, mean
 
 CLIENTS = ("a", "b", "c", "d")
 M = 4 * (4 * 8 + 8 + 16 + 8 * 3 + 3) + 4 * 16 + 8

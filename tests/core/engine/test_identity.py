@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 import ekiden
 from ekiden import FederatedData, UserError, run
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.data.samples import Clients, Shares
+from ekiden.core.engine.folder import client_digest, data_digests, read_config
 from ekiden.data import Samples, Subset, from_tensors
-from ekiden.data.samples import Clients, Shares
-from ekiden.engine.folder import client_digest, data_digests, read_config
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Centralized, FedAvg, FedSeq
 
 ONE = FedSeq(epochs=1)

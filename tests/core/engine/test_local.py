@@ -11,15 +11,15 @@ import pytest
 from torch import nn
 
 from ekiden import FederatedData, run
-from ekiden.base.errors import UserError
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine import wire
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, on_client
-from ekiden.engine.worker import Client, Job, Outcome, Setup
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.local import Processes, _Workers
+from ekiden.core.engine.method import Method, State, on_client
+from ekiden.core.engine.worker import Client, Job, Outcome, Setup
+from ekiden.core.training.fit import Work
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg
-from ekiden.training.fit import Work
-from ekiden.transports.local import Processes, _Workers
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,6 @@ def test_a_process_that_cannot_find_a_class_is_told_from_one_that_was_killed() -
         )
         workers.made = [process]  # type: ignore[list-item]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ekiden.transports.local.wait", lambda sentinels, timeout: sentinels)
+            patch.setattr("ekiden.core.engine.local.wait", lambda sentinels, timeout: sentinels)
             assert line in str(workers.death())
         os.close(process.sentinel)

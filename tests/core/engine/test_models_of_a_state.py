@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple, cast
 
-from ekiden.engine.drive import models
-from ekiden.engine.method import State
-from ekiden.engine.transport import Transport
-from ekiden.engine.wire import Ref
-from ekiden.training.weights import Weights
+from ekiden.core.engine.drive import models
+from ekiden.core.engine.method import State
+from ekiden.core.engine.transport import Transport
+from ekiden.core.engine.wire import Ref
+from ekiden.core.training.weights import Weights
 from tests.methods.toys import weights
 
 

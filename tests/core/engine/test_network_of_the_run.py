@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.data.augment import Augment
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State, on_client
-from ekiden.engine.transport import Transport
-from ekiden.engine.worker import Client, Setup
+from ekiden.core.data.augment import Augment
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import INITIAL, Method, State, on_client
+from ekiden.core.engine.transport import Transport
+from ekiden.core.engine.worker import Client, Setup
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 
 
 def fed(data: FederatedData, setup: bool = True, training: Training | None = None) -> Fed:

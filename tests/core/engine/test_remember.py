@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine import worker
-from ekiden.engine.worker import Client, Setup, Worker
+from ekiden.core.engine import worker
+from ekiden.core.engine.worker import Client, Setup, Worker
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq
 
 

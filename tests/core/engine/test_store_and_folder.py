@@ -25,20 +25,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.base import errors, files
-from ekiden.base.errors import UserError
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine import wire
-from ekiden.engine.federation import Fed
-from ekiden.engine.folder import Marks, RunFolder, read_config, read_lines
-from ekiden.engine.method import Method, State, Traits, on_client
-from ekiden.engine.setup import read_model
-from ekiden.engine.store import FolderJournal, Store, read
-from ekiden.engine.transport import Transfer
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
+from ekiden.core.base import errors, files
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.folder import Marks, RunFolder, read_config, read_lines
+from ekiden.core.engine.method import Method, State, Traits, on_client
+from ekiden.core.engine.setup import read_model
+from ekiden.core.engine.store import FolderJournal, Store, read
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedELMY
-from ekiden.training.weights import Weights
 
 CONFIG: dict[str, Any] = {
     "recipe": {
@@ -281,7 +281,7 @@ def test_a_run_survives_death_before_each_of_its_writes(
     blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ekiden.training.fit._SHARE_OF_SAVING", 0
+        "ekiden.core.training.fit._SHARE_OF_SAVING", 0
     )  # progress is written, however short the epochs
     go(Counting(), blobs, tmp_path / "whole")
     folder, stops = tmp_path / "run", 0
@@ -318,7 +318,7 @@ def test_a_hop_that_died_goes_on_from_its_journal(
 ) -> None:
     method = FedELMY(models=3, epochs=4, warmup=0)
     monkeypatch.setattr(
-        "ekiden.training.fit._SHARE_OF_SAVING", 0
+        "ekiden.core.training.fit._SHARE_OF_SAVING", 0
     )  # these epochs are shorter than a write
     whole: list[tuple[str, int]] = []
     go(
@@ -363,7 +363,7 @@ def test_a_hop_that_died_goes_on_from_its_journal(
 
 def kept(folder: Path, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run killed in its third hop, so that its folder holds all kinds of files."""
-    monkeypatch.setattr("ekiden.training.fit._SHARE_OF_SAVING", 0)
+    monkeypatch.setattr("ekiden.core.training.fit._SHARE_OF_SAVING", 0)
     epochs = 0
 
     def stop(client: str, epoch: int, done: int) -> None:
@@ -740,7 +740,7 @@ def test_what_moved_in_vain_is_noted_before_it_is_cut(
 def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
     folder_with_a_state(tmp_path / "run")
     code = (
-        "import sys, json; from pathlib import Path; from ekiden.engine.folder import RunFolder\n"
+        "import sys, json; from pathlib import Path; from ekiden.core.engine.folder import RunFolder\n"
         "held = RunFolder(Path(sys.argv[1]), json.loads(sys.argv[2])); print('held', flush=True); "
         "sys.stdin.read()"
     )

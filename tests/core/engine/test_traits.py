@@ -9,8 +9,8 @@ import pytest
 from ekiden import FederatedData, Hardware, UserError, run
 from ekiden.authoring import Client, Method, Traits, Weights, on_client
 from ekiden.cli.app import call
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.wire import Ref
+from ekiden.core.engine.wire import Ref
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import METHODS, FedSeq
 
 RESERVED = sorted(name for name in dir(Method) if not name.startswith("_"))

@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ekiden import models
-from ekiden.base.checks import require
-from ekiden.engine import wire
-from ekiden.engine.folder import Marks
-from ekiden.engine.method import INITIAL, State
-from ekiden.engine.transport import live_refs
-from ekiden.engine.wire import Ref, WireError, decode, encode, size
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
+from ekiden.core import models
+from ekiden.core.base.checks import require
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import Marks
+from ekiden.core.engine.method import INITIAL, State
+from ekiden.core.engine.transport import live_refs
+from ekiden.core.engine.wire import Ref, WireError, decode, encode, size
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
 from tests.fuzz import examples
 
 DTYPES = (

@@ -5,14 +5,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ekiden import UserError, models
-from ekiden.data.kinds import Table
-from ekiden.models import Split, SplitNetwork
+from ekiden import UserError
+from ekiden.core import models
+from ekiden.core.models import Split, SplitNetwork
+from ekiden.readers.kinds import Table
 
 CIFAR, MNIST, TINY = (3, 32, 32), (1, 28, 28), (3, 64, 64)
 
 OF_IMAGES = models.fitting((3, 64, 64))
-"""networks that take images; those for tables and texts are tried in tests/data/test_own_data.py"""
+"""networks that take images; those for tables and texts are tried in tests/readers/test_own_data.py"""
 
 
 def new(

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, federate, load_model, run
-from ekiden.data.tasks import Segmentation
+from ekiden.core.tasks import Segmentation
 from ekiden.methods import FedAvg
-from ekiden.serving.exporting import export
+from ekiden.runs.exporting import export
 
 
 def discs(n: int, seed: int, side: int = 14) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ekiden import load_model, models
-from ekiden.base.errors import UserError
-from ekiden.data.kinds import Tokens
-from ekiden.models.pretrained import LITE, load_weights
-from ekiden.models.split import SplitNetwork, blocks
+from ekiden import load_model
+from ekiden.core import models
+from ekiden.core.base.errors import UserError
+from ekiden.core.models.pretrained import LITE, load_weights
+from ekiden.core.models.split import SplitNetwork, blocks
+from ekiden.readers.kinds import Tokens
 
 
 def network(classes: int) -> Any:

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from ekiden import Training, run
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
+from ekiden.core.models import build
+from ekiden.core.models.split import Adapters, SplitNetwork, blocks, freeze, parse_part
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Network, fresh
+from ekiden.core.training.weights import mean
 from ekiden.data import FederatedData
-from ekiden.models import build
-from ekiden.models.split import Adapters, SplitNetwork, blocks, freeze, parse_part
-from ekiden.training import frozen
-from ekiden.training.network import Network, fresh
-from ekiden.training.weights import mean
 
 pytestmark = pytest.mark.skipif(
     not find_spec("peft"), reason="needs the extra hf: pip install 'ekiden[hf]'"

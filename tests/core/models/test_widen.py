@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from ekiden import UserError, models
-from ekiden.conformance.small_runs import Tiny
-from ekiden.models.split import Widened, widen
+from ekiden import UserError
+from ekiden.core import models
+from ekiden.core.models.split import Widened, widen
+from ekiden.lab.conformance.small_runs import Tiny
 
 
 @pytest.mark.parametrize(

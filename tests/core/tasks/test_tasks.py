@@ -13,9 +13,7 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.data import Dataset, federate, from_tensors
-from ekiden.data.targets import meant
-from ekiden.data.tasks import (
+from ekiden.core.tasks import (
     KINDS,
     Classification,
     LanguageModelling,
@@ -35,6 +33,8 @@ from ekiden.data.tasks import (
     task_of_terms,
     terms,
 )
+from ekiden.data import Dataset, federate, from_tensors
+from ekiden.readers.targets import meant
 
 DRAW = torch.Generator().manual_seed(0)
 N, K = 60, 4

@@ -8,10 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import UserError, models
-from ekiden.conformance.small_runs import Tiny
-from ekiden.training.network import Elastic, Network, adapted, assemble, check, folded, matrices
-from ekiden.training.weights import Weights
+from ekiden import UserError
+from ekiden.core import models
+from ekiden.core.training.network import (
+    Elastic,
+    Network,
+    adapted,
+    assemble,
+    check,
+    folded,
+    matrices,
+)
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import Hardware, Training, UserError
-from ekiden.base.settings import derive
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.base.settings import derive
+from ekiden.core.data.augment import Augment
+from ekiden.core.training import fit as fitting
+from ekiden.core.training.feed import Feed
+from ekiden.core.training.fit import SGD, Bench, Diverged, Forward, Objective, Work, fit
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
 from ekiden.data import Dataset, Samples, Subset, from_tensors
-from ekiden.data.augment import Augment
-from ekiden.training import fit as fitting
-from ekiden.training.feed import Feed
-from ekiden.training.fit import SGD, Bench, Diverged, Forward, Objective, Work, fit
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 
 SEED = 11
 

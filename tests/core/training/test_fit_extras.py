@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.evaluation import consensus
+from ekiden.core.engine.evaluation import consensus
+from ekiden.core.training import fit as fitting
+from ekiden.core.training.feed import Feed
+from ekiden.core.training.fit import Bench
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods.gossip.criticalfl import Squares
-from ekiden.training import fit as fitting
-from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench
-from ekiden.training.network import Network
 from tests.methods.toys import weights
 
 

@@ -10,12 +10,12 @@ from torch import nn
 
 import ekiden
 from ekiden import Training, run
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
+from ekiden.core.models.split import SplitNetwork, freeze
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Network, fresh
 from ekiden.data import FederatedData
 from ekiden.methods import FedGram
-from ekiden.models.split import SplitNetwork, freeze
-from ekiden.training import frozen
-from ekiden.training.network import Network, fresh
 
 FIT = Training(optimizer="sgd", lr=0.1, batch_size=16, select="last")
 
@@ -187,9 +187,9 @@ def test_remembered_answers_change_no_result_but_rounding(
 def test_a_batch_that_was_changed_is_asked_about_as_it_is(few: FederatedData) -> None:
     """An objective may add noise to its batch in place: then stored features of the samples are not
     used."""
-    from ekiden.base.settings import Hardware
-    from ekiden.data.samples import Subset
-    from ekiden.training.feed import Feed
+    from ekiden.core.base.settings import Hardware
+    from ekiden.core.data.samples import Subset
+    from ekiden.core.training.feed import Feed
 
     module, feed = frozen_head().eval(), Feed(few.dataset, Hardware())
     x, _ = feed.batch(Subset(few.dataset.train, torch.arange(4)), slice(None), train=True)

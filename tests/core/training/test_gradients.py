@@ -8,19 +8,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import Augment, Hardware, Training, models
-from ekiden.conformance.small_runs import Tiny
+from ekiden import Augment, Hardware, Training
+from ekiden.core import models
+from ekiden.core.models.split import SplitNetwork
+from ekiden.core.tasks import Task
+from ekiden.core.tasks.labels import Classification, MultiLabel, Regression
+from ekiden.core.training import fit as fitting
+from ekiden.core.training import gradients
+from ekiden.core.training.feed import Feed
+from ekiden.core.training.fit import Bench, TaskLoss, fit
+from ekiden.core.training.gradients import Chain, Gradient, Pass
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
 from ekiden.data import Dataset, Subset, from_tensors
-from ekiden.data.tasks import Task
-from ekiden.data.tasks.labels import Classification, MultiLabel, Regression
-from ekiden.models.split import SplitNetwork
-from ekiden.training import fit as fitting
-from ekiden.training import gradients
-from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, TaskLoss, fit
-from ekiden.training.gradients import Chain, Gradient, Pass
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 
 HARDWARE = Hardware(threads=1)
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from ekiden import models
-from ekiden.base.errors import UserError
-from ekiden.engine.method import Size
-from ekiden.training.network import Network
-from ekiden.training.weights import Part, Weights
+from ekiden.core import models
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Size
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Part, Weights
 
 
 class Sandwich(nn.Module):

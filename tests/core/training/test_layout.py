@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from ekiden import models
-from ekiden.conformance.small_runs import Tiny
-from ekiden.training.network import Network, fresh
+from ekiden.core import models
+from ekiden.core.training.network import Network, fresh
+from ekiden.lab.conformance.small_runs import Tiny
 
 
 def test_parts_are_the_tensors_of_the_module() -> None:

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from ekiden import UserError
-from ekiden.conformance.small_runs import Tiny
-from ekiden.training.network import Network, blank
-from ekiden.training.weights import Weights
+from ekiden.core.training.network import Network, blank
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from tests.methods.toys import weights
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ekiden import Training
-from ekiden.training.fit import optimizer
+from ekiden.core.training.fit import optimizer
 
 CASES = {
     "adam": Training(optimizer="adam", lr=0.01, weight_decay=0.1),

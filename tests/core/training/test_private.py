@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 import ekiden
 from ekiden import DP, Training, UserError
-from ekiden.data.samples import FederatedData
-from ekiden.methods import METHODS, FedAvg, FedSeq
-from ekiden.recipe import Recipe
-from ekiden.training.network import Network
-from ekiden.training.private import (
+from ekiden.core.data.samples import FederatedData
+from ekiden.core.training.network import Network
+from ekiden.core.training.private import (
     ROUNDED,
     Mechanism,
     Noise,
@@ -30,6 +28,8 @@ from ekiden.training.private import (
     noise_for,
     planned,
 )
+from ekiden.methods import METHODS, FedAvg, FedSeq
+from ekiden.runs.recipe import Recipe
 
 KEY = bytes(range(32))
 
@@ -235,9 +235,9 @@ def test_the_seed_gives_the_noise_of_a_simulation(few: FederatedData) -> None:
 
 
 def test_an_interrupted_fit_goes_on_with_the_same_noise(few: FederatedData) -> None:
-    from ekiden.base.settings import Hardware
-    from ekiden.training.feed import Feed
-    from ekiden.training.fit import Bench, fit
+    from ekiden.core.base.settings import Hardware
+    from ekiden.core.training.feed import Feed
+    from ekiden.core.training.fit import Bench, fit
 
     class Stop(Exception):
         pass
@@ -273,7 +273,7 @@ def test_an_interrupted_fit_goes_on_with_the_same_noise(few: FederatedData) -> N
 
     whole = trained()
     memory.saved = None
-    import ekiden.training.fit as module
+    import ekiden.core.training.fit as module
 
     module._SHARE_OF_SAVING, before = 0, module._SHARE_OF_SAVING
     try:
@@ -368,9 +368,9 @@ def test_sam_is_refused() -> None:
 
 
 def test_a_subject_at_two_silos_is_refused() -> None:
+    from ekiden.core.data.samples import ClientData, Subset
+    from ekiden.core.engine.setup import check_subjects
     from ekiden.data import Samples
-    from ekiden.data.samples import ClientData, Subset
-    from ekiden.engine.setup import check_subjects
 
     samples = Samples(
         torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64), subject=torch.tensor([0, 1, 1, 2])

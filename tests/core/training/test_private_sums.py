@@ -13,12 +13,8 @@ from torch import Tensor
 
 import ekiden
 from ekiden import DP, UserError
-from ekiden.base.sums import NoisySums, measure
-from ekiden.methods import FedAvg, FedGram, FedSeq, with_lap
-from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.recipe import Recipe
-from ekiden.runs.summary import privacy
-from ekiden.training.private import (
+from ekiden.core.base.sums import NoisySums, measure
+from ekiden.core.training.private import (
     ROUNDED,
     Draw,
     Noise,
@@ -30,6 +26,10 @@ from ekiden.training.private import (
     planned_sums,
     width_for,
 )
+from ekiden.methods import FedAvg, FedGram, FedSeq, with_lap
+from ekiden.methods.exact.blocks import gaussian_heads as heads
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.summary import privacy
 
 KEY = bytes(range(32))
 PROMISE = DP(1.0, 1e-3, clip=0.5)
@@ -230,7 +230,7 @@ def test_scores_of_features_are_those_of_features_minus_the_mean() -> None:
     assert not torch.allclose(before, after)
 
 
-@pytest.mark.filterwarnings("ignore::ekiden.base.errors.DivergenceWarning")
+@pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DivergenceWarning")
 @pytest.mark.parametrize("topology", ["chain", "star"])
 def test_what_all_features_share_is_taken_away_by_the_mean_that_one_client_tells(
     topology: Any,

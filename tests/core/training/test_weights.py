@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ekiden import UserError
-from ekiden.training.weights import Weights, distance, mean
+from ekiden.core.training.weights import Weights, distance, mean
 from tests.methods.toys import weights
 
 
@@ -59,7 +59,7 @@ def test_a_model_of_weight_zero_has_no_part_in_the_mean(place: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_distance(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ekiden.training.weights.piece", lambda flat: chunk)
+    monkeypatch.setattr("ekiden.core.training.weights.piece", lambda flat: chunk)
     a, b = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(distance(a, b), (a - b).pow(2).sum())
 

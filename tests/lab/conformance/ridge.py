@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.checks import Positive
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
-from ekiden.training.weights import Weights
+from ekiden.core.base.checks import Positive
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.method import INITIAL, Method, Size, State, Traits, on_client
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.weights import Weights
 
 
 class Products(NamedTuple):

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from ekiden import FederatedData, UserError, conformance, run
-from ekiden.base import outside
+from ekiden import FederatedData, UserError, run
 from ekiden.cli import own
-from ekiden.conformance import CHECKS, Check, Finding, check, line, rules
-from ekiden.conformance.small_runs import Tiny
+from ekiden.core.base import outside
+from ekiden.lab import conformance
+from ekiden.lab.conformance import CHECKS, Check, Finding, check, line, rules
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, method_named
-from tests.conformance.ridge import Ridge
+from tests.lab.conformance.ridge import Ridge
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOOD = '''
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Training, run
-from ekiden.base.errors import UserError
-from ekiden.conformance import TEXT, Subject, rules
-from ekiden.conformance.small_runs import Tiny, files, same, watched, watched_fits
-from ekiden.conformance.small_runs import settings as small_settings
-from ekiden.engine.drive import outline
-from ekiden.engine.method import INITIAL, Method
-from ekiden.engine.transport import live_refs
-from ekiden.engine.wire import SERVER, Ref
-from ekiden.engine.worker import Setup
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.drive import outline
+from ekiden.core.engine.method import INITIAL, Method
+from ekiden.core.engine.transport import live_refs
+from ekiden.core.engine.wire import SERVER, Ref
+from ekiden.core.engine.worker import Setup
+from ekiden.lab.conformance import TEXT, Subject, rules
+from ekiden.lab.conformance.small_runs import Tiny, files, same, watched, watched_fits
+from ekiden.lab.conformance.small_runs import settings as small_settings
 from ekiden.methods import (
     GLM,
     METHODS,
@@ -49,11 +49,11 @@ from ekiden.methods import (
     RegMean,
 )
 from ekiden.methods.rounds.spfl import HOSTS
-from ekiden.recipe import Recipe
-from ekiden.results.result import Result
-from tests.conformance.ridge import Ridge
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import Result
+from tests.lab.conformance.ridge import Ridge
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 every_method = pytest.mark.parametrize(
     "kind",
     [

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, run
-from ekiden.base.errors import UserError
-from ekiden.conformance.small_runs import settings
-from ekiden.data.tasks import Classification
-from ekiden.engine.method import Method, Size
-from ekiden.engine.setup import GivenNetwork, Prepared, of_method
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.setup import GivenNetwork, Prepared, of_method
+from ekiden.core.models.split import SplitNetwork
+from ekiden.core.tasks import Classification
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import settings
 from ekiden.methods import FedELMY, FedOV, FedTasuki, MAEcho
-from ekiden.models.split import SplitNetwork
-from ekiden.training import frozen
-from ekiden.training.network import Network
-from tests.conformance.test_every_method import SHAPES, mostly, small
+from tests.lab.conformance.test_every_method import SHAPES, mostly, small
 
 PARTS = {"head": 8 * 3 + 3, "last:1": 64 * 8 + 8 + 8 * 3 + 3}
 

@@ -1,7 +1,7 @@
 """Every method, kind of data and network of images on a real GPU; without one,
 `test_on_another_device` has a stand-in.
 
-    python -m pytest tests/conformance/test_on_a_gpu.py -n 8 -m "slow or not slow"
+    python -m pytest tests/lab/conformance/test_on_a_gpu.py -n 8 -m "slow or not slow"
 
 A run on a GPU has the same bits each time, also when it is resumed, and nearly the CPU's numbers.
 """
@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from ekiden import DP, FederatedData, Result, load_model, models, run
-from ekiden.base.errors import UserError
-from ekiden.conformance.small_runs import Tiny, files, same
+from ekiden import DP, FederatedData, Result, load_model, run
+from ekiden.core import models
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Method
 from ekiden.data import federate
-from ekiden.engine.method import Method
+from ekiden.lab.conformance.small_runs import Tiny, files, same
 from ekiden.methods import METHODS, FedAvg, FedELMY, FedGram, FedOV, FedSeq
-from tests.conformance import test_on_another_device as stand_in
-from tests.conformance.test_every_method import small
-from tests.conformance.test_frozen_backbone import backbone
+from tests.lab.conformance import test_on_another_device as stand_in
+from tests.lab.conformance.test_every_method import small
+from tests.lab.conformance.test_frozen_backbone import backbone
 from tests.lifecycle.kinds import KINDS, Kind
 from tests.lifecycle.silos import ekiden
-from tests.transports import test_remote as remote
+from tests.silos import test_remote as remote
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)

@@ -17,14 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.base.errors import UserError
-from ekiden.base.files import safetensors_chunks
 from ekiden.cli.app import main
-from ekiden.conformance.small_runs import Tiny, files, same
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import safetensors_chunks
+from ekiden.core.data.augment import Augment
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.worker import Setup, Worker
+from ekiden.core.models.images import MaxPool
+from ekiden.core.training.fit import optimizer as step_of
 from ekiden.data import federate
-from ekiden.data.augment import Augment
-from ekiden.engine.method import Method
-from ekiden.engine.worker import Setup, Worker
+from ekiden.lab.conformance.small_runs import Tiny, files, same
 from ekiden.methods import (
     DENSE,
     METHODS,
@@ -46,11 +48,9 @@ from ekiden.methods import (
     OTFusion,
     RegMean,
 )
-from ekiden.models.images import MaxPool
-from ekiden.training.fit import optimizer as step_of
-from tests.conformance.elsewhere import Elsewhere, Mixed
-from tests.conformance.test_every_method import ELSEWHERE, mostly, small
-from tests.transports import test_remote as remote
+from tests.lab.conformance.elsewhere import Elsewhere, Mixed
+from tests.lab.conformance.test_every_method import ELSEWHERE, mostly, small
+from tests.silos import test_remote as remote
 
 ONE = torch.zeros(1, dtype=torch.int64)
 
@@ -439,7 +439,7 @@ def test_a_fit_goes_on_there(
     optimizer: str, blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a hop, from the journal: optimiser, best epoch and dropout."""
-    monkeypatch.setattr("ekiden.training.fit._SHARE_OF_SAVING", 0)
+    monkeypatch.setattr("ekiden.core.training.fit._SHARE_OF_SAVING", 0)
 
     def killed(client: str, epoch: int, epochs: int) -> None:
         if epoch == 3:
@@ -488,7 +488,7 @@ def test_a_full_memory_is_one_line(blobs: FederatedData, monkeypatch: pytest.Mon
             "CUDA out of memory. Tried to allocate 44.00 MiB.\nGPU 0 has ..."
         )
 
-    monkeypatch.setattr("ekiden.training.fit.TaskLoss.__call__", full)
+    monkeypatch.setattr("ekiden.core.training.fit.TaskLoss.__call__", full)
     with pytest.raises(
         UserError, match=r"step 1, client client-0: the memory of cpu is full: lower batch_size"
     ):

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from ekiden import Training
-from ekiden.base.settings import Hardware
-from ekiden.engine.method import Method
+from ekiden.core.base.settings import Hardware
+from ekiden.core.engine.method import Method
+from ekiden.lab.reporting import report
+from ekiden.lab.tables import sweep
 from ekiden.methods import FedAvg, FedELMY, FedPer, FedSeq
-from ekiden.recipe import Recipe
-from ekiden.reporting import report
 from ekiden.runs.plan import Plan
-from ekiden.tables import sweep
+from ekiden.runs.recipe import Recipe
 
 EXPERIMENT = """
 title = "Table <b>1</b>"

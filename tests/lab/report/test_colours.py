@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from matplotlib.colors import to_rgb
 
-from ekiden.reporting.style import HEAT, MARKERS, SERIES, line_style
+from ekiden.lab.reporting.style import HEAT, MARKERS, SERIES, line_style
 
 Array = npt.NDArray[np.float64]
 

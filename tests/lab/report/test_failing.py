@@ -5,10 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ekiden.reporting.figures import failing
-from ekiden.reporting.runs import Group
-from ekiden.reporting.style import Drawing
-from ekiden.reporting.tables import PlainTable
+from ekiden.lab.reporting.figures import failing
+from ekiden.lab.reporting.runs import Group
+from ekiden.lab.reporting.style import Drawing
+from ekiden.lab.reporting.tables import PlainTable
 
 WOMEN: dict[str, Any] = {
     "samples": 40,

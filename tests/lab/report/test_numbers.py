@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from ekiden import Training
-from ekiden.base.settings import Hardware
 from ekiden.cli.runs import run_options
-from ekiden.engine.method import Method
-from ekiden.engine.transport import Transfer
+from ekiden.core.base.settings import Hardware
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import Transfer
+from ekiden.lab.reporting import figures
+from ekiden.lab.reporting.figures import flows, hops, lost_points
+from ekiden.lab.reporting.runs import Opener, accuracies, collect, partition
+from ekiden.lab.reporting.tables import Entry, command
+from ekiden.lab.tables.experiment import Published
 from ekiden.methods import FedAvg, FedELMY, FedSeq
-from ekiden.recipe import Recipe
-from ekiden.reporting import figures
-from ekiden.reporting.figures import flows, hops, lost_points
-from ekiden.reporting.runs import Opener, accuracies, collect, partition
-from ekiden.reporting.tables import Entry, command
 from ekiden.runs.plan import Plan
+from ekiden.runs.recipe import Recipe
 from ekiden.runs.summary import summarise
-from ekiden.tables.experiment import Published
 
 pytestmark = pytest.mark.xdist_group("report")
 

@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 
 from ekiden import Training
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Hardware
 from ekiden.cli.app import main
-from ekiden.data.columns import Reading
-from ekiden.engine.folder import read_lines
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Hardware
+from ekiden.core.engine.folder import read_lines
+from ekiden.lab.reporting import report
+from ekiden.lab.reporting.runs import Opener, accuracies, collect
+from ekiden.lab.reporting.tables import command, promises
+from ekiden.lab.tables import sweep
 from ekiden.methods import FedAvg, FedProx, FedSeq
-from ekiden.recipe import Recipe
-from ekiden.reporting import report
-from ekiden.reporting.runs import Opener, accuracies, collect
-from ekiden.reporting.tables import command, promises
+from ekiden.readers.columns import Reading
 from ekiden.runs.plan import Plan
-from ekiden.tables import sweep
-from tests.report.conftest import EXPERIMENT, make, plan
+from ekiden.runs.recipe import Recipe
+from tests.lab.report.conftest import EXPERIMENT, make, plan
 
 pytestmark = pytest.mark.xdist_group("report")
 SECTIONS = [

@@ -4,8 +4,8 @@ Student's t."""
 import numpy as np
 import pytest
 
-from ekiden.tables.experiment import Published
-from ekiden.tables.verdicts import Comparison
+from ekiden.lab.tables.experiment import Published
+from ekiden.lab.tables.verdicts import Comparison
 
 
 def test_a_value_printed_without_spread() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
+from ekiden.lab.tables import experiment
+from ekiden.lab.tables.experiment import Experiment, Published, Scaled
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.runs.plan import from_json
-from ekiden.tables import experiment
-from ekiden.tables.experiment import Experiment, Published, Scaled
 
-FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+FILES = sorted((Path(__file__).parents[3] / "experiments").glob("*.toml"))
 TABLE = """
 title = "a table"
 source = "a paper, Table 1"

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ekiden.base.errors import UserError
-from ekiden.data.tasks import Classification, recorded
+from ekiden.core.base.errors import UserError
+from ekiden.core.tasks import Classification, recorded
+from ekiden.lab.tables import experiment, ledger, sweep
+from ekiden.lab.tables.experiment import Experiment
+from ekiden.lab.tables.verdicts import CellResult, collect, contrasts, difference, ranks
 from ekiden.runs.summary import Summary, summarise
-from ekiden.tables import experiment, ledger, sweep
-from ekiden.tables.experiment import Experiment
-from ekiden.tables.verdicts import CellResult, collect, contrasts, difference, ranks
 
 TABLE = """
 title = "chains"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.tables import experiment
-from ekiden.tables.experiment import Published
+from ekiden.lab.tables import experiment
+from ekiden.lab.tables.experiment import Published
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 TABLES = (
     (Path(__file__).parent / "ua_pdfl_printed.md")
     .read_text(encoding="utf-8")

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ekiden.base.errors import UserError
-from ekiden.engine.method import Method
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.method import Method
+from ekiden.lab.tables import experiment, ledger, records, sweep, verdicts
+from ekiden.lab.tables.records import portable
 from ekiden.methods import FedSeq
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, stored
+from ekiden.runs.recipe import Recipe
 from ekiden.runs.summary import Summary, about, comparison, label, summarise
-from ekiden.tables import experiment, ledger, records, sweep, verdicts
-from ekiden.tables.records import portable
-from tests.data.conftest import write_folder
+from tests.readers.conftest import write_folder
 
 TABLE = """
 title = "digits"
@@ -406,7 +406,7 @@ def test_a_relative_path_is_found_from_everywhere_and_counts_on_other_machines(
 
 
 def test_a_record_says_what_local_training_returned() -> None:
-    home = Path(__file__).parents[2] / "experiments"
+    home = Path(__file__).parents[3] / "experiments"
     swept = sweep.plan_sweep(
         home / "fedelmy-table7.toml", "paper", Path("none"), home / "records/fedelmy-table7.jsonl"
     )

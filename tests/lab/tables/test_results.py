@@ -12,16 +12,16 @@ import pyarrow.parquet
 import pytest
 from rich.console import Console
 
-from ekiden.base.errors import UserError
-from ekiden.data.tasks import Classification, recorded
+from ekiden.core.base.errors import UserError
+from ekiden.core.tasks import Classification, recorded
+from ekiden.lab.tables import experiment, ledger, sweep, verdicts
+from ekiden.lab.tables.experiment import Cell, Experiment, Published
+from ekiden.lab.tables.verdicts import CellResult, Comparison
 from ekiden.methods import Centralized, FedSeq, Local
-from ekiden.recipe import Recipe
 from ekiden.runs import summary
 from ekiden.runs.plan import Plan
+from ekiden.runs.recipe import Recipe
 from ekiden.runs.summary import Summary, duration, label, size, summarise
-from ekiden.tables import experiment, ledger, sweep, verdicts
-from ekiden.tables.experiment import Cell, Experiment, Published
-from ekiden.tables.verdicts import CellResult, Comparison
 
 TABLE = """
 title = "digits"
@@ -336,7 +336,7 @@ def test_a_result_of_an_earlier_step_does_not_outlive_the_next(
     plan.run(folder, data, stop_after=1)
     early = (folder / "model.safetensors").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("ekiden.engine.run.write_models", lambda *args: None)
+        patch.setattr("ekiden.core.engine.run.write_models", lambda *args: None)
         plan.run(folder, data)
     assert summarise(folder).last["step"] == 2
     assert not summarise(folder).finished
@@ -383,7 +383,7 @@ def test_how_many_runs_were_printed() -> None:
 
 @pytest.mark.slow
 def test_the_command_makes_the_committed_page_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     monkeypatch.chdir(root)
     page = (root / "docs" / "results.md").read_text(encoding="utf-8")
     records = sorted((root / "experiments" / "records").glob("*.jsonl"))

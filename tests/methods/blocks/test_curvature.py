@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import UserError
+from ekiden.core.training.fit import Work
+from ekiden.core.training.network import Network
 from ekiden.methods.one_shot.blocks.curvature import (
     Labels,
     diagonal,
@@ -20,8 +22,6 @@ from ekiden.methods.one_shot.blocks.curvature import (
     refuse,
     whole,
 )
-from ekiden.training.fit import Work
-from ekiden.training.network import Network
 
 CLASSES = 3
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.models.whole_features import AMPLITUDE, EXACT, RandomFourier
+from ekiden.core.base.errors import UserError
+from ekiden.methods.exact.blocks.whole_features import AMPLITUDE, EXACT, RandomFourier
 
 SCALING = ((0.0,), (1.0,))
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 from ekiden.methods.one_shot.blocks import matching as matching_block
 from ekiden.methods.one_shot.blocks.matching import (
     Matching,

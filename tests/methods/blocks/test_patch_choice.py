@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ekiden.models.patches import chosen
+from ekiden.methods.exact.blocks.patches import chosen
 
 
 def explained(z: np.ndarray, y: np.ndarray) -> float:

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.models.patches import Dictionary, PatchSums, from_images, from_sums, measure_patches
+from ekiden.methods.exact.blocks.patches import (
+    Dictionary,
+    PatchSums,
+    from_images,
+    from_sums,
+    measure_patches,
+)
 
 
 def photos(n: int = 30, channels: int = 3, side: int = 12, seed: int = 0) -> Tensor:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.data.augment import normalise
-from ekiden.data.sources import NAMED
-from ekiden.models import patches
-from ekiden.models.patches import (
+from ekiden.core.data.augment import normalise
+from ekiden.methods.exact.blocks import patches
+from ekiden.methods.exact.blocks.patches import (
     Dictionary,
     Patches,
     Pooling,
@@ -24,6 +23,7 @@ from ekiden.models.patches import (
     from_images,
     width_of,
 )
+from ekiden.readers.sources import NAMED
 
 
 def images(n: int, *shape: int, seed: int = 0) -> Tensor:

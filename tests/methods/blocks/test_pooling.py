@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ekiden.models.images import MaxPool
+from ekiden.core.models.images import MaxPool
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 28, 28), (2, 16, 11, 9), (1, 1, 2, 2), (5, 7, 7)])

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from ekiden import DivergenceWarning, FederatedData, Hardware, Training, UserError, federate, run
-from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Method, on_client
-from ekiden.engine.setup import builder
-from ekiden.engine.worker import Client
+from ekiden.core.engine.method import Method, on_client
+from ekiden.core.engine.setup import builder
+from ekiden.core.engine.worker import Client
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import MOON, Average, FedAvg, FedProx
 from ekiden.methods.blocks.combining import Rule, clipped, combine
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.runs import summary
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 from tests.methods.toys import weights
 
 FIVE = [weights(0.0, 0), weights(1.0, 0), weights(2.0, 1), weights(3.0, 4), weights(1000.0, -1000)]

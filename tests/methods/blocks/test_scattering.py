@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from ekiden import UserError, models
-from ekiden.models import images
-from ekiden.models.images import Scattering, dead_leaves
+from ekiden import UserError
+from ekiden.core import models
+from ekiden.core.models import images
+from ekiden.core.models.images import Scattering, dead_leaves
 
 SMALL = (1, 16, 16)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 from ekiden.methods.gossip.topology import (
     adjacency,
     check,

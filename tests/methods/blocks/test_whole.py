@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
-from ekiden.data.augment import normalise
-from ekiden.models.whole_features import (
+from ekiden.core.base.errors import UserError
+from ekiden.core.data.augment import normalise
+from ekiden.methods.exact.blocks.whole_features import (
     BlockAverages,
     FrozenNetwork,
     PatchFeatures,

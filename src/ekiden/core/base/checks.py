@@ -34,7 +34,7 @@ from typing import (
     get_origin,
 )
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.core.base.errors import UserError, unknown
 
 P = ParamSpec("P")
 T = TypeVar("T")

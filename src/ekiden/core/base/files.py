@@ -24,7 +24,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from ekiden.base.errors import UserError, visible
+from ekiden.core.base.errors import UserError, visible
 
 _DIGEST = "blake2b"
 _BLANK = "0" * 32  # placeholder for the digest while it is computed

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Literal
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.core.base.errors import UserError, unknown
 
 Group = Literal["ekiden.methods", "ekiden.models", "ekiden.datasets", "ekiden.kinds"]
 _PREFIX = "ekiden_file_"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from ekiden.base.checks import (
+from ekiden.core.base.checks import (
     BelowOne,
     Checked,
     Count,
@@ -20,7 +20,7 @@ from ekiden.base.checks import (
     NonNegative,
     Positive,
 )
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 
 _WORD = 32  # bits of a packed number once it is unpacked
 _BLOCK = (
@@ -56,7 +56,7 @@ class Masked:
     but `numbers` and `shared` is header.
     """
 
-    form: str  # JSON tree of the payload; see `ekiden.engine.transport.summands`
+    form: str  # JSON tree of the payload; see `ekiden.core.engine.transport.summands`
     numbers: list[
         Tensor
     ]  # whole numbers modulo 2^bits, as int16, int32 or int64; those of other bits packed in uint8

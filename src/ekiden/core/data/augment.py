@@ -7,8 +7,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ekiden.base.checks import Checked, CountOrZero, Range
-from ekiden.base.errors import UserError
+from ekiden.core.base.checks import Checked, CountOrZero, Range
+from ekiden.core.base.errors import UserError
 
 
 @dataclass(frozen=True)

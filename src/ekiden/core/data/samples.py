@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base import outside
-from ekiden.base.checks import Checked, made, plain, reading
-from ekiden.base.errors import UserError, counted, unknown
-from ekiden.base.files import Place, place
-from ekiden.base.settings import Training
-from ekiden.data.augment import Augment
-from ekiden.data.kinds import Inputs, of_tensor
-from ekiden.data.tasks import Classification, Need, Task
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Checked, made, plain, reading
+from ekiden.core.base.errors import UserError, counted, unknown
+from ekiden.core.base.files import Place, place
+from ekiden.core.base.settings import Training
+from ekiden.core.data.augment import Augment
+from ekiden.core.tasks import Classification, Need, Task
+from ekiden.readers.kinds import Inputs, of_tensor
 
 _ROWS = 1024  # that are read at a time
 _VARIED = 20_000
@@ -104,7 +104,7 @@ class Samples:
     Attributes:
         x: (n, C, H, W) uint8 images, (n, L) int64 tokens or (n, d) float32 features; float32 of any
             other shape is used as it is.
-        y: (n,) int64 class indices; for other tasks than classification, see `ekiden.data.tasks`.
+        y: (n,) int64 class indices; for other tasks than classification, see `ekiden.core.tasks`.
         domain: (n,) int64 indices into `Dataset.domains`, or None.
         group: (n,) int64 natural owner (a writer, a hospital), or None.
         classes: class names in the order of the indices; empty if they have none, or if the names

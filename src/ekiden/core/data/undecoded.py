@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.checks import Checked
-from ekiden.base.errors import UserError, row_text
+from ekiden.core.base.checks import Checked
+from ekiden.core.base.errors import UserError, row_text
 
 PARTS = (
     "train",
@@ -111,7 +111,7 @@ class Inputs(Checked, ABC):
         Args:
             raw: as in `encode`.
             shape: shape of the samples that the model takes.
-            notes: collects what the user should know, such as `ekiden.data.kinds.images.Notes`.
+            notes: collects what the user should know, such as `ekiden.readers.kinds.images.Notes`.
         """
         return self.encode(raw)
 

@@ -13,15 +13,22 @@ from functools import cached_property
 from math import inf
 from typing import Any, Protocol
 
-from ekiden.base.errors import UserError
-from ekiden.engine.federation import Fed, Note
-from ekiden.engine.folder import Marks, RunFolder, TaskPasses, Trace
-from ekiden.engine.method import INITIAL, HasModel, Method, Model, State
-from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, live_refs, refs
-from ekiden.engine.wire import SERVER, Ref
-from ekiden.engine.worker import Setup
-from ekiden.training.fit import Work
-from ekiden.training.weights import Weights
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.federation import Fed, Note
+from ekiden.core.engine.folder import Marks, RunFolder, TaskPasses, Trace
+from ekiden.core.engine.method import INITIAL, HasModel, Method, Model, State
+from ekiden.core.engine.transport import (
+    ClientMissing,
+    Request,
+    Transfer,
+    Transport,
+    live_refs,
+    refs,
+)
+from ekiden.core.engine.wire import SERVER, Ref
+from ekiden.core.engine.worker import Setup
+from ekiden.core.training.fit import Work
+from ekiden.core.training.weights import Weights
 
 log = logging.getLogger("ekiden")
 _TOLD = 3  # clients that a line of the log names

@@ -11,20 +11,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
-from ekiden.data.samples import FederatedData, Subset
-from ekiden.data.tasks import Metric, MultiLabel, Scores, Survival, Task
-from ekiden.engine import subgroups, wire
-from ekiden.engine.counting import EXACT, counting_of
-from ekiden.engine.drive import Evaluator
-from ekiden.engine.figures import Figures, figures
-from ekiden.engine.method import Method
-from ekiden.engine.ranked import Wanted
-from ekiden.engine.transport import Transport
-from ekiden.engine.worker import Worker
-from ekiden.training import fit as fitting
-from ekiden.training.network import Network, adapted
-from ekiden.training.weights import Weights, distance, mean
+from ekiden.clinic import subgroups
+from ekiden.clinic.counting import EXACT, counting_of
+from ekiden.clinic.figures import Figures, figures
+from ekiden.clinic.ranked import Wanted
+from ekiden.core.base.errors import UserError
+from ekiden.core.data.samples import FederatedData, Subset
+from ekiden.core.engine import wire
+from ekiden.core.engine.drive import Evaluator
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import Transport
+from ekiden.core.engine.worker import Worker
+from ekiden.core.tasks import Metric, MultiLabel, Scores, Survival, Task
+from ekiden.core.training import fit as fitting
+from ekiden.core.training.network import Network, adapted
+from ekiden.core.training.weights import Weights, distance, mean
 
 EvaluateOn = Literal[
     "all", "own"
@@ -116,7 +117,7 @@ class TestSet:
         """Run `model` (the run's or a client's own) over all test samples, or those in `rows`,
         once.
 
-        `full` adds probabilities; see `ekiden.training.fit.evaluate`.
+        `full` adds probabilities; see `ekiden.core.training.fit.evaluate`.
         """
         bench = self._worker.bench("evaluation")
         setup = self._worker.setup

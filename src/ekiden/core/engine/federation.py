@@ -12,14 +12,13 @@ from typing import Any, Literal, Protocol, TypeVar, get_type_hints, overload
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.settings import Hardware, Training, derive
-from ekiden.base.sums import Masked
-from ekiden.data.augment import normalise
-from ekiden.data.samples import Dataset
-from ekiden.data.tasks import Task
-from ekiden.engine import wire
-from ekiden.engine.transport import (
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.settings import Hardware, Training, derive
+from ekiden.core.base.sums import Masked
+from ekiden.core.data.augment import normalise
+from ekiden.core.data.samples import Dataset
+from ekiden.core.engine import wire
+from ekiden.core.engine.transport import (
     ClientMissing,
     Request,
     Transfer,
@@ -28,10 +27,11 @@ from ekiden.engine.transport import (
     refs,
     resolve,
 )
-from ekiden.engine.wire import EVERYONE, SERVER, Ref
-from ekiden.training.fit import Work
-from ekiden.training.network import Network
-from ekiden.training.weights import Layout, Weights
+from ekiden.core.engine.wire import EVERYONE, SERVER, Ref
+from ekiden.core.tasks import Task
+from ekiden.core.training.fit import Work
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Layout, Weights
 
 K = TypeVar("K")
 T = TypeVar("T")

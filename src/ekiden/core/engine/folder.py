@@ -38,10 +38,10 @@ from filelock import Timeout
 from torch import Tensor, nn
 
 from ekiden._version import __version__
-from ekiden.base import errors
-from ekiden.base.checks import made, reading
-from ekiden.base.errors import UserError, listed
-from ekiden.base.files import (
+from ekiden.core.base import errors
+from ekiden.core.base.checks import made, reading
+from ekiden.core.base.errors import UserError, listed
+from ekiden.core.base.files import (
     disk_error,
     hold_lock,
     read_regular,
@@ -49,14 +49,14 @@ from ekiden.base.files import (
     with_digest,
     write,
 )
-from ekiden.base.settings import Hardware, Training, seeded
-from ekiden.data.samples import ClientData, Samples, Subset
-from ekiden.engine import wire
-from ekiden.engine.method import State
-from ekiden.engine.store import read_described
-from ekiden.engine.transport import Transfer
-from ekiden.training import frozen
-from ekiden.training.network import Network
+from ekiden.core.base.settings import Hardware, Training, seeded
+from ekiden.core.data.samples import ClientData, Samples, Subset
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import State
+from ekiden.core.engine.store import read_described
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Network
 
 _CHUNK = 1 << 26  # bytes hashed at a time
 _SHOWN = 8  # outputs of the initial model that are kept
@@ -527,7 +527,7 @@ def code_version() -> str:
     """Return the version of this package with a digest of its source: two checkouts of one version
     differ.
     """
-    return f"{__version__}+{source_digest(Path(__file__).parents[1])}"
+    return f"{__version__}+{source_digest(Path(__file__).parents[2])}"
 
 
 def source_digest(root: Path) -> str:

@@ -21,17 +21,17 @@ from weakref import WeakKeyDictionary
 
 import torch.multiprocessing  # noqa: F401  (lets processes share tensors)
 
-from ekiden.base.errors import UserError
-from ekiden.data.samples import ClientData
-from ekiden.engine import wire
-from ekiden.engine.method import INITIAL, State, payload_types
-from ekiden.engine.setup import initial_weights
-from ekiden.engine.store import FolderJournal, Store
-from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, resolve
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Job, Outcome, Setup, Worker
-from ekiden.training.fit import Work
-from ekiden.training.weights import Weights
+from ekiden.core.base.errors import UserError
+from ekiden.core.data.samples import ClientData
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import INITIAL, State, payload_types
+from ekiden.core.engine.setup import initial_weights
+from ekiden.core.engine.store import FolderJournal, Store
+from ekiden.core.engine.transport import ClientMissing, Request, Transport, live_refs, resolve
+from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.worker import Job, Outcome, Setup, Worker
+from ekiden.core.training.fit import Work
+from ekiden.core.training.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, get_type_hints
 
 from torch import nn
 
-from ekiden.base.checks import Checked
-from ekiden.base.errors import UserError
-from ekiden.data import tasks
-from ekiden.data.samples import Dataset
-from ekiden.data.tasks import Need
-from ekiden.engine import wire
-from ekiden.engine.federation import Fed
-from ekiden.engine.wire import EVERYONE, Ref
-from ekiden.training.network import Network
-from ekiden.training.private import DP
-from ekiden.training.weights import Layout, Weights
+from ekiden.core import tasks
+from ekiden.core.base.checks import Checked
+from ekiden.core.base.errors import UserError
+from ekiden.core.data.samples import Dataset
+from ekiden.core.engine import wire
+from ekiden.core.engine.federation import Fed
+from ekiden.core.engine.wire import EVERYONE, Ref
+from ekiden.core.tasks import Need
+from ekiden.core.training.network import Network
+from ekiden.core.training.private import DP
+from ekiden.core.training.weights import Layout, Weights
 
 T_co = TypeVar("T_co", covariant=True)
 Task = TypeVar("Task", bound=Callable[..., Any])
@@ -168,7 +168,7 @@ class Method(Checked, ABC):
 
     `run` is the paper's outer loop; functions marked `@on_client` are what clients do. A method
     holds no other state than the `State` that it yields: only what is in that state survives a
-    crash. Its fields are checked by their annotations when it is made; see `ekiden.base.checks`.
+    crash. Its fields are checked by their annotations when it is made; see `ekiden.core.base.checks`.
     """
 
     traits: ClassVar[Traits] = Traits()

@@ -10,17 +10,17 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged
-from ekiden.engine.drive import Evaluator, Row, drive
-from ekiden.engine.drive import models as models_of
-from ekiden.engine.evaluation import Built
-from ekiden.engine.folder import Marks, RunFolder, Trace
-from ekiden.engine.method import State
-from ekiden.engine.setup import write_models
-from ekiden.engine.transport import Interrupted, Transport
-from ekiden.engine.worker import Setup
-from ekiden.training.weights import Weights
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import Damaged
+from ekiden.core.engine.drive import Evaluator, Row, drive
+from ekiden.core.engine.drive import models as models_of
+from ekiden.core.engine.evaluation import Built
+from ekiden.core.engine.folder import Marks, RunFolder, Trace
+from ekiden.core.engine.method import State
+from ekiden.core.engine.setup import write_models
+from ekiden.core.engine.transport import Interrupted, Transport
+from ekiden.core.engine.worker import Setup
+from ekiden.core.training.weights import Weights
 
 log = logging.getLogger("ekiden")
 T = TypeVar("T")

@@ -21,24 +21,24 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ekiden import models
-from ekiden.base.checks import require
-from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged, read_tensors
-from ekiden.base.settings import Hardware, derive, seeded
-from ekiden.data import kinds
-from ekiden.data.kinds import Inputs
-from ekiden.data.samples import ClientData, FederatedData, Sizes, Subset, held_by
-from ekiden.data.tasks import Task, balanced, recorded
-from ekiden.engine import wire
-from ekiden.engine.folder import RunFolder, data_differences, model_digest, samples_digest
-from ekiden.engine.method import Method, Size
-from ekiden.engine.wire import EVERYONE, SERVER
-from ekiden.engine.worker import Setup, Worker
-from ekiden.models.split import Widened, check_part, freeze, parse_part
-from ekiden.training import frozen, private
-from ekiden.training.network import Network, adapted
-from ekiden.training.weights import Weights
+from ekiden.core import models
+from ekiden.core.base.checks import require
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import Damaged, read_tensors
+from ekiden.core.base.settings import Hardware, derive, seeded
+from ekiden.core.data.samples import ClientData, FederatedData, Sizes, Subset, held_by
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import RunFolder, data_differences, model_digest, samples_digest
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.wire import EVERYONE, SERVER
+from ekiden.core.engine.worker import Setup, Worker
+from ekiden.core.models.split import Widened, check_part, freeze, parse_part
+from ekiden.core.tasks import Task, balanced, recorded
+from ekiden.core.training import frozen, private
+from ekiden.core.training.network import Network, adapted
+from ekiden.core.training.weights import Weights
+from ekiden.readers import kinds
+from ekiden.readers.kinds import Inputs
 
 
 def resolved_hardware(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:

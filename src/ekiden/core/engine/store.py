@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged, read_tensors, safetensors_chunks, with_digest, write
-from ekiden.engine import wire
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import Damaged, read_tensors, safetensors_chunks, with_digest, write
+from ekiden.core.engine import wire
 
 _VALUE, _PRIVATE = re.compile(r"value-(.+)\.safetensors"), re.compile(r"private-(\d+)\.safetensors")
 

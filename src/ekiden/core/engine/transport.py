@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.sums import Masked, Packed, Shared, bits_of, digest, narrowed, wide
-from ekiden.engine import wire
-from ekiden.engine.wire import EVERYONE, Ref
-from ekiden.training.fit import Work
-from ekiden.training.weights import Weights
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import Masked, Packed, Shared, bits_of, digest, narrowed, wide
+from ekiden.core.engine import wire
+from ekiden.core.engine.wire import EVERYONE, Ref
+from ekiden.core.training.fit import Work
+from ekiden.core.training.weights import Weights
 
 
 class ClientMissing(UserError):
@@ -80,7 +80,7 @@ class Transport(ABC):
       not done. Where what died can be started again, it raises `Interrupted`, and the run does the
       step again on a new transport.
 
-    `ekiden.conformance.check_transport` measures all but the last.
+    `ekiden.lab.conformance.check_transport` measures all but the last.
     """
 
     @abstractmethod

@@ -35,9 +35,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import DTYPES, safetensors_chunks
-from ekiden.base.sums import Masked
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import DTYPES, safetensors_chunks
+from ekiden.core.base.sums import Masked
 
 T_co = TypeVar("T_co", covariant=True)
 SERVER = "server"

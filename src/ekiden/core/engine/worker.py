@@ -8,19 +8,19 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Hardware, Training, derive
-from ekiden.base.sums import Masked
-from ekiden.data.samples import ClientData, Dataset, Subset
-from ekiden.data.tasks import Scores, Task
-from ekiden.engine import wire
-from ekiden.engine.method import Method, Size, task_of
-from ekiden.training import fit as fitting
-from ekiden.training import frozen
-from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, Journal, Loss, Objective, Penalty, TaskLoss, Work
-from ekiden.training.network import Network, fresh
-from ekiden.training.private import (
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Hardware, Training, derive
+from ekiden.core.base.sums import Masked
+from ekiden.core.data.samples import ClientData, Dataset, Subset
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import Method, Size, task_of
+from ekiden.core.tasks import Scores, Task
+from ekiden.core.training import fit as fitting
+from ekiden.core.training import frozen
+from ekiden.core.training.feed import Feed
+from ekiden.core.training.fit import Bench, Journal, Loss, Objective, Penalty, TaskLoss, Work
+from ekiden.core.training.network import Network, fresh
+from ekiden.core.training.private import (
     DP,
     Keeper,
     Mechanism,
@@ -32,7 +32,7 @@ from ekiden.training.private import (
     planned,
     planned_sums,
 )
-from ekiden.training.weights import Layout, Part, Weights
+from ekiden.core.training.weights import Layout, Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)
 REMEMBERED = 8 * 10**9  # most bytes that `Client.remember` keeps in a process
@@ -246,7 +246,7 @@ class Client:
         train: Subset | None = None,
         network: Network | None = None,
     ) -> Weights:
-        """Train from `model` on this client's training data; see `ekiden.training.fit.fit`.
+        """Train from `model` on this client's training data; see `ekiden.core.training.fit.fit`.
 
         `network` is trained instead of the run's own, for example one with other widths or with
         frozen layers.

@@ -5,21 +5,21 @@ from typing import Any
 
 from torch import nn
 
-from ekiden.base import outside
-from ekiden.base.errors import UserError, unknown
-from ekiden.data.kinds import Inputs, Table, Tokens
-from ekiden.data.kinds.arrays import SHORTEST
-from ekiden.data.tasks import Segmentation, Task
-from ekiden.models import images, pretrained
-from ekiden.models.pretrained import LITE, is_pretrained, load_weights, located, located_file
-from ekiden.models.split import Split, SplitNetwork
-from ekiden.models.tables_and_texts import (
+from ekiden.core.base import outside
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.models import images, pretrained
+from ekiden.core.models.pretrained import LITE, is_pretrained, load_weights, located, located_file
+from ekiden.core.models.split import Split, SplitNetwork
+from ekiden.core.models.tables_and_texts import (
     linear,
     table_mlp,
     table_transformer,
     text_mean,
     text_transformer,
 )
+from ekiden.core.tasks import Segmentation, Task
+from ekiden.readers.kinds import Inputs, Table, Tokens
+from ekiden.readers.kinds.arrays import SHORTEST
 
 __all__ = [
     "Split",

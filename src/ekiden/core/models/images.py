@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.models.split import SplitNetwork
+from ekiden.core.models.split import SplitNetwork
 
 SMALLEST = 4  # fewest pixels of a side
 _WIDTHS = (16, 32, 64)

@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
-from ekiden.data.kinds import Inputs, Tokens
-from ekiden.models.split import SplitNetwork
+from ekiden.core.base.errors import UserError
+from ekiden.core.models.split import SplitNetwork
+from ekiden.readers.kinds import Inputs, Tokens
 
 log = logging.getLogger("ekiden")
 LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")

@@ -12,8 +12,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
-from ekiden.base.settings import derive, seeded
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import derive, seeded
 
 
 class Split(Protocol):

@@ -6,9 +6,9 @@ from math import ceil, sqrt
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
-from ekiden.data.kinds import Inputs, Table, Tokens
-from ekiden.models.split import SplitNetwork
+from ekiden.core.base.errors import UserError
+from ekiden.core.models.split import SplitNetwork
+from ekiden.readers.kinds import Inputs, Table, Tokens
 
 OTHER = (
     " = other"  # the end of the name of a term for all categories that are not in the vocabulary

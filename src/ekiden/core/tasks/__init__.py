@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ekiden.base import outside
-from ekiden.base.errors import UserError, unknown
-from ekiden.data.tasks.base import Metric, Need, Scores, Task, own_metric
-from ekiden.data.tasks.labels import (
+from ekiden.core.base import outside
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.tasks.base import Metric, Need, Scores, Task, own_metric
+from ekiden.core.tasks.labels import (
     Classification,
     LanguageModelling,
     MultiLabel,

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ekiden.base import outside
-from ekiden.base.checks import Checked
-from ekiden.base.errors import UserError, unknown
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Checked
+from ekiden.core.base.errors import UserError, unknown
 
 IGNORED = -100
 """The label of pixels and tokens that do not count, as in PyTorch."""

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.checks import CountOrZero, Positive
-from ekiden.base.errors import UserError, row_text
-from ekiden.data.tasks import measures
-from ekiden.data.tasks.base import IGNORED, Metric, Need, PlacesTask, VectorTask
+from ekiden.core.base.checks import CountOrZero, Positive
+from ekiden.core.base.errors import UserError, row_text
+from ekiden.core.tasks import measures
+from ekiden.core.tasks.base import IGNORED, Metric, Need, PlacesTask, VectorTask
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.data.tasks.base import IGNORED, Metric, Scores, confusion, mean_right
+from ekiden.core.tasks.base import IGNORED, Metric, Scores, confusion, mean_right
 
 _BINS = 15  # of the calibration error, as is usual
 _ROWS = 1024  # samples that are compared with all at once

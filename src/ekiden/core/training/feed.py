@@ -7,13 +7,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ekiden.base import files
-from ekiden.base.settings import Hardware
-from ekiden.data import cache
-from ekiden.data.augment import normalise
-from ekiden.data.samples import Dataset, Samples, Subset
-from ekiden.training import frozen
-from ekiden.training.frozen import RememberedAnswers
+from ekiden.core.base import files
+from ekiden.core.base.settings import Hardware
+from ekiden.core.data.augment import normalise
+from ekiden.core.data.samples import Dataset, Samples, Subset
+from ekiden.core.training import frozen
+from ekiden.core.training.frozen import RememberedAnswers
+from ekiden.readers import cache
 
 
 @dataclass(eq=False)

@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Hardware, Training, batches, derive
-from ekiden.data.samples import Subset
-from ekiden.data.tasks import Scores, Task
-from ekiden.training.feed import Feed
-from ekiden.training.gradients import Chain, Gradient, generators, is_changed, recorder
-from ekiden.training.network import Network
-from ekiden.training.private import Mechanism
-from ekiden.training.weights import Weights
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Hardware, Training, batches, derive
+from ekiden.core.data.samples import Subset
+from ekiden.core.tasks import Scores, Task
+from ekiden.core.training.feed import Feed
+from ekiden.core.training.gradients import Chain, Gradient, generators, is_changed, recorder
+from ekiden.core.training.network import Network
+from ekiden.core.training.private import Mechanism
+from ekiden.core.training.weights import Weights
 
 Forward = Callable[[Tensor], Tensor]
 Loss = Callable[[Forward, Tensor, Tensor], Tensor]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
-from ekiden.base.settings import Hardware
-from ekiden.data.tasks import Task
-from ekiden.data.tasks.labels import Classification
-from ekiden.models.split import SplitNetwork
-from ekiden.training.network import Elastic, Network
+from ekiden.core.base.settings import Hardware
+from ekiden.core.models.split import SplitNetwork
+from ekiden.core.tasks import Task
+from ekiden.core.tasks.labels import Classification
+from ekiden.core.training.network import Elastic, Network
 
 Pass = Callable[..., Tensor]
 """(inputs (b, ...), labels (b, ...), further tensors) -> the loss (), without gradient; the

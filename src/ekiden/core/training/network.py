@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from ekiden.base.errors import UserError
-from ekiden.base.settings import seeded
-from ekiden.models.split import SplitNetwork
-from ekiden.training import frozen
-from ekiden.training.weights import Layout, Part, Weights, layout
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import seeded
+from ekiden.core.models.split import SplitNetwork
+from ekiden.core.training import frozen
+from ekiden.core.training.weights import Layout, Part, Weights, layout
 
 
 class Network:

@@ -30,13 +30,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
-from ekiden.base.checks import Checked, Count, Positive, Range, admitted, hints_of
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.settings import Training
-from ekiden.base.sums import LARGEST, NoisySums, measure, noisy
-from ekiden.models.split import SplitNetwork
-from ekiden.training import frozen
-from ekiden.training.network import Network
+from ekiden.core.base.checks import Checked, Count, Positive, Range, admitted, hints_of
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.settings import Training
+from ekiden.core.base.sums import LARGEST, NoisySums, measure, noisy
+from ekiden.core.models.split import SplitNetwork
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Network
 
 Loss = Callable[
     [Tensor, Tensor], Tensor

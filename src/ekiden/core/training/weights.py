@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 
 Kind = Literal["linear", "conv", "norm", "other"]
 _AVERAGE = "an average needs at least one model and a finite weight >= 0 for each, not all zero"

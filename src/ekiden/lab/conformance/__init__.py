@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ekiden.base import outside
-from ekiden.base.checks import Positional
-from ekiden.base.errors import UserError
 from ekiden.cli.console import print_json, say
-from ekiden.conformance import rules
-from ekiden.conformance.small_runs import Broken, Subject
-from ekiden.engine.method import Method
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Positional
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.local import MakesTransport
+from ekiden.core.engine.method import Method
+from ekiden.lab.conformance import rules
+from ekiden.lab.conformance.small_runs import Broken, Subject
 from ekiden.methods import method_named
-from ekiden.transports import MakesTransport
 
 Check = Callable[[Subject], None]
 

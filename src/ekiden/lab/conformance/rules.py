@@ -16,10 +16,15 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
-from ekiden.api import run
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Hardware, Training
-from ekiden.conformance.small_runs import (
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Hardware, Training
+from ekiden.core.engine.folder import RunFolder
+from ekiden.core.engine.local import MakesTransport
+from ekiden.core.engine.method import Method, Size, payload_types, task_names
+from ekiden.core.engine.setup import of_method
+from ekiden.core.tasks import Classification
+from ekiden.core.training.network import Network
+from ekiden.lab.conformance.small_runs import (
     CLIENTS,
     Broken,
     Subject,
@@ -29,16 +34,11 @@ from ekiden.conformance.small_runs import (
     same,
     settings,
 )
-from ekiden.data.tasks import Classification
-from ekiden.engine.folder import RunFolder
-from ekiden.engine.method import Method, Size, payload_types, task_names
-from ekiden.engine.setup import of_method
 from ekiden.methods import SCAFFOLD, FedGram, FedSeq, MetaFed
-from ekiden.recipe import Recipe
-from ekiden.results.result import Result
+from ekiden.runs.api import run
 from ekiden.runs.plan import Plan
-from ekiden.training.network import Network
-from ekiden.transports import MakesTransport
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.result import Result
 
 _WRONG: dict[Any, tuple[object, ...]] = {
     int: ("3", 3.5, True, None, nan),
@@ -194,7 +194,7 @@ def _flags() -> set[str]:
     """Return the names of the command line's own flags."""
     from ekiden.cli.runs import RunOptions  # noqa: PLC0415  (the command line is slow to import)
     from ekiden.cli.silos import RemoteOptions  # noqa: PLC0415
-    from ekiden.transports.flower.coordinator.remote_plan import RemotePlan  # noqa: PLC0415
+    from ekiden.silos.coordinator.remote_plan import RemotePlan  # noqa: PLC0415
 
     own = (Plan, RemotePlan, Recipe, Training, Hardware, RunOptions, RemoteOptions)
     return {f.name for kind in own for f in fields(kind)}

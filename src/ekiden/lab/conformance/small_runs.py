@@ -14,22 +14,22 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from ekiden.api import run
-from ekiden.base.checks import allows
-from ekiden.base.settings import Hardware, Training, seeded
-from ekiden.data.samples import FederatedData
-from ekiden.data.sources import federate
-from ekiden.engine import wire
-from ekiden.engine.folder import read_config
-from ekiden.engine.method import Method
-from ekiden.engine.transport import Request
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Job, Outcome, Worker
-from ekiden.results.result import Result
-from ekiden.training import fit as fitting
-from ekiden.training.fit import Bench, Work
-from ekiden.training.weights import Weights
-from ekiden.transports.local import Simulation
+from ekiden.core.base.checks import allows
+from ekiden.core.base.settings import Hardware, Training, seeded
+from ekiden.core.data.samples import FederatedData
+from ekiden.core.engine import wire
+from ekiden.core.engine.folder import read_config
+from ekiden.core.engine.local import Simulation
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import Request
+from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.worker import Job, Outcome, Worker
+from ekiden.core.training import fit as fitting
+from ekiden.core.training.fit import Bench, Work
+from ekiden.core.training.weights import Weights
+from ekiden.readers.sources import federate
+from ekiden.runs.api import run
+from ekiden.runs.result import Result
 
 CLIENTS = 4
 T = TypeVar("T")

@@ -1,5 +1,5 @@
 """Reports: one page that shows what runs did, and the figures and numbers behind it."""
 
-from ekiden.reporting.page import report
+from ekiden.lab.reporting.page import report
 
 __all__ = ["report"]

@@ -13,11 +13,12 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from ekiden.data.tasks import Metric
-from ekiden.engine.folder import read_ledger
-from ekiden.engine.wire import SERVER
-from ekiden.reporting.runs import Group
-from ekiden.reporting.style import (
+from ekiden.clinic.recalibration import kept_subgroups
+from ekiden.core.engine.folder import read_ledger
+from ekiden.core.engine.wire import SERVER
+from ekiden.core.tasks import Metric
+from ekiden.lab.reporting.runs import Group
+from ekiden.lab.reporting.style import (
     HEAT,
     INK,
     MUTED,
@@ -34,9 +35,8 @@ from ekiden.reporting.style import (
     line_style,
     shown,
 )
-from ekiden.reporting.tables import METRICS, PlainTable
-from ekiden.results.clock import PRESETS, Devices
-from ekiden.results.recalibration import kept_subgroups
+from ekiden.lab.reporting.tables import METRICS, PlainTable
+from ekiden.runs.clock import PRESETS, Devices
 from ekiden.runs.summary import Summary, simulated, size
 
 Row = dict[str, Any]

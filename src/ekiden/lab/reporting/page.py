@@ -14,14 +14,31 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from ekiden._version import __version__
-from ekiden.base.errors import UserError, visible
-from ekiden.base.files import disk_error
-from ekiden.data.describe import counts, held_names, picture
-from ekiden.data.samples import FederatedData
-from ekiden.reporting.figures import by_client, by_group, curves, failing, forgetting, heat, ledger
-from ekiden.reporting.runs import Found, Group, Opened, Opener, accuracies, collect
-from ekiden.reporting.style import Drawing, Heading, Missing, Value, as_csv, data_uri, look, publish
-from ekiden.reporting.tables import (
+from ekiden.core.base.errors import UserError, visible
+from ekiden.core.base.files import disk_error
+from ekiden.core.data.samples import FederatedData
+from ekiden.lab.describe import counts, held_names, picture
+from ekiden.lab.reporting.figures import (
+    by_client,
+    by_group,
+    curves,
+    failing,
+    forgetting,
+    heat,
+    ledger,
+)
+from ekiden.lab.reporting.runs import Found, Group, Opened, Opener, accuracies, collect
+from ekiden.lab.reporting.style import (
+    Drawing,
+    Heading,
+    Missing,
+    Value,
+    as_csv,
+    data_uri,
+    look,
+    publish,
+)
+from ekiden.lab.reporting.tables import (
     PlainTable,
     ResultTable,
     commands,
@@ -30,8 +47,8 @@ from ekiden.reporting.tables import (
     promises,
     results,
 )
-from ekiden.results.clock import Devices
-from ekiden.results.result import ModelSource
+from ekiden.runs.clock import Devices
+from ekiden.runs.result import ModelSource
 
 Item = ResultTable | PlainTable | Drawing | Heading | Missing
 Say = Callable[[str], None]
@@ -341,7 +358,7 @@ def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) ->
     """Return the page. What comes from runs is escaped, and shows characters that would turn its
     lines around.
     """
-    template = files("ekiden.reporting").joinpath("page.html").read_text(encoding="utf-8")
+    template = files("ekiden.lab.reporting").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -10,17 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.base import outside
-from ekiden.base.errors import UserError
-from ekiden.data import NAMED, Dataset, FederatedData, Reading
-from ekiden.data.samples import said_in
-from ekiden.data.tasks import Metric
-from ekiden.engine.evaluation import TestSet
-from ekiden.engine.folder import settings_in
-from ekiden.engine.setup import check_same_data
+from ekiden.core.base import outside
+from ekiden.core.base.errors import UserError
+from ekiden.core.data.samples import Dataset, FederatedData, said_in
+from ekiden.core.engine.evaluation import TestSet
+from ekiden.core.engine.folder import settings_in
+from ekiden.core.engine.setup import check_same_data
+from ekiden.core.tasks import Metric
+from ekiden.core.training.weights import Weights
+from ekiden.lab.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, runs_in
+from ekiden.lab.tables.verdicts import CellResult, unmeasured
 from ekiden.methods import known
-from ekiden.results.result import ModelSource, Result
+from ekiden.readers.columns import Reading
+from ekiden.readers.sources import NAMED
+from ekiden.runs.loading import open_models
 from ekiden.runs.plan import TaskName, loaded, stored
+from ekiden.runs.result import ModelSource, Result
 from ekiden.runs.summary import (
     Summary,
     chosen_model,
@@ -31,10 +36,6 @@ from ekiden.runs.summary import (
     summarise,
     value_of,
 )
-from ekiden.serving.loading import open_models
-from ekiden.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, runs_in
-from ekiden.tables.verdicts import CellResult, unmeasured
-from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)

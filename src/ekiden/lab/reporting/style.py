@@ -16,7 +16,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ekiden.base.files import csv_cell
+from ekiden.core.base.files import csv_cell
 
 INK, MUTED, LINE, PAPER = "#1b1f24", "#5d6570", "#d9dde2", "#ffffff"
 WHITE = "#fefefe"  # on top of a dark cell: white in both modes

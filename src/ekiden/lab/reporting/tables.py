@@ -9,15 +9,15 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ekiden.base.errors import UserError
-from ekiden.engine.folder import read_lines
-from ekiden.engine.method import Method
-from ekiden.reporting.runs import Found, Group
-from ekiden.reporting.style import Value
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.folder import read_lines
+from ekiden.core.engine.method import Method
+from ekiden.lab.reporting.runs import Found, Group
+from ekiden.lab.reporting.style import Value
+from ekiden.lab.tables.experiment import Experiment, Published
+from ekiden.lab.tables.verdicts import CellResult, Comparison, Contrast, contrasts, ranks, verdict
 from ekiden.runs.plan import Plan, stored
 from ekiden.runs.summary import Summary, duration, size, spread
-from ekiden.tables.experiment import Experiment, Published
-from ekiden.tables.verdicts import CellResult, Comparison, Contrast, contrasts, ranks, verdict
 
 METRICS = {
     "client_mean": "on own test data",

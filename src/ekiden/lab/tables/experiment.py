@@ -14,12 +14,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from ekiden.base.errors import UserError, at, unknown
-from ekiden.base.files import read_text
-from ekiden.data.sources import NAMED
-from ekiden.data.tasks import KINDS
-from ekiden.engine.method import Method
+from ekiden.core.base.errors import UserError, at, unknown
+from ekiden.core.base.files import read_text
+from ekiden.core.engine.method import Method
+from ekiden.core.tasks import KINDS
 from ekiden.methods import LAP, METHODS, method_named
+from ekiden.readers.sources import NAMED
 from ekiden.runs.plan import Plan, common_settings, hyperparameters, plan_of
 
 Entry = dict[str, Any]

@@ -7,11 +7,10 @@ from dataclasses import dataclass, fields, replace
 from statistics import mean
 from textwrap import fill
 
-from ekiden.base.errors import UserError, counted
-from ekiden.runs.summary import duration, metric_of, size
-from ekiden.tables.experiment import PAPER, Experiment
-from ekiden.tables.sweep import Sweep, failures
-from ekiden.tables.verdicts import (
+from ekiden.core.base.errors import UserError, counted
+from ekiden.lab.tables.experiment import PAPER, Experiment
+from ekiden.lab.tables.sweep import Sweep, failures
+from ekiden.lab.tables.verdicts import (
     CellResult,
     Comparison,
     Contrast,
@@ -22,6 +21,7 @@ from ekiden.tables.verdicts import (
     obstacle,
     ours,
 )
+from ekiden.runs.summary import duration, metric_of, size
 
 _TITLES = (
     *("row", "column", "ours", "seeds", "sent", "passes", "printed", "difference"),

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import disk_error, locked, read_text, write
-from ekiden.engine.folder import check_config
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import disk_error, locked, read_text, write
+from ekiden.core.engine.folder import check_config
 from ekiden.runs.summary import COUNTED, Summary
 
 _PATHS = frozenset({"data", "dataset", "silos", "model", "network", "pretrained", "tokenizer"})

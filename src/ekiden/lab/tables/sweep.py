@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.files import read_regular, write
-from ekiden.data import located
-from ekiden.engine.method import Method
-from ekiden.runs.launch import LaunchedRun, RunEnd
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.files import read_regular, write
+from ekiden.core.engine.method import Method
+from ekiden.lab.launch import LaunchedRun, RunEnd
+from ekiden.lab.tables import experiment, records
+from ekiden.lab.tables.experiment import PAPER, Cell, Experiment
+from ekiden.lab.tables.records import Records, portable
+from ekiden.readers.sources import located
 from ekiden.runs.plan import Plan, plan_in, stored
 from ekiden.runs.summary import Summary, summarise
-from ekiden.tables import experiment, records
-from ekiden.tables.experiment import PAPER, Cell, Experiment
-from ekiden.tables.records import Records, portable
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from ekiden.engine.method import Method
+from ekiden.core.engine.method import Method
+from ekiden.lab.tables.experiment import METRICS, Cell, Experiment, Published
+from ekiden.lab.tables.sweep import Sweep
 from ekiden.runs.summary import Summary, headline, metric_of, value_of
-from ekiden.tables.experiment import METRICS, Cell, Experiment, Published
-from ekiden.tables.sweep import Sweep
 
 LEVEL = 0.95  # two-sided
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import Method, OwnSamples, UserError, Weights, mean
-from ekiden.training.weights import Layout, distance
+from ekiden.core.training.weights import Layout, distance
 
 Init = Literal["same", "different"]
 

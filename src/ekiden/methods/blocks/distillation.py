@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.authoring import Forward, Objective, Task, Work
-from ekiden.data.augment import Augment
-from ekiden.data.tasks import Classification
+from ekiden.core.data.augment import Augment
+from ekiden.core.tasks import Classification
 
 Form = Literal["both", "kl"]
 Invent = Callable[[Tensor, Tensor], Tensor]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.authoring import INITIAL, Client, Forward, Model, Objective, State, Task, Weights
-from ekiden.data.tasks import Classification
+from ekiden.core.tasks import Classification
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from ekiden.authoring import (
     UserError,
     Weights,
 )
-from ekiden.base.sums import FRACTION, fixed, real
-from ekiden.engine.method import HasModel
+from ekiden.core.base.sums import FRACTION, fixed, real
+from ekiden.core.engine.method import HasModel
+from ekiden.core.training.fit import kept
+from ekiden.core.training.weights import distance
 from ekiden.methods.blocks.combining import Rule, clipped, combine, refuse
-from ekiden.training.fit import kept
-from ekiden.training.weights import distance
 
 Weighting = Literal["samples", "uniform"]
 CLIPPED = "length of clipped steps"

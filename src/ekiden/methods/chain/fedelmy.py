@@ -24,9 +24,9 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.engine.federation import in_order
+from ekiden.core.engine.federation import in_order
+from ekiden.core.training.weights import distance, piece
 from ekiden.methods.blocks.glam import Passing, alignment, transfers
-from ekiden.training.weights import distance, piece
 
 Measure = Literal["l2", "squared_l2", "l1", "cosine"]
 """Distance between two models: the text uses l2 and compares it with the others (Fig. 8 or 9, by

@@ -14,7 +14,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.engine.federation import in_order
+from ekiden.core.engine.federation import in_order
 from ekiden.methods.blocks.glam import Passing, alignment, transfers
 
 

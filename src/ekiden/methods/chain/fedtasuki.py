@@ -31,11 +31,11 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.base.settings import seeded
-from ekiden.data.tasks import Need
-from ekiden.engine.federation import in_order
+from ekiden.core.base.settings import seeded
+from ekiden.core.engine.federation import in_order
+from ekiden.core.tasks import Need
+from ekiden.core.training.weights import Layer
 from ekiden.methods.blocks.distillation import Distillation, Form, Invent, scrambled
-from ekiden.training.weights import Layer
 
 SHARE = 0.05  # the part of a model's bytes that its class statistics may take
 _RIDGE, _SHRINK = 0.01, 0.05

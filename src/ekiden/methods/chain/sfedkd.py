@@ -29,7 +29,7 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.engine.federation import in_order
+from ekiden.core.engine.federation import in_order
 from ekiden.methods.blocks.distillation import kl, without
 from ekiden.methods.blocks.rounds import participants
 

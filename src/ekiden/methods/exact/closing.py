@@ -25,14 +25,14 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.base.sums import WIDE, AnySums
-from ekiden.data.tasks import Need
-from ekiden.engine.method import HasModel
-from ekiden.engine.wire import EVERYONE
+from ekiden.core.base.sums import WIDE, AnySums
+from ekiden.core.engine.method import HasModel
+from ekiden.core.engine.wire import EVERYONE
+from ekiden.core.tasks import Need
+from ekiden.core.training.network import trial
+from ekiden.core.training.weights import Layout
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import size_of_sums, sums_of
-from ekiden.training.network import trial
-from ekiden.training.weights import Layout
 
 LAP = "+lap"  # end of the name of a method with a closing lap
 _SAMPLES = 1024  # samples from which the first client of the lap sets the scales

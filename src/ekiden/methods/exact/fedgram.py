@@ -23,7 +23,8 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.base.sums import FULL, LEAST, AnySums, NoisySums, Rounding
+from ekiden.core.base.sums import FULL, LEAST, AnySums, NoisySums, Rounding
+from ekiden.core.training.private import DP, width_for
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     OWN,
@@ -34,9 +35,8 @@ from ekiden.methods.exact.blocks.fixed_features import (
     sums_of,
     with_rows,
 )
-from ekiden.models.patches import PatchSums
-from ekiden.models.whole_features import PatchFeatures, WholeFeatures
-from ekiden.training.private import DP, width_for
+from ekiden.methods.exact.blocks.patches import PatchSums
+from ekiden.methods.exact.blocks.whole_features import PatchFeatures, WholeFeatures
 
 
 class Handoff(NamedTuple):
@@ -103,7 +103,7 @@ class FedGram(FixedFeatures):
     and a temperature turns the scores into probabilities. bayes has one variance for each feature,
     where GH-OFL has one for each class and feature; cgs is shrunk as lda. With `--dp`, the first
     client tells a mean of features with noise, which all subtract; features are clipped, sums have
-    noise, and λ follows from the noise; see `ekiden.training.private`. Personal heads, which the
+    noise, and λ follows from the noise; see `ekiden.core.training.private`. Personal heads, which the
     papers do not have, are ridge regression towards the head of all.
     """
 

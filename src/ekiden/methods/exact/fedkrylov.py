@@ -23,8 +23,8 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.data.samples import Subset
-from ekiden.data.tasks import Classification
+from ekiden.core.data.samples import Subset
+from ekiden.core.tasks import Classification
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FixedFeatures,

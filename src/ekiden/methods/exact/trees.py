@@ -29,13 +29,13 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.base.settings import derive
-from ekiden.base.sums import fixed, real
-from ekiden.data.tasks import Classification, MultiLabel
-from ekiden.engine.federation import in_order
-from ekiden.models.tables_and_texts import Indicators, Linear, linear
-from ekiden.training import frozen
-from ekiden.training.network import Network
+from ekiden.core.base.settings import derive
+from ekiden.core.base.sums import fixed, real
+from ekiden.core.engine.federation import in_order
+from ekiden.core.models.tables_and_texts import Indicators, Linear, linear
+from ekiden.core.tasks import Classification, MultiLabel
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Network
 
 _CELLS = 1024  # of the grid on which quantiles are found
 _SAMPLES = 2**24  # of all clients; sums of fewer have room

@@ -28,7 +28,7 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.engine import wire
+from ekiden.core.engine import wire
 from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
 from ekiden.methods.gossip.criticalfl import CriticalPeriods, Squares, due, resize
 from ekiden.methods.gossip.dispfl import pack, unpack

@@ -21,7 +21,7 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.engine import wire
+from ekiden.core.engine import wire
 from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip import topology
 

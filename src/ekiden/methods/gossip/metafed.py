@@ -22,8 +22,8 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.data.tasks import Classification
-from ekiden.models.split import Split, as_split
+from ekiden.core.models.split import Split, as_split
+from ekiden.core.tasks import Classification
 
 
 @dataclass(frozen=True)

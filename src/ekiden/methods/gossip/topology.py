@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from ekiden.authoring import UserError
-from ekiden.base.errors import unknown
+from ekiden.core.base.errors import unknown
 
 HELP = (
     "complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"

@@ -20,7 +20,8 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.data.tasks import Need
+from ekiden.core.tasks import Need
+from ekiden.core.training.weights import Layout
 from ekiden.methods.blocks.combining import (
     Init,
     OneShot,
@@ -32,7 +33,6 @@ from ekiden.methods.blocks.combining import (
     refuse,
 )
 from ekiden.methods.blocks.rounds import note_apart, shortened
-from ekiden.training.weights import Layout
 
 Head = Literal["mean", "class-wise", "class-counts"]
 

@@ -30,8 +30,10 @@ from ekiden.authoring import (
     Work,
     on_client,
 )
-from ekiden.base.settings import seeded
-from ekiden.engine import wire
+from ekiden.core.base.settings import seeded
+from ekiden.core.engine import wire
+from ekiden.core.training.fit import kept
+from ekiden.core.training.network import Network
 from ekiden.methods.one_shot.blocks.ensemble import (
     Distilled,
     SampleGenerator,
@@ -40,8 +42,6 @@ from ekiden.methods.one_shot.blocks.ensemble import (
     softened,
     synthesise,
 )
-from ekiden.training.fit import kept
-from ekiden.training.network import Network
 
 _CLIP = 10.0  # largest norm of a gradient, of generator and student
 

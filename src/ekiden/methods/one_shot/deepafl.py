@@ -27,11 +27,11 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.base.settings import derive
-from ekiden.base.sums import fixed, real
-from ekiden.data.tasks import Need
-from ekiden.models.split import SplitNetwork
-from ekiden.training.network import Network, fresh, trial
+from ekiden.core.base.settings import derive
+from ekiden.core.base.sums import fixed, real
+from ekiden.core.models.split import SplitNetwork
+from ekiden.core.tasks import Need
+from ekiden.core.training.network import Network, fresh, trial
 
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 

@@ -26,8 +26,9 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.base.settings import seeded
-from ekiden.engine import wire
+from ekiden.core.base.settings import seeded
+from ekiden.core.engine import wire
+from ekiden.core.training.network import Network
 from ekiden.methods.one_shot.blocks.ensemble import (
     Distilled,
     EnsembleModel,
@@ -36,7 +37,6 @@ from ekiden.methods.one_shot.blocks.ensemble import (
     batches,
     synthesise,
 )
-from ekiden.training.network import Network
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.data.tasks import Need
+from ekiden.core.tasks import Need
+from ekiden.core.training.network import Network
 from ekiden.methods.blocks.combining import Init, OneShot, owned
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
-from ekiden.training.network import Network
 
 
 class Member(NamedTuple):

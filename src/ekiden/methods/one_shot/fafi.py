@@ -31,12 +31,12 @@ from ekiden.authoring import (
     Work,
     on_client,
 )
-from ekiden.data.augment import Augment
+from ekiden.core.data.augment import Augment
+from ekiden.core.models.split import SplitNetwork, as_split
+from ekiden.core.training.network import Network
 from ekiden.methods.blocks.combining import OneShot, Trained
 from ekiden.methods.one_shot.blocks.curvature import shares
 from ekiden.methods.one_shot.blocks.ensemble import copies
-from ekiden.models.split import SplitNetwork, as_split
-from ekiden.training.network import Network
 
 
 class Prototypes(nn.Linear):

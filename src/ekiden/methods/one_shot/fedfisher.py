@@ -23,6 +23,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import (
@@ -37,7 +38,6 @@ from ekiden.methods.one_shot.blocks.curvature import (
     shares,
     whole,
 )
-from ekiden.training.weights import Layer, Layout
 
 _MOMENTUM, _SQUARES, _EPSILON = 0.9, 0.99, 0.01  # β1, β2, ε of the authors' Adam
 Gradient = Callable[

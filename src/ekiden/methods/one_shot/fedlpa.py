@@ -21,6 +21,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.core.training.weights import Layout
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import (
@@ -33,7 +34,6 @@ from ekiden.methods.one_shot.blocks.curvature import (
     shares,
 )
 from ekiden.methods.one_shot.fedfisher import unpacked
-from ekiden.training.weights import Layout
 
 _TOLERANCE = 1e-8  # relative residual at which the linear system counts as solved
 Map = Callable[[Tensor], Tensor]

@@ -25,9 +25,9 @@ from ekiden.authoring import (
     on_client,
     require,
 )
+from ekiden.core.training.network import Elastic, Form, Network, adapted, assemble, check, matrices
 from ekiden.methods.blocks.combining import Init, Trained
 from ekiden.methods.one_shot.blocks.matching import Matching, Process, class_shares, match
-from ekiden.training.network import Elastic, Form, Network, adapted, assemble, check, matrices
 
 
 class FirstLayer(NamedTuple):

@@ -25,9 +25,9 @@ from ekiden.authoring import (
     Work,
     on_client,
 )
+from ekiden.core.training.network import Network
 from ekiden.methods.blocks.combining import Init, OneShot
 from ekiden.methods.one_shot.blocks.ensemble import copies
-from ekiden.training.network import Network
 
 
 def destroy(x: Tensor) -> Tensor:

@@ -32,10 +32,10 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.engine.federation import in_order
-from ekiden.training.fit import Diverged, optimizer
-from ekiden.training.network import Network, trial
-from ekiden.training.weights import Part
+from ekiden.core.engine.federation import in_order
+from ekiden.core.training.fit import Diverged, optimizer
+from ekiden.core.training.network import Network, trial
+from ekiden.core.training.weights import Part
 
 Covariance = Literal["spherical", "diagonal", "full"]
 FLOOR = 1e-6  # Added to all variances, as scikit-learn does

@@ -33,11 +33,11 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.data.samples import Subset
+from ekiden.core.data.samples import Subset
+from ekiden.core.training.network import Network
 from ekiden.methods.blocks.combining import Init
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.rounds.fedavg import FedAvg, ServerOptimizer
-from ekiden.training.network import Network
 
 Form = Literal["linear", "per-class", "mlp", "ridge"]
 

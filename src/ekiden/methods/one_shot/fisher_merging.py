@@ -23,10 +23,10 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, refuse, shares
-from ekiden.training.weights import Layer, Layout
 
 
 class DiagonalInformed(NamedTuple):

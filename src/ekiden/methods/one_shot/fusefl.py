@@ -33,9 +33,9 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.models.split import as_split
-from ekiden.training import frozen
-from ekiden.training.network import Dense, Network, fresh, resize, trial
+from ekiden.core.models.split import as_split
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Dense, Network, fresh, resize, trial
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,14 +28,14 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.base.outside import require_extra
+from ekiden.core.base.outside import require_extra
+from ekiden.core.training.network import Network, fresh
+from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, class_mean, owned
 from ekiden.methods.blocks.rounds import participants, sample
 from ekiden.methods.one_shot.blocks.curvature import compress, projectors, thin
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.one_shot.ot_fusion import align, carry, check_chain, transport
-from ekiden.training.network import Network, fresh
-from ekiden.training.weights import Layer, Layout
 
 
 class Contribution(NamedTuple):

@@ -24,12 +24,12 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.base.outside import require_extra
-from ekiden.data.tasks import Need
+from ekiden.core.base.outside import require_extra
+from ekiden.core.tasks import Need
+from ekiden.core.training.network import Network, trial
+from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
-from ekiden.training.network import Network, trial
-from ekiden.training.weights import Layer, Layout
 
 Matching = Callable[[int, Tensor, Tensor], Tensor]
 """(layer number, its units' rows (a, d), the target's rows (b, d)) -> transport (a, b) whose

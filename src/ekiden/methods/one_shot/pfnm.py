@@ -21,9 +21,9 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.core.training.network import Elastic, Form, Network, assemble, check, matrices
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.blocks.matching import Process, class_shares, match
-from ekiden.training.network import Elastic, Form, Network, assemble, check, matrices
 
 
 @dataclass(frozen=True)

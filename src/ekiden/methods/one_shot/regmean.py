@@ -21,6 +21,9 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.core.models.split import FIRST, SECOND
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import (
@@ -32,9 +35,6 @@ from ekiden.methods.one_shot.blocks.curvature import (
     shares,
     whole,
 )
-from ekiden.models.split import FIRST, SECOND
-from ekiden.training.network import Network
-from ekiden.training.weights import Layer, Layout
 
 _UNSEEN = (
     1e-6  # relative eigenvalue of the scaled Gram matrix below which a direction is rounding error

@@ -23,7 +23,7 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.base.sums import fixed, real
+from ekiden.core.base.sums import fixed, real
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
 

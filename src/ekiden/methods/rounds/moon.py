@@ -22,10 +22,10 @@ from ekiden.authoring import (
     cross_entropy,
     on_client,
 )
+from ekiden.core.models.split import Split, as_split
+from ekiden.core.training.fit import FunctionLoss
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.combining import Rule
-from ekiden.models.split import Split, as_split
-from ekiden.training.fit import FunctionLoss
 
 
 @dataclass(frozen=True)

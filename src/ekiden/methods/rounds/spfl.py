@@ -37,8 +37,8 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.base.errors import unknown
-from ekiden.data.tasks import Need
+from ekiden.core.base.errors import unknown
+from ekiden.core.tasks import Need
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.glam import alignment
 from ekiden.methods.blocks.rounds import Corrected, Proximal, Reply

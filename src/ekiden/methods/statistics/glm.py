@@ -28,9 +28,12 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.base.checks import Range
-from ekiden.data.tasks import Classification, Need, Regression, Survival
-from ekiden.engine.federation import in_order
+from ekiden.core.base.checks import Range
+from ekiden.core.engine.federation import in_order
+from ekiden.core.models.tables_and_texts import Linear, linear
+from ekiden.core.tasks import Classification, Need, Regression, Survival
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Network
 from ekiden.methods.statistics.newton import (
     CONSTANT,
     Coefficients,
@@ -44,9 +47,6 @@ from ekiden.methods.statistics.newton import (
     solved,
     start,
 )
-from ekiden.models.tables_and_texts import Linear, linear
-from ekiden.training import frozen
-from ekiden.training.network import Network
 
 
 @dataclass(frozen=True)

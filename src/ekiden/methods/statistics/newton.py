@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.errors import UserError, listed
-from ekiden.results.regressions import baseline, hazard_counts
+from ekiden.clinic.regressions import baseline, hazard_counts
+from ekiden.core.base.errors import UserError, listed
 
 Family = Literal["logistic", "linear", "poisson", "cox"]
 CONSTANT = "constant"

@@ -12,14 +12,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ekiden.base import outside
-from ekiden.base.checks import made, plain, reading
-from ekiden.base.errors import UserError, at, unknown
-from ekiden.data.kinds.arrays import Arrays
-from ekiden.data.kinds.images import Images
-from ekiden.data.kinds.tables import Table
-from ekiden.data.kinds.texts import PAD, Tokens
-from ekiden.data.undecoded import Inputs
+from ekiden.core.base import outside
+from ekiden.core.base.checks import made, plain, reading
+from ekiden.core.base.errors import UserError, at, unknown
+from ekiden.core.data.undecoded import Inputs
+from ekiden.readers.kinds.arrays import Arrays
+from ekiden.readers.kinds.images import Images
+from ekiden.readers.kinds.tables import Table
+from ekiden.readers.kinds.texts import PAD, Tokens
 
 __all__ = ["PAD", "Arrays", "Images", "Inputs", "Table", "Tokens"]
 

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError, listed, row_text, tell
-from ekiden.base.outside import pa
-from ekiden.data.cells import warn_of_marks
-from ekiden.data.undecoded import Encoding, Inputs, Raw, joined
+from ekiden.core.base.errors import UserError, listed, row_text, tell
+from ekiden.core.base.outside import pa
+from ekiden.core.data.undecoded import Encoding, Inputs, Raw, joined
+from ekiden.readers.cells import warn_of_marks
 
 SHORTEST = 16
 """fewest values in time of a signal"""

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
-from ekiden.base import files
-from ekiden.base.checks import CountOrZero
-from ekiden.base.errors import UserError, counted, row_text, tell
-from ekiden.base.outside import pa
-from ekiden.data import frames, medical, raster
-from ekiden.data.cells import is_text, short
-from ekiden.data.kinds import arrays
-from ekiden.data.raster import Loaded, Look, split
-from ekiden.data.undecoded import Encoding, Inputs, Raw
+from ekiden.core.base import files
+from ekiden.core.base.checks import CountOrZero
+from ekiden.core.base.errors import UserError, counted, row_text, tell
+from ekiden.core.base.outside import pa
+from ekiden.core.data.undecoded import Encoding, Inputs, Raw
+from ekiden.readers import frames, medical, raster
+from ekiden.readers.cells import is_text, short
+from ekiden.readers.kinds import arrays
+from ekiden.readers.raster import Loaded, Look, split
 
 CHUNK = 128  # images that a thread decodes at a time
 _SCALE = 1.25  # times as large pixels as those of other silos

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError, listed, nearest, tell
-from ekiden.data import frames
-from ekiden.data.cells import DATE, Cells, Writing
-from ekiden.data.undecoded import Encoding, Inputs, Raw
+from ekiden.core.base.errors import UserError, listed, nearest, tell
+from ekiden.core.data.undecoded import Encoding, Inputs, Raw
+from ekiden.readers import frames
+from ekiden.readers.cells import DATE, Cells, Writing
 
 _FAR = 8.0  # deviations between the middle of a column and that of training
 Numbers = NDArray[np.float64]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ekiden.base.checks import Count, CountOrZero
-from ekiden.base.errors import UserError, at, tell
-from ekiden.base.files import read_regular
-from ekiden.base.outside import pa
-from ekiden.data.cells import is_text
-from ekiden.data.undecoded import Encoding, Inputs, Raw
+from ekiden.core.base.checks import Count, CountOrZero
+from ekiden.core.base.errors import UserError, at, tell
+from ekiden.core.base.files import read_regular
+from ekiden.core.base.outside import pa
+from ekiden.core.data.undecoded import Encoding, Inputs, Raw
+from ekiden.readers.cells import is_text
 
 PAD = 0
 """the token that fills up short texts"""

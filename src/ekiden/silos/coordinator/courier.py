@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from ekiden.base.errors import UserError
-from ekiden.engine import wire
-from ekiden.engine.transport import ClientMissing
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, said, unpack
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.transport import ClientMissing
+from ekiden.silos.trust.parcel import Answer, Ask, pack, said, unpack
 
 Absent = Literal["wait", "skip", "stop"]
 # seconds without an answer before a silo is asked whether it works; doubled each time, up to

@@ -14,13 +14,13 @@ from secrets import token_hex
 from shutil import rmtree
 from typing import Annotated, Literal, TypeAlias
 
-from ekiden.base.checks import Checked, Range, made, plain, reading
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.files import write
-from ekiden.transports.flower.silo import silo_file
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.agreement import ROSTER, Roster, check_name, read_roster
-from ekiden.transports.flower.trust.keys import make_certificates
+from ekiden.core.base.checks import Checked, Range, made, plain, reading
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.files import write
+from ekiden.silos.silo import silo_file
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.agreement import ROSTER, Roster, check_name, read_roster
+from ekiden.silos.trust.keys import make_certificates
 
 FILE = "federation.toml"
 SEEN = "seen.json"

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from ekiden.base import outside
-from ekiden.base.checks import Checked, Mark, Positive, made, plain, reading, require
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.files import read_regular, read_text
-from ekiden.data.spelling import Spelling
-from ekiden.engine.folder import read_config
-from ekiden.engine.method import Method
+from ekiden.care.spelling import Spelling
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Checked, Mark, Positive, made, plain, reading, require
+from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.files import read_regular, read_text
+from ekiden.core.engine.folder import read_config
+from ekiden.core.engine.method import Method
 from ekiden.methods import among
-from ekiden.recipe import Recipe, recipe_of
-from ekiden.transports.flower.coordinator.courier import Absent
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust.agreement import AGREEMENT, Revision, check_name
+from ekiden.runs.recipe import Recipe, recipe_of
+from ekiden.silos.coordinator.courier import Absent
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust.agreement import AGREEMENT, Revision, check_name
 
 M = TypeVar("M", bound=Method)
 _READER = "the same Ekiden at the SuperLink"

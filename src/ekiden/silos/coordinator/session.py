@@ -18,21 +18,19 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from ekiden import models
-from ekiden.base.errors import UserError
-from ekiden.base.files import read_regular, write
-from ekiden.base.settings import Hardware
-from ekiden.data.augment import Augment
-from ekiden.data.kinds import of_terms
-from ekiden.data.kinds import terms as inputs_terms
-from ekiden.data.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
-from ekiden.data.tasks import Classification, Survival, balanced, task_of_terms, terms
-from ekiden.data.undecoded import natural
-from ekiden.engine import wire
-from ekiden.engine.counting import counting_of
-from ekiden.engine.drive import Row, outline, told
-from ekiden.engine.evaluation import Built, divergence
-from ekiden.engine.folder import (
+from ekiden.care.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
+from ekiden.clinic.counting import counting_of
+from ekiden.clinic.subgroups import check_task, divisions
+from ekiden.core import models
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import read_regular, write
+from ekiden.core.base.settings import Hardware
+from ekiden.core.data.augment import Augment
+from ekiden.core.data.undecoded import natural
+from ekiden.core.engine import wire
+from ekiden.core.engine.drive import Row, outline, told
+from ekiden.core.engine.evaluation import Built, divergence
+from ekiden.core.engine.folder import (
     RunFolder,
     code_version,
     read_config,
@@ -40,40 +38,28 @@ from ekiden.engine.folder import (
     read_lines,
     values_digest,
 )
-from ekiden.engine.method import Method, Size, State
-from ekiden.engine.run import Run, last
-from ekiden.engine.setup import describe_model, initial_weights, read_model
-from ekiden.engine.subgroups import check_task, divisions
-from ekiden.engine.transport import ClientMissing
-from ekiden.engine.worker import Setup
+from ekiden.core.engine.method import Method, Size, State
+from ekiden.core.engine.run import Run, last
+from ekiden.core.engine.setup import describe_model, initial_weights, read_model
+from ekiden.core.engine.transport import ClientMissing
+from ekiden.core.engine.worker import Setup
+from ekiden.core.tasks import Classification, Survival, balanced, task_of_terms, terms
+from ekiden.core.training.network import Network, on_meta
 from ekiden.methods import among, check_needs
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
-from ekiden.recipe import recipe_of
-from ekiden.results.result import Result, inputs_of, task_in
-from ekiden.training.network import Network, on_meta
-from ekiden.transports.flower.coordinator.courier import (
-    Courier,
-    Crossing,
-    Lost,
-    Patience,
-    SealingKey,
-)
-from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check
-from ekiden.transports.flower.coordinator.transport import Remote, SiloTests
-from ekiden.transports.flower.silo.policy import is_spanned
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import custody, keys
-from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
-from ekiden.transports.flower.trust.custody import Record, SignedTally
-from ekiden.transports.flower.trust.parcel import (
-    Answer,
-    Ask,
-    Hello,
-    pack,
-    said,
-    signed_text,
-    unpack,
-)
+from ekiden.readers.kinds import of_terms
+from ekiden.readers.kinds import terms as inputs_terms
+from ekiden.runs.recipe import recipe_of
+from ekiden.runs.result import Result, inputs_of, task_in
+from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
+from ekiden.silos.coordinator.remote_plan import RemotePlan, check
+from ekiden.silos.coordinator.transport import Remote, SiloTests
+from ekiden.silos.silo.policy import is_spanned
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import custody, keys
+from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
+from ekiden.silos.trust.custody import Record, SignedTally
+from ekiden.silos.trust.parcel import Answer, Ask, Hello, pack, said, signed_text, unpack
 
 _GREET_AGAIN = 600.0  # seconds without an answer
 Say = Callable[[str], None]

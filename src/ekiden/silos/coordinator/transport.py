@@ -7,26 +7,26 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ekiden.base.errors import UserError
-from ekiden.engine import wire
-from ekiden.engine.counting import Counting
-from ekiden.engine.drive import Outline, outline
-from ekiden.engine.evaluation import consensus
-from ekiden.engine.method import INITIAL, State, payload_types
-from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, refs
-from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
-from ekiden.engine.worker import Setup
-from ekiden.training.fit import Work
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator.courier import Courier, Message
-from ekiden.transports.flower.silo.shelf import is_place
-from ekiden.transports.flower.trust import custody, parcel, sealing
-from ekiden.transports.flower.trust import report as measured
-from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.custody import Record, SignedTally, Tally
-from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
-from ekiden.transports.flower.trust.sealing import Lock, Party, Plain, Reader, Sealer
+from ekiden.clinic.counting import Counting
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.drive import Outline, outline
+from ekiden.core.engine.evaluation import consensus
+from ekiden.core.engine.method import INITIAL, State, payload_types
+from ekiden.core.engine.transport import ClientMissing, Request, Transport, live_refs, refs
+from ekiden.core.engine.wire import EVERYONE, SERVER, Encoded, Ref
+from ekiden.core.engine.worker import Setup
+from ekiden.core.training.fit import Work
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.silos.coordinator.courier import Courier, Message
+from ekiden.silos.silo.shelf import is_place
+from ekiden.silos.trust import custody, parcel, sealing
+from ekiden.silos.trust import report as measured
+from ekiden.silos.trust.agreement import Agreement
+from ekiden.silos.trust.custody import Record, SignedTally, Tally
+from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
+from ekiden.silos.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
 Slot = tuple[
     Ref[Any], str, int
@@ -590,7 +590,7 @@ class SiloTests:
     def __call__(
         self, model: Weights | None, personal: list[Weights], *, last: bool = False
     ) -> dict[str, Any]:
-        """Return the row of metrics, as `ekiden.engine.evaluation.TestSet` does on one machine."""
+        """Return the row of metrics, as `ekiden.core.engine.evaluation.TestSet` does on one machine."""
         shared = [] if model is None else [model]
         models = shared + personal
         if not models:

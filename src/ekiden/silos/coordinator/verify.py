@@ -14,30 +14,30 @@ from typing import Any, get_args
 
 from torch import nn
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import read_regular
-from ekiden.base.settings import Hardware
-from ekiden.data.tasks import LanguageModelling, Segmentation
-from ekiden.engine import wire
-from ekiden.engine.counting import Counting, OfClasses
-from ekiden.engine.drive import Outline, outline
-from ekiden.engine.evaluation import Built, consensus
-from ekiden.engine.folder import Marks, model_differences, read_config, read_ledger, read_lines
-from ekiden.engine.method import INITIAL, Model, State
-from ekiden.engine.setup import describe_model, initial_weights, read_model
-from ekiden.engine.store import read
-from ekiden.engine.transport import Transfer, refs
-from ekiden.engine.wire import EVERYONE, Ref
-from ekiden.engine.worker import Setup
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator.courier import Absent
-from ekiden.transports.flower.coordinator.session import EVALUATIONS, MODEL, made_by
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import custody, keys
-from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
-from ekiden.transports.flower.trust.custody import Hop, Record, SignedTally, Tally
-from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
-from ekiden.transports.flower.trust.report import counting as counting_of_models
+from ekiden.clinic.counting import Counting, OfClasses
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import read_regular
+from ekiden.core.base.settings import Hardware
+from ekiden.core.engine import wire
+from ekiden.core.engine.drive import Outline, outline
+from ekiden.core.engine.evaluation import Built, consensus
+from ekiden.core.engine.folder import Marks, model_differences, read_config, read_ledger, read_lines
+from ekiden.core.engine.method import INITIAL, Model, State
+from ekiden.core.engine.setup import describe_model, initial_weights, read_model
+from ekiden.core.engine.store import read
+from ekiden.core.engine.transport import Transfer, refs
+from ekiden.core.engine.wire import EVERYONE, Ref
+from ekiden.core.engine.worker import Setup
+from ekiden.core.tasks import LanguageModelling, Segmentation
+from ekiden.core.training.weights import Weights
+from ekiden.silos.coordinator.courier import Absent
+from ekiden.silos.coordinator.session import EVALUATIONS, MODEL, made_by
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import custody, keys
+from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
+from ekiden.silos.trust.custody import Hop, Record, SignedTally, Tally
+from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
+from ekiden.silos.trust.report import counting as counting_of_models
 
 # largest relative difference at which sums of the same numbers on two machines count as equal
 _EXACT = 1e-9

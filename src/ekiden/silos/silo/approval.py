@@ -12,18 +12,18 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Self
 
-from ekiden.base.checks import Checked, CountOrZero, NonNegative, made, plain
-from ekiden.base.errors import UserError
-from ekiden.base.files import read_text, write
-from ekiden.base.outside import summary_of
-from ekiden.base.settings import Hardware
-from ekiden.training.private import DP
-from ekiden.transports.flower.silo import policy
-from ekiden.transports.flower.silo.silo_file import SiloFile
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.agreement import Agreement, no_samples
-from ekiden.transports.flower.trust.parcel import said
+from ekiden.core.base.checks import Checked, CountOrZero, NonNegative, made, plain
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import read_text, write
+from ekiden.core.base.outside import summary_of
+from ekiden.core.base.settings import Hardware
+from ekiden.core.training.private import DP
+from ekiden.silos.silo import policy
+from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.agreement import Agreement, no_samples
+from ekiden.silos.trust.parcel import said
 
 PLANS = "plans"  # folder in the silo's folder
 _NO_RUN = "0" * 16

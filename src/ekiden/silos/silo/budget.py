@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ekiden.base.checks import Checked, CountOrZero, Fraction, NonNegative, Positive, made
-from ekiden.base.errors import UserError
-from ekiden.base.files import lock_file, locked, write_once
-from ekiden.training.private import DP, Spent, composed
-from ekiden.transports.flower.silo.silo_file import SiloFile
-from ekiden.transports.flower.trust.agreement import Agreement
+from ekiden.core.base.checks import Checked, CountOrZero, Fraction, NonNegative, Positive, made
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import lock_file, locked, write_once
+from ekiden.core.training.private import DP, Spent, composed
+from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust.agreement import Agreement
 
 FILE = "privacy.jsonl"
 """file in the silo's folder: a line for each training with noise, written before it begins, and for

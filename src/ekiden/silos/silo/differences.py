@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ekiden.base.checks import Checked, CountOrZero, made
-from ekiden.base.errors import UserError, counted
-from ekiden.base.files import lock_file, locked, write_once
-from ekiden.data.kinds import Table
-from ekiden.data.samples import ClientData, Dataset, Subset
-from ekiden.transports.flower.trust.masking import Members, nearly_cancelled
+from ekiden.core.base.checks import Checked, CountOrZero, made
+from ekiden.core.base.errors import UserError, counted
+from ekiden.core.base.files import lock_file, locked, write_once
+from ekiden.core.data.samples import ClientData, Dataset, Subset
+from ekiden.readers.kinds import Table
+from ekiden.silos.trust.masking import Members, nearly_cancelled
 
 # file in the silo's folder: a line for each sum of columns that it told, never changed
 FILE = "told.jsonl"

@@ -4,7 +4,7 @@ whole numbers.
 A row adds (1, u, u²) to the sums of each column of numbers, where u in [-1, 1] is its value between
 the schema's bounds, or 1 to the count of missing values; and 1 to the count of one category of each
 other column. So it moves all sums together by a vector no longer than √(3·numbers + others), and
-one discrete Gaussian (`ekiden.training.private`) hides that.
+one discrete Gaussian (`ekiden.core.training.private`) hides that.
 """
 
 import json
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ekiden.base.errors import UserError, listed
-from ekiden.data import schema as schemas
-from ekiden.data.kinds import Table
-from ekiden.data.kinds.tables import Numbers
-from ekiden.data.moments import ColumnMoments, ColumnSums, target
-from ekiden.data.samples import ClientData, Dataset
-from ekiden.data.schema import Schema
-from ekiden.data.tasks import Classification, ScaledTask
-from ekiden.training.private import DP, ROUNDED, Draw, Noise, planned_sums
-from ekiden.transports.flower.silo import budget
-from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.core.base.errors import UserError, listed
+from ekiden.core.data.samples import ClientData, Dataset
+from ekiden.core.tasks import Classification, ScaledTask
+from ekiden.core.training.private import DP, ROUNDED, Draw, Noise, planned_sums
+from ekiden.readers import schema as schemas
+from ekiden.readers.kinds import Table
+from ekiden.readers.kinds.tables import Numbers
+from ekiden.readers.moments import ColumnMoments, ColumnSums, target
+from ekiden.readers.schema import Schema
+from ekiden.silos.silo import budget
+from ekiden.silos.silo.silo_file import SiloFile
 
 _GRID = 1024  # u and u² are rounded to multiples of 1/1024
 _SURE = 4  # standard deviations of the noise from which a count is not taken for noise alone

@@ -14,23 +14,23 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from ekiden.base.errors import UserError, visible
-from ekiden.base.files import lock_file, locked, write, write_once
-from ekiden.data.samples import ClientData, FederatedData, Subset
-from ekiden.data.spelling import merging
-from ekiden.data.targets import in_order
-from ekiden.data.tasks import Classification
-from ekiden.engine.drive import Outline
-from ekiden.engine.setup import check_model, resolved_hardware
-from ekiden.engine.worker import Worker
-from ekiden.training.frozen import Copies
-from ekiden.training.network import blank
-from ekiden.transports.flower.silo import policy
-from ekiden.transports.flower.silo.silo_file import Held, SiloFile
-from ekiden.transports.flower.trust import custody, keys, sealing
-from ekiden.transports.flower.trust.agreement import Agreement, Revision
-from ekiden.transports.flower.trust.parcel import Absence
-from ekiden.transports.flower.trust.sealing import Party, Plain, Sealer
+from ekiden.care.spelling import merging
+from ekiden.core.base.errors import UserError, visible
+from ekiden.core.base.files import lock_file, locked, write, write_once
+from ekiden.core.data.samples import ClientData, FederatedData, Subset
+from ekiden.core.engine.drive import Outline
+from ekiden.core.engine.setup import check_model, resolved_hardware
+from ekiden.core.engine.worker import Worker
+from ekiden.core.tasks import Classification
+from ekiden.core.training.frozen import Copies
+from ekiden.core.training.network import blank
+from ekiden.readers.targets import in_order
+from ekiden.silos.silo import policy
+from ekiden.silos.silo.silo_file import Held, SiloFile
+from ekiden.silos.trust import custody, keys, sealing
+from ekiden.silos.trust.agreement import Agreement, Revision
+from ekiden.silos.trust.parcel import Absence
+from ekiden.silos.trust.sealing import Party, Plain, Sealer
 
 FILE = "requests.log"  # file in the silo's folder
 _SIZES = "requests.json"

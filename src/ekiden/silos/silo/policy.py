@@ -9,31 +9,31 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.errors import PrivateError, UserError
-from ekiden.base.files import lock_file, locked, write
-from ekiden.data.kinds import terms
-from ekiden.data.samples import ClientData, Subset
-from ekiden.data.tasks import Survival, Task, balanced
-from ekiden.data.tasks import terms as task_terms
-from ekiden.engine import wire
-from ekiden.engine.drive import EACH, Outline, TooLong, outline
-from ekiden.engine.folder import values_digest
-from ekiden.engine.method import INITIAL, Method
-from ekiden.engine.subgroups import divisions
-from ekiden.engine.wire import SERVER, Ref
-from ekiden.engine.worker import Setup
+from ekiden.clinic.subgroups import divisions
+from ekiden.core.base.errors import PrivateError, UserError
+from ekiden.core.base.files import lock_file, locked, write
+from ekiden.core.data.samples import ClientData, Subset
+from ekiden.core.engine import wire
+from ekiden.core.engine.drive import EACH, Outline, TooLong, outline
+from ekiden.core.engine.folder import values_digest
+from ekiden.core.engine.method import INITIAL, Method
+from ekiden.core.engine.wire import SERVER, Ref
+from ekiden.core.engine.worker import Setup
+from ekiden.core.models.tables_and_texts import Linear
+from ekiden.core.tasks import Survival, Task, balanced
+from ekiden.core.tasks import terms as task_terms
+from ekiden.core.training import frozen
+from ekiden.core.training.network import on_meta
 from ekiden.methods import GLM, LAP, DeepAFL, FedDisco, FedGram, Trees
 from ekiden.methods.blocks.rounds import SecureMethod
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
-from ekiden.models.tables_and_texts import Linear
-from ekiden.training import frozen
-from ekiden.training.network import on_meta
-from ekiden.transports.flower.silo import budget, differences
-from ekiden.transports.flower.silo.silo_file import EVALUATE, Held, SiloFile
-from ekiden.transports.flower.trust import custody, keys
-from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.parcel import Absence, Ask
-from ekiden.transports.flower.trust.sealing import Reader
+from ekiden.readers.kinds import terms
+from ekiden.silos.silo import budget, differences
+from ekiden.silos.silo.silo_file import EVALUATE, Held, SiloFile
+from ekiden.silos.trust import custody, keys
+from ekiden.silos.trust.agreement import Agreement
+from ekiden.silos.trust.parcel import Absence, Ask
+from ekiden.silos.trust.sealing import Reader
 
 _EACH = 2  # samples for each feature
 _BITS = 16  # of a sum, about

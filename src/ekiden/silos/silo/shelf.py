@@ -21,13 +21,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from ekiden.base.checks import made, plain
-from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged, locked, marked, read_tensors, verified, with_digest, write
-from ekiden.engine import wire
-from ekiden.engine.wire import Encoded
-from ekiden.transports.flower.trust import custody
-from ekiden.transports.flower.trust.parcel import pack, unpack
+from ekiden.core.base.checks import made, plain
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import (
+    Damaged,
+    locked,
+    marked,
+    read_tensors,
+    verified,
+    with_digest,
+    write,
+)
+from ekiden.core.engine import wire
+from ekiden.core.engine.wire import Encoded
+from ekiden.silos.trust import custody
+from ekiden.silos.trust.parcel import pack, unpack
 
 Place = tuple[int, int]
 _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")

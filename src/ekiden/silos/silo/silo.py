@@ -12,33 +12,34 @@ from typing import Any
 
 from torch import Tensor
 
-from ekiden.base.errors import PrivateError, UserError
-from ekiden.base.files import Damaged, is_held, marked, verified, write
-from ekiden.base.sums import Masked
-from ekiden.data.curves import Followed
-from ekiden.data.kinds import terms as terms_of
-from ekiden.data.samples import Subset
-from ekiden.data.tasks import Scores
-from ekiden.data.tasks import terms as task_terms
-from ekiden.engine import subgroups, wire
-from ekiden.engine.counting import Care, Counting
-from ekiden.engine.evaluation import Built
-from ekiden.engine.folder import code_version
-from ekiden.engine.method import payload_types, task_of
-from ekiden.engine.setup import initial_weights, model_bytes
-from ekiden.engine.store import FolderJournal
-from ekiden.engine.subgroups import divisions
-from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
-from ekiden.engine.worker import Job, Outcome, Worker
+from ekiden.clinic import subgroups
+from ekiden.clinic.counting import Care, Counting
+from ekiden.clinic.curves import Followed
+from ekiden.clinic.subgroups import divisions
+from ekiden.core.base.errors import PrivateError, UserError
+from ekiden.core.base.files import Damaged, is_held, marked, verified, write
+from ekiden.core.base.sums import Masked
+from ekiden.core.data.samples import Subset
+from ekiden.core.engine import wire
+from ekiden.core.engine.evaluation import Built
+from ekiden.core.engine.folder import code_version
+from ekiden.core.engine.method import payload_types, task_of
+from ekiden.core.engine.setup import initial_weights, model_bytes
+from ekiden.core.engine.store import FolderJournal
+from ekiden.core.engine.wire import EVERYONE, SERVER, Encoded, Ref
+from ekiden.core.engine.worker import Job, Outcome, Worker
+from ekiden.core.tasks import Scores
+from ekiden.core.tasks import terms as task_terms
+from ekiden.core.training import fit as fitting
+from ekiden.core.training.network import Network, adapted
+from ekiden.core.training.private import DP
+from ekiden.core.training.weights import Weights
 from ekiden.methods import FedGram
-from ekiden.training import fit as fitting
-from ekiden.training.network import Network, adapted
-from ekiden.training.private import DP
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.silo import approval, participation, policy
-from ekiden.transports.flower.silo.budget import LedgerKeeper
-from ekiden.transports.flower.silo.participation import Admission, Agreed, sign, take_part
-from ekiden.transports.flower.silo.shelf import (
+from ekiden.readers.kinds import terms as terms_of
+from ekiden.silos.silo import approval, participation, policy
+from ekiden.silos.silo.budget import LedgerKeeper
+from ekiden.silos.silo.participation import Admission, Agreed, sign, take_part
+from ekiden.silos.silo.shelf import (
     Asked,
     Done,
     LostValue,
@@ -48,14 +49,14 @@ from ekiden.transports.flower.silo.shelf import (
     place_of,
     text_of,
 )
-from ekiden.transports.flower.silo.silo_file import Held, SiloFile
-from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import custody, keys, sealing
-from ekiden.transports.flower.trust import report as reports
-from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.custody import Hop, Taken, Tally
-from ekiden.transports.flower.trust.masking import LISTS, PartMasks, released
-from ekiden.transports.flower.trust.parcel import (
+from ekiden.silos.silo.silo_file import Held, SiloFile
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust import custody, keys, sealing
+from ekiden.silos.trust import report as reports
+from ekiden.silos.trust.agreement import Agreement
+from ekiden.silos.trust.custody import Hop, Taken, Tally
+from ekiden.silos.trust.masking import LISTS, PartMasks, released
+from ekiden.silos.trust.parcel import (
     Answer,
     Ask,
     Contents,
@@ -67,8 +68,8 @@ from ekiden.transports.flower.trust.parcel import (
     unpack,
     value_key,
 )
-from ekiden.transports.flower.trust.report import Reported, SiloReport
-from ekiden.transports.flower.trust.sealing import Party
+from ekiden.silos.trust.report import Reported, SiloReport
+from ekiden.silos.trust.sealing import Party
 
 log = logging.getLogger("ekiden")
 

@@ -19,8 +19,10 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.nn.functional as F
 
-from ekiden.base import outside
-from ekiden.base.checks import (
+from ekiden.care.seen import fingerprints
+from ekiden.clinic.subgroups import divisions
+from ekiden.core.base import outside
+from ekiden.core.base.checks import (
     BelowOne,
     Checked,
     Count,
@@ -32,37 +34,26 @@ from ekiden.base.checks import (
     hints_of,
     made,
 )
-from ekiden.base.errors import PrivateError, UserError, at, command_line, unknown
-from ekiden.base.files import write
-from ekiden.base.settings import Hardware
-from ekiden.data import (
-    NAMED,
-    ClientData,
-    Dataset,
-    FederatedData,
-    Iid,
-    Reading,
-    Samples,
-    load,
-    split,
-)
-from ekiden.data import schema as schemas
-from ekiden.data.agreement import read_agreed
-from ekiden.data.assemble import AskedData, assemble
-from ekiden.data.columns import listed
-from ekiden.data.holdings import hold
-from ekiden.data.moments import ColumnSums, told_by
-from ekiden.data.samples import Subset
-from ekiden.data.seen import fingerprints
-from ekiden.data.targets import in_order
-from ekiden.data.tasks import Classification, LanguageModelling, terms
-from ekiden.data.tasks.base import IGNORED
-from ekiden.engine.subgroups import divisions
+from ekiden.core.base.errors import PrivateError, UserError, at, command_line, unknown
+from ekiden.core.base.files import write
+from ekiden.core.base.settings import Hardware
+from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
+from ekiden.core.tasks import Classification, LanguageModelling, terms
+from ekiden.core.tasks.base import IGNORED
 from ekiden.methods import LAP, METHODS
-from ekiden.transports.flower.metrics import Metrics
-from ekiden.transports.flower.silo import differences
-from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.agreement import Roster, check_name
+from ekiden.readers import schema as schemas
+from ekiden.readers.agreement import read_agreed
+from ekiden.readers.assemble import AskedData, assemble
+from ekiden.readers.columns import Reading, listed
+from ekiden.readers.holdings import hold
+from ekiden.readers.moments import ColumnSums, told_by
+from ekiden.readers.partition import Iid, split
+from ekiden.readers.sources import NAMED, load
+from ekiden.readers.targets import in_order
+from ekiden.silos.metrics import Metrics
+from ekiden.silos.silo import differences
+from ekiden.silos.trust import keys
+from ekiden.silos.trust.agreement import Roster, check_name
 
 Held = tuple[Dataset, ClientData]
 TaskKind = Literal[

@@ -13,30 +13,30 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ekiden import models
-from ekiden.base import outside
-from ekiden.base.checks import Checked, Count, Positive, made, plain, reading
-from ekiden.base.errors import UserError, at
-from ekiden.base.files import read_regular
-from ekiden.base.settings import Hardware
-from ekiden.data import schema as schemas
-from ekiden.data.augment import Augment
-from ekiden.data.kinds import of_terms
-from ekiden.data.samples import Dataset, Samples
-from ekiden.data.spelling import Spelling
-from ekiden.data.tasks import Survival, Task, task_of_terms
-from ekiden.engine.folder import code_version
-from ekiden.engine.method import Method
-from ekiden.engine.setup import NamedNetwork, Prepared, of_method
-from ekiden.engine.subgroups import check_task, divisions
-from ekiden.engine.wire import EVERYONE, SERVER
-from ekiden.engine.worker import Setup
+from ekiden.care.spelling import Spelling
+from ekiden.clinic.subgroups import check_task, divisions
+from ekiden.core import models
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Checked, Count, Positive, made, plain, reading
+from ekiden.core.base.errors import UserError, at
+from ekiden.core.base.files import read_regular
+from ekiden.core.base.settings import Hardware
+from ekiden.core.data.augment import Augment
+from ekiden.core.data.samples import Dataset, Samples
+from ekiden.core.engine.folder import code_version
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.setup import NamedNetwork, Prepared, of_method
+from ekiden.core.engine.wire import EVERYONE, SERVER
+from ekiden.core.engine.worker import Setup
+from ekiden.core.models.split import check_part
+from ekiden.core.tasks import Survival, Task, task_of_terms
+from ekiden.core.training.private import DP, check_honest
 from ekiden.methods import LAP, METHODS
 from ekiden.methods.blocks.rounds import SecureMethod
-from ekiden.models.split import check_part
-from ekiden.recipe import Recipe, recipe_of
-from ekiden.training.private import DP, check_honest
-from ekiden.transports.flower.trust import keys
+from ekiden.readers import schema as schemas
+from ekiden.readers.kinds import of_terms
+from ekiden.runs.recipe import Recipe, recipe_of
+from ekiden.silos.trust import keys
 
 AGREEMENT = "agreement.json"  # file in the run folder that holds the terms
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -100,7 +100,7 @@ class Agreement:
     mean: tuple[float, ...]  # per channel, subtracted after scaling bytes to [0, 1]
     std: tuple[Positive, ...]  # per channel, divided by
     augment: Augment  # how training batches are augmented
-    inputs: str  # what the samples are, see `ekiden.data.kinds.terms`
+    inputs: str  # what the samples are, see `ekiden.readers.kinds.terms`
     clients: tuple[str, ...] = ()  # names of the silos, in order
     keys: tuple[str, ...] = ()  # public key of each silo; none if names are not proved
     sealed: bool = False  # whether values are sealed for their readers
@@ -108,7 +108,7 @@ class Agreement:
     # digest of the network's frozen and pretrained values, which each silo has itself; empty if
     # there are none
     values: str = ""
-    task: str = ""  # what the labels mean, see `ekiden.data.tasks.terms`
+    task: str = ""  # what the labels mean, see `ekiden.core.tasks.terms`
     # whether names of classes that are written in several ways are one class (merge) or several
     # (keep)
     spelling: Spelling = ""

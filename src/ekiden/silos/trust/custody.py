@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ekiden.base.checks import made
-from ekiden.base.errors import UserError
-from ekiden.base.files import disk_error, write_once
-from ekiden.data.samples import ClientData
-from ekiden.engine import wire
-from ekiden.engine.wire import Ref
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.trust import keys
+from ekiden.core.base.checks import made
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import disk_error, write_once
+from ekiden.core.data.samples import ClientData
+from ekiden.core.engine import wire
+from ekiden.core.engine.wire import Ref
+from ekiden.core.training.weights import Weights
+from ekiden.silos.trust import keys
 
 T = TypeVar("T")
 FILE = "custody.jsonl"

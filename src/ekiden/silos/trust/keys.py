@@ -14,8 +14,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import read_text, write
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import read_text, write
 
 _AUTHORITY_DAYS = 3650
 _DAYS = 365

@@ -23,16 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import write_once
-from ekiden.base.sums import Masked
-from ekiden.engine import wire
-from ekiden.engine.method import Method
-from ekiden.engine.transport import opened, summands
-from ekiden.recipe import Recipe
-from ekiden.transports.flower.trust import custody, keys, sealing
-from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.sealing import Party, Reader
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import write_once
+from ekiden.core.base.sums import Masked
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import Method
+from ekiden.core.engine.transport import opened, summands
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.trust import custody, keys, sealing
+from ekiden.silos.trust.agreement import Agreement
+from ekiden.silos.trust.sealing import Party, Reader
 
 _BLOCK = 1 << 20  # numbers that are masked at a time
 _LIST = "members-"  # beginning of the names of files with lists of members

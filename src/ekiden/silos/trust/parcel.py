@@ -13,13 +13,13 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from ekiden.engine import wire
-from ekiden.engine.method import OwnSamples
-from ekiden.engine.wire import SERVER, Encoded
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
-from ekiden.transports.flower.trust import custody
-from ekiden.transports.flower.trust.sealing import Lock, Reader, Sealer
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import OwnSamples
+from ekiden.core.engine.wire import SERVER, Encoded
+from ekiden.core.training.network import Network
+from ekiden.core.training.weights import Weights
+from ekiden.silos.trust import custody
+from ekiden.silos.trust.sealing import Lock, Reader, Sealer
 
 T = TypeVar("T")
 Absence = tuple[int, str]  # a step, and a client that was missing in it
@@ -110,7 +110,7 @@ class Hello:
     std: tuple[float, ...]  # per channel, divided by
     augment: tuple[int, bool, float]  # crop, flip and rotation in training
     samples: tuple[int, int, int]  # numbers of samples for training, validation and test
-    inputs: str  # what the samples are, see `ekiden.data.kinds.terms`
+    inputs: str  # what the samples are, see `ekiden.readers.kinds.terms`
     evaluations: int = 0  # number of models that it still measures, over all runs
     signature: str = (
         ""  # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
@@ -119,7 +119,7 @@ class Hello:
     # nothing
     sealing: str = ""
     proof: str = ""  # signature of `sealing` by the silo's key
-    task: str = ""  # what the labels mean, see `ekiden.data.tasks.terms`
+    task: str = ""  # what the labels mean, see `ekiden.core.tasks.terms`
     schema: str = (
         ""  # the study's schema that its data meet, as `Schema.text` gives it; empty without one
     )

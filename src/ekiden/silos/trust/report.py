@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ekiden.base.sums import Masked
-from ekiden.data.tasks import Scores, Task
-from ekiden.engine import subgroups
-from ekiden.engine.counting import FIXED, Care, Counting, counting_of
-from ekiden.engine.evaluation import spread
-from ekiden.engine.figures import Figures, figures
-from ekiden.engine.ranked import Wanted
-from ekiden.engine.transport import opened
-from ekiden.transports.flower.trust.agreement import Agreement
+from ekiden.clinic import subgroups
+from ekiden.clinic.counting import FIXED, Care, Counting, counting_of
+from ekiden.clinic.figures import Figures, figures
+from ekiden.clinic.ranked import Wanted
+from ekiden.core.base.sums import Masked
+from ekiden.core.engine.evaluation import spread
+from ekiden.core.engine.transport import opened
+from ekiden.core.tasks import Scores, Task
+from ekiden.silos.trust.agreement import Agreement
 
 FIRST = ("reports", "far")  # entries of `SiloReport.own` before those of the metrics
 _LARGEST = 2.0**30

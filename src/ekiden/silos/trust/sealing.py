@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ekiden.base.errors import UserError
-from ekiden.base.files import write_once
-from ekiden.engine import wire
-from ekiden.engine.wire import SERVER, Encoded
-from ekiden.transports.flower.trust import keys
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import write_once
+from ekiden.core.engine import wire
+from ekiden.core.engine.wire import SERVER, Encoded
+from ekiden.silos.trust import keys
 
 Sign = Callable[[bytes], str]
 _PIECE = 1 << 30  # bytes that are encrypted at once; the cipher takes less than 2 GiB

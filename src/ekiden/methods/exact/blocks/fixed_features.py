@@ -33,9 +33,9 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.base.checks import Range
-from ekiden.base.errors import tell, unknown
-from ekiden.base.sums import (
+from ekiden.core.base.checks import Range
+from ekiden.core.base.errors import tell, unknown
+from ekiden.core.base.sums import (
     FULL,
     LARGEST,
     AnySums,
@@ -45,13 +45,15 @@ from ekiden.base.sums import (
     size,
     size_of_targets,
 )
-from ekiden.data.samples import Dataset, Subset
-from ekiden.data.tasks import Classification, Need
-from ekiden.engine.federation import in_order
-from ekiden.engine.folder import read_config, tensors_digest
-from ekiden.models.patches import PatchSums, Pooling
-from ekiden.models.split import SplitNetwork, as_split
-from ekiden.models.whole_features import (
+from ekiden.core.data.samples import Dataset, Subset
+from ekiden.core.engine.federation import in_order
+from ekiden.core.engine.folder import read_config, tensors_digest
+from ekiden.core.models.split import SplitNetwork, as_split
+from ekiden.core.tasks import Classification, Need
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Network, trial
+from ekiden.methods.exact.blocks.patches import PatchSums, Pooling
+from ekiden.methods.exact.blocks.whole_features import (
     BlockAverages,
     FrozenNetwork,
     PatchFeatures,
@@ -59,8 +61,6 @@ from ekiden.models.whole_features import (
     RandomReLU,
     WholeFeatures,
 )
-from ekiden.training import frozen
-from ekiden.training.network import Network, trial
 
 PREFIX = "run:"
 OWN = "own"

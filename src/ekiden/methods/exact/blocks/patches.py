@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from ekiden.base.errors import UserError
+from ekiden.core.base.errors import UserError
 
 CONTRAST = 10  # added to the variance of a patch (bytes squared), so that flat patches stay small
 WHITENING = 0.1  # added to the eigenvalues of the patches' covariance

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
-from ekiden.base.sums import LARGEST
-from ekiden.models import patches
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import LARGEST
+from ekiden.methods.exact.blocks import patches
 
 EXACT = (
     2**24 - 1

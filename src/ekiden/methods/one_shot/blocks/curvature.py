@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.authoring import UserError, Work
+from ekiden.core.training.network import Network, trial
+from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Trained
-from ekiden.training.network import Network, trial
-from ekiden.training.weights import Layer, Layout
 
 DAMPING_LINEAR, DAMPING_CONV = 0.01**0.8, 1e-5**0.8  # z of the released MA-Echo code
 DAMPING = 0.5  # c of the released MA-Echo code

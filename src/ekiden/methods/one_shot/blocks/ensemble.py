@@ -14,9 +14,9 @@ from torch import Generator, Tensor, nn
 from torch.optim.adam import adam
 
 from ekiden.authoring import Fed, State, UserError, Weights
-from ekiden.base.errors import unknown
-from ekiden.training import frozen
-from ekiden.training.network import Network
+from ekiden.core.base.errors import unknown
+from ekiden.core.training import frozen
+from ekiden.core.training.network import Network
 
 Rule = Literal["logits", "probabilities", "majority", "class-wise", "counts"]
 

@@ -1,0 +1,3 @@
+"""The fixtures of the readers."""
+
+from tests.readers.conftest import digits, no_data, real  # noqa: F401
