@@ -140,6 +140,18 @@ def test_all_runs_together_are_bounded(file: SiloFile) -> None:
     )
 
 
+def test_a_limit_holds_to_the_last_digit(file: SiloFile) -> None:
+    """0.1 and 0.2 are 0.3, although their sum in binary is larger; nothing fits in addition."""
+    file = limited(file, 0.3)
+    runs = [replace(PRIVATE, run=f"{number:016x}") for number in range(3)]
+    asked = [
+        with_recipe(run, dp=f"epsilon={epsilon},delta=1e-4,clip=1")
+        for run, epsilon in zip(runs, (0.1, 0.2, 1e-10), strict=True)
+    ]
+    assert [said(file, task(terms)) for terms in asked[:2]] == ["", ""]
+    assert "allows 0.3 over all runs" in said(file, task(asked[2]))
+
+
 def test_a_data_set_that_is_listed_twice_has_one_budget(file: SiloFile) -> None:
     """The limit is the silo's: it does not matter under which name, and in how many tables, it has
     its samples."""

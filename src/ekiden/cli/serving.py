@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from math import floor
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from ekiden.core.base.checks import Alias, CountOrZero, Positional, Positive
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import write
 from ekiden.core.engine.folder import read_config
+from ekiden.core.training.private import spent_epsilon
 from ekiden.lab.tables.sweep import expand
 from ekiden.runs import audit as audits
 from ekiden.runs import card as cards
@@ -273,14 +275,14 @@ def audit(options: AuditOptions) -> None:
             f"{one.tpr_1:.2%}",
             rare,
             f"{one.advantage:.3f}",
-            f"{one.epsilon:.2f}",
+            f"{floor(100 * one.epsilon) / 100:.2f}",  # a bound from below
         )
         table.add_row(one.model, str(one.members), str(one.others), *rates)
     console.print(table)
     promised = (
         "no epsilon was promised"
         if found.promised is None
-        else f"epsilon {found.promised:.3g} was promised"
+        else f"epsilon {spent_epsilon(found.promised)} was promised"
     )
     for line in (f"{promised}; a loss below a threshold is a weak attack", *found.shown):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ekiden.core.base.errors import UserError, counted
 from ekiden.core.data.samples import FederatedData, Samples, Subset
-from ekiden.core.training.private import condition
+from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.core.training.weights import Weights
 from ekiden.runs.api import How, prepared
 from ekiden.runs.recipe import recipe_of
@@ -312,7 +312,7 @@ def shown(result: Result) -> list[str]:
         lines.append(f"values are what {method.title()} sends: see the page of the method")
     if dp := config.get("privacy"):
         lines.append(
-            f"each silo added noise: epsilon {dp['epsilon']:.3g} at delta {dp['delta']:g} for a "
+            f"each silo added noise: epsilon {spent_epsilon(dp['epsilon'])} at delta {dp['delta']:g} for a "
             f"sample{condition(dp)}"
         )
     else:

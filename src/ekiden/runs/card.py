@@ -11,7 +11,7 @@ from ekiden.core.base import outside
 from ekiden.core.base.errors import counted
 from ekiden.core.data.samples import said_in
 from ekiden.core.tasks import Classification, MultiLabel, Regression, Survival
-from ekiden.core.training.private import condition
+from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.readers.kinds import Table
 from ekiden.runs.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
@@ -342,11 +342,10 @@ def _privacy(config: Mapping[str, Any]) -> str:
     """Say what is promised about single training samples."""
     if found := config.get("privacy"):
         return (
-            f"Differential privacy of each training sample: epsilon = {found['epsilon']:.3g} at "
-            "delta = "
-            f"{found['delta']:g}, for each silo and the whole run{condition(found)}. It is for "
-            "samples, not for people "
-            "with several, and not for validation and test data."
+            "Differential privacy of each training sample: epsilon = "
+            f"{spent_epsilon(found['epsilon'])} at delta = {found['delta']:g}, for each silo and "
+            f"the whole run{condition(found)}. It is for samples, not for people with several, and "
+            "not for validation and test data."
         )
     return "What a model reveals about its training samples was not measured; no differential privacy was applied."
 

@@ -30,7 +30,7 @@ from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Transfer
 from ekiden.core.engine.wire import SERVER
 from ekiden.core.tasks import Metric, Scores
-from ekiden.core.training.private import condition
+from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.runs.clock import Devices, Timed, timed
 from ekiden.runs.plan import in_memory
@@ -485,14 +485,13 @@ def privacy(config: Mapping[str, Any]) -> str:
     if not (found := config.get("privacy")):
         return ""
     lines = [
-        f"differential privacy of each training sample: epsilon {found['epsilon']:.3g} at delta "
-        f"{found['delta']:g}, "
-        f"for each silo and the whole run{condition(found)}; see docs/privacy.md for what is not "
+        f"differential privacy of each training sample: epsilon {spent_epsilon(found['epsilon'])} at delta "
+        f"{found['delta']:g}, for each silo and the whole run{condition(found)}; see docs/privacy.md for what is not "
         "promised"
     ]
     for client, one in found["clients"].items():
         lines.append(
-            f"{client}: epsilon {one['epsilon']:.3g}; noise {one['noise']:.3g} x clip "
+            f"{client}: epsilon {spent_epsilon(one['epsilon'])}; noise {one['noise']:.3g} x clip "
             f"{found['clip']:g}, "
             f"{one['steps']} steps, each with {one['rate']:.2%} of the samples"
         )

@@ -20,13 +20,14 @@ from ekiden.core.training.private import (
     Mechanism,
     Noise,
     Spent,
-    check_module,
+    check_samples,
     clipped_sum,
     composed,
     epsilon_of,
     epsilon_of_gaussian,
     noise_for,
     planned,
+    spent_epsilon,
 )
 from ekiden.methods import METHODS, FedAvg, FedSeq
 from ekiden.runs.recipe import Recipe
@@ -356,10 +357,65 @@ def test_promises_that_cannot_be_are_refused(text: str, reason: str, few: Federa
         run(few, text)
 
 
-def test_networks_in_which_samples_meet_are_refused() -> None:
-    with pytest.raises(UserError, match=r"1 \(BatchNorm1d\) mixes the samples"):
-        check_module(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
-    check_module(nn.Sequential(nn.Linear(3, 3), nn.GroupNorm(1, 3), nn.LayerNorm(3)))
+class Remembers(nn.Module):
+    """Keeps a mean of what passes through."""
+
+    seen: torch.Tensor
+
+    def __init__(self, *, assigns: bool) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+        self.assigns = assigns
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.assigns:
+            self.seen = 0.9 * self.seen + 0.1 * x.detach().mean(0)
+        elif self.training:
+            self.seen.mul_(0.9).add_(x.detach().mean(0))
+        return x
+
+
+class Last(nn.Module):
+    """Returns the outputs at the last place, or the mean over places."""
+
+    def forward(self, x: Any) -> torch.Tensor:
+        found: torch.Tensor = x[0][:, -1] if isinstance(x, tuple) else x.mean(1)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape", "refused"),
+    [
+        ((nn.Linear(3, 3), nn.BatchNorm1d(3)), (3,), r"1 \(BatchNorm1d\) fails on them"),
+        ((nn.BatchNorm1d(3, track_running_stats=False),), (3,), r"0 \(BatchNorm1d\) fails"),
+        ((nn.Linear(3, 3), Remembers(assigns=True)), (3,), r"1 \(Remembers\)"),
+        ((Remembers(assigns=False),), (3,), r"0 \(Remembers\)"),
+        ((nn.LSTM(3, 3, batch_first=True), Last()), (5, 3), r"0 \(LSTM\) fails on them"),
+        ((nn.Embedding(4, 3, padding_idx=0), Last()), (5,), r"0 \(Embedding\) gets other grad"),
+        ((nn.Embedding(4, 3, padding_idx=0), Last(), nn.Dropout(0.5)), (5,), r"0 \(Embedding\)"),
+        ((nn.Embedding(4, 3), Last(), nn.Dropout(0.5)), (5,), ""),
+        ((nn.Linear(3, 3), nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.Dropout(0.5)), (3,), ""),
+        ((nn.TransformerEncoderLayer(3, 1, 4, batch_first=True), Last()), (5, 3), ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_layers_that_give_no_gradient_of_each_sample_are_named(
+    layers: tuple[nn.Module, ...], shape: tuple[int, ...], refused: str
+) -> None:
+    torch.manual_seed(0)
+    network = Network(nn.Sequential(*layers, nn.Linear(3, 2)))
+    before = {name: value.clone() for name, value in network.module.state_dict().items()}
+    x = torch.randn(3, *shape)
+    if isinstance(layers[0], nn.Embedding):
+        x = x.abs().long()
+    if refused:
+        with pytest.raises(UserError, match=refused) as refusal:
+            check_samples(network, x, torch.tensor([0, 1, 0]), F.cross_entropy)
+        assert "\n" not in str(refusal.value)
+    else:
+        check_samples(network, x, torch.tensor([0, 1, 0]), F.cross_entropy)
+    for name, value in network.module.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def test_sam_is_refused() -> None:
@@ -388,3 +444,12 @@ def test_a_subject_at_two_silos_is_refused() -> None:
 def test_a_delta_that_admits_whole_samples_is_refused() -> None:
     with pytest.raises(UserError, match="give a delta far below"):
         planned(DP(8.0, 1e-3), (1,), Training(), 1000)
+
+
+def test_an_epsilon_is_never_told_smaller_than_it_is() -> None:
+    """What was spent is rounded up; what is asked for is kept exactly, also in a run's settings."""
+    told = {7.994: "8", 7.9951: "8", 8.0: "8", 1.1: "1.1", 0.70001: "0.701", 123.4: "124"}
+    assert {epsilon: spent_epsilon(epsilon) for epsilon in told} == told
+    for epsilon in (2.9999996, 3.00000049, 0.1, 8.0, 1e-5):
+        assert DP.parse(str(DP(epsilon))) == DP(epsilon)
+    assert str(DP(8.0)) == "epsilon=8,delta=1e-05,clip=1"

@@ -216,21 +216,17 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     """Refuse a network that does not fit the data."""
     dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.traits.extra_outputs
     bench = worker.bench("check")
-    if worker.setup.dp is not None:
-        private.check_module(worker.network.module)
-        if worker.setup.method.traits.releases and dataset.task.kind != "classification":
-            raise UserError(
-                "--dp adds noise to sums over classes, and these labels are none: choose another "
-                "method"
-            )
+    releases = worker.setup.method.traits.releases
+    if worker.setup.dp and releases and dataset.task.kind != "classification":
+        raise UserError(
+            "--dp adds noise to sums over classes, and these labels are none: choose another method"
+        )
     if worker.setup.method.traits.splits_model:
         _ = worker.network.head
+    first = dataset.train.x[:_TRIED]
+    padded = (first == first.min()).flatten(1).sum(1).argsort(descending=True, stable=True)
     try:
-        x, y = bench.feed.batch(
-            Subset(dataset.train, torch.arange(min(2, len(dataset.train)))),
-            slice(None),
-            train=False,
-        )
+        x, y = bench.feed.batch(Subset(dataset.train, padded[:3]), slice(None), train=False)
         with torch.enable_grad():
             out = worker.network.module.eval()(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -267,8 +263,11 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         )
     _refuse_probabilities(out, data.dataset.task)
     worker.setup.method.check_network(Size.of(worker.network, dataset.shape, task))
+    if worker.setup.dp and not releases:
+        private.check_samples(worker.network, x, y, task.mean_loss)
 
 
+_TRIED = 100  # samples, of which a network is tried on the three with most padding
 _LAST = {"Softmax": "softmax", "Sigmoid": "sigmoid", "Relu": "ReLU", "Tanh": "tanh"}
 
 

@@ -21,6 +21,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 from typing import Annotated, Any, Protocol
 
@@ -28,7 +29,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.modules.batchnorm import _NormBase
 
 from ekiden.core.base.checks import Checked, Count, Positive, Range, admitted, hints_of
 from ekiden.core.base.errors import UserError, unknown
@@ -117,10 +117,16 @@ class DP(Checked):
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
         return ",".join(
-            f"{name}={value:g}"
+            f"{name}={repr(value).removesuffix('.0')}"  # exact: never a larger ε than was asked for
             for name, value in vars(self).items()
             if (name, value) != ("honest", 1)
         )
+
+
+def spent_epsilon(epsilon: float) -> str:
+    """Return an ε that was spent with three digits, rounded up: never less than was spent."""
+    found = Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(epsilon))
+    return f"{found.normalize():f}"
 
 
 def condition(told: Mapping[str, Any]) -> str:
@@ -382,12 +388,7 @@ def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float)
 
     A sample whose gradient is not finite adds nothing: it must not show by stopping the run.
     """
-    part: nn.Module = network.module
-    if network.light:  # the frozen part is run once for each sample, outside
-        assert isinstance(part, SplitNetwork)
-        with torch.no_grad():
-            x = part.features(x)
-        part = part.head
+    part, x = _trained(network, x)
     if (
         isinstance(part, nn.Linear)
         and x.dim() == 2
@@ -395,23 +396,10 @@ def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float)
     ):
         _clipped_sum_of_linear(part, x, y, loss, clip)
         return
-    parameters = {name: p for name, p in part.named_parameters() if p.requires_grad}
-
-    def one(values: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(part, values, (sample[None],))
-        return loss(outputs.float(), label[None])
-
-    # Each sample has the parameters as its own. `torch.func.grad` is as fast, but first loads
-    # torch's compiler.
-    each = vmap(one, randomness="different")
+    parameters = dict(part.named_parameters())
     size = max(1, _CHUNK // len(network.grad))
     for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
-        own = {
-            n: p.detach().expand(len(some_y), *p.shape).requires_grad_()
-            for n, p in parameters.items()
-        }
-        found = torch.autograd.grad(each(own, some_x, some_y).sum(), list(own.values()))
-        gradients = dict(zip(own, found, strict=True))
+        gradients = _gradients(part, some_x, some_y, loss)
         norms = torch.linalg.vector_norm(
             torch.stack([_norms(g.flatten(1)) for g in gradients.values()]), dim=0
         )
@@ -422,6 +410,35 @@ def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float)
             bad = ~torch.isfinite(norms)
             flat = torch.where(bad[:, None], 0.0, g.flatten(1)) if bool(bad.any()) else g.flatten(1)
             into.add_((shares @ flat).view_as(into))
+
+
+def _trained(network: Network, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """Return the part that is trained, and its inputs: a frozen part is run once, outside."""
+    part: nn.Module = network.module
+    if not network.light:
+        return part, x
+    assert isinstance(part, SplitNetwork)
+    with torch.no_grad():
+        return part.head, part.features(x)
+
+
+def _gradients(part: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> dict[str, Tensor]:
+    """Return the gradients (b, ...) of samples, by the names of the parameters."""
+
+    def one(values: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(part, values, (sample[None],))
+        return loss(outputs.float(), label[None])
+
+    # Each sample has the parameters as its own. `torch.func.grad` is as fast, but first loads
+    # torch's compiler.
+    own = {
+        n: p.detach().expand(len(y), *p.shape).requires_grad_()
+        for n, p in part.named_parameters()
+        if p.requires_grad
+    }
+    total = vmap(one, randomness="different")(own, x, y).sum()
+    found = torch.autograd.grad(total, list(own.values()), materialize_grads=True)
+    return dict(zip(own, found, strict=True))
 
 
 def _clipped_sum_of_linear(layer: nn.Linear, x: Tensor, y: Tensor, loss: Loss, clip: float) -> None:
@@ -460,16 +477,65 @@ def _norms(rows: Tensor) -> Tensor:
     return found
 
 
-def check_module(module: nn.Module) -> None:
-    """Refuse a network in which samples of a batch meet."""
-    for name, part in module.named_modules():
-        if isinstance(part, _NormBase) and part.track_running_stats and not frozen.is_fixed(part):
-            raise UserError(
-                f"--dp needs the gradient of each sample alone, and {name} ({type(part).__name__}) "
-                "mixes the samples "
-                "of a batch: choose a network without it, such as resnet18_gn, or freeze that part "
-                "(--train head)"
-            )
+def check_samples(network: Network, x: Tensor, y: Tensor, loss: Loss) -> None:
+    """Refuse a network that does not give each sample's own gradient, after trying it on a copy.
+
+    Args:
+        network: will be trained.
+        x: a few inputs (b, ...).
+        y: labels (b, ...).
+        loss: of one sample.
+
+    Raises:
+        UserError: names the layer: one that fails if samples pass one by one, keeps something of
+            them in a buffer, or gets other gradients than from each sample alone.
+    """
+    part, x = _trained(Network(frozen.copied(network.module), x.device), x)
+    layers = {id(layer): name or "the network" for name, layer in part.named_modules()}
+    inside: list[nn.Module] = [part]  # the layers that were entered and not left
+    for layer in part.modules():
+        layer.register_forward_pre_hook(lambda layer, _: inside.append(layer))
+        layer.register_forward_hook(lambda *_: inside.pop() and None)  # None keeps the output
+    before = {name: (value, value.clone()) for name, value in part.named_buffers()}
+
+    def refusal(layer: nn.Module, why: str) -> UserError:
+        return UserError(
+            f"--dp needs the gradient of each sample alone, and {layers[id(layer)]} "
+            f"({type(layer).__name__}) {why}: choose a network without it, such as resnet18_gn, or "
+            "freeze that part (--train head)"
+        )
+
+    part.train()
+    try:
+        found = _gradients(part, x, y, loss)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise refusal(inside[-1], f"fails on them ({str(error).splitlines()[0]})") from None
+    for name, value in part.named_buffers():
+        same, kept = before[name]
+        if value is not same or not torch.equal(value, kept):
+            raise refusal(part.get_submodule(name.rpartition(".")[0]), "remembers samples")
+    alone = _alone(part, x, y, loss)
+    if any(not torch.equal(a, b) for a, b in zip(alone, _alone(part, x, y, loss), strict=True)):
+        part.eval()  # without dropout
+        try:
+            found, alone = _gradients(part, x, y, loss), _alone(part, x, y, loss)
+        except RuntimeError:  # a fused kernel of evaluation, which has no gradient
+            return
+    for (name, one), other in zip(found.items(), alone, strict=True):
+        near = 1e-3 * float(other.abs().max())  # far more than rounding, far less than a mistake
+        if bool(((one - other).abs() > near).any()):
+            layer = part.get_submodule(name.rpartition(".")[0])
+            raise refusal(layer, "gets other gradients if samples pass together")
+
+
+def _alone(part: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> list[Tensor]:
+    """Return what `_gradients` gives, from one pass for each sample."""
+    trained = [p for p in part.parameters() if p.requires_grad]
+    each = [
+        torch.autograd.grad(loss(part(a[None]).float(), b[None]), trained, materialize_grads=True)
+        for a, b in zip(x, y, strict=True)
+    ]
+    return [torch.stack(gradients) for gradients in zip(*each, strict=True)]
 
 
 def check_training(training: Training) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.folder import read_lines
 from ekiden.core.engine.method import Method
+from ekiden.core.training.private import spent_epsilon
 from ekiden.lab.reporting.runs import Found, Group
 from ekiden.lab.reporting.style import Value
 from ekiden.lab.tables.experiment import Experiment, Published
@@ -315,7 +316,7 @@ def promises(found: Found) -> list[PlainTable]:
             if told := run.config.get("privacy"):
                 noise = max(one["noise"] for one in told["clients"].values())
                 bound = [
-                    f"{told['epsilon']:.3g}",
+                    spent_epsilon(told["epsilon"]),
                     f"{told['delta']:g}",
                     f"{told['clip']:g}",
                     f"{noise:.3g}",

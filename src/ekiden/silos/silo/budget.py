@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 from ekiden.core.base.checks import Checked, CountOrZero, Fraction, NonNegative, Positive, made
@@ -24,7 +25,7 @@ FILE = "privacy.jsonl"
 """file in the silo's folder: a line for each training with noise, written before it begins, and for
 each release of noisy sums, written before it leaves; never changed"""
 _SECRET = "noise.key"
-_SLACK = 1 + 1e-9
+_SLACK = 1 + 1e-9  # rounding, if the parts of a run are composed in another way than the whole
 
 
 @dataclass(frozen=True)
@@ -144,16 +145,22 @@ def _check_runs(file: SiloFile, run: str, dp: DP, lines: Sequence[LedgerLine]) -
     others = {
         line.run: line for line in sorted(lines, key=lambda line: line.epsilon) if line.run != run
     }.values()
-    for name, before, own, most in (
-        ("epsilon", sum(line.epsilon for line in others), dp.epsilon, file.limits.epsilon),
-        ("delta", sum(line.delta for line in others), dp.delta, file.limits.delta),
+    for name, promised, own, most in (
+        ("epsilon", [line.epsilon for line in others], dp.epsilon, file.limits.epsilon),
+        ("delta", [line.delta for line in others], dp.delta, file.limits.delta),
     ):
-        if before + own > most * _SLACK:
+        before = sum(map(_exactly, promised))
+        if before + _exactly(own) > _exactly(most):
             raise UserError(
-                f"{file.name} has promised {name} {before:g} in {len(others)} earlier runs and "
+                f"{file.name} has promised {name} {float(before):g} in {len(others)} earlier runs and "
                 f"allows {most:g} over "
                 f"all runs, this one wants {own:g}: lower it (limits.{name} in its silo.toml)"
             )
+
+
+def _exactly(number: float) -> Decimal:
+    """Return the number as it is written: 0.1 and 0.2 are 0.3, and no more."""
+    return Decimal(repr(number))
 
 
 def _read(ledger: Path) -> list[LedgerLine]:
