@@ -65,6 +65,8 @@ class Hospitals:
                 ",".join(SITES),
                 "--data",
                 f"{folder / 'own.py'}:mine",
+                "--level",
+                "models",
             ),
             *("--port", ports[0], "--control-port", ports[1]),
         )

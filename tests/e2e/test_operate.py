@@ -52,7 +52,10 @@ def test_a_revoked_silo_is_cut_off(tmp_path: Path) -> None:
     port, control, of_link, of_a = free_ports(4)
     try:
         for name in ("a", "b"):
-            shell.ekiden("silo", "init", name, "--link", f"localhost:{port}", "--data", "digits")
+            shell.ekiden(
+                *("silo", "init", name, "--link", f"localhost:{port}"),
+                *("--data", "digits", "--level", "models"),
+            )
             file = tmp_path / name / "silo.toml"
             metrics = f"\n[metrics]\nport = {of_a}\n" if name == "a" else ""
             file.write_text(f"{file.read_text()}{metrics}")

@@ -55,11 +55,9 @@ def silo_file(folder: Path, name: str, more: str = "", *, trusting: bool = True)
     file = read(path)
     if not trusting:
         return file
-    return replace(
-        file,
-        limits=replace(file.limits, trust_first=True, min_active=0, differences=True),
-        allow={},
-    )
+    least = file.limits.min_clients or 2
+    limits = replace(file.limits, level="all", min_active=0, differences=True, min_clients=least)
+    return replace(file, limits=limits)
 
 
 @cache

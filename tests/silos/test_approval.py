@@ -260,7 +260,7 @@ def test_a_rule_approves_plans_of_its_method_alone(tmp_path: Path) -> None:
     file = silo_file(
         tmp_path,
         "client-0",
-        "[limits]\napprove = true\n[allow.fedseq]\nepochs = [1]\nuntil = 2999-12-31\n",
+        '[limits]\nlevel = "models"\napprove = true\n[allow.fedseq]\nepochs = [1]\nuntil = 2999-12-31\n',
         trusting=False,
     )
     assert hello(file, TERMS) == ""

@@ -31,11 +31,18 @@ from ekiden.core.training.weights import Weights
 from ekiden.methods import (
     GLM,
     DeepAFL,
+    FedAvg,
     FedCOF,
+    FedFisher,
     FedGram,
     FedKrylov,
+    FedLPA,
+    FedPFT,
     FedRAN,
     FedSeq,
+    FedTasuki,
+    MAEcho,
+    RegMean,
     Trees,
     between_machines,
     with_lap,
@@ -49,6 +56,7 @@ from ekiden.methods.exact.fedgram import Handoff
 from ekiden.methods.exact.fedran import Scatter
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo import policy
+from ekiden.silos.silo.levels import Level, allows, needed
 from ekiden.silos.silo.policy import check_terms
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Link, SiloFile
@@ -270,7 +278,9 @@ def lap(noted: dict[str, Any], body: Weights) -> Patch:
         return model
 
     def patched(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(ClosingLap, "lap_body", property(lambda lap: on_client(lap_body)))
+        patch.setattr(
+            ClosingLap, "lap_body", property(lambda lap: on_client(gives="nothing")(lap_body))
+        )
         patch.setattr(closing, "settled", settled)
         patch.setattr(closing, "refitted", refitted)
 
@@ -346,60 +356,76 @@ def star(public: dict[str, str], *, sealed: bool) -> Agreement:
 
 # The same with the defaults.
 
+MODELS = '[limits]\nlevel = "models"\n'
 SAFE: dict[str, Any] = {"dictionary": "seed", "min_active": 10}
 ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary="all")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:each pixel is a column of the trees:ekiden.core.base.errors.DataWarning"
-)
-@pytest.mark.parametrize(
-    ("method", "more", "said"),
-    [
-        (
-            FedGram(width=60),
-            {},
-            "fedgram has min_active = 0, client-0 wants 10 or more: give min_active 10",
-        ),
-        (Trees(), {}, "trees has min_active = 0, client-0 wants 10 or more: give min_active 10"),
-        (
-            FedGram(width=60, min_active=10),
-            {},
-            "the first silo of fedgram chooses the features, .* dictionary='seed'",
-        ),
-        (ALL, {}, "the first silo of fedgram chooses the features"),
-        (
-            FedGram(width=60, topology="star", **SAFE),
-            {},
-            "has topology = 'star', client-0 allows only 'chain'",
-        ),
-        (
-            FedRAN(width=60, topology="star", **SAFE),
-            {},
-            "has topology = 'star', client-0 allows none unless",
-        ),
-        (
-            FedRAN(width=60, **SAFE),
-            {},
-            "has topology = 'chain', client-0 allows none unless its file says so",
-        ),
-        (
-            FedKrylov(width=60, min_active=10),
-            {},
-            "the first silo of fedkrylov chooses the features",
-        ),
-        (with_lap(FedSeq(epochs=1)), {}, r"chooses the features, .*: leave out \+lap"),
-        (GLM(), {}, "the last silo of glm chooses where sums are taken, .*: give family=.linear"),
-        (DeepAFL(layers=1), {}, "the coordinator of deepafl chooses the features"),
-    ],
-)
-def test_nobody_chooses_the_features_unless_a_silo_trusts_it(
-    method: Method, more: dict[str, Any], said: str, tmp_path: Path
+ADVICE = r"give dictionary='seed' min_active=10, or let its owner write"
+LEVELS: list[tuple[Method, str, str]] = [
+    (FedGram(width=60, **SAFE), "sums", ""),
+    (FedGram(width=60, topology="star", **SAFE), "sums", ""),
+    (GLM(family="linear"), "sums", ""),
+    (FedGram(width=60), "models", ADVICE),
+    (FedGram(width=60, min_active=10), "models", ADVICE),
+    (FedGram(width=60, dictionary="seed"), "models", ADVICE),
+    (FedGram(width=60, personal=True, **SAFE), "models", "has .sums.: let its owner write"),
+    (ALL, "models", ""),
+    (FedKrylov(width=60, **SAFE), "models", ""),
+    (FedRAN(width=60, **SAFE), "models", ""),
+    (FedCOF(width=60, **SAFE), "models", ""),
+    (FedCOF(width=60), "all", ""),
+    (Trees(), "models", ""),
+    (with_lap(FedSeq(epochs=1)), "models", ""),
+    (GLM(), "models", ""),
+    (GLM(family="cox"), "models", ""),
+    (DeepAFL(layers=1), "models", ""),
+    (FedSeq(epochs=1), "models", ""),
+    (FedAvg(), "models", ""),
+    (FedTasuki(statistics=True), "all", ""),
+    (FedPFT(), "all", ""),
+    (RegMean(), "all", ""),
+    (FedLPA(), "all", ""),
+    (FedFisher(), "all", ""),
+    (MAEcho(), "all", ""),
+]
+
+
+@pytest.mark.parametrize(("method", "level", "said"), LEVELS, ids=lambda one: str(one)[:60])
+def test_a_run_above_the_level_of_a_silo_is_refused_with_the_line_to_write(
+    method: Method, level: Level, said: str, tmp_path: Path
 ) -> None:
-    files, public = with_keys(tmp_path, NAMES, trusting=False)
-    with pytest.raises(UserError, match=said):
-        far(method, FakeNodes(files), tmp_path / "run", public, **more)
-    assert not any((file.folder / "runs").exists() for file in files)
+    """Nothing is stored: the terms alone decide."""
+    file = silo_file(tmp_path, NAMES[0], trusting=False)
+    agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method))
+    for own in ("sums", "models", "all"):
+        limits = replace(file.limits, level=own)
+        silo = Silo(replace(file, limits=limits), mine(NAMES[0]))
+        told = unpack(silo.answer(pack(Ask("hello", agreed.text()))), Answer)[0].error
+        wanted = f'needs level = "{level}", client-0 has "{own}": '
+        assert (wanted in told) == (not allows(own, level))
+        assert (f'write level = "{level}" under [limits]' in told) == (not allows(own, level))
+        assert own != "sums" or re.search(said, told)
+        assert not (told and (file.folder / "runs").exists())
+
+
+class Undeclared(FedSeq):
+    """A stranger's method: its task is another one than the declared one of its parent."""
+
+    @on_client
+    def train(self, client: Any, model: Weights, origin: Weights | None = None) -> Weights:
+        return model
+
+
+def test_what_a_method_does_not_declare_no_silo_does(tmp_path: Path) -> None:
+    assert needed(FedAvg(secure=True), 10) == "models", "one party chose where the sum is taken"
+    with pytest.raises(UserError, match="undeclared does not declare what its tasks tell"):
+        needed(Undeclared(), 10)
+    secure, open_ = FedAvg(secure=True), FedAvg()
+    policy.check_task(open_, "train")
+    for method, task in ((secure, "train"), (open_, "add"), (FedGram(), "personalise")):
+        with pytest.raises(UserError, match=f"declares nothing that '{task}' gives: refused"):
+            policy.check_task(method, task)
 
 
 def test_the_second_silo_of_fedran_finds_the_training_samples_of_the_first(tmp_path: Path) -> None:
@@ -408,7 +434,7 @@ def test_the_second_silo_of_fedran_finds_the_training_samples_of_the_first(tmp_p
     files, public = with_keys(
         tmp_path,
         NAMES,
-        '[allow.fedran]\ntopology = ["chain"]\n[limits]\nmin_active = 0\n',
+        '[limits]\nlevel = "all"\nmin_active = 0\n',
         trusting=False,
     )
     noted: list[tuple[FedRAN, Any, Tensor]] = []
@@ -440,17 +466,12 @@ def test_the_second_silo_of_fedran_finds_the_training_samples_of_the_first(tmp_p
     )  # all but those of rare classes
 
 
-def test_cox_regression_needs_trust_too(tmp_path: Path) -> None:
-    files, _ = with_keys(tmp_path, NAMES, trusting=False)
-    with pytest.raises(UserError, match="the last silo of glm chooses where sums are taken"):
-        policy._check_method(files[0], GLM(family="cox"))
-
-
 @pytest.mark.parametrize("kind", [FedGram, pytest.param(FedKrylov, marks=pytest.mark.slow)])
 def test_the_defaults_between_machines_run_with_the_default_file(
     kind: type[Method], tmp_path: Path
 ) -> None:
-    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    more = "" if kind is FedGram else MODELS
+    files, public = with_keys(tmp_path, NAMES, more, trusting=False)
     method = replace(between_machines(kind), width=60)  # type: ignore[call-arg]
     assert_equal(far(method, FakeNodes(files), tmp_path / "run", public), here(method))
 
@@ -467,7 +488,7 @@ def other_features(patch: pytest.MonkeyPatch) -> None:
 def test_features_that_do_not_follow_from_the_seed_are_refused(
     kind: type[Method], tmp_path: Path
 ) -> None:
-    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    files, public = with_keys(tmp_path, NAMES, MODELS, trusting=False)
     nodes = Tampering(files, {NAMES[0]: other_features})
     with pytest.raises(
         UserError, match=r"client-1: the features received are (of another kind|not those)"
@@ -544,7 +565,7 @@ def span_of(noted: Totals) -> Tensor:
 def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
     """Samples of rare classes are in no sums, so they do not count. The smallest silo is named
     beforehand."""
-    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    files, public = with_keys(tmp_path, NAMES, MODELS, trusting=False)
     counts = [mine(name)[1].train.class_counts(10) for name in NAMES]
     few = min(int(each[each >= 10].sum()) // 10 * 10 // 2 for each in counts)
     wide = [FedKrylov(width=400, sums="whole", **SAFE), FedCOF(width=few + 1, **SAFE)]
@@ -591,7 +612,7 @@ def test_without_a_width_there_are_as_many_features_as_the_smallest_silo_allows(
     method: Any, tmp_path: Path
 ) -> None:
     """The number is in the signed terms, so a run on one machine with it gives the same bits."""
-    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    files, public = with_keys(tmp_path, NAMES, MODELS, trusting=False)
     result, few = far(method, FakeNodes(files), tmp_path / "run", public), 60
     assert read_config(tmp_path / "run")["recipe"]["hyperparameters"]["width"] == few
     assert_equal(result, here(replace(method, width=few)))
@@ -687,24 +708,20 @@ def test_what_few_samples_show_is_left_out() -> None:
 
 
 def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
-    """A table [allow.METHOD] is checked when the file is read, and keeps what is allowed by
-    default."""
+    """A table [allow.METHOD] is checked when the file is read."""
 
     def read_with(more: str) -> SiloFile:
         return silo_file(tmp_path, "client-0", more, trusting=False)
 
-    fedran = {"fedran": {"topology": ()}}
-    assert read_with("").allow == {"fedgram": {"topology": ("chain",)}} | fedran
-    file = read_with('[allow.fedgram]\nhead = ["ridge"]\n[allow.fedseq]\nepochs = [1, 5]\n')
-    rules = {"fedgram": {"topology": ("chain",), "head": ("ridge",)}, "fedseq": {"epochs": (1, 5)}}
-    assert file.allow == rules | fedran
+    assert read_with("").allow == {}
+    more = '[limits]\nlevel = "models"\n[allow.fedgram]\nhead = ["ridge"]\n[allow.fedseq]\n'
+    file = read_with(f"{more}epochs = [1, 5]\n")
+    assert file.allow == {"fedgram": {"head": ("ridge",)}, "fedseq": {"epochs": (1, 5)}}
     check_terms(file, TERMS)
     with pytest.raises(
         UserError, match=r"fedseq has epochs = 2, client-0 allows only 1, 5 \(allow.fedseq in its"
     ):
         check_terms(file, replace(TERMS, recipe=replace(TERMS.recipe, method=FedSeq(epochs=2))))
-    star = read_with('[allow.fedgram]\ntopology = ["star"]\n')
-    assert star.allow == {"fedgram": {"topology": ("star",)}} | fedran
     for more, message in (
         ("[allow.fedsex]\nepochs = [1]\n", "unknown method in allow 'fedsex'"),
         ("[allow.fedseq]\nepoch = [1]\n", "unknown hyperparameter in allow.fedseq 'epoch'"),

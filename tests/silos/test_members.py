@@ -140,7 +140,9 @@ def test_the_first_silo_and_the_last_find_images_from_fewer_directions_than_samp
 ) -> None:
     """FedKrylov tells at most K directions a lap. They show images even if they are half the number
     of samples."""
-    files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_active = 0\n", trusting=False)
+    files, public = with_keys(
+        tmp_path, NAMES, '[limits]\nlevel = "models"\nmin_active = 0\n', trusting=False
+    )
     own, totals, noted = list[Tensor](), list[Tensor](), list[Any]()
     columns, problem, span, rows = (
         FedKrylov._columns,

@@ -263,22 +263,7 @@ def test_a_silo_opens_one_list_of_a_sum(tmp_path_factory: pytest.TempPathFactory
         replace(four, members=four.members[:1]).added(None, exact(3), None)
 
 
-@pytest.mark.parametrize("more", [{"absent": "skip"}, {"participation": 0.7}])
-def test_sums_with_other_members_are_refused_unless_a_silo_allows_differences(
-    more: Any, tmp_path: Path
-) -> None:
-    files, public = with_keys(tmp_path, NAMES, trusting=False)
-    method = replace(
-        FedAvg(rounds=1, epochs=1, secure=True), participation=more.get("participation", 1.0)
-    )
-    with pytest.raises(
-        UserError, match=r"can show the model of client-0 \(limits.differences in its silo.toml\)"
-    ):
-        far(method, FakeNodes(files), tmp_path / "run", public, absent=more.get("absent", "stop"))
-    assert not list(tmp_path.rglob("outcome-*"))
-
-
-def test_a_coordinator_reads_a_model_from_two_sums_where_silos_allow_differences(
+def test_a_coordinator_reads_a_model_from_two_sums_at_the_level_of_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends the same model twice, and claims the second time that client-2 is missing."""

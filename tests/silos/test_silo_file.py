@@ -450,7 +450,7 @@ def test_a_silo_that_holds_one_of_the_agreed_classes_takes_part(
         assert code == 0, said
     assert list(json.loads((tmp_path / "b-sums.json").read_text())["classes"]) == ["no"]
     assert command("federation", "agree", "a-sums.json", "b-sums.json")[0] == 0
-    more = classes + 'agreed = "agreed.json"\n[hardware]\nthreads = 1'
+    more = classes + 'agreed = "agreed.json"\n[limits]\nlevel = "models"'
     for name in "ab":
         (tmp_path / f"{name}.toml").write_text(TABLE.format(name=name, more=more))
     held, client = read(files[1]).load()

@@ -329,7 +329,6 @@ def test_many_runs_tell_no_more_sums_than_one_may(tmp_path: Path) -> None:
         50, left_out=40
     )  # many new samples are a part of all
     assert not asked(50, ridge=0.1)  # the same sums
-    assert not asked(50, file=replace(file, limits=replace(file.limits, trust_first=True)))
     assert not asked(50, seed=4, file=replace(file, limits=replace(file.limits, differences=True)))
 
 

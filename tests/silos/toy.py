@@ -71,7 +71,7 @@ class Toy(Method):
             s = s.next(model=mean(models), reports=reports)
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights, others: list[Report], shift: Tensor) -> Report:
         memory = client.state or Memory(0, model)
         start = mean([model, memory.model, *(o.model for o in others)])
@@ -84,7 +84,7 @@ class Toy(Method):
             {client.name: [float(memory.visits)]},
         )
 
-    @on_client
+    @on_client(gives="model")
     def look(self, client: Client, report: Report) -> Weights:
         client.state = Memory(client.state.visits * 10, client.state.model)
         return report.model.with_params(report.model.params * (1 + client.state.visits / 1000))

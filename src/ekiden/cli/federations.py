@@ -24,6 +24,7 @@ from ekiden.silos.commands import Security
 from ekiden.silos.coordinator import federation as federations
 from ekiden.silos.coordinator.federation import Federation
 from ekiden.silos.metrics import Metrics
+from ekiden.silos.silo.levels import Level
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import ROSTER, read_roster
 
@@ -52,6 +53,8 @@ class InitOptions:
     data: str = "data"
     """with --silos, each silo's data: a path relative to its silo.toml, a name of a data set, or
     FILE.py:FUNCTION"""
+    level: Level = "sums"
+    """with --silos, what may leave each silo: sums, also models, or all; see docs/security.md"""
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def init(options: InitOptions) -> None:
     made = Federation(
         options.folder, options.host, options.port, options.control_port, names or tuple(public)
     )
-    federations.init(made, public, options.data)
+    federations.init(made, public, options.data, options.level)
     say(f"here: ekiden federation start {made.folder}")
     if public:
         _tell_roster(made)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from ekiden.cli.console import console, print_json, say, table_of
 from ekiden.cli.flags import Boxes, parse
@@ -34,7 +34,8 @@ from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator import verify as verifying
 from ekiden.silos.coordinator.remote_plan import RemotePlan, check, stored
 from ekiden.silos.coordinator.session import EVALUATIONS
-from ekiden.silos.silo import approval, noisy_columns, participation, silo_file
+from ekiden.silos.silo import approval, levels, noisy_columns, participation, silo_file
+from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo_file import Limits, SiloFile
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
@@ -120,6 +121,9 @@ class SiloInitOptions:
     """the silo's name; by default the folder's"""
     data: str = "data"
     """a path relative to silo.toml, a name of a data set, or FILE.py:FUNCTION"""
+    level: Level = "sums"
+    """what may leave the silo, as silo.toml then says: sums, also models, or all; see
+    docs/security.md"""
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,7 @@ class VerifyOptions:
 def init_silo(options: SiloInitOptions) -> None:
     """`ekiden silo init FOLDER --link HOST:PORT`."""
     name = options.name or options.folder.absolute().name
-    public = silo_file.make(options.folder, name, options.link, options.data)
+    public = silo_file.make(options.folder, name, options.link, options.data, level=options.level)
     say(f"private key: stays in {options.folder}\npublic key:  {public} goes to the coordinator")
     say(
         f"fingerprint: {keys.fingerprint(keys.read_public(public))} (tell the other silos by "
@@ -229,6 +233,10 @@ def init_silo(options: SiloInitOptions) -> None:
         f"with the coordinator's roster.json: ekiden silo join {options.folder / 'silo.toml'} "
         "roster.json"
     )
+    say(f'level = "{options.level}" in silo.toml lets out {levels.TELLS[options.level]}')
+    for other in get_args(Level):
+        if other != options.level:
+            say(f'    level = "{other}": {levels.TELLS[other]}')
 
 
 def join_roster(options: RosterOptions) -> None:

@@ -4,7 +4,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_type_hints, overload
 
 from torch import nn
 
@@ -110,10 +110,38 @@ class Size(int):
         return wire.size(self.network.head.of(self.network.weights()))
 
 
-def on_client(task: Task) -> Task:
-    """Mark a method's function as a task that clients do. They run nothing else."""
-    task.__on_client__ = True  # type: ignore[attr-defined]
-    return task
+Gives = Literal["nothing", "sum", "summary", "model"]
+"""What the value of a task tells about its client's samples:
+
+- `nothing`: it follows from the seed and from values that were given to the client.
+- `sum`: a part that only the total of all clients shows (`Client.added`).
+- `summary`: statistics of this client's samples alone: means, moments, mixtures, second
+  derivatives.
+- `model`: a model that was trained on them, and what goes with one: norms, numbers of samples,
+  class counts.
+"""
+Chooser = Literal["nobody", "all", "party"]
+
+
+@overload
+def on_client(task: Task) -> Task: ...
+@overload
+def on_client(*, gives: Gives | Callable[[Any], Gives | None]) -> Callable[[Task], Task]: ...
+def on_client(task: Any = None, *, gives: Any = None) -> Any:
+    """Mark a method's function as a task that clients do. They run nothing else.
+
+    Args:
+        task: the function.
+        gives: what its value tells about the client's samples, or a function that says so of a
+            method; None with hyperparameters with which the method does not use the task. Between
+            machines a silo does no task that does not declare it.
+    """
+
+    def marked(task: Any) -> Any:
+        task.__on_client__, task.__gives__ = True, gives
+        return task
+
+    return marked if task is None else marked(task)
 
 
 @dataclass(frozen=True)
@@ -262,6 +290,25 @@ class Method(Checked, ABC):
         return self.traits.one_model
 
     @property
+    def chosen_by(self) -> Chooser:
+        """Who chose the point at which a client's sums and summaries are computed: features,
+        coefficients, a model.
+
+        `nobody` if it follows from the seed or from what the client has itself; `all` if it follows
+        from values of all clients that each of them checked; else one `party`, which could have
+        made it to show single samples. Of a method that says `nobody` silos take no model but the
+        initial one.
+        """
+        return "party"
+
+    @property
+    def least(self) -> int | None:
+        """k, the smallest number of samples behind each number of a sum or summary; None: the silo
+        counts them.
+        """
+        return 0
+
+    @property
     def gives_sums(self) -> bool:
         """Whether clients give parts to sums, which transports can mask: by default if the source
         asks for sums.
@@ -362,6 +409,15 @@ def task_names(kind: type[Method]) -> list[str]:
         for name, function in inspect.getmembers(kind)
         if getattr(function, "__on_client__", False)
     ]
+
+
+def gives_of(method: Method, name: str) -> Gives | None:
+    """Return what a task gives; None if nobody declared it, or if it has no use with these
+    hyperparameters.
+    """
+    said: Any = task_of(method, name).__gives__  # type: ignore[attr-defined]
+    found: Gives | None = said(method) if callable(said) else said
+    return found
 
 
 def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:

@@ -28,7 +28,7 @@ from ekiden.authoring import (
     Weights,
 )
 from ekiden.core.base.sums import FRACTION, fixed, real
-from ekiden.core.engine.method import HasModel
+from ekiden.core.engine.method import Gives, HasModel
 from ekiden.core.training.fit import kept
 from ekiden.core.training.weights import distance
 from ekiden.methods.blocks.combining import Rule, clipped, combine, refuse
@@ -300,6 +300,16 @@ def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
         )  # the proximal term pulls back by η·μ·distance
         distance += velocity
     return distance
+
+
+def alone(method: Any) -> Gives | None:
+    """Say what the task of a `SecureMethod` gives that the server reads of each client."""
+    return None if method.secure else "model"
+
+
+def together(method: Any) -> Gives | None:
+    """Say what its task gives of which the server reads the sum."""
+    return "sum" if method.secure else None
 
 
 class SecureMethod(ParallelMethod):

@@ -104,12 +104,12 @@ class FedELMY(Method):
             s = s.next(model=fed.call(self.extend_pool, client, model, origin))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def warm_up(self, client: Client, model: Weights) -> Weights:
         """Train on the plain loss before the first pool (Algorithm 1)."""
         return client.fit(model, epochs=self.warmup)
 
-    @on_client
+    @on_client(gives="model")
     def extend_pool(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
         """Train S models, each from the mean of those before (Algorithm 1, at each client)."""
         pool, origin = (

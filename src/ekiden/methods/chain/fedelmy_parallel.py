@@ -88,22 +88,22 @@ class FedELMYParallel(Method):
                 s = s.next(model=means[0], personal=means)
             yield s
 
-    @on_client
+    @on_client(gives="nothing")
     def initial(self, client: Client) -> Weights:
         """Return a random model for the client."""
         return client.fresh()
 
-    @on_client
+    @on_client(gives="model")
     def warm_up(self, client: Client, model: Weights) -> Weights:
         """Train on the plain loss before the pool."""
         return self.chain().warm_up(client, model)
 
-    @on_client
+    @on_client(gives="model")
     def extend_pool(self, client: Client, model: Weights) -> Weights:
         """Train S models and return the mean of the pool."""
         return self.chain().extend_pool(client, model)
 
-    @on_client
+    @on_client(gives="model")
     def average(self, client: Client, models: tuple[Weights, ...]) -> Weights:
         """Return (1/N) Σ m_i."""
         return mean(models)

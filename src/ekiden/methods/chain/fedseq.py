@@ -66,7 +66,7 @@ class FedSeq(Method):
             s = s.next(model=fed.call(self.train, client, s.model, origin))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
         """Train from the received model. τ and ρ keep the outputs close to its own and to the
         round's first model's.

@@ -379,7 +379,7 @@ class FedTasuki(Method):
             s = s.next(model=model, behind=(*others, client))
             yield s
 
-    @on_client
+    @on_client(gives=lambda m: "summary" if m.statistics or m.recall else "model")
     def train(self, client: Client, model: Weights) -> TeacherHandoff:
         """Train on the plain loss, at the first client."""
         model = client.fit(model, epochs=self.epochs, training=self.training(client))
@@ -390,7 +390,7 @@ class FedTasuki(Method):
         )
         return TeacherHandoff(model, client.n, self.compressed(client, own), self.inputs(client))
 
-    @on_client
+    @on_client(gives=lambda m: "summary" if m.statistics or m.recall else "model")
     def distil(
         self, client: Client, received: TeacherHandoff, others: int, again: bool, last: bool
     ) -> TeacherHandoff:

@@ -151,12 +151,12 @@ class SFedKD(Method):
         )
         return normalised(1 - d), normalised(d)
 
-    @on_client
+    @on_client(gives="model")
     def count(self, client: Client) -> Counts:
         """Return the number of samples of each class at the client."""
         return Counts(client.class_counts())
 
-    @on_client
+    @on_client(gives="model")
     def train(
         self,
         client: Client,

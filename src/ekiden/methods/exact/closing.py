@@ -26,7 +26,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.base.sums import WIDE, AnySums
-from ekiden.core.engine.method import HasModel
+from ekiden.core.engine.method import Chooser, HasModel
 from ekiden.core.engine.wire import EVERYONE
 from ekiden.core.tasks import Need
 from ekiden.core.training.network import trial
@@ -122,6 +122,11 @@ class ClosingLap(Method):
         return self.without_lap.needs | VECTORS
 
     @property
+    def chosen_by(self) -> Chooser:
+        """Whoever has the model before the lap."""
+        return "party"
+
+    @property
     def gives_sums(self) -> bool:
         """Whether masks hide all parts of sums: those of the lap are always sums."""
         return True
@@ -203,14 +208,14 @@ class ClosingLap(Method):
     def lap_body(self) -> Any:
         """Return only the model from the result of the method's last task."""
 
-        @on_client
+        @on_client(gives="nothing")
         def lap_body(client: Client, handed: Weights | HasModel) -> Weights:
             return handed if isinstance(handed, Weights) else handed.model
 
         lap_body.__annotations__["handed"] = _handed(self.lapped)
         return lap_body
 
-    @on_client
+    @on_client(gives="sum")
     def lap_add(self, client: Client, model: Weights, before: Totals | None) -> Totals:
         """Add the own sums to those received; the first client settles the scales."""
         with torch.no_grad():
@@ -228,7 +233,7 @@ class ClosingLap(Method):
             )
         return Totals(scales, client.added(before.sums if before else None, own, (model, scales)))
 
-    @on_client
+    @on_client(gives="nothing")
     def lap_close(self, client: Client, model: Weights, totals: Totals) -> Weights:
         """Return the model with the classifier that follows from the totals."""
         return refitted(model, client.layout, totals, client.task)

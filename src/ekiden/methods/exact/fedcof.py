@@ -160,7 +160,7 @@ class FedCOF(FeaturesOfClasses):
             rows = scatter.head(self.gamma, fed.task)
             yield s.next(model=with_rows(network, rows[:, :-1], rows[:, -1]))
 
-    @on_client
+    @on_client(gives="summary")
     def describe(self, client: Client, model: Weights, settled: Settled) -> ClassMeans:
         """Return the class means of the client's own samples, each of `min_active` samples or
         more.

@@ -274,14 +274,14 @@ class FedGram(FixedFeatures):
             )
         return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals), totals=kept)
 
-    @on_client
+    @on_client(gives=lambda m: "sum" if m.dictionary == "all" else None)
     def whiten(self, client: Client, model: Weights, before: PatchMoments | None) -> PatchMoments:
         """Add the moments of own patches to those received."""
         features = cast(PatchFeatures, features_of(client.network(model)))
         own = features.moments((x for x, _ in client.batches(passes=0)), client.scaling)
         return client.added(before, PatchMoments(own), None)
 
-    @on_client
+    @on_client(gives="sum")
     def add(
         self, client: Client, model: Weights, moments: PatchMoments | None, before: Handoff | None
     ) -> Handoff:
@@ -291,7 +291,7 @@ class FedGram(FixedFeatures):
             settled, self.measure(client, model, settled, before.sums if before else None)
         )
 
-    @on_client
+    @on_client(gives=lambda m: "nothing" if m.seeded else "model")
     def settle(self, client: Client, model: Weights, moments: PatchMoments | None) -> Settled:
         if self.dictionary == "all" and moments is None:
             raise UserError(
@@ -304,7 +304,7 @@ class FedGram(FixedFeatures):
                 told = (*told, release.centre(self._blocks(client, features), features.width))
         return told
 
-    @on_client
+    @on_client(gives="sum")
     def measure(
         self, client: Client, model: Weights, settled: Settled, before: AnySums | None
     ) -> AnySums:
@@ -326,12 +326,12 @@ class FedGram(FixedFeatures):
         )
         return client.added(before, self._own_sums(client, features, rounding), settled)
 
-    @on_client
+    @on_client(gives="nothing")
     def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
         """Return the network with the classifier that follows from the totals."""
         return self.solved(client.network(model), totals, client.task)
 
-    @on_client
+    @on_client(gives="nothing")
     def share(self, client: Client, totals: Handoff) -> Common:
         """Return the head of all, for clients that compute a personal head."""
         return self.common(totals, client.task)
@@ -344,7 +344,7 @@ class FedGram(FixedFeatures):
             totals.settled, *(t.float() for t in (m.mean, m.scale, head.weight, head.bias))
         )
 
-    @on_client
+    @on_client(gives=lambda m: "model" if m.personal else None)
     def personalise(self, client: Client, model: Weights, common: Common) -> Weights:
         """Return the network with a head for this client's samples."""
         network = client.network(model)

@@ -132,7 +132,7 @@ class FedKrylov(FixedFeatures):
             s, multiplied=fed.sum(self.multiply, [client], INITIAL, s.direction, plus=s.multiplied)
         )
 
-    @on_client
+    @on_client(gives="summary")
     def choose(self, client: Client, model: Weights) -> Chosen:
         """Settle the features from some of the client's samples."""
         settled = self.settled_by(client, model).tell()
@@ -142,7 +142,7 @@ class FedKrylov(FixedFeatures):
         client.state = Kept(chosen)
         return chosen
 
-    @on_client
+    @on_client(gives="sum")
     def open(
         self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None
     ) -> OpeningSums:
@@ -171,7 +171,7 @@ class FedKrylov(FixedFeatures):
         kind = (phi.shape[1], y.shape[1], isinstance(client.task, Classification))
         return client.added(before, own, chosen, lambda sums: sums.checked(*kind))
 
-    @on_client
+    @on_client(gives="summary")
     def begin(self, client: Client, model: Weights, chosen: Chosen, totals: OpeningSums) -> Tensor:
         """Return the first directions, from the totals of the first lap."""
         problem = self._problem(totals, client)
@@ -182,7 +182,7 @@ class FedKrylov(FixedFeatures):
             step, None, problem.scale, _rank(client.task, client.classes, len(chosen.centre))
         )
 
-    @on_client
+    @on_client(gives="sum")
     def multiply(
         self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None
     ) -> Multiplied:
@@ -212,7 +212,7 @@ class FedKrylov(FixedFeatures):
             before, own, (kept.chosen, kept.directions), lambda sums: sums.checked(own)
         )
 
-    @on_client
+    @on_client(gives="summary")
     def proceed(self, client: Client, model: Weights, totals: Multiplied) -> Tensor:
         """Return further directions, from the totals of one more lap."""
         span, chosen = self._span(client, totals)
@@ -223,7 +223,7 @@ class FedKrylov(FixedFeatures):
             step, span.stretched, span.problem.scale, totals.sums.matrix().shape[1]
         )
 
-    @on_client
+    @on_client(gives="nothing")
     def solve(self, client: Client, model: Weights, totals: Multiplied) -> Weights:
         """Return the network with the best classifier in the span of all directions."""
         span, chosen = self._span(client, totals)

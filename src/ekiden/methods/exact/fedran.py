@@ -242,13 +242,13 @@ class FedRAN(FeaturesOfClasses):
             s = s.next(joint=made) if task == self.join else s.next(model=made, joint=None)
             yield s
 
-    @on_client
+    @on_client(gives="summary")
     def describe(self, client: Client, model: Weights, settled: Settled) -> SketchedScatter:
         """Return the summary of the client's own samples."""
         scatter = self.scatter(client, model, settled)
         return scatter.told(self.directions(scatter.width))
 
-    @on_client
+    @on_client(gives="summary")
     def join(self, client: Client, model: Weights, received: Joint | None) -> Joint:
         """Merge the client's samples with the summary received; the first client settles the
         features.
@@ -256,7 +256,7 @@ class FedRAN(FeaturesOfClasses):
         settled, scatter = self.joined(client, model, received)
         return Joint(settled, scatter.told(self.directions(scatter.width)))
 
-    @on_client
+    @on_client(gives="model")
     def finish(self, client: Client, model: Weights, received: Joint | None) -> Weights:
         """Return the network with the classifier of all samples."""
         settled, scatter = self.joined(client, model, received)

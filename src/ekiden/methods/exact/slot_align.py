@@ -251,7 +251,7 @@ class SLOTAlign(FeaturesOfClasses):
                 head = heads.cgs(m, self.shrink)
         return m.rows(heads.outputs(head, m, task))
 
-    @on_client
+    @on_client(gives="nothing")
     def place(self, client: Client, model: Weights, settled: Settled) -> Weights:
         """Return the network with the features that the first client settled; it stays at the
         client.
@@ -261,7 +261,7 @@ class SLOTAlign(FeaturesOfClasses):
         width = features_of(network).width
         return with_rows(network, torch.zeros(client.classes, width), torch.zeros(client.classes))
 
-    @on_client
+    @on_client(gives="summary")
     def describe(self, client: Client, model: Weights) -> Told:
         """Return the sums over the client's own samples, and how far their covariance is shrunk."""
         phi, y = self.held(client, features_of(client.network(model)))
@@ -273,7 +273,7 @@ class SLOTAlign(FeaturesOfClasses):
         sums = sums_of(iter([(phi, y)]), client.task, client.classes, phi.shape[1], phi.device)
         return Told(sums, ledoit_wolf(phi))
 
-    @on_client
+    @on_client(gives="nothing")
     def finish(self, client: Client, model: Weights, head: OwnHead) -> Weights:
         """Return the network with the client's own classifier."""
         return with_rows(client.network(model), head.weight, head.bias)

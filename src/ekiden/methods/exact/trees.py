@@ -215,6 +215,11 @@ class Trees(Method):
 
     traits = Traits(private=Growing, averages=False, needs=VECTORS)
 
+    @property
+    def least(self) -> int:
+        """K."""
+        return self.min_active
+
     def __post_init__(self) -> None:
         """Refuse trees that would all be the same."""
         require(
@@ -285,7 +290,7 @@ class Trees(Method):
                 s = s.next(model=fed.call(self.finish, client, INITIAL, sums), news=None, sums=None)
             yield s
 
-    @on_client
+    @on_client(gives="sum")
     def count(self, client: Client, model: Weights, before: Histogram | None) -> Histogram:
         """Add the client's samples in each cell of the grid, and with each label, to those
         received.
@@ -301,7 +306,7 @@ class Trees(Method):
         own = Histogram(counts, client.task.counts(y, client.classes).to(x.device))
         return client.added(before, own, None)
 
-    @on_client
+    @on_client(gives="nothing")
     def bin(self, client: Client, model: Weights, totals: Histogram) -> Bins:
         """Return bins of about as many samples each, and the outputs that fit best without
         trees.
@@ -323,7 +328,7 @@ class Trees(Method):
             base = (labels / (below[0, -1] + 1 - labels)).log()
         return Bins(edges, base.float().double())
 
-    @on_client
+    @on_client(gives="sum")
     def begin(
         self, client: Client, model: Weights, bins: Bins, before: Histogram | None
     ) -> Histogram:
@@ -346,7 +351,7 @@ class Trees(Method):
         client.state = Growing(1, *bins, found, output, node, column, edge, leaves, seed)
         return client.added(before, self._histogram(client, client.state, y), bins)
 
-    @on_client
+    @on_client(gives="sum")
     def grow(self, client: Client, news: Splits, before: Histogram | None) -> Histogram:
         """Split as was chosen, and add the histograms of the next level."""
         client.state = self._told(client.state, news)
@@ -357,14 +362,14 @@ class Trees(Method):
         )
         return client.added(before, own, heard)
 
-    @on_client
+    @on_client(gives="nothing")
     def split(self, client: Client, totals: Histogram) -> Splits:
         """Return the best splits that follow from the totals; after the last level of a round also
         the leaves.
         """
         return self._best(client.state, totals)
 
-    @on_client
+    @on_client(gives="nothing")
     def finish(self, client: Client, model: Weights, totals: Histogram) -> Weights:
         """Return the trees, with the last level that follows from the totals."""
         news = Splits(*(part.to(totals.cells.device) for part in self._best(client.state, totals)))

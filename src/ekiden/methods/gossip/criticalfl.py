@@ -192,7 +192,7 @@ class CriticalFL(PersonalMethod):
         now = tuple(was or count >= most for was, count in zip(capped, peers, strict=True))
         return replace(s, norms=seen, peers=peers, capped=now)
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights, round: int) -> CountedModel:
         """Train locally; keep η times the mean over epochs of the sum of squared gradient norms."""
         training = training_of(client, self.lr_decay, round)
@@ -201,14 +201,14 @@ class CriticalFL(PersonalMethod):
         client.state = training.lr * squares.sum / self.epochs
         return CountedModel(model, client.n)
 
-    @on_client
+    @on_client(gives="model")
     def mix(self, client: Client, models: list[CountedModel]) -> Weights:
         """Return the average of the client's own model and its peers', weighted by numbers of
         samples.
         """
         return mean([m.model for m in models], [float(m.n) for m in models])
 
-    @on_client
+    @on_client(gives="model")
     def norm(self, client: Client) -> float:
         """The client's federated gradient norm of this round."""
         return float(client.state)

@@ -143,7 +143,7 @@ class CriticalFLServer(Method):
             s, norms=norms, count=count, critical=critical, capped=s.capped or count >= most
         )
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights, sparse: bool, round: int) -> Upload:
         """Train for E epochs; also return η times the mean over epochs of the sum of squared
         gradient norms.

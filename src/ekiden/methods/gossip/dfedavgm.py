@@ -76,7 +76,7 @@ class DFedAvgM(PersonalMethod):
             s = s.next(personal=gossip(fed, self.mix, trained, matrix))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Train the client's model."""
         training = training_of(client, self.lr_decay, round)
@@ -84,7 +84,7 @@ class DFedAvgM(PersonalMethod):
             training = replace(training, optimizer="sgd", momentum=self.theta)
         return client.fit(model, epochs=self.epochs, training=training)
 
-    @on_client
+    @on_client(gives="model")
     def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
         """Return the average of the client's own model and its neighbours'."""
         return mean(models, weights)

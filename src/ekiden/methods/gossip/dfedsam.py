@@ -75,13 +75,13 @@ class DFedSAM(PersonalMethod):
             s = s.next(personal=tuple(models))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Train with the gradient at w + ρ g / ‖g‖ and the step from w."""
         sam = replace(training_of(client, self.lr_decay, round), optimizer="sam", rho=self.radius)
         return client.fit(model, epochs=self.epochs, training=sam)
 
-    @on_client
+    @on_client(gives="model")
     def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
         """Return the average of the client's own model and its neighbours'."""
         return mean(models, weights)

@@ -103,7 +103,7 @@ class DisPFL(PersonalMethod):
             )
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def show(self, client: Client, model: Weights) -> Sparse:
         """Return the active weights, with the mask that they were trained with."""
         if client.state is None:
@@ -115,7 +115,7 @@ class DisPFL(PersonalMethod):
         mask = client.state.trained
         return Sparse(model.params[mask], pack(mask), model.with_params(model.params[:0]))
 
-    @on_client
+    @on_client(gives="model")
     def learn(self, client: Client, shown: list[Sparse], round: int) -> Weights:
         """Average with the client's mask, train, change the mask."""
         mask = client.state.current

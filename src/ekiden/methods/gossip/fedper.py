@@ -89,23 +89,23 @@ class FedPer(PersonalMethod):
             s = s.next(personal=tuple(mixed))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Train extractor and head together."""
         training = training_of(client, self.lr_decay, round)
         return client.fit(model, epochs=self.epochs, training=training)
 
-    @on_client
+    @on_client(gives="model")
     def share(self, client: Client, model: Weights) -> Share:
         """Return the part that others see."""
         return Share((~client.head).of(model), client.n)
 
-    @on_client
+    @on_client(gives="model")
     def mix(self, client: Client, model: Weights, shares: list[Share]) -> Weights:
         """Return the average extractor with the client's own head."""
         return (~client.head).put(average(shares), model)
 
-    @on_client
+    @on_client(gives="model")
     def take(self, client: Client, model: Weights, base: Weights) -> Weights:
         """Return the server's extractor with the client's own head."""
         return (~client.head).put(base, model)

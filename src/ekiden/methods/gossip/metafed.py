@@ -83,14 +83,14 @@ class MetaFed(Method):
             s = s.next(personal=tuple(fed.call(self.personalise, k, w, s.model) for k, w in own))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def warm_up(self, client: Client, model: Weights) -> Weights:
         """Train alone, from the common initial model."""
         model = client.fit(model, epochs=self.warmup)
         client.state = client.accuracy(model) > self.distill_above
         return model
 
-    @on_client
+    @on_client(gives="model")
     def accumulate(self, client: Client, own: Weights, teacher: Weights | None) -> Weights:
         """Train at one visit in the ring."""
         if teacher is None:
@@ -100,7 +100,7 @@ class MetaFed(Method):
         client.state = client.state or client.accuracy(model) > self.distill_above
         return model
 
-    @on_client
+    @on_client(gives="model")
     def personalise(self, client: Client, own: Weights, teacher: Weights) -> Weights:
         """Train in the last stage, with a weight that depends on how much better the teacher is."""
         mine, theirs = client.accuracy(own), client.accuracy(teacher)

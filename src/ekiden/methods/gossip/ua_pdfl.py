@@ -175,14 +175,14 @@ class UAPDFL(PersonalMethod):
             )
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def represent(self, client: Client, model: Weights) -> Units:
         """Return I and I^Aux of the model."""
         with torch.no_grad():
             aux, logits = client.probe(client.unit(), model)
         return Units(logits[0].softmax(0), aux[0], client.n)
 
-    @on_client
+    @on_client(gives="model")
     def compare(self, client: Client, mine: Units, peers: list[Units]) -> Choice:
         """Decide which peers are near, and whether to take a peer's complete model."""
         client.state = Heard(
@@ -195,22 +195,22 @@ class UAPDFL(PersonalMethod):
             return Choice(similar, int(torch.randint(len(peers), (), generator=draw)))
         return Choice(similar, -1)
 
-    @on_client
+    @on_client(gives="model")
     def base(self, client: Client, model: Weights) -> Weights:
         """The extractor."""
         return (~client.head).of(model)
 
-    @on_client
+    @on_client(gives="model")
     def head(self, client: Client, model: Weights) -> Weights:
         """The classifier."""
         return client.head.of(model)
 
-    @on_client
+    @on_client(gives="model")
     def adopt(self, client: Client, model: Weights, round: int) -> Weights:
         """Train from a peer's model."""
         return self.train(client, model, round)
 
-    @on_client
+    @on_client(gives="model")
     def combine(
         self,
         client: Client,

@@ -119,7 +119,7 @@ class Average(OneShot):
             s = s.next(model=result)
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
         return self.counted(

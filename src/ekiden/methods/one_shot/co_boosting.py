@@ -159,7 +159,7 @@ class CoBoosting(Method):
         parts = wire.placed((student.weights(), momentum, teacher.weights), torch.device("cpu"))
         return s.next(model=parts[0], momentum=parts[1], weights=parts[2], pool=pool, labels=labels)
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Weights:
         """Train on the plain loss."""
         return client.fit(model, epochs=self.epochs)

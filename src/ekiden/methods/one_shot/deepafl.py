@@ -181,7 +181,7 @@ class DeepAFL(Method):
             )
             yield s
 
-    @on_client
+    @on_client(gives="sum")
     def sums(
         self,
         client: Client,

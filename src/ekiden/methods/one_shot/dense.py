@@ -121,7 +121,7 @@ class DENSE(Method):
             s = s.next(model=trained[0], pool=pool, momentum=trained[1])
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Weights:
         """Train on the plain loss."""
         return client.fit(model, epochs=self.epochs)

@@ -81,7 +81,7 @@ class Ensemble(OneShot):
             s = s.next(model=join(fed.network(models[0]), models, self.rule, counts))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Member:
         """Train on the plain loss."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)

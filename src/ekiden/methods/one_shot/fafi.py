@@ -167,7 +167,7 @@ class FAFI(OneShot):
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             yield s.next(model=self.joined(fed.network(sent[0].model), sent))
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
         """Train extractor and prototypes."""
         trained = client.fit(model, epochs=self.epochs, objective=AlignedLoss(self))

@@ -108,7 +108,7 @@ class FedFisher(OneShot):
             s = s.next(model=self.merge(sent, fed.layout))
             yield s
 
-    @on_client
+    @on_client(gives="summary")
     def train(self, client: Client, model: Weights) -> BlockInformed:
         """Train on the plain loss, then make one pass for the Fisher information."""
         trained = self.average.train(client, model)

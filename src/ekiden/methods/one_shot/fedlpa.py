@@ -97,7 +97,7 @@ class FedLPA(OneShot):
             s = s.next(model=self.merge(sent, fed.layout))
             yield s
 
-    @on_client
+    @on_client(gives="summary")
     def train(self, client: Client, model: Weights) -> Posterior:
         """Train on the plain loss, then make one pass for the factors."""
         trained = self.average.train(client, model)

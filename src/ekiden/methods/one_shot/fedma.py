@@ -184,13 +184,13 @@ class FedMA(Method):
         known = torch.full((columns,), 1 / self.sigma, dtype=torch.float64)
         return match(rows, [known] * len(rows), prior, self.process, generator)
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
         return Trained(model, client.class_counts().int())
 
-    @on_client
+    @on_client(gives="model")
     def first_layer(self, client: Client, initial: Weights, head: Tensor | None) -> FirstLayer:
         """Train all layers; from the second round on from the client's own units in the global
         model.
@@ -207,7 +207,7 @@ class FedMA(Method):
         client.state = KeptLayers(layers, [])
         return FirstLayer(layers[0], client.class_counts().int())
 
-    @on_client
+    @on_client(gives="model")
     def next_layer(self, client: Client, initial: Weights, layer: Tensor, units: Tensor) -> Tensor:
         """Take the global layer instead of its own and retrain the later layers; the next one goes
         to the server.

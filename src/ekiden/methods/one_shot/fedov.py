@@ -237,7 +237,7 @@ class FedOV(OneShot):
             )
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Weights:
         """Train on the open-set loss, to the last epoch."""
         model = model if self.init == "same" else client.fresh()

@@ -298,13 +298,13 @@ class FedPFT(Method):
                     s = s.next(model=fed.call(self.finish, client, INITIAL, s.joint), joint=None)
             yield s
 
-    @on_client
+    @on_client(gives=lambda m: "summary" if m.topology == "star" else None)
     def describe(self, client: Client, model: Weights) -> Own:
         """Return mixtures of the client's features."""
         x, y = features(client, model)
         return Own(client.class_counts().cpu(), self.mixture(client, x, y))
 
-    @on_client
+    @on_client(gives=lambda m: "summary" if m.topology == "chain" else None)
     def join(self, client: Client, model: Weights, received: JointMixtures | None) -> JointMixtures:
         """Return mixtures fitted to the client's features and to those drawn from the received
         mixtures.
@@ -314,7 +314,7 @@ class FedPFT(Method):
             torch.bincount(y, minlength=client.classes), self.mixture(client, x, y)
         )
 
-    @on_client
+    @on_client(gives=lambda m: "model" if m.topology == "chain" else None)
     def finish(self, client: Client, model: Weights, received: JointMixtures | None) -> Weights:
         """Train the head at the last client of the chain."""
         x, y = self.joined(client, model, received)

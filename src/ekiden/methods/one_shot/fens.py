@@ -151,7 +151,7 @@ class FENS(Method):
                 s = replace(s, model=self.joined(fed, s))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Weights:
         """Train on all samples except those held out."""
         train, held = client.data.train, min(max(round(self.holdout * client.n), 1), client.n - 1)
@@ -195,7 +195,7 @@ class FENS(Method):
             raise UserError("the aggregator became NaN or infinite: lower --aggregator-lr")
         return s.next(aggregator=after.model, momentum=after.momentum, second=after.second)
 
-    @on_client
+    @on_client(gives="model")
     def improve(
         self, client: Client, models: tuple[Weights, ...], aggregator: Weights
     ) -> TrainedAggregator:
@@ -225,7 +225,7 @@ class FENS(Method):
         network.params.copy_(ridge(sums, self.ridge).flatten())
         return s.next(aggregator=network.weights())
 
-    @on_client
+    @on_client(gives=lambda m: "summary" if m.aggregator == "ridge" else None)
     def products(self, client: Client, models: tuple[Weights, ...]) -> RegressionSums:
         """Return sums over the held-out samples."""
         self.ask(client, models)

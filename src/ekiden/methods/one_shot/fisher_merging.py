@@ -84,7 +84,7 @@ class FisherMerging(OneShot):
             )
             yield s
 
-    @on_client
+    @on_client(gives="summary")
     def train(self, client: Client, model: Weights) -> DiagonalInformed:
         """Train on the plain loss, then make one pass for the Fisher information."""
         trained = self.average.train(client, model)

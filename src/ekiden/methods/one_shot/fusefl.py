@@ -491,7 +491,7 @@ class FuseFL(Method):
         fed.work.add(Work(len(x), len(x)))
         return network.weights()
 
-    @on_client
+    @on_client(gives="model")
     def train(
         self, client: Client, initial: Weights, before: tuple[Weights, ...], clients: int, seed: int
     ) -> Weights:
@@ -536,13 +536,13 @@ class FuseFL(Method):
         client.state = KeptBlocks(fused, [read(stage.block) for stage in own[1:]], read(head))
         return read(own[0])
 
-    @on_client
+    @on_client(gives="model")
     def head(self, client: Client) -> Weights:
         """Return the client's classifier."""
         kept: KeptBlocks = client.state
         return kept.head
 
-    @on_client
+    @on_client(gives=lambda m: "summary" if m.combine_heads == "calibrated" else None)
     def measure(
         self, client: Client, initial: Weights, last: tuple[Weights, ...], seed: int
     ) -> ClassGaussians:

@@ -176,7 +176,7 @@ class MAEcho(Method):
                 s = s.next(model=self.combine(sent, fed.network(sent[0].model), seed))
             yield s
 
-    @on_client
+    @on_client(gives="summary")
     def train(self, client: Client, model: Weights, first: bool) -> Contribution:
         """Train on the plain loss, then make one pass for the projectors."""
         model = client.fresh() if first and self.init == "different" else model
@@ -190,7 +190,7 @@ class MAEcho(Method):
         ]
         return Contribution(model, sent, owned(client.class_counts()))
 
-    @on_client
+    @on_client(gives="model")
     def gather(self, client: Client, sent: list[Contribution], seed: int) -> Weights:
         """Aggregate at each client what all have sent; the result is the same everywhere."""
         return self.combine(sent, copies(client.module, [sent[0].model])[0], seed)

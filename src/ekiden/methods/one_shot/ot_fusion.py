@@ -113,7 +113,7 @@ class OTFusion(OneShot):
             s = s.next(model=self.average.aggregate(aligned, fed.layout))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
         return self.average.train(client, model)

@@ -89,7 +89,7 @@ class PFNM(OneShot):
             s = s.next(model=assemble(elastics[0], merged).weights())
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)

@@ -116,7 +116,7 @@ class RegMean(OneShot):
             s = s.next(model=self.merge(sent, fed.layout, s.step))
             yield s
 
-    @on_client
+    @on_client(gives="summary")
     def train(self, client: Client, model: Weights, round: int) -> WithGrams:
         """Train on the plain loss, then make one forward pass for the Gram matrices."""
         if rests := resting(client.layout, round):

@@ -112,7 +112,7 @@ class FedAvg(SecureMethod):
             s = self.update(s, model, target)
             yield s
 
-    @on_client
+    @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs from the global model."""
         trained = client.fit(
@@ -120,7 +120,7 @@ class FedAvg(SecureMethod):
         )
         return shared.Reply(trained, shared.sample_weight(client, self.weighting))
 
-    @on_client
+    @on_client(gives=shared.together)
     def add(
         self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
     ) -> ModelSums:

@@ -126,12 +126,12 @@ class FedDC(SecureMethod):
             s = s.next(model=model, cloud=cloud, drift=h, gradient=g, sizes=sizes)
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def count(self, client: Client) -> int:
         """n_i."""
         return client.n
 
-    @on_client
+    @on_client(gives=shared.alone)
     def train(
         self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int
     ) -> DriftingReply:
@@ -158,7 +158,7 @@ class FedDC(SecureMethod):
             trained, None if gradient is None else model.with_params(relative * (new - g_i))
         )
 
-    @on_client
+    @on_client(gives=shared.together)
     def add(
         self,
         client: Client,

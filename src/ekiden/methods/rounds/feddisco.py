@@ -138,7 +138,7 @@ class FedDisco(SecureMethod):
             s = s.next(model=shared.server_step(w, target, self.server_lr))
             yield s
 
-    @on_client
+    @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> Skewed:
         """Train for E epochs from the global model; the discrepancy does not change this."""
         trained = client.fit(
@@ -146,7 +146,7 @@ class FedDisco(SecureMethod):
         )
         return Skewed(trained, client.n, discrepancy(client.class_counts(), self.discrepancy))
 
-    @on_client
+    @on_client(gives=shared.together)
     def tell(self, client: Client, clients: int, before: LabelSums | None) -> LabelSums:
         """Add n_k and d_k to the sums."""
         far = torch.tensor(
@@ -155,7 +155,7 @@ class FedDisco(SecureMethod):
         own = LabelSums(client.n, int(fixed(far, clients, "discrepancies of labels")), 1)
         return client.added(before, own, clients)
 
-    @on_client
+    @on_client(gives=shared.together)
     def add(
         self,
         client: Client,

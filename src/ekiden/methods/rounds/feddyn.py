@@ -99,7 +99,7 @@ class FedDyn(SecureMethod):
             s = s.next(model=middle if self.result == "mean" else cloud, cloud=cloud, h=h)
             yield s
 
-    @on_client
+    @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Train for E epochs on L_i(w) - ⟨λ_i, w⟩ + (α/2)‖w - w^r‖², then update λ_i."""
         training = shared.local_training(client, self.lr_decay, round)
@@ -114,7 +114,7 @@ class FedDyn(SecureMethod):
         )  # λ_i ← λ_i - α (w_i - w^r)
         return trained
 
-    @on_client
+    @on_client(gives=shared.together)
     def add(
         self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
     ) -> ModelSums:

@@ -104,7 +104,7 @@ class FedNova(SecureMethod):
             s = s.next(model=new, momentum=buffer)
             yield s
 
-    @on_client
+    @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> Progress:
         """Train for E epochs from the global model, whatever number of steps that is."""
         training = shared.local_training(client, self.lr_decay, round)
@@ -113,7 +113,7 @@ class FedNova(SecureMethod):
         a = progress(client, self.epochs, training, self.mu)
         return Progress(shared.Reply(trained, shared.sample_weight(client, self.weighting)), a)
 
-    @on_client
+    @on_client(gives=shared.together)
     def add(
         self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
     ) -> ModelSums:

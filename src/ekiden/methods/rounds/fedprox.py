@@ -85,7 +85,7 @@ class FedProx(SecureMethod):
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
-    @on_client
+    @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs on F_i(w) + (μ/2)‖w - w^r‖²."""
         training = shared.local_training(client, self.lr_decay, round)
@@ -93,7 +93,7 @@ class FedProx(SecureMethod):
         trained = client.fit(model, epochs=self.epochs, penalty=penalty, training=training)
         return shared.Reply(trained, shared.sample_weight(client, self.weighting))
 
-    @on_client
+    @on_client(gives=shared.together)
     def add(
         self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
     ) -> ModelSums:

@@ -88,7 +88,7 @@ class MOON(shared.ParallelMethod):
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs on ℓ + μ ℓ_con; the result is also used in the next rounds'
         contrast.

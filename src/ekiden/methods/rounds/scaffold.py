@@ -102,7 +102,7 @@ class SCAFFOLD(SecureMethod):
             s = s.next(model=shared.server_step(x, target, self.server_lr), control=c)
             yield s
 
-    @on_client
+    @on_client(gives=shared.alone)
     def train(
         self, client: Client, model: Weights, control: Weights, round: int
     ) -> ControlledReply:
@@ -118,7 +118,7 @@ class SCAFFOLD(SecureMethod):
             model.with_params(client.state - c_i),
         )
 
-    @on_client
+    @on_client(gives=shared.together)
     def add(
         self,
         client: Client,

@@ -632,12 +632,12 @@ class SPFL(Method):
         after = host.merge(ServerRound(start, list(came.values()), chains, closings, n, s.memory))
         return s.next(model=after.model, cloud=after.start, memory=after.memory, ends=())
 
-    @on_client
+    @on_client(gives="model")
     def count(self, client: Client) -> int:
         """n_i."""
         return client.n
 
-    @on_client
+    @on_client(gives="model")
     def train(
         self, client: Client, model: Weights, opening: Opening | None, size: float, round: int
     ) -> Weights:
@@ -659,7 +659,7 @@ class SPFL(Method):
             client.state = kept._replace(learned=learned, visits=kept.visits + 1, own=own)
         return trained
 
-    @on_client
+    @on_client(gives="model")
     def close(self, client: Client, size: float, round: int) -> Closing:
         """End a round: apply what its visits gave."""
         kept = client.state

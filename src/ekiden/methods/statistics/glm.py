@@ -30,6 +30,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.base.checks import Range
 from ekiden.core.engine.federation import in_order
+from ekiden.core.engine.method import Chooser
 from ekiden.core.models.tables_and_texts import Linear, linear
 from ekiden.core.tasks import Classification, Need, Regression, Survival
 from ekiden.core.training import frozen
@@ -154,6 +155,17 @@ class GLM(Method):
     traits = Traits(averages=False, weighs=False, limit="laps")
 
     @property
+    def chosen_by(self) -> Chooser:
+        """Nobody in the only lap of a linear regression, which begins at 0; else the last
+        client.
+        """
+        return "nobody" if self.family == "linear" else "party"
+
+    @property
+    def least(self) -> None:
+        """The silo looks for rows that its columns show alone."""
+
+    @property
     def needs(self) -> frozenset[Need]:
         """Classes for logistic regression. Numbers are checked in `check_network`."""
         return {"logistic": CLASSES, "cox": frozenset[Need]()}.get(
@@ -238,7 +250,7 @@ class GLM(Method):
                 )
             yield s
 
-    @on_client
+    @on_client(gives="sum")
     def add(
         self,
         client: Client,
@@ -275,7 +287,7 @@ class GLM(Method):
         own = derivatives(self.family, F.pad(x, (0, 1), value=1.0), y, here, times)
         return client.added(before, own, (at, last))
 
-    @on_client
+    @on_client(gives="nothing")
     def improve(
         self, client: Client, model: Weights, at: Coefficients | None, totals: Derivatives
     ) -> Coefficients:
@@ -283,7 +295,7 @@ class GLM(Method):
         network = cast(Estimated, client.network(model))
         return improved(self._formula(network), self._at(client, network, at), totals)
 
-    @on_client
+    @on_client(gives="nothing")
     def solve(
         self, client: Client, model: Weights, at: Coefficients | None, totals: Derivatives
     ) -> Weights:

@@ -40,7 +40,7 @@ class Local(PersonalMethod):
             s = s.next(personal=tuple(trained))
             yield s
 
-    @on_client
+    @on_client(gives="model")
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Train the client's own model on the plain loss."""
         training = training_of(client, self.lr_decay, round)

@@ -18,6 +18,7 @@ from ekiden.core.base.checks import Checked, Range, made, plain, reading
 from ekiden.core.base.errors import UserError, unknown
 from ekiden.core.base.files import write
 from ekiden.silos.silo import silo_file
+from ekiden.silos.silo.levels import Level
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import ROSTER, Roster, check_name, read_roster
 from ekiden.silos.trust.keys import make_certificates
@@ -89,7 +90,9 @@ class Federation(Checked):
         return self.folder / "silos" / name
 
 
-def init(federation: Federation, public: Mapping[str, str], data: str) -> None:
+def init(
+    federation: Federation, public: Mapping[str, str], data: str, level: Level = "sums"
+) -> None:
     """Make the folder: certificates, and the silos' public keys.
 
     Of silos without a key the pair is made here, with a folder for the silo, whose data are a path
@@ -104,7 +107,7 @@ def init(federation: Federation, public: Mapping[str, str], data: str) -> None:
         salt, here = token_hex(16), [name for name in federation.silos if name not in public]
         made = {
             name: silo_file.make(
-                federation.silo(name), name, federation.address, data, salt, approve=False
+                federation.silo(name), name, federation.address, data, salt, level, approve=False
             )
             for name in here
         }

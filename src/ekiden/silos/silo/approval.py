@@ -19,6 +19,7 @@ from ekiden.core.base.outside import summary_of
 from ekiden.core.base.settings import Hardware
 from ekiden.core.training.private import DP
 from ekiden.silos.silo import policy
+from ekiden.silos.silo.levels import TELLS
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
@@ -165,6 +166,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         **{f"key of {name}": keys.fingerprint(key) for name, key in terms.silos.items()},
         "hand-offs": "sealed" if terms.sealed else "NOT SEALED: the coordinator can read them",
         "missing silos": "left out" if terms.skips else "waited for",
+        "level": _level(file, terms),
         "coordinator reads": _read_by_server(file, terms),
         "data set": terms.data or "the only one",
         "samples": f"{terms.dataset}: shape {terms.shape}, {len(terms.classes)} classes",
@@ -180,6 +182,14 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         "coordinator at": file.link.address or "not named",
     }
     return {name: _line(text) for name, text in lines.items()}
+
+
+def _level(file: SiloFile, terms: Agreement) -> str:
+    """Return what a run needs of `level` in `silo.toml`, and what that lets out."""
+    if terms.measures:
+        return "any: no sample is trained on"
+    wanted = policy.level_of(file, terms.recipe)
+    return f"{wanted}: {TELLS[wanted]}"
 
 
 def _read_by_server(file: SiloFile, terms: Agreement) -> str:

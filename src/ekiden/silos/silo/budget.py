@@ -63,12 +63,6 @@ def check(file: SiloFile, terms: Agreement) -> None:
     if terms.measures:
         return
     if file.limits.epsilon is None:
-        if dp is not None and terms.recipe.method.traits.releases and file.limits.min_active:
-            raise UserError(
-                f"sums with noise leave no few samples out, so {file.name} gives them only if it "
-                "bounds them over all "
-                "runs: set limits.epsilon in its silo.toml, or leave out --dp"
-            )
         return
     if dp is None:
         raise UserError(

@@ -16,7 +16,7 @@ from ekiden.core.data.samples import ClientData, Subset
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import EACH, Outline, TooLong, outline
 from ekiden.core.engine.folder import values_digest
-from ekiden.core.engine.method import INITIAL, Method
+from ekiden.core.engine.method import INITIAL, Method, gives_of
 from ekiden.core.engine.wire import SERVER, Ref
 from ekiden.core.engine.worker import Setup
 from ekiden.core.models.tables_and_texts import Linear
@@ -24,11 +24,12 @@ from ekiden.core.tasks import Survival, Task, balanced
 from ekiden.core.tasks import terms as task_terms
 from ekiden.core.training import frozen
 from ekiden.core.training.network import on_meta
-from ekiden.methods import GLM, LAP, DeepAFL, FedDisco, FedGram, Trees
-from ekiden.methods.blocks.rounds import SecureMethod
+from ekiden.methods import GLM, LAP, DeepAFL, FedGram, Trees
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.readers.kinds import terms
-from ekiden.silos.silo import budget, differences
+from ekiden.runs.recipe import Recipe
+from ekiden.silos.silo import budget, differences, levels
+from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo_file import EVALUATE, Held, SiloFile
 from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import Agreement
@@ -65,9 +66,9 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
             "stop (limits.skips in its silo.toml)"
         )
     number, limits = len(agreed.clients), file.limits
-    if number > limits.clients or (agreed.keys and number < limits.min_clients):
+    if number > limits.clients or (agreed.keys and number < file.least_clients):
         raise UserError(
-            f"the run has {number} silos, {name} allows {limits.min_clients} to {limits.clients} "
+            f"the run has {number} silos, {name} allows {file.least_clients} to {limits.clients} "
             "(limits.min_clients and limits.clients in its silo.toml)"
         )
     method = agreed.recipe.method
@@ -78,8 +79,7 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
             "silo.toml)"
         )
     if not agreed.measures:
-        _check_method(file, method)
-        _check_sums(file, agreed)
+        _check_method(file, agreed.recipe)
     allowed = divisions(file.limits.subgroups)
     if foreign := [one for one in divisions(agreed.by) if one not in allowed]:
         raise UserError(
@@ -98,73 +98,35 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
         _check_keys(file, agreed)
 
 
-def _check_method(file: SiloFile, method: Method) -> None:
-    """Refuse values of hyperparameters that the silo's file does not allow, and features that
-    another party chooses.
+def level_of(file: SiloFile, recipe: Recipe[Method]) -> Level:
+    """Return the level that training by a recipe needs at this silo."""
+    bounded = file.limits.epsilon is not None if recipe.dp else None
+    return levels.needed(recipe.method, file.limits.min_active, bounded=bounded)
 
-    Sums of features, or at coefficients, that were made for it are single samples. So features
-    follow from the seed, or from values that the silo has itself, and coefficients are 0, unless
-    the silo trusts the others.
+
+def _check_method(file: SiloFile, recipe: Recipe[Method]) -> None:
+    """Refuse values of hyperparameters, and what a method tells about samples, that the silo's file
+    does not allow.
     """
-    name, limits = file.name, file.limits
+    method, name, limits = recipe.method, file.name, file.limits
     title = method.title().removesuffix(LAP)
     for field, allowed in file.allow.get(title, {}).items():
         if (value := getattr(method, field)) not in allowed:
-            listed = (
-                f"only {', '.join(map(repr, allowed))}"
-                if allowed
-                else "none unless its file says so"
-            )
             raise UserError(
-                f"{title} has {field} = {value!r}, {name} allows {listed} (allow.{title} in its "
-                "silo.toml)"
+                f"{title} has {field} = {value!r}, {name} allows only "
+                f"{', '.join(map(repr, allowed))} (allow.{title} in "
+                "its silo.toml)"
             )
-    if isinstance(method, (FixedFeatures, Trees)) and method.min_active < limits.min_active:
+    wanted = level_of(file, recipe)
+    if not levels.allows(limits.level, wanted):
+        better = levels.advice(method, limits.level, limits.min_active)
+        if recipe.dp:
+            better = "let its owner bound the noise by limits.epsilon, or "
         raise UserError(
-            f"{title} has min_active = {method.min_active}, {name} wants {limits.min_active} or "
-            "more: give "
-            f"--min-active {limits.min_active} (limits.min_active in its silo.toml)"
-        )
-    if limits.trust_first:
-        return
-    why = "and could read single samples from their sums (limits.trust_first in its silo.toml)"
-    if method.title() != title:
-        raise UserError(
-            f"who has the model before a closing lap chooses the features, {why}: leave out {LAP}"
-        )
-    if isinstance(method, FixedFeatures) and not method.seeded:
-        raise UserError(
-            f"the first silo of {title} chooses the features, {why}: give --dictionary=seed"
-        )
-    if isinstance(method, GLM) and method.family != "linear":
-        raise UserError(
-            f"the last silo of {title} chooses where sums are taken, {why}: give --family=linear"
-        )
-    if isinstance(method, DeepAFL):
-        raise UserError(
-            f"the coordinator of {title} chooses the features, {why}: choose another method"
-        )
-    if isinstance(method, FedDisco) and method.secure:
-        raise UserError(
-            f"the coordinator of {title} chooses the weights, with which all models but one can "
-            "count nothing in a sum "
-            "(limits.trust_first in its silo.toml): choose another method for --secure"
-        )
-
-
-def _check_sums(file: SiloFile, agreed: Agreement) -> None:
-    """Refuse secure sums whose members change from round to round, unless the silo's file allows
-    differences.
-    """
-    method = agreed.recipe.method
-    if not isinstance(method, SecureMethod) or not method.secure or file.limits.differences:
-        return
-    option = "--absent skip" if agreed.regroups else "--participation below 1"
-    if agreed.regroups or method.participation < 1:
-        raise UserError(
-            f"{option} gives sums with other members from round to round, and their differences "
-            "can show the model of "
-            f"{file.name} (limits.differences in its silo.toml): leave it out"
+            f'{method.title()} needs level = "{wanted}", {name} has "{limits.level}": {better}let '
+            "its owner write "
+            f'level = "{wanted}" under [limits] in its silo.toml, which lets out '
+            f"{levels.TELLS[wanted]}"
         )
 
 
@@ -232,8 +194,8 @@ def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: n
     method, name, least = agreed.recipe.method, file.name, file.limits.min_active
     if agreed.measures or not least:
         return 0
-    if isinstance(method, GLM):
-        if not file.limits.trust_first:
+    if method.least is None:
+        if file.limits.level == "sums":
             _check_columns(cast(Linear, network), client.train.x, name, least)
         return len(cast(Linear, network).names) + 1
     if not is_spanned(agreed):
@@ -417,6 +379,16 @@ def check_lists(name: str, agreed: Agreement, ask: Ask) -> None:
             )
 
 
+def check_task(method: Method, task: str) -> None:
+    """Refuse a task of which the method does not say what it gives, or that it does not use as it
+    is run here.
+    """
+    if gives_of(method, task) is None:
+        raise UserError(
+            f"{method.title()} as it is run here declares nothing that {task!r} gives: refused"
+        )
+
+
 def check_request(
     name: str, agreed: Agreement, plan: Outline | None, ask: Ask, arguments: bytes
 ) -> None:
@@ -476,11 +448,11 @@ def check_readers(
             )
         if reader.name == SERVER:
             work = plan.contributors(value)
-            if len(work) < min(file.limits.min_clients, len(full.contributors(last[0]))):
+            if len(work) < min(file.least_clients, len(full.contributors(last[0]))):
                 raise UserError(
                     f"the result would be the work of {', '.join(sorted(work))} alone, {name} "
                     "shows the server that of "
-                    f"{file.limits.min_clients} silos or more (limits.min_clients in its silo.toml)"
+                    f"{file.least_clients} silos or more (limits.min_clients in its silo.toml)"
                 )
         if reader.name != SERVER and (reader.name, reader.step) not in plan.users(value):
             raise UserError(

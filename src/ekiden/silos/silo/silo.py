@@ -23,7 +23,7 @@ from ekiden.core.data.samples import Subset
 from ekiden.core.engine import wire
 from ekiden.core.engine.evaluation import Built
 from ekiden.core.engine.folder import code_version
-from ekiden.core.engine.method import payload_types, task_of
+from ekiden.core.engine.method import payload_types
 from ekiden.core.engine.setup import initial_weights, model_bytes
 from ekiden.core.engine.store import FolderJournal
 from ekiden.core.engine.wire import EVERYONE, SERVER, Encoded, Ref
@@ -62,6 +62,7 @@ from ekiden.silos.trust.parcel import (
     Contents,
     Hello,
     check,
+    models_in,
     opened,
     pack,
     signed_text,
@@ -95,12 +96,14 @@ def gather(
     method = worker.setup.method
     taken: dict[Taken, None] = {}
     mine = dict(own)
+    own_models: list[Weights] = []  # the initial model, and what this silo made itself
 
     def fetch(ref: Ref[Any]) -> Any:
         if ref.owner == EVERYONE:
             initial = initial_weights(worker.setup)
             digest = custody.digest(wire.chunks(initial))
             taken[Taken(ref.owner, ref.key, digest, wire.size(initial))] = None
+            own_models.append(initial)
             return initial
         _, kind = payload_types(method, ref.key.split("-", 2)[-1])
         if ref.owner == silo:
@@ -115,12 +118,20 @@ def gather(
             check(value, worker.network, whole=False)
         except wire.WireError as error:
             raise wire.WireError(f"value {ref.key[:80]!r} of {ref.owner[:80]}: {error}") from None
+        own_models.extend(models_in(value) if ref.owner == silo else ())
         taken[Taken(ref.owner, ref.key, digest, wire.size(value))] = None
         return value
 
     kinds, _ = payload_types(method, task)
     args = wire.decode(contents.arguments.data, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
     check(args, worker.network, whole=False)
+    if method.chosen_by == "nobody":
+        known = {id(model) for model in own_models}
+        if any(id(model) not in known for model in models_in(args)):
+            raise UserError(
+                f"{method.title()} says that nobody chooses its model, and somebody sent one: "
+                "refused"
+            )
     return GivenArguments(tuple(args), tuple(taken), mine)
 
 
@@ -141,7 +152,7 @@ class SiloTasks:
             raise UserError(
                 f"step {ask.step + 1} of the run is over, {settled} are done for good: refused"
             )
-        task_of(self.run.worker.setup.method, ask.task)
+        policy.check_task(self.run.worker.setup.method, ask.task)
         self.run.check_length(body)
         plan = self.run.plan_without(ask.absent)
         contents = opened(ask, body, self.run.sealer, ask.absent if plan else ())
@@ -476,7 +487,7 @@ def _masks(run: Agreed, ask: Ask, name: str, lists: str = PartMasks.lists) -> Pa
 
     agree = partial(released, run.terms, public, file.folder / LISTS)
     dp = DP.parse(run.terms.recipe.dp)  # fewer parts than share the noise have too little of it
-    where = (max(file.limits.min_clients, dp.honest if dp else 1), name, run.admission.folder)
+    where = (max(file.least_clients, dp.honest if dp else 1), name, run.admission.folder)
     return PartMasks(
         party, ask.members, *where, agree, lists, ask.kind == "task" and run.terms.regroups
     )

@@ -52,6 +52,7 @@ from ekiden.readers.sources import NAMED, load
 from ekiden.readers.targets import in_order
 from ekiden.silos.metrics import Metrics
 from ekiden.silos.silo import differences
+from ekiden.silos.silo.levels import TELLS, Level
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import Roster, check_name
 
@@ -69,9 +70,6 @@ Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 _TITLES = tuple(kind.title() for kind in METHODS if not kind.traits.pools_data)
 EVALUATE = "evaluate"
 _LEAST_SALT, _MOST_SALT = 16, 64
-ALLOWED: Allow = {"fedgram": {"topology": ("chain",)}, "fedran": {"topology": ()}}
-"""by default no coordinator adds up, because it would read the totals; and no summary leaves
-without masks"""
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,11 @@ class Limits(Checked):
     anything is built.
     """
 
+    level: Level = "sums"
+    """how much may leave. sums: sums of many samples under masks, of features and at coefficients
+    that nobody chose, and what has noise within `epsilon`. models: also models, from which a
+    malicious coordinator or silo can read samples. all: also statistics of few samples. See
+    docs/security.md"""
     model_bytes: Count = 100_000_000
     """largest model, in bytes on the wire"""
     methods: tuple[str, ...] = (*_TITLES, *(title + LAP for title in _TITLES), EVALUATE)
@@ -92,13 +95,11 @@ class Limits(Checked):
     skips: bool = True
     """also take part in runs that continue without silos that do not answer (`--absent skip`)"""
     differences: bool = False
-    """also take part in runs whose sums, subtracted, show little of one silo: with `--secure` and
-    other members from round to round (`--absent skip`, `--participation` below 1), over samples of
-    which a few differ from those of an earlier run, or so many of the same samples that they follow
-    from all runs together"""
-    min_clients: Count = 2
-    """smallest number of silos in a run with keys; the result of a run of one silo is that silo's
-    own model"""
+    """also take part in runs over samples of which a few differ from those of an earlier run, or
+    that tell so many sums of the same samples that they follow from all runs together"""
+    min_clients: CountOrZero = 0
+    """smallest number of silos in a run with keys; 0: all of the roster, this silo and those with a
+    key in `peers`"""
     clients: Count = 100
     """largest number of silos in a run"""
     steps: Count = 2000
@@ -120,11 +121,6 @@ class Limits(Checked):
     honest: Count = 1
     """largest number of silos among which a run may share the noise of its sums (`honest` in
     `--dp`); with 1 this silo adds all of it itself, and trusts nobody"""
-    trust_first: bool = False
-    """also take part in runs in which another party chooses the features whose sums leave this
-    silo, and so can read single samples from them: the first silo, the one with the model before a
-    closing lap, the coordinator of deepafl; or the weights of models in a sum: the coordinator of
-    feddisco with `--secure`"""
     min_active: CountOrZero = 10
     """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k
     samples here, and samples of classes with fewer than k samples; histograms of `trees` are of
@@ -246,10 +242,16 @@ class SiloFile:
     link: Link = field(default_factory=Link)
     pretrained: Pretrained = field(default_factory=Pretrained)
     metrics: Metrics = field(default_factory=Metrics)
-    allow: Allow = field(default_factory=lambda: ALLOWED)
+    allow: Allow = field(default_factory=dict)
     """values that hyperparameters of a method may have here"""
     ruled: Mapping[str, date] = field(default_factory=dict)
     """the last day of methods whose table [allow.METHOD] agrees to plans"""
+
+    @property
+    def least_clients(self) -> int:
+        """Return the smallest number of silos in a run with keys."""
+        peers = self.beside(self.link.peers).glob("*.pub") if self.link.peers else ()
+        return self.limits.min_clients or len({self.name, *(path.stem for path in peers)})
 
     @property
     def pretrained_folder(self) -> Path:
@@ -561,10 +563,10 @@ def read(path: Path) -> SiloFile:
 
 
 def _allowed(values: Any) -> tuple[Allow, dict[str, date]]:
-    """Return the tables [allow.METHOD], added to what is allowed by default, and last days in them."""
+    """Return the tables [allow.METHOD], and last days in them."""
     if not isinstance(values, dict):
         raise UserError("allow must be tables, as in [allow.fedgram]")
-    found = {method: dict(lists) for method, lists in ALLOWED.items()}
+    found: dict[str, dict[str, tuple[Any, ...]]] = {}
     kinds = {kind.title(): kind for kind in METHODS}
     ruled = dict[str, date]()
     for method, lists in values.items():
@@ -614,7 +616,14 @@ CERTIFICATE = "ca.crt"
 
 
 def make(
-    folder: Path, name: str, address: str, data: str, salt: str = "SECRET", *, approve: bool = True
+    folder: Path,
+    name: str,
+    address: str,
+    data: str,
+    salt: str = "SECRET",
+    level: Level = "sums",
+    *,
+    approve: bool = True,
 ) -> Path:
     """Make a silo's folder, with `silo.toml` and a key pair, and return the public key's file.
 
@@ -645,6 +654,7 @@ key = {json.dumps(f"{name}.key")}
 peers = "peers"
 
 [limits]
+level = {json.dumps(level)}  # {TELLS[level]}; see docs/security.md
 # what this silo agrees to: methods = ["fedelmy"] and others, see docs/security.md
 approve = {json.dumps(approve)}  # whether you read each plan, by `ekiden silo approve`, before a run begins
 """

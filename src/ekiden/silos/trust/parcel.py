@@ -248,6 +248,11 @@ def check(value: Any, network: Network, *, whole: bool) -> None:
             raise wire.WireError("message holds NaN or infinity: refused")
 
 
+def models_in(value: Any) -> Iterator[Weights]:
+    """Yield all models within a value."""
+    return (part for part in _records(value) if isinstance(part, Weights))
+
+
 def check_claims(value: Any, samples: int) -> None:
     """Refuse (WireError) another number of training samples than a sender reported first;
     `OwnSamples` marks fields.

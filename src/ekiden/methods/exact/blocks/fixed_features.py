@@ -48,6 +48,7 @@ from ekiden.core.base.sums import (
 from ekiden.core.data.samples import Dataset, Subset
 from ekiden.core.engine.federation import in_order
 from ekiden.core.engine.folder import read_config, tensors_digest
+from ekiden.core.engine.method import Chooser
 from ekiden.core.models.split import SplitNetwork, as_split
 from ekiden.core.tasks import Classification, Need
 from ekiden.core.training import frozen
@@ -395,6 +396,16 @@ class FixedFeatures(Method):
         return self.dictionary == "seed"
 
     @property
+    def chosen_by(self) -> Chooser:
+        """Nobody, if features follow from the seed."""
+        return "nobody" if self.seeded else "party"
+
+    @property
+    def least(self) -> int:
+        """K."""
+        return self.min_active
+
+    @property
     def of_network(self) -> bool:
         """Whether the features are those of a network that somebody gave."""
         return self.features in ("network", "blocks") or self.of_run
@@ -638,7 +649,7 @@ class FeaturesOfClasses(FixedFeatures):
         """Start without a model."""
         return State(model=None)
 
-    @on_client
+    @on_client(gives=lambda m: "nothing" if m.seeded else "model")
     def settle(self, client: Client, model: Weights) -> Settled:
         """Return the features that follow from the client's samples."""
         return self.settled_by(client, model).tell()
