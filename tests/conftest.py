@@ -77,8 +77,10 @@ def plans_need_no_approval(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     made, limits = silo_file.made, silo_file.Limits
 
-    def unasked(kind: type[object], values: dict[str, object], what: str = "") -> object:
-        return made(kind, {"approve": False, **values} if kind is limits else values, what)
+    def unasked(kind: type[object], values: object, what: str = "") -> object:
+        if kind is limits and isinstance(values, dict):
+            values = {"approve": False, **values}
+        return made(kind, values, what)
 
     monkeypatch.setattr(silo_file, "made", unasked)
 

@@ -99,7 +99,7 @@ class Federation:
         for i, name in enumerate(self.names):
             (self.folder / f"{name}.toml").write_text(
                 f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n'
-                f'[limits]\nmethods = ["fedelmy", "fedgram", "fedseq"]\napprove = false\n'
+                f'[limits]\nmethods = ["fedelmy", "fedgram", "fedseq"]\napprove = false\nlevel = "models"\nmin_clients = 2\n'
                 f'[link]\naddress = "{self.address}"\ncertificate = "ca.crt"\nkey = '
                 f'"{name}.key"\npeers = "keys"\n'
                 f"port = {self.ports[1 + i]}\n"

@@ -23,10 +23,10 @@ def mine():
 
 
 def start(federation: Federation, name: str) -> None:
-    """Two silos that hold the patients, and let the last one choose where sums are taken."""
+    """Two silos that hold the patients."""
     file = federation.folder / f"{name}.toml"
     (federation.folder / "own.py").write_text(OWN)
-    file.write_text(file.read_text().replace('"fedseq"]', '"fedseq", "glm"]\ntrust_first = true'))
+    file.write_text(file.read_text().replace('"fedseq"]', '"fedseq", "glm"]'))
     if name != NAMES[2]:
         federation.start_silo(name)
 

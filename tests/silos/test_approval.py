@@ -331,7 +331,7 @@ def test_plans_need_an_approval_unless_the_file_says_otherwise(tmp_path: Path) -
     ],
 )
 def test_a_rule_agrees_to_plans_until_its_last_day(table: str, why: str, tmp_path: Path) -> None:
-    more = f"[limits]\napprove = true\n[allow.fedseq]\n{table}"
+    more = f'[limits]\nlevel = "models"\napprove = true\n[allow.fedseq]\n{table}'
     assert why in hello(silo_file(tmp_path, "client-0", more, trusting=False), TERMS)
     assert bool(waiting(silo_file(tmp_path, "client-0", more, trusting=False))) == bool(why)
 

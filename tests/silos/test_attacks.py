@@ -56,7 +56,7 @@ from tests.silos.test_remote import assert_equal, far, here
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 from ekiden.silos.trust import keys
 
-LIMITS = '[limits]\nmethods = ["fedseq", "fedavg", "dfedavgm", "local"]\n'
+LIMITS = '[limits]\nlevel = "models"\nmin_clients = 2\nmethods = ["fedseq", "fedavg", "dfedavgm", "local"]\n'
 TRAIN = {"fedseq": (INITIAL, None), "fedavg": (INITIAL, 0)}
 
 

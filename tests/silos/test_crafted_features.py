@@ -1,8 +1,8 @@
 """Attacks by whoever settles the features: sums of features made for it are single images.
 
 Each attack runs against the silos' own `answer`. A silo that attacks runs other code than it says;
-the others do not know. Where the silos trust the first one (`trust_first`), the attack works; with
-the defaults it does not."""
+the others do not know. At `level = "all"` the attack works; at the default level the
+run is refused."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -30,17 +30,29 @@ DEFENCES = {
         "kept = s.totals",
         "tests/runs/test_reruns.py::test_the_last_state_of_a_run_has_no_sums",
     ),
-    "nobody chooses the features": (
+    "the level of a silo": (
         f"{FLOWER}/silo/policy.py",
-        "    if limits.trust_first:\n        return\n",
-        "    return\n",
-        f"{CRAFTED}::test_nobody_chooses_the_features_unless_a_silo_trusts_it",
+        "if not levels.allows(limits.level, wanted):",
+        "if False:",
+        f"{CRAFTED}::test_a_run_above_the_level_of_a_silo_is_refused_with_the_line_to_write",
+    ),
+    "nobody chooses the features": (
+        f"{FLOWER}/silo/levels.py",
+        'method.chosen_by != "party"',
+        "True",
+        f"{CRAFTED}::test_a_run_above_the_level_of_a_silo_is_refused_with_the_line_to_write",
     ),
     "min_active": (
+        f"{FLOWER}/silo/levels.py",
+        "method.least >= least",
+        "True",
+        f"{CRAFTED}::test_a_run_above_the_level_of_a_silo_is_refused_with_the_line_to_write",
+    ),
+    "a task is declared": (
         f"{FLOWER}/silo/policy.py",
-        "method.min_active < limits.min_active",
-        "method.min_active < 0",
-        f"{CRAFTED}::test_nobody_chooses_the_features_unless_a_silo_trusts_it",
+        "if gives_of(method, task) is None:",
+        "if False:",
+        f"{CRAFTED}::test_what_a_method_does_not_declare_no_silo_does",
     ),
     "sums of nearly the same rows": (
         f"{FLOWER}/silo/differences.py",
@@ -243,7 +255,7 @@ DEFENCES = {
     ),
     "columns of a regression": (
         f"{FLOWER}/silo/policy.py",
-        "        if not file.limits.trust_first:\n",
+        '        if file.limits.level == "sums":\n',
         "        if False:\n",
         f"{RECORDS}::test_a_regression_shows_no_record_that_differs_from_all_others",
     ),
@@ -258,12 +270,6 @@ DEFENCES = {
         "chosen = custody.digest(wire.chunks(about))",
         'chosen = ""',
         "tests/silos/test_same_values.py::test_a_coordinator_that_sends_the_others_a_dead_network_reads_no_model",
-    ),
-    "nobody chooses the weights of a secure sum": (
-        f"{FLOWER}/silo/policy.py",
-        "if isinstance(method, FedDisco) and method.secure:",
-        "if False:",
-        "tests/silos/test_same_values.py::test_the_coordinator_of_feddisco_chooses_whose_model_alone_counts",
     ),
     "values that move are bounded": (
         "core/engine/drive.py",
@@ -330,12 +336,6 @@ DEFENCES = {
         "if self._privacy is not None and not self._released:",
         "if False:",
         "tests/core/training/test_private_sums.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
-    ),
-    "sums with other members are refused": (
-        f"{FLOWER}/silo/policy.py",
-        "or file.limits.differences:",
-        "or True:",
-        "tests/silos/test_secure_averages.py::test_sums_with_other_members_are_refused_unless_a_silo_allows_differences",
     ),
     "groups of another size are unions of groups": (
         "methods/exact/trees.py",
