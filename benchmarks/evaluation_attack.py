@@ -17,8 +17,7 @@ from math import log2
 import torch
 from torch import Tensor
 
-from ekiden.clinic.counting import EXACT, Care, counting_of, edges
-from ekiden.clinic.ranked import middles
+from ekiden.clinic.counting import EXACT, Care, counting_of, edges, middles
 from ekiden.clinic.subgroups import told
 from ekiden.core.tasks import Classification, Scores
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ekiden import UserError
-from ekiden.clinic.counting import EXACT, FIXED, SHARES, Care, counting_of
-from ekiden.clinic.figures import AtTime, figures
+from ekiden.clinic.counting import EXACT, SHARES, Care, counting_of, real
+from ekiden.clinic.figures import AtTime
 from ekiden.core.tasks import Scores, Survival
 from tests.methods.survival_reference import HAZARD, TIMES, without_ties
 
@@ -28,7 +28,7 @@ def answered(days: Any, died: Any, risk: Any) -> Scores:
 
 
 def told(s: Scores, care: Care = EXACT) -> tuple[AtTime, ...]:
-    return figures(COUNTING, COUNTING.count(s, care)).survival
+    return COUNTING.told(COUNTING.count(s, care)).survival
 
 
 def test_they_are_those_of_scikit_survival_and_lifelines() -> None:
@@ -58,7 +58,7 @@ def test_counts_of_silos_add_up_with_weights_of_their_own() -> None:
         (COUNTING.count(part) for part in parts), torch.zeros(COUNTING.size, dtype=torch.int64)
     )
     each = [told(part) for part in parts]
-    for k, one in enumerate(figures(COUNTING, total).survival):
+    for k, one in enumerate(COUNTING.told(total).survival):
         shares = [(len(part), at[k].whole.observed) for part, at in zip(parts, each, strict=True)]
         assert one.whole.observed == pytest.approx(
             sum(n * share for n, share in shares) / 200, abs=1e-6
@@ -126,7 +126,7 @@ def test_two_evaluations_show_between_which_times_a_subject_had_the_event() -> N
         for place in (-3.0, 1.5):
             groups[one] = place
             found = COUNTING.count(answered(days, died, groups), Care(10, 5, coarse=True))
-            reports.append(COUNTING.split(found)["grouped"] / FIXED)
+            reports.append(torch.from_numpy(real(COUNTING.split(found)["grouped"].numpy())))
         moved = (reports[1] - reports[0])[:, 2:4].clip(0).amax(
             -1
         ) > 0.5  # by time: without, with the event

@@ -127,7 +127,7 @@ def made_table(p: Any, y: Any, group: Any, threshold: float | None = None) -> An
     scores = two_classes(p, y)
     counting = counting_of(scores.task, 2, full=True)
     numbers = count(counting, scores, [torch.tensor(group)], [2], EXACT, [0])
-    whole = figures(counting, counting.count(scores), Wanted(bootstrap=False))
+    whole = figures(counting.task, counting.told(counting.count(scores)), Wanted())
     return table(counting, {"sex": dict(zip(("f", "m"), numbers, strict=True))}, whole, threshold)
 
 

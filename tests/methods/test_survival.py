@@ -22,7 +22,7 @@ from ekiden.clinic.regressions import Baseline, baseline, hazard_counts
 from ekiden.core.engine.method import Size
 from ekiden.core.tasks import Survival
 from ekiden.core.tasks.base import Scores
-from ekiden.core.tasks.measures import pairs
+from ekiden.core.tasks.counts import pairs
 from ekiden.core.training.network import Network
 from ekiden.data import load
 from ekiden.runs.card import card
@@ -76,7 +76,9 @@ def test_it_is_the_stratified_regression_of_pooled_data() -> None:
         assert one.p == pytest.approx(REFERENCE["p"][k], abs=1e-6)
 
 
-def test_its_concordance_is_exact_by_silo_and_counts_pairs_inside_silos() -> None:
+def test_its_concordance_counts_all_pairs_where_samples_are_at_hand_and_those_inside_silos_else() -> (
+    None
+):
     row, wanted = fitted().metrics[-1], REFERENCE["c_index"]
     assert row["c_index"] == pytest.approx(wanted["all"], abs=1e-9)
     assert row["clients"] == pytest.approx([wanted["a"], wanted["b"]], abs=1e-9)
@@ -87,9 +89,16 @@ def test_its_concordance_is_exact_by_silo_and_counts_pairs_inside_silos() -> Non
         weights.append(
             int(((died[:, None] > 0) & ((early < late) | ((early == late) & (died == 0)))).sum())
         )
+    assert row["figures"]["values"]["c_index"] == row["metrics"]["c_index"] == row["c_index"]
+    counting, result = counting_of(Survival(), 1, full=True), fitted()
+    assert result.weights is not None
+    scores = result.judge(held()).scores(result.weights)
+    parts = [scores.at(torch.arange(len(scores))[rows]) for rows in ROWS.values()]
+    total = torch.stack([counting.count(part) for part in parts]).sum(0)
     inside = np.average([wanted["a"], wanted["b"]], weights=weights)
-    assert row["figures"]["values"]["c_index"] == pytest.approx(inside, abs=1e-9)
-    assert row["figures"]["silos"] == 2
+    found = figures(Survival(), counting.told(total))
+    assert found.values["c_index"] == pytest.approx(inside, abs=1e-9)
+    assert found.silos == 2
 
 
 def test_its_hazard_expects_as_many_events_as_there_are() -> None:
@@ -205,7 +214,7 @@ def scores(n: int = 300) -> Scores:
 
 def test_the_interval_is_that_of_the_jackknife() -> None:
     s, counting = scores(), counting_of(Survival(), 1, full=True)
-    found = figures(counting, counting.count(s), Wanted())
+    found = figures(s.task, counting.told(counting.count(s)), Wanted())
     low, high = found.intervals["c_index"]
     ordered, comparable = (each.double() for each in pairs(s))
     total, all_ = ordered.sum() / 4, comparable.sum() / 2
@@ -226,7 +235,9 @@ def test_a_model_that_may_be_made_up_gets_coarse_pairs_and_few_events_none() -> 
         coarse["squares"] % (len(s) ** 2 // 16 * torch.tensor([12, 6, 3])), torch.zeros(3).long()
     )
     ends = [
-        figures(counting, counting.count(s, Care(coarse=way)), Wanted()).intervals["c_index"]
+        figures(s.task, counting.told(counting.count(s, Care(coarse=way))), Wanted()).intervals[
+            "c_index"
+        ]
         for way in (False, True)
     ]
     assert ends[1] == pytest.approx(ends[0], abs=0.01)

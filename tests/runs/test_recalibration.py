@@ -11,7 +11,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from ekiden import Hardware, Training, UserError, evaluate, load_model, open_run, run
-from ekiden.clinic.ranked import Ranked
+from ekiden.clinic.ranked import recalibrated
+from ekiden.core.tasks.ranked import Ranked
 from ekiden.data import federate
 from ekiden.methods import FedSeq
 from ekiden.runs.card import card
@@ -31,10 +32,10 @@ def test_slope_and_intercept_are_those_of_a_logistic_regression() -> None:
     for shift in (True, False):
         line = LogisticRegression(C=1e9, fit_intercept=shift, tol=1e-10).fit(z[:, None], y)
         wanted = (line.coef_[0, 0], line.intercept_[0] if shift else 0.0)
-        assert ranked.recalibrated(shift=shift) == pytest.approx(wanted, abs=2e-3)
-    apart = Ranked(low * (edges[1:] < 0), high * (edges[:-1] > 0), ranked.middles, ends)
-    assert apart.recalibrated(shift=True) is None, "without an error the slope has no bound"
-    assert Ranked(high, low, ranked.middles, ends).recalibrated(shift=False) is None, (
+        assert recalibrated(ranked, shift=shift) == pytest.approx(wanted, abs=2e-3)
+    apart = Ranked(low * (edges[1:] < 0), high * (edges[:-1] > 0), ranked.scores, ends)
+    assert recalibrated(apart, shift=True) is None, "without an error the slope has no bound"
+    assert recalibrated(Ranked(high, low, ranked.scores, ends), shift=False) is None, (
         "the other way round"
     )
 

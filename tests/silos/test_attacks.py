@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from ekiden.cli.app import call
-from ekiden.clinic.counting import FIXED, binned, counting_of, edges
+from ekiden.clinic.counting import binned, counting_of, edges, real
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import verified
 from ekiden.core.base.settings import Hardware
@@ -418,7 +418,7 @@ def stolen(
                 )
             ]
         )
-        return round(float(count["loss"]) / FIXED / 1e3)  # a thousand for each sample above
+        return round(float(real(count["loss"].numpy())) / 1e3)  # a thousand for each sample above
 
     def edge(number: int) -> float:
         low, high = -50.0, 50.0
@@ -437,7 +437,7 @@ def stolen(
         carrying = gate.clone()
         carrying[pixel] += 1
         count = measure([through(torch.stack([carrying, gate]), bias, loud)])
-        own = float(count["loss"]) / FIXED - (int(count["samples"]) - 1) * math.log(10)
+        own = float(real(count["loss"].numpy())) - (int(count["samples"]) - 1) * math.log(10)
         image[pixel] = (own if own > 50 else math.log(max(math.exp(own) - 9, 1e-9))) / loud
     return image
 

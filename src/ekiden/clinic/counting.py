@@ -1,22 +1,38 @@
-"""What is counted of a model's answers: whole numbers that add up over silos, from which all
-figures follow.
+"""What silos count of a model's answers: whole numbers by name that add up over silos, from which
+all figures follow.
 
 Numbers that are not counts are in fixed point, so that sums of silos are exact and masks can hide
 them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, floor, log2, log10, prod
+from math import asinh, ceil, floor, log2, log10, nan, prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ekiden.clinic.figures import AtTime, Told, at_time
 from ekiden.core.base.errors import UserError
 from ekiden.core.tasks.base import Scores, Task, confusion
+from ekiden.core.tasks.counts import (
+    GROUPS,
+    MOST_TABLE,
+    NONE,
+    ClassCounts,
+    Counts,
+    LabelCounts,
+    NumberSums,
+    PairCounts,
+    PlaceCounts,
+    by_class,
+    by_confidence,
+    pairs,
+)
 from ekiden.core.tasks.labels import (
     Classification,
     MultiLabel,
@@ -25,23 +41,23 @@ from ekiden.core.tasks.labels import (
     Segmentation,
     Survival,
 )
-from ekiden.core.tasks.measures import classes, pairs
+from ekiden.core.tasks.ranked import Floats, Ranked
 
 FIXED = 1 << 20  # the whole number that stands for 1 in sums
 MOST_LOSS = 10.0  # largest loss of a sample in a coarse sum
-_LARGEST = 1000.0  # of a number in an exact sum
+_FINE = 2.0**50  # parts of a number's second half, see `fixed`
+_DIGITS = 26  # binary digits of a small sum
+_LARGEST = 1e6  # loss of a sample in an exact sum; larger ones count as this
+_ROOM = 2.0**61  # a sum below it has room in a whole number, also with those of other silos
 _STEPS = 16  # by which one sample moves a coarse sum at most
-_REACH = 16  # bins of scores: logits from -16 to 16
-_FINENESS = (
-    (2, 128),
-    (16, 32),
-    (128, 8),
-)  # up to so many classes with scores, so many bins in a unit of the logit
+_REACH = 104.0  # of the logit of a score: those of float32 end there
+_ONE = 36.0  # of the logit of a score: above, it is 1 in float64
+# bins of scores are about even in the logit up to here, and in its logarithm from here on
+_DENSE = 0.1
+_FINENESS = ((2, 4096), (16, 1024), (128, 256))  # up to so many classes with scores, so many bins
 _MOST_BINNED = _FINENESS[-1][0]
 _OF_SCORES = frozenset(("auroc", "average_precision", "calibration_error", "brier"))
-_MOST_TABLE = 100  # classes of a confusion matrix
 _MOST_TRAIN = 1000  # classes whose training labels are counted
-GROUPS = 15  # groups of equal width of the calibration error, as is usual
 SHARES = 10  # groups of equal width of the predicted survival
 # of a silo's samples would be followed up to a time without events; with fewer it tells nothing
 # then
@@ -96,13 +112,17 @@ class Counting(ABC):
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         """Return the numbers of `parts` by name."""
 
+    @abstractmethod
+    def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> Counts:
+        """Return what was counted, from sums over silos by name."""
+
     @cached_property
     def layout(self) -> tuple[Counted, ...]:
         """All numbers, in order.
 
         reports: silos with enough samples; samples; broken: silos where a loss is not a number;
         exact: samples of silos that were not coarse; loss: sum of the losses; far: silos where the
-        model has diverged; train: labels of the training samples.
+        model has diverged; trained and train: training samples, and their labels.
         """
         train = (
             self.outputs
@@ -110,15 +130,14 @@ class Counting(ABC):
             else 0
         )
         first = [
-            Counted(name)
-            for name in ("reports", "samples", "broken", "exact", "loss", "far", "trained")
+            Counted(name) for name in ("reports", "samples", "broken", "exact", "far", "trained")
         ]
-        return (*first, Counted("train", (train,)), *self.parts())
+        return (*first, Counted("loss", (2,)), Counted("train", (train,)), *self.parts())
 
     @property
     def scored(self) -> int:
         """Number of classes or labels whose scores are counted, where the task has scores."""
-        return self.outputs if self.outputs <= _MOST_BINNED else 0
+        return self.outputs if self.full and self.outputs <= _MOST_BINNED else 0
 
     @cached_property
     def edges(self) -> Tensor:
@@ -144,13 +163,16 @@ class Counting(ABC):
         if len(s) < max(care.samples, 1):
             return torch.zeros(self.size, dtype=torch.int64)
         loss, mean, guess = s.loss.double(), s.mean_loss(), self.task.guess(self.outputs)
-        weights = torch.ones(len(s), dtype=torch.float64) if care.coarse else self._weights(s)
+        units = self.task.units(s.y)
+        each = loss.nan_to_num(_LARGEST).clamp(-_LARGEST, _LARGEST) * (
+            1 if units is None else units
+        )
         found = {
             "reports": torch.tensor(1),
             "samples": torch.tensor(len(s)),
             "broken": loss.isnan().any().long(),
             "exact": torch.tensor(0 if care.coarse else len(s)),
-            "loss": _coarse_loss(loss) if care.coarse else fixed(loss * weights),
+            "loss": _coarse_loss(loss) if care.coarse else fixed(each.sum()),
             "far": torch.tensor(int(mean != mean or mean > max(30.0, 10 * guess))),  # noqa: PLR0124  (NaN)
             **self._trained(care, train),
             **self.measure(s, care),
@@ -173,10 +195,28 @@ class Counting(ABC):
             for part, piece in zip(self.layout, pieces, strict=True)
         }
 
-    def _weights(self, s: Scores) -> Tensor:
-        """Return the weights of the samples in the mean loss."""
-        units = self.task.units(s.y)
-        return torch.ones(len(s), dtype=torch.float64) if units is None else units.double()
+    def told(self, numbers: Tensor) -> Told:
+        """Return what the sum of the numbers of all silos says."""
+        n = {name: values.double().numpy() for name, values in self.split(numbers).items()}
+        samples, exact = int(n["samples"]), int(n["exact"])
+        total = float(n["places"]) if "places" in n and exact == samples else samples
+        loss = nan if n["broken"] or not total else float(real(n["loss"])) / total
+        counts = self.counts(n, samples, loss) if samples else Counts(0, nan)
+        return Told(
+            counts,
+            int(n["reports"]),
+            exact=False,
+            joined=exact < samples and "scores" in n,
+            train=n["train"] if n["trained"] else None,
+            trained=int(n["trained"]),
+            survival=self.survival(n),
+        )
+
+    def survival(self, n: Mapping[str, Floats]) -> tuple[AtTime, ...]:
+        """Return how well survival is predicted at the task's times, from sums over silos by
+        name.
+        """
+        return ()
 
     def _trained(self, care: Care, train: Tensor | None) -> dict[str, Tensor]:
         size = next(part.size for part in self.layout if part.name == "train")
@@ -189,84 +229,137 @@ class Counting(ABC):
         }
 
 
-class OfClasses(Counting):
+class Scored(Counting):
+    """Classes or labels with scores.
+
+    scores: samples of each class, or with each label, and of the others by bins of its probability;
+    of two classes only of the second. brier: Σ (p - y)². groups: samples and right answers by
+    groups of the largest probability, confidence: sums of these probabilities; see `by_confidence`.
+    """
+
+    def of_scores(self) -> Sequence[Counted]:
+        """Return what is counted of scores."""
+        if not self.scored:
+            return []
+        scores = Counted("scores", (self.scored, 2, len(self.edges) + 1))
+        return [
+            scores,
+            Counted("brier", (2,)),
+            Counted("groups", (2, GROUPS)),
+            Counted("confidence", (GROUPS, 2)),
+        ]
+
+    def measured(
+        self, p: Tensor, there: Tensor, most: Tensor, right: Tensor, care: Care
+    ) -> dict[str, Tensor]:
+        """Return the numbers of scores.
+
+        Args:
+            p: (n, C) probabilities.
+            there: (n, C) whether samples have this class or label.
+            most: (m,) confidence of each answer.
+            right: (m,) whether it is right.
+            care: what is coarse.
+        """
+        size, columns = len(self.edges) + 1, zip(p.T, there.long().T, strict=True)
+        scores = torch.stack(
+            [
+                torch.bincount(b * size + binned(a, self.edges), minlength=2 * size).view(2, size)
+                for a, b in columns
+            ]
+        )
+        groups = torch.from_numpy(by_confidence(most.numpy(), right.numpy()))
+        if not care.coarse:
+            told = {
+                "brier": fixed((p - there.double()).square().sum()),
+                "confidence": fixed(groups[2]),
+            }
+            return {"scores": scores, "groups": groups[:2], **told}
+        groups = joined(groups, care.samples, groups[0])
+        told = {"brier": torch.zeros(2), "confidence": _stepped(groups[2], 1.0)}
+        return {
+            "scores": torch.stack([joined(rows, care.samples) for rows in scores]),
+            "groups": groups[:2],
+            **told,
+        }
+
+    def ranked(self, n: Mapping[str, Floats]) -> tuple[Ranked, ...]:
+        """Return the bins of each class or label, from sums over silos by name."""
+        if "scores" not in n:
+            return ()
+        inside = middles(self.edges)
+        bounds = np.concatenate([[0.0], torch.sigmoid(self.edges).numpy(), [1.0]])
+        return tuple(Ranked(low, high, inside, bounds) for low, high in n["scores"])
+
+    def of_probabilities(
+        self, n: Mapping[str, Floats], ranked: Sequence[Ranked]
+    ) -> tuple[Floats, float]:
+        """Return samples, right answers and confidences by group (3, 15), and Σ (p - y)²."""
+        if "scores" not in n:
+            return np.zeros((3, 0)), nan
+        groups = np.concatenate([n["groups"], real(n["confidence"])[None]])
+        coarse = n["exact"] < n["samples"]
+        return groups, sum(one.brier()[0] for one in ranked) if coarse else float(real(n["brier"]))
+
+
+class OfClasses(Scored):
     """One class for each sample.
 
-    table: samples by label and answer (the last column is for other outputs); of many classes only
-    `hits`, `labels` and `answers`. scores: samples of each class and of the others by bins of its
-    probability; of two classes only of the second. top: wrong and right answers by bins of the
-    largest probability, of three or more classes. brier and confidence: sums.
+    right: right answers. table: samples by label and answer (the last column is for other outputs);
+    of many classes only `hits`, `labels` and `answers`.
     """
 
     @property
     def scored(self) -> int:
         """Number of classes whose scores are counted: of two, only the second."""
-        return 1 if self.outputs == 2 else super().scored
+        return min(super().scored, 1) if self.outputs == 2 else super().scored
 
     def parts(self) -> Sequence[Counted]:
         k = self.outputs
-        table = (
-            [Counted("table", (k, k + 1))]
-            if k <= _MOST_TABLE
-            else [Counted(name, (k,)) for name in ("hits", "labels", "answers")]
-        )
-        if not self.full or not self.scored:
-            return [Counted("right"), *table]
-        bins = len(self.edges) + 1
-        scores = [Counted("scores", (self.scored, 2, bins))]
-        if self.outputs > 2:
-            scores.append(Counted("top", (2, bins)))
-        return [
-            Counted("right"),
-            *table,
-            *scores,
-            Counted("brier"),
-            Counted("confidence", (GROUPS,)),
-        ]
+        table = [Counted("table", (k, k + 1))]
+        if k > MOST_TABLE:
+            table = [Counted(name, (k,)) for name in ("hits", "labels", "answers")]
+        return [Counted("right"), *table, *self.of_scores()]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        right = s.right.sum()
         labels = torch.bincount(s.y, minlength=self.outputs)
+        found = {"right": s.right.sum()}
         s = s.at((labels[s.y] >= care.positives).nonzero().flatten())
-        found = {"right": right}
-        if self.outputs <= _MOST_TABLE:
+        if self.outputs <= MOST_TABLE:
             found["table"] = confusion(s)
         else:  # no table, which would be large
-            answer = classes(s.answers)
-            found["labels"] = torch.bincount(s.y, minlength=self.outputs)
-            found["answers"] = torch.bincount(answer, minlength=self.outputs)[: self.outputs]
-            found["hits"] = torch.bincount(s.y[answer == s.y], minlength=self.outputs)
-        if not self.full or not self.scored:
+            found |= dict(
+                zip(("hits", "labels", "answers"), map(torch.from_numpy, by_class(s)), strict=True)
+            )
+        if not self.scored:
             return found
-        p, y = s.answers.double().nan_to_num(0), torch.nn.functional.one_hot(s.y, self.outputs)
-        places = torch.stack([binned(p[:, k], self.edges) for k in self._classes])
-        scores = torch.stack(
-            [
-                _by(row, y[:, k], len(self.edges) + 1)
-                for row, k in zip(places, self._classes, strict=True)
-            ]
+        p, there = (
+            s.answers.double().nan_to_num(0),
+            torch.nn.functional.one_hot(s.y, self.outputs) > 0,
         )
         most, answer = p.max(1)
-        top = _by(binned(most, self.edges), (answer == s.y).long(), len(self.edges) + 1)
-        errors = (p[:, : self.outputs] - y).square()
-        brier = errors[:, 1] if self.outputs == 2 else errors.sum(1)
-        group = group_of(most)
-        sums = torch.stack([fixed(most[group == g]) for g in range(GROUPS)])
-        if care.coarse:
-            return found | {
-                "scores": torch.stack([joined(rows, care.samples) for rows in scores]),
-                "top": joined(top, care.samples),
-                "brier": torch.tensor(0),
-                "confidence": torch.zeros(GROUPS),
-            }
-        return found | {"scores": scores, "top": top, "brier": fixed(brier), "confidence": sums}
+        first, end = (1, 2) if self.outputs == 2 else (0, self.outputs)
+        return found | self.measured(
+            p[:, first:end], there[:, first:end], most, answer == s.y, care
+        )
 
-    @property
-    def _classes(self) -> range:
-        return range(1, 2) if self.outputs == 2 else range(self.outputs)
+    def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> ClassCounts:
+        if (table := n.get("table")) is None:
+            of_classes = n["hits"], n["labels"], n["answers"]
+        else:
+            of_classes = table.diagonal(), table.sum(1), table[:, :-1].sum(0)
+        ranked = self.ranked(n)
+        groups, squares = self.of_probabilities(n, ranked)
+        if len(ranked) == 1:
+            ranked = (ranked[0].mirrored(), ranked[0])
+        total = float(of_classes[1].sum())
+        brier = squares / total if total else nan
+        return ClassCounts(
+            samples, loss, float(n["right"]) / samples, *of_classes, table, ranked, groups, brier
+        )
 
 
-class OfLabels(Counting):
+class OfLabels(Scored):
     """Several labels for each sample: for each of them samples without and with it (rows), and
     answers (columns).
 
@@ -274,53 +367,43 @@ class OfLabels(Counting):
     """
 
     def parts(self) -> Sequence[Counted]:
-        tables = Counted("tables", (self.outputs, 2, 2))
-        if not self.full or not self.scored:
-            return [tables]
-        bins = len(self.edges) + 1
-        return [
-            tables,
-            Counted("scores", (self.scored, 2, bins)),
-            Counted("brier"),
-            Counted("confidence", (GROUPS,)),
-        ]
+        return [Counted("tables", (self.outputs, 2, 2)), *self.of_scores()]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        there = (s.y > 0.5).long()
-        p = s.answers.double().nan_to_num(0)
-        answer = (p >= 0.5).long()
-        pairs = zip(there.T, answer.T, strict=True)
+        there, p = s.y > 0.5, s.answers.double().nan_to_num(0)
+        answer = p >= 0.5
+        pairs = zip(there.long().T, answer.long().T, strict=True)
         tables = torch.stack([torch.bincount(2 * a + b, minlength=4).view(2, 2) for a, b in pairs])
         shown = tables.sum(2).amin(1) >= (care.positives if care.positives > 1 else 0)
         found = {"tables": tables * shown[:, None, None]}
-        if not self.full or not self.scored:
+        if not self.scored:
             return found
-        size = len(self.edges) + 1
-        scores = torch.stack(
-            [_by(binned(a, self.edges), b, size) for a, b in zip(p.T, there.T, strict=True)]
-        )
-        scores = scores * shown[:, None, None]
-        most = torch.where(answer > 0, p, 1 - p)[:, shown]
-        sums = torch.stack([fixed(most[group_of(most) == g]) for g in range(GROUPS)])
-        if care.coarse:
-            scores = torch.stack([joined(rows, care.samples) for rows in scores])
-            return found | {
-                "scores": scores,
-                "brier": torch.tensor(0),
-                "confidence": torch.zeros(GROUPS),
-            }
-        return found | {
-            "scores": scores,
-            "brier": fixed((p - there).square()[:, shown]),
-            "confidence": sums,
-        }
+        most = torch.where(answer, p, 1 - p)[:, shown].flatten()
+        right = (answer == there)[:, shown].flatten()
+        told = self.measured(p[:, shown], there[:, shown], most, right, care)
+        scores = torch.zeros(self.outputs, *told["scores"].shape[1:], dtype=torch.int64)
+        scores[shown] = told["scores"]
+        return found | told | {"scores": scores}
+
+    def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> LabelCounts:
+        tables = n["tables"]
+        hits, labels, answers = tables[:, 1, 1], tables[:, 1].sum(1), tables[:, :, 1].sum(1)
+        without = np.stack([tables[:, 0].sum(1), tables[:, 0, 0]])
+        total, ranked = float(tables.sum()), self.ranked(n)
+        groups, squares = self.of_probabilities(n, ranked)
+        accuracy, brier = nan, nan
+        if total:
+            accuracy, brier = float((hits + without[1]).sum()) / total, squares / total
+        about = (samples, loss, accuracy)
+        return LabelCounts(*about, hits, labels, answers, None, ranked, groups, brier, without)
 
 
 class OfNumbers(Counting):
     """Numbers for each sample, standardised as in training: sums of errors e and targets y, and of
     their squares.
 
-    moments: for intervals, Σ e⁴, Σ e²y, Σ e²y², Σ y³, Σ y⁴.
+    moments: for intervals, Σ e⁴, Σ e²y, Σ e²y², Σ y³, Σ y⁴. lost: silos whose sums, and whose
+    moments, have no room, as a number is not finite or very far away.
     """
 
     @property
@@ -330,135 +413,185 @@ class OfNumbers(Counting):
         return self.task
 
     def parts(self) -> Sequence[Counted]:
-        sums = [
-            Counted(name, (self.outputs,))
-            for name in ("absolute", "squared", "target", "target_squared")
-        ]
-        return [*sums, Counted("moments", (self.outputs, 5))]
+        names = ("absolute", "squared", "target", "target_squared")
+        sums = [Counted(name, (self.outputs, 2)) for name in names]
+        return [Counted("lost", (2,)), *sums, Counted("moments", (self.outputs, 5, 2))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         mean, std = torch.tensor([self.regression.mean, self.regression.std], dtype=torch.float64)
         y = (s.y.double().view(s.answers.shape) - mean) / std
-        errors = ((s.answers.double() - mean) / std - y).nan_to_num(_LARGEST)
+        errors = (s.answers.double() - mean) / std - y
+        root = MOST_LOSS**0.5
         if care.coarse:
-            root = MOST_LOSS**0.5
-            errors, y = errors.clamp(-root, root), y.clamp(-root, root)
+            errors, y = errors.nan_to_num(root).clamp(-root, root), y.clamp(-root, root)
         e2, y2 = errors.square(), y.square()
         values = [errors.abs(), e2, y, y2, e2.square(), e2 * y, e2 * y2, y2 * y, y2.square()]
+        totals = torch.stack([one.sum(0) for one in values], 1)  # (K, 9)
+        room = totals.abs() < _ROOM
+        lost = torch.stack([~room[:, :4].all(), ~room[:, 4:].all()])
+        totals = torch.where(room, totals, 0.0)
         if care.coarse:
-            powers = (1, 2, 1, 2, 4, 3, 4, 3, 4)
-            sums = [
-                _stepped(one.sum(0), root**power) for one, power in zip(values, powers, strict=True)
-            ]
+            most = torch.tensor(
+                [root**power for power in (1, 2, 1, 2, 4, 3, 4, 3, 4)], dtype=torch.float64
+            )
+            sums = _stepped(totals, most)
         else:
-            sums = [fixed(one, 0) for one in values]
-        found = dict(
-            zip(("absolute", "squared", "target", "target_squared"), sums[:4], strict=True)
-        )
-        return found | {"moments": torch.stack(sums[4:], 1)}
+            sums = fixed(totals)
+        names = ("absolute", "squared", "target", "target_squared")
+        found = dict(zip(names, sums.unbind(1), strict=False))
+        return found | {"moments": sums[:, 4:], "lost": lost}
+
+    def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> NumberSums:
+        std = np.array(self.regression.std)
+        names = ("absolute", "squared", "target", "target_squared")
+        absolute, squared, target, squares = (real(n[name]) / samples for name in names)
+        absolute, squared = (
+            absolute.clip(0),
+            squared.clip(0),
+        )  # differences of rounded sums can be below
+        e4, e2y, e2y2, y3, y4 = real(n["moments"]).T / samples
+        if n["lost"][0]:
+            absolute, squared = absolute + nan, squared + nan
+        # of targets that hardly vary, rounding decides what is left of the difference
+        spread = squares - target**2
+        spread = np.where(spread > (1 + target**2) / FIXED, spread, 0.0)
+        both = e2y2 - 2 * target * e2y + target**2 * squared  # mean of e²(y - mean)²
+        fourth = y4 - 4 * target * y3 + 6 * target**2 * squares - 3 * target**4
+        moments = np.stack([e4, both, fourth]) * (nan if n["lost"][1] else std**4)
+        return NumberSums(samples, loss, absolute * std, squared * std**2, spread * std**2, moments)
 
 
 class OfTimes(Counting):
-    """Times and events: pairs of samples of one silo, as `measures.pairs` counts them; see there.
+    """Times and events: pairs of samples of one silo, as `pairs` counts them; see there.
 
     ordered: twice the pairs in order, ties once. comparable: pairs. squares: of what samples are
     in, Σ ordered², Σ ordered * comparable, Σ comparable², for intervals. With fewer events than
-    `Care.positives` no pairs are told. grouped: for each of the task's times, by groups of equal
-    width of the predicted survival S: samples, Σ S, sums of the weights w of those without and with
-    the event by then, and of w². errors: for each time Σ w(S - o)², with o = 1 without the event
-    and 0 with it, and Σ w²(S - o)⁴.
+    `Care.positives` no pairs are told. grouped and errors: see `survival_sums`.
     """
 
     def parts(self) -> Sequence[Counted]:
         pairs = [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
-        times = len(self.survival.times)
+        times = len(self.labels.times)
         return (
-            [*pairs, Counted("grouped", (times, 6, SHARES)), Counted("errors", (times, 2))]
+            [*pairs, Counted("grouped", (times, 6, SHARES, 2)), Counted("errors", (times, 2, 2))]
             if times
             else pairs
         )
 
     @property
-    def survival(self) -> Survival:
+    def labels(self) -> Survival:
         """The task, which has the times."""
         assert isinstance(self.task, Survival)
         return self.task
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        told = self._at_times(s, care) if self.survival.times else {}
+        found = dict[str, Tensor]()
+        if self.labels.times:
+            sums = [
+                _told_at(s, *at, care)
+                for at in zip(self.labels.times, self.labels.hazard, strict=True)
+            ]
+            found["grouped"], found["errors"] = (
+                torch.stack(parts) for parts in zip(*sums, strict=True)
+            )
         ordered, comparable = pairs(s)
         if int(s.y[:, 1].sum()) < care.positives:
             ordered, comparable = torch.zeros_like(ordered), torch.zeros_like(comparable)
         squares = torch.stack(
             [(a * b).sum() for a, b in ((ordered,) * 2, (ordered, comparable), (comparable,) * 2)]
         )
-        found = {"ordered": ordered.sum() // 2, "comparable": comparable.sum() // 2}
+        totals = {"ordered": ordered.sum() // 2, "comparable": comparable.sum() // 2}
         if care.coarse:  # a sample is in fewer than n pairs
             step = ceil(2 * len(s) / _STEPS)
-            rounded = {name: (total / step).round().long() * step for name, total in found.items()}
+            totals = {name: (total / step).round().long() * step for name, total in totals.items()}
             steps = torch.tensor([12, 6, 3]) * ceil(
                 len(s) ** 2 / _STEPS
             )  # its pairs are also in those of others
-            return rounded | {"squares": (squares / steps).round().long() * steps} | told
-        return found | {"squares": squares} | told
+            squares = (squares / steps).round().long() * steps
+        return found | totals | {"squares": squares}
 
-    def _at_times(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        """Return what is counted at the task's times; 0 at those that the silo does not tell.
+    def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> PairCounts:
+        comparable = float(n["comparable"])
+        ordered = min(float(n["ordered"]) / 2, comparable)  # coarse sums are rounded
+        return PairCounts(samples, loss, ordered, comparable, n["squares"])
 
-        A sample counts as if it stood for those that were last seen earlier: its weight is 1 / G,
-        with G the share that would be followed so long without events, by Kaplan and Meier of the
-        silo's own samples. So the weights of all samples without the event are n times their
-        Kaplan-Meier estimate.
+    def survival(self, n: Mapping[str, Floats]) -> tuple[AtTime, ...]:
+        if "grouped" not in n:
+            return ()
+        every = zip(self.labels.times, real(n["grouped"]), real(n["errors"]), strict=True)
+        return tuple(at_time(*one) for one in every if one[1][0].any())
 
-        Erika Graf et al.: Assessment and comparison of prognostic classification schemes for
-        survival data. Statistics in Medicine 18, 1999.
-        """
-        times = self.survival.times
-        grouped, errors = (
-            torch.zeros(len(times), 6, SHARES).long(),
-            torch.zeros(len(times), 2).long(),
-        )
-        ends, event = s.y[:, 0].double(), s.y[:, 1] > 0
-        for k, (time, hazard) in enumerate(zip(times, self.survival.hazard, strict=True)):
-            if care.times is not None and time not in care.times:
-                continue
-            had = event & (ends <= time)
-            without = ~had & (ends >= time)
-            followed = _followed(ends, event, ends.clamp(max=time))
-            least = float(followed[had | without].min()) if bool((had | without).any()) else 0.0
-            if least < _FOLLOWED:
-                continue
-            w = torch.where(had | without, 1 / followed, 0.0)
-            predicted = torch.exp(-hazard * s.answers[:, 0].double().exp()).nan_to_num(0)
-            group = (predicted * SHARES).long().clamp(0, SHARES - 1)
-            wrong = (predicted - without.double()).square() * w
-            values = [
-                torch.ones_like(w),
-                predicted,
-                w * without,
-                w * had,
-                w.square() * without,
-                w.square() * had,
-            ]
-            sums = torch.stack(
-                [torch.zeros(SHARES).double().index_add(0, group, one) for one in values]
-            )
-            found = torch.stack([wrong.sum(), wrong.square().sum()])
-            if care.coarse:
-                sums, most = (
-                    joined(sums, care.samples, sums[0]),
-                    2.0 ** ceil(-log2(least)),
-                )  # tells little of `least`
-                bounds = (1.0, most, most, most**2, most**2)
-                sums = torch.stack([sums[0] * FIXED, *map(_stepped, sums[1:], bounds)])
-                found = torch.stack([_stepped(found[0], most), _stepped(found[1], most**2)])
-                grouped[k], errors[k] = sums.round().long(), found
-            else:
-                grouped[k], errors[k] = (
-                    (sums * FIXED).round().long(),
-                    (found * FIXED).round().long(),
-                )
-        return {"grouped": grouped, "errors": errors}
+
+def survival_sums(s: Scores, time: float, hazard: float) -> tuple[Tensor, Tensor, float]:
+    """Return what is summed at a time, float64, and the least share that would be followed so long.
+
+    A sample counts as if it stood for those that were last seen earlier: its weight w is 1 / G,
+    with G the share that would be followed so long without events, by Kaplan and Meier of these
+    samples. So the weights of all samples without the event are n times their Kaplan-Meier
+    estimate. If G is small, nothing is summed.
+
+    Erika Graf et al.: Assessment and comparison of prognostic classification schemes for survival
+    data. Statistics in Medicine 18, 1999.
+
+    Args:
+        s: the answers.
+        time: the time.
+        hazard: the model's cumulative hazard at this time, of a sample for which it gives 0.
+
+    Returns:
+        (6, groups), by groups of equal width of the predicted survival S: samples, Σ S, sums of w
+        of those without and with the event by then, and of w²; (2,) Σ w(S - o)², with o = 1 without
+        the event and 0 with it, and Σ w²(S - o)⁴; the least G.
+    """
+    ends, event = s.y[:, 0].double(), s.y[:, 1] > 0
+    had = event & (ends <= time)
+    without = ~had & (ends >= time)
+    known, followed = had | without, _followed(ends, event, ends.clamp(max=time))
+    least = float(followed[known].min()) if bool(known.any()) else 0.0
+    sums = torch.zeros(6, SHARES, dtype=torch.float64)
+    if least < _FOLLOWED:
+        return sums, torch.zeros(2, dtype=torch.float64), least
+    w = torch.where(known, 1 / followed, 0.0)
+    predicted = torch.exp(-hazard * s.answers[:, 0].double().exp()).nan_to_num(0)
+    group = (predicted * SHARES).long().clamp(0, SHARES - 1)
+    wrong = (predicted - without.double()).square() * w
+    values = [
+        torch.ones_like(w),
+        predicted,
+        w * without,
+        w * had,
+        w.square() * without,
+        w.square() * had,
+    ]
+    for row, one in zip(sums, values, strict=True):
+        row.index_add_(0, group, one)
+    return sums, torch.stack([wrong.sum(), wrong.square().sum()]), least
+
+
+def at_times(task: Survival, parts: Sequence[Scores]) -> tuple[AtTime, ...]:
+    """Return how well survival is predicted at the task's times; weights are those of each part."""
+    found = []
+    for time, hazard in zip(task.times, task.hazard, strict=True):
+        sums = [survival_sums(part, time, hazard)[:2] for part in parts]
+        grouped, errors = (torch.stack(each).sum(0).numpy() for each in zip(*sums, strict=True))
+        if grouped[0].any():
+            found.append(at_time(time, grouped, errors))
+    return tuple(found)
+
+
+def _told_at(s: Scores, time: float, hazard: float, care: Care) -> tuple[Tensor, Tensor]:
+    """Return the sums at a time as whole numbers; 0 at those that the silo does not tell."""
+    sums, errors, least = survival_sums(s, time, hazard)
+    if care.times is not None and time not in care.times:
+        sums, errors = torch.zeros_like(sums), torch.zeros_like(errors)
+    if not care.coarse or not sums.any():
+        return fixed(sums), fixed(errors)
+    sums = joined(sums, care.samples, sums[0])
+    most = 2.0 ** ceil(-log2(least))  # tells little of `least`
+    largest = torch.tensor([1.0, 1.0, most, most, most**2, most**2], dtype=torch.float64)
+    told = _stepped(sums, largest[:, None])
+    told[0] = fixed(sums[0])
+    return told, _stepped(errors, largest[[2, 4]])
 
 
 def _followed(ends: Tensor, event: Tensor, times: Tensor) -> Tensor:
@@ -481,39 +614,56 @@ class OfPlaces(Counting):
     """A class for each of several places of a sample (pixels, tokens): places, and right answers
     among them.
 
-    table: places by label and answer, of up to 100 classes. For intervals, sums over samples of
-    products: squares: of right answers r and places p, Σ r², Σ rp, Σ p². overlaps: of each class,
-    of its right answers h and of its labels and answers t, Σ h², Σ ht, Σ t². Both are 0 in coarse
-    counts.
+    table: places by label and answer, of up to 100 classes. squares and overlaps: see
+    `PlaceCounts`; 0 in coarse counts.
     """
 
+    @property
+    def tabled(self) -> bool:
+        """Whether there is a table."""
+        return isinstance(self.task, Segmentation) and self.outputs <= MOST_TABLE
+
     def parts(self) -> Sequence[Counted]:
-        with_table = isinstance(self.task, Segmentation) and self.outputs <= _MOST_TABLE
         k = self.outputs
-        table = [Counted("table", (k, k + 1)), Counted("overlaps", (k, 3))] if with_table else []
+        table = [Counted("table", (k, k + 1)), Counted("overlaps", (3, k))] if self.tabled else []
         return [Counted("places"), Counted("right"), Counted("squares", (3,)), *table]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        units = self._weights(s)
-        right = (s.right.double() * units).round()
-        found = {"places": units.sum(), "right": right.sum()}
-        with_table = any(part.name == "table" for part in self.parts())
-        found |= {"table": confusion(s)} if with_table else {}
+        weights = self.task.units(s.y)
+        assert weights is not None
+        units = weights.double()
+        found = {"places": units.sum(), "right": (s.right.double() * units).round().sum()}
+        if self.tabled:
+            found["table"] = confusion(s)
         if care.coarse:  # a small change of one sample would show in some of many products
             step = max(float(units.max()) / _STEPS, 1.0)
             found = {name: (numbers / step).round() * step for name, numbers in found.items()}
-            return found | {"squares": torch.zeros(3), "overlaps": torch.zeros(self.outputs, 3)}
-        if with_table:
-            tables = torch.stack([confusion(s.at(torch.tensor([i]))) for i in range(len(s))])
-            hits = tables.diagonal(dim1=1, dim2=2)
-            found["overlaps"] = _products(hits, tables.sum(2) + tables[:, :, :-1].sum(1))
-        return found | {"squares": _products(right, units)}
+            return found | {"squares": torch.zeros(3), "overlaps": torch.zeros(3, self.outputs)}
+        c = PlaceCounts.of(s, spread=True)
+        return found | {
+            "squares": torch.from_numpy(c.squares),
+            "overlaps": torch.from_numpy(c.overlaps),
+        }
 
-
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """Return Σ a², Σ ab, Σ b² over samples, (..., 3), of two counts (n, ...)."""
-    a, b = a.double(), b.double()
-    return torch.stack([(a * a).sum(0), (a * b).sum(0), (b * b).sum(0)], -1)
+    def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> PlaceCounts:
+        places = float(n["places"])
+        accuracy = float(n["right"]) / places if places else nan
+        fine = bool(n["exact"] == samples)
+        squares = n["squares"] if fine else NONE
+        if (table := n.get("table")) is None:
+            return PlaceCounts(
+                samples, loss, accuracy, NONE, NONE, NONE, places=places, squares=squares
+            )
+        classes = table.diagonal(), table.sum(1), table[:, :-1].sum(0), table
+        return PlaceCounts(
+            samples,
+            loss,
+            accuracy,
+            *classes,
+            places=places,
+            squares=squares,
+            overlaps=n["overlaps"],
+        )
 
 
 def counting_of(task: Task, outputs: int, *, full: bool) -> Counting:
@@ -532,25 +682,27 @@ def counting_of(task: Task, outputs: int, *, full: bool) -> Counting:
 
 
 def edges(scored: int) -> Tensor:
-    """Return the inner boundaries of the bins of scores as logits, ascending, float64.
+    """Return the inner boundaries of the bins of scores as logits, ascending, float64; 0 is one of
+    them.
 
-    They are even in the logit, and finer if few classes have scores. The boundaries of the groups
-    of the calibration error are among them.
+    They are about even in the logit near 0, and in its logarithm far from it: so scores next to 1/2
+    and those of rare classes are told about as well. They are finer if few classes have scores.
     """
-    unit = next((bins for most, bins in _FINENESS if scored <= most), 1)
-    even = torch.arange(-_REACH * unit, _REACH * unit + 1, dtype=torch.float64) / unit
-    groups = torch.logit(torch.arange(1, GROUPS, dtype=torch.float64) / GROUPS)
-    return torch.cat([even, groups]).sort().values
+    bins = next((bins for most, bins in _FINENESS if scored <= most), _FINENESS[-1][1])
+    even = torch.arange(-bins // 2, bins // 2 + 1, dtype=torch.float64) / (bins // 2)
+    found = _DENSE * torch.sinh(even * asinh(_REACH / _DENSE))
+    return found[found < _ONE]
+
+
+def middles(inner: Tensor) -> Floats:
+    """Return a probability within each bin."""
+    ends = torch.cat([inner[:1] - 1, inner, inner[-1:] + 1])
+    return np.asarray(torch.sigmoid((ends[1:] + ends[:-1]) / 2).numpy())
 
 
 def binned(p: Tensor, inner: Tensor) -> Tensor:
     """Return the bin (n,) of each probability."""
     return torch.bucketize(torch.logit(p.double()), inner, right=True)
-
-
-def group_of(p: Tensor) -> Tensor:
-    """Return the group of the calibration error to which a probability belongs."""
-    return (p.double() * GROUPS).ceil().long().clamp(1, GROUPS) - 1
 
 
 def joined(rows: Tensor, least: int, totals: Tensor | None = None) -> Tensor:
@@ -582,25 +734,28 @@ def joined(rows: Tensor, least: int, totals: Tensor | None = None) -> Tensor:
     return found
 
 
-def fixed(values: Tensor, dim: int | None = None) -> Tensor:
-    """Return the sum of numbers in fixed point, each rounded first and bounded by 1000; along
-    `dim`, or of all.
+def fixed(totals: Tensor) -> Tensor:
+    """Return numbers as pairs of whole numbers (..., 2): n and m stand for n + m / 2^50.
+
+    Numbers are rounded to 2^-20; smaller ones to 26 binary digits, so that they tell no more than
+    large ones.
     """
-    if dim is None:
-        values, dim = values.flatten(), 0
-    bounded = values.double().nan_to_num(_LARGEST).clamp(-(_LARGEST**2), _LARGEST**2)
-    return (bounded * FIXED).round().long().sum(dim)
+    finest = (torch.frexp(totals.double()).exponent.double() - _DIGITS).clamp(-50, -20)
+    step = torch.exp2(finest)
+    rounded = (totals.double() / step).round() * step
+    whole = rounded.floor()
+    return torch.stack([whole, (rounded - whole) * _FINE], -1).long()
 
 
-def _by(places: Tensor, rows: Tensor, bins: int) -> Tensor:
-    """Count samples by row (0 or 1) and bin, (2, bins)."""
-    return torch.bincount(rows * bins + places, minlength=2 * bins).view(2, bins)
+def real(numbers: Floats) -> Floats:
+    """Return the numbers (...) that pairs (..., 2), or sums of them, stand for."""
+    return np.asarray(numbers[..., 0] + numbers[..., 1] / _FINE)
 
 
-def _stepped(total: Tensor, most: float) -> Tensor:
-    """Return a sum in fixed point, in steps of which a sample adds at most 16."""
+def _stepped(totals: Tensor, most: float | Tensor) -> Tensor:
+    """Return sums in steps of which a sample, that adds `most` at most, adds at most 16."""
     step = most / _STEPS
-    return ((total / step).round() * step * FIXED).round().long()
+    return fixed((totals / step).round() * step)
 
 
 def _coarse_loss(loss: Tensor) -> Tensor:
@@ -613,4 +768,4 @@ def _coarse_loss(loss: Tensor) -> Tensor:
     share = MOST_LOSS / samples
     digit = 10.0 ** floor(log10(share))
     step = max(ceil(share / digit) * digit, 10.0 ** (floor(log10(mean)) - 1) if mean > 0 else 0.0)
-    return torch.tensor(round(round(mean / step) * step * samples * FIXED))
+    return fixed(torch.tensor(round(mean / step) * step * samples, dtype=torch.float64))

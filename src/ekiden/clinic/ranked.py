@@ -1,4 +1,6 @@
-"""Scores of one class in bins: areas, calibration, thresholds, and intervals of them."""
+"""Intervals of ranks, calibration, thresholds and net benefit of two classes, from scores or bins
+of them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,19 +8,18 @@ from math import nan, sqrt
 from typing import Annotated, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ekiden.core.base.checks import Checked, Range
+from ekiden.core.tasks.ranked import Floats, Ranked, below
 
 Interval = tuple[float, float]
 Z = 1.959963984540054  # of the normal distribution, for 95 %
-DRAWS = 1000  # of the bootstrap
 _FEW = 10  # samples of a kind below which DeLong's variance is too small
+_FARTHEST = 16.5  # of a logit: otherwise one sample that is confidently wrong decides a slope
 _STEEPEST = 100.0  # slope of a recalibration; with a larger one the scores separate the classes
 _LAPS = 50  # of Newton's method
-_POINTS = 8  # within a bin, at which the precision is taken
 _TENTHS = 10  # points of a calibration curve
+_DECISIONS = (0.01, 0.02, *(step / 20 for step in range(1, 20)))  # thresholds of a decision curve
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,19 @@ class Threshold:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """The net benefit of acting on a threshold of the second class's probability, TP/n - FP/n ·
+    t/(1 - t).
+
+    Andrew Vickers, Elena Elkin: Decision curve analysis. Medical Decision Making 26, 2006.
+    """
+
+    threshold: float  # t
+    model: float  # of acting on samples with this probability or more
+    all: float  # of acting on all samples; acting on none has 0
+
+
+@dataclass(frozen=True)
 class Wanted(Checked):
     """Which thresholds are shown, in addition to 0.5 and Youden's."""
 
@@ -42,249 +56,200 @@ class Wanted(Checked):
     sensitivity: Annotated[float, Range(least=0, most=1)] = (
         0.95  # the least that the highest threshold must have
     )
-    bootstrap: bool = True  # whether intervals without a formula are computed, which takes longest
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """Samples without (`low`) and with a label (`high`) by bins of its score, ascending."""
+def recalibrated(ranked: Ranked, *, shift: bool) -> tuple[float, float] | None:
+    """Return slope and intercept of the logistic regression of the label on the logit of the score.
 
-    low: "np.ndarray[Any, Any]"  # (bins,) samples without the label
-    high: "np.ndarray[Any, Any]"  # (bins,) samples with it
-    middles: "np.ndarray[Any, Any]"  # (bins,) a probability within each bin
-    bounds: "np.ndarray[Any, Any]"  # (bins + 1,) the probabilities between which the bins lie
+    John Platt: Probabilistic outputs for support vector machines. 1999. Chuan Guo et al.: On
+    calibration of modern neural networks. ICML 2017. https://arxiv.org/abs/1706.04599
 
-    @property
-    def both(self) -> bool:
-        """Whether there are samples of both kinds."""
-        return bool(self.low.sum()) and bool(self.high.sum())
+    Args:
+        ranked: samples of two classes by their scores.
+        shift: whether there is an intercept; otherwise it is 0.
 
-    def auroc(self) -> tuple[float, float]:
-        """Return the area under the ROC curve, where scores in one bin are equal, and how far it
-        can be off.
-
-        The area counts pairs of samples. Only pairs within a bin can be in another order than the
-        bins say.
-        """
-        if not self.both:
-            return nan, nan
-        pairs = self.low.sum() * self.high.sum()
-        within = float(self.low @ self.high) / 2
-        return float(self.high @ _below(self.low) + within) / pairs, within / pairs
-
-    def average_precision(self) -> tuple[float, float]:
-        """Return the average precision, and how far it can be off.
-
-        It is Σ over samples with the label, from the highest score on, of the precision down to
-        this sample. Within a bin these samples are taken to lie evenly among the others.
-        """
-        if not self.high.sum():
-            return nan, nan
-        low, high = self.low[::-1], self.high[::-1]
-        hits, wrong = high.cumsum() - high, low.cumsum() - low
-        points = np.minimum(high, _POINTS)
-        at = np.arange(_POINTS)[:, None]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            place = (
-                at + 0.5
-            ) / points * high + 0.5  # all samples of a bin that has up to 8, otherwise 8 among them
-            precision = (hits + place) / (hits + place + wrong + place * low / (high + 1))
-            found = high * np.where(at < points, precision, 0).sum(0) / points
-            best = high * (hits + high) / (hits + high + wrong)
-            worst = high * (hits + 1) / (hits + 1 + wrong + low)
-        value, most, least = (
-            float(np.nan_to_num(each).sum() / high.sum()) for each in (found, best, worst)
-        )
-        return value, max(most - value, value - least)
-
-    def brier(self) -> tuple[float, float]:
-        """Return Σ (p - y)² from the middles of the bins, and how far it can be off."""
-
-        def error(p: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-            return np.asarray(self.low * p**2 + self.high * (1 - p) ** 2)
-
-        found = error(self.middles)
-        ends = np.abs(np.stack([error(self.bounds[:-1]), error(self.bounds[1:])]) - found)
-        return float(found.sum()), float(ends.max(0).sum())
-
-    def recalibrated(self, *, shift: bool) -> tuple[float, float] | None:
-        """Return slope and intercept of the logistic regression of the label on the logit of the
-        score, from counts.
-
-        John Platt: Probabilistic outputs for support vector machines. 1999. Chuan Guo et al.: On
-        calibration of modern neural networks. ICML 2017. https://arxiv.org/abs/1706.04599
-
-        Args:
-            shift: whether there is an intercept; otherwise it is 0.
-
-        Returns:
-            None if there is no such line: the scores separate the classes, or higher scores mean
-                the other class.
-        """
-        found = self._logistic(
-            np.stack([self._logits, np.ones_like(self.middles)])[: 2 if shift else 1]
-        )
-        if found is None or found[0][0] <= 0:
-            return None
-        return float(found[0][0]), float(found[0][1]) if shift else 0.0
-
-    def calibration(self) -> dict[str, tuple[float, Interval]]:
-        """Return the calibration in the large, and its slope, with 95 % intervals (Wald); 0 and 1
-        if all is right.
-
-        The slope is that of `recalibrated`. In the large: the intercept, if the slope is 1.
-
-        David Cox: Two further applications of a model for binary regression. Biometrika 45, 1958.
-        """
-        one = np.ones_like(self.middles)
-        large, slope = (
-            self._logistic(one[None], self._logits),
-            self._logistic(np.stack([self._logits, one])),
-        )
-        found = dict[str, tuple[float, Interval]]()
-        for name, line in (("calibration_in_the_large", large), ("calibration_slope", slope)):
-            if line is not None:
-                value, reach = float(line[0][0]), Z * sqrt(line[1][0, 0])
-                found[name] = value, (value - reach, value + reach)
-        return found
-
-    @property
-    def _logits(self) -> "np.ndarray[Any, Any]":
-        return np.asarray(np.log(self.middles) - np.log1p(-self.middles))
-
-    def _logistic(
-        self, x: "np.ndarray[Any, Any]", offset: Any = 0.0
-    ) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None":
-        """Return coefficients of the label on columns x (C, bins), and their covariance; None if
-        there are none.
-        """
-        total, line = self.low + self.high, np.zeros(len(x))
-
-        def likelihood(at: "np.ndarray[Any, Any]") -> float:
-            eta = at @ x + offset
-            return float(self.high @ eta - total @ np.logaddexp(0, eta))
-
-        for _ in range(_LAPS):
-            p = np.exp(-np.logaddexp(0, -(line @ x + offset)))
-            hessian = (x * (total * p * (1 - p))) @ x.T
-            if np.linalg.cond(hessian) > 1 / np.finfo(float).eps:
-                return None
-            step = np.linalg.solve(hessian, x @ (self.high - total * p))
-            while likelihood(line + step) < likelihood(line) - 1e-9 * total.sum():
-                step /= 2
-            line = line + step
-            if not np.abs(line).max() < _STEEPEST:
-                return None
-            if np.abs(step).max() < 1e-10:
-                return line, np.linalg.inv(hessian)
+    Returns:
+        None if there is no such line: the scores separate the classes, or higher scores mean the
+        other class.
+    """
+    logits = _logits(ranked)
+    columns = [logits, np.ones_like(logits)] if shift else [logits]
+    found = _logistic(ranked, np.stack(columns))
+    if found is None or found[0][0] <= 0:
         return None
+    return float(found[0][0]), float(found[0][1]) if shift else 0.0
 
-    def area_error(self) -> float:
-        """Return DeLong's standard error of the area; see `delong`."""
-        area, _ = self.auroc()
-        negatives, positives = self.low.sum(), self.high.sum()
-        of_high = (_below(self.low) + self.low / 2) / negatives
-        of_low = (positives - _below(self.high) - self.high / 2) / positives
-        return sqrt(
-            sum(
-                float(weights @ (placed - area) ** 2) / max(total - 1, 1) / total
-                for weights, placed, total in (
-                    (self.high, of_high, positives),
-                    (self.low, of_low, negatives),
-                )
+
+def calibration(ranked: Ranked) -> dict[str, tuple[float, Interval]]:
+    """Return the calibration in the large, and its slope, with 95 % intervals (Wald).
+
+    They are 0 and 1 if all is right. The slope is that of `recalibrated`; in the large it is the
+    intercept if the slope is 1.
+
+    David Cox: Two further applications of a model for binary regression. Biometrika 45, 1958.
+    """
+    logits = _logits(ranked)
+    one = np.ones_like(logits)
+    lines = {
+        "calibration_in_the_large": _logistic(ranked, one[None], logits),
+        "calibration_slope": _logistic(ranked, np.stack([logits, one])),
+    }
+    found = dict[str, tuple[float, Interval]]()
+    for name, line in lines.items():
+        if line is not None:
+            value, reach = float(line[0][0]), Z * sqrt(line[1][0, 0])
+            found[name] = value, (value - reach, value + reach)
+    return found
+
+
+def _logits(ranked: Ranked) -> Floats:
+    with np.errstate(divide="ignore"):
+        logits = np.log(ranked.scores) - np.log1p(-ranked.scores)
+    return np.asarray(np.clip(logits, -_FARTHEST, _FARTHEST))
+
+
+def _logistic(ranked: Ranked, x: Floats, offset: Any = 0.0) -> tuple[Floats, Floats] | None:
+    """Return coefficients of the label on columns x (C, m), and their covariance; None without."""
+    total, line = ranked.low + ranked.high, np.zeros(len(x))
+
+    def likelihood(at: Floats) -> float:
+        eta = at @ x + offset
+        return float(ranked.high @ eta - total @ np.logaddexp(0, eta))
+
+    for _ in range(_LAPS):
+        p = np.exp(-np.logaddexp(0, -(line @ x + offset)))
+        hessian = (x * (total * p * (1 - p))) @ x.T
+        if np.linalg.cond(hessian) > 1 / np.finfo(float).eps:
+            return None
+        step = np.linalg.solve(hessian, x @ (ranked.high - total * p))
+        while likelihood(line + step) < likelihood(line) - 1e-9 * total.sum():
+            step /= 2
+        line = line + step
+        if not np.abs(line).max() < _STEEPEST:
+            return None
+        if np.abs(step).max() < 1e-10:
+            return line, np.linalg.inv(hessian)
+    return None
+
+
+def area_error(ranked: Ranked) -> float:
+    """Return DeLong's standard error of the area; see `delong`."""
+    area, _ = ranked.auroc()
+    negatives, positives = ranked.low.sum(), ranked.high.sum()
+    of_high = (below(ranked.low) + ranked.low / 2) / negatives
+    of_low = (positives - below(ranked.high) - ranked.high / 2) / positives
+    parts = ((ranked.high, of_high, positives), (ranked.low, of_low, negatives))
+    return sqrt(
+        sum(
+            float(weights @ (placed - area) ** 2) / max(total - 1, 1) / total
+            for weights, placed, total in parts
+        )
+    )
+
+
+def brier_error(ranked: Ranked) -> float:
+    """Return the standard error of the mean of (p - y)²."""
+    wrong, right = ranked.scores**2, (1 - ranked.scores) ** 2
+    total = float((ranked.low + ranked.high).sum())
+    if not total:
+        return nan
+    mean = float(ranked.low @ wrong + ranked.high @ right) / total
+    return sqrt(float(ranked.low @ (wrong - mean) ** 2 + ranked.high @ (right - mean) ** 2)) / total
+
+
+def delong(ranked: Ranked) -> Interval:
+    """Return DeLong's interval of the area, on the logit scale.
+
+    Of few samples its variance is too small, and 0 if all pairs are in order. So with fewer than
+    10 of the rarer kind, it is at least as wide as Wilson's interval of as large a share of these.
+
+    Elizabeth DeLong, David DeLong, Daniel Clarke-Pearson: Comparing the areas under two or more
+    correlated receiver operating characteristic curves. Biometrics 44, 1988.
+    """
+    area, _ = ranked.auroc()
+    error = area_error(ranked)
+    rare = float(min(ranked.low.sum(), ranked.high.sum()))
+    share = wilson(area * rare, rare)
+    if not 0 < area < 1 or error <= 0:
+        return share
+    middle, spread = np.log(area / (1 - area)), Z * error / (area * (1 - area))
+    low, high = (float(1 / (1 + np.exp(-(middle + sign * spread)))) for sign in (-1, 1))
+    return (low, high) if rare >= _FEW else (min(low, share[0]), max(high, share[1]))
+
+
+def thresholds(ranked: Ranked, wanted: Wanted) -> tuple[Threshold, ...]:
+    """Return 0.5, Youden's threshold, that of a sensitivity, and a chosen one."""
+    wrong, hits = _from(ranked.low), _from(ranked.high)
+    sensitivity, specificity = hits / hits[0], 1 - wrong / wrong[0]
+    enough = np.nonzero(sensitivity >= wanted.sensitivity - 1e-12)[0]  # rounding in the option
+    rules = {
+        "0.5": _place(ranked, 0.5),
+        "Youden": int((sensitivity + specificity).argmax()),
+        f"sensitivity {wanted.sensitivity:g}": int(enough[-1]),
+    }
+    if wanted.threshold is not None:
+        rules["chosen"] = _place(ranked, wanted.threshold)
+    given = {"0.5": 0.5, "chosen": wanted.threshold} if ranked.exact else {}
+    found = []
+    for rule, place in rules.items():
+        positives, negatives = float(hits[0]), float(wrong[0])
+        true, false = float(hits[place]), float(wrong[place])
+        called, others = true + false, positives + negatives - true - false
+        shares = {
+            "sensitivity": wilson(true, positives),
+            "specificity": wilson(negatives - false, negatives),
+        }
+        at = given.get(rule)
+        found.append(
+            Threshold(
+                rule,
+                float(ranked.bounds[place]) if at is None else at,
+                true / positives,
+                1 - false / negatives,
+                true / called if called else None,
+                (negatives - false) / others if others else None,
+                shares,
             )
         )
+    return tuple(found)
 
-    def brier_error(self) -> float:
-        """Return the standard error of the mean of (p - y)², from the middles of the bins."""
-        total, wrong, right = (self.low + self.high).sum(), self.middles**2, (1 - self.middles) ** 2
-        if not total:
-            return nan
-        mean = float(self.low @ wrong + self.high @ right) / total
-        return sqrt(
-            float(self.low @ (wrong - mean) ** 2 + self.high @ (right - mean) ** 2)
-        ) / float(total)
 
-    def delong(self) -> Interval:
-        """Return DeLong's interval of the area, on the logit scale.
+def decisions(ranked: Ranked) -> tuple[Decision, ...]:
+    """Return the net benefit at thresholds from 1 to 95 %."""
+    wrong, hits = _from(ranked.low), _from(ranked.high)
+    total = hits[0] + wrong[0]
+    found = []
+    for threshold in _DECISIONS:
+        place, odds = _place(ranked, threshold), threshold / (1 - threshold)
+        net, everybody = (float(hits[k] - wrong[k] * odds) / total for k in (place, 0))
+        found.append(Decision(threshold, net, everybody))
+    return tuple(found)
 
-        Of few samples its variance is too small, and 0 if all pairs are in order. So with fewer
-        than 10 of the rarer kind, it is at least as wide as Wilson's interval of as large a share
-        of these.
 
-        Elizabeth DeLong, David DeLong, Daniel Clarke-Pearson: Comparing the areas under two or more
-        correlated receiver operating characteristic curves. Biometrics 44, 1988.
-        """
-        area, _ = self.auroc()
-        negatives, positives = self.low.sum(), self.high.sum()
-        error = self.area_error()
-        rare = float(min(negatives, positives))
-        share = wilson(area * rare, rare)
-        if not 0 < area < 1 or error <= 0:
-            return share
-        middle, spread = np.log(area / (1 - area)), Z * error / (area * (1 - area))
-        low, high = (float(1 / (1 + np.exp(-(middle + sign * spread)))) for sign in (-1, 1))
-        return (low, high) if rare >= _FEW else (min(low, share[0]), max(high, share[1]))
+def _from(counts: Floats) -> Floats:
+    """Return how many have this score or a higher one, (m + 1,); at the end, 0."""
+    return np.append(counts[::-1].cumsum()[::-1], 0.0)
 
-    def bootstrap(self) -> dict[str, Interval]:
-        """Return percentile intervals of what has no formula, from samples drawn again from the
-        bins.
-        """
-        counts = np.stack([self.low, self.high])
-        used = counts.sum(0) > 0
-        rows = counts[:, used].ravel()
-        draw = np.random.default_rng(0)
-        found: dict[str, list[float]] = {"average_precision": []}
-        places = np.concatenate([self.bounds[:-1][used], self.bounds[-1:]])
-        for again in draw.multinomial(int(rows.sum()), rows / rows.sum(), size=DRAWS):
-            low, high = again.reshape(2, -1).astype(float)
-            one = Ranked(low, high, self.middles[used], places)
-            found["average_precision"].append(one.average_precision()[0])
-        return {name: percentiles(values) for name, values in found.items()}
 
-    def thresholds(self, wanted: Wanted) -> tuple[Threshold, ...]:
-        """Return 0.5, Youden's threshold, that of a sensitivity, and a chosen one."""
-        above = np.stack([_above(self.low), _above(self.high)])  # at each boundary, from bin k on
-        sensitivity, specificity = above[1] / self.high.sum(), 1 - above[0] / self.low.sum()
-        places = {"0.5": int(np.abs(self.bounds - 0.5).argmin())}
-        places["Youden"] = int((sensitivity + specificity).argmax())
-        enough = np.nonzero(sensitivity >= wanted.sensitivity - 1e-12)[0]
-        places[f"sensitivity {wanted.sensitivity:g}"] = int(enough[-1])
-        if wanted.threshold is not None:
-            places["chosen"] = int(np.abs(self.bounds - wanted.threshold).argmin())
-        return tuple(self._threshold(rule, place, above) for rule, place in places.items())
+def _place(ranked: Ranked, threshold: float) -> int:
+    """Return from where on samples are called positive; of bins, from the boundary next to it."""
+    if ranked.exact:
+        return int(np.searchsorted(ranked.scores, threshold))
+    return int(np.abs(ranked.bounds - threshold).argmin())
 
-    def _threshold(self, rule: str, place: int, above: "np.ndarray[Any, Any]") -> Threshold:
-        wrong, hits = above[:, place]
-        negatives, positives = self.low.sum(), self.high.sum()
-        called, others = wrong + hits, negatives + positives - wrong - hits
-        return Threshold(
-            rule,
-            float(self.bounds[place]),
-            float(hits / positives),
-            float(1 - wrong / negatives),
-            float(hits / called) if called else None,
-            float((negatives - wrong) / others) if others else None,
-            {
-                "sensitivity": wilson(hits, positives),
-                "specificity": wilson(negatives - wrong, negatives),
-            },
-        )
 
-    def curve(self) -> tuple[tuple[int, float, float], ...]:
-        """Return samples, mean score and share of the label by tenths of the samples, in order of
-        their scores.
-        """
-        totals = self.low + self.high
-        middle = totals.cumsum() - totals / 2
-        group = np.minimum(middle / totals.sum() * _TENTHS, _TENTHS - 1).astype(int)
-        found = []
-        for tenth in range(_TENTHS):
-            inside = group == tenth
-            if samples := totals[inside].sum():
-                score = float((totals * self.middles)[inside].sum() / samples)
-                found.append((int(samples), score, float(self.high[inside].sum() / samples)))
-        return tuple(found)
+def curve(ranked: Ranked) -> tuple[tuple[int, float, float], ...]:
+    """Return samples, mean score and share of the label by tenths of the samples, by score."""
+    totals = ranked.low + ranked.high
+    middle = totals.cumsum() - totals / 2
+    group = np.minimum(middle / totals.sum() * _TENTHS, _TENTHS - 1).astype(int)
+    found = []
+    for tenth in range(_TENTHS):
+        inside = group == tenth
+        if samples := totals[inside].sum():
+            score = float((totals * ranked.scores)[inside].sum() / samples)
+            found.append((int(samples), score, float(ranked.high[inside].sum() / samples)))
+    return tuple(found)
 
 
 def wilson(hits: float, samples: float) -> Interval:
@@ -294,34 +259,6 @@ def wilson(hits: float, samples: float) -> Interval:
     1927.
     """
     share, z = hits / samples, Z**2 / samples
-    middle, half = (
-        share + z / 2,
-        Z * sqrt(max(share * (1 - share) / samples + z / (4 * samples), 0.0)),
-    )
-    return max(float((middle - half) / (1 + z)), 0.0), min(float((middle + half) / (1 + z)), 1.0)
-
-
-def bounds(inner: Tensor) -> "np.ndarray[Any, Any]":
-    """Return the probabilities between which bins lie."""
-    return np.concatenate([[0.0], torch.sigmoid(inner).numpy(), [1.0]])
-
-
-def middles(inner: Tensor) -> "np.ndarray[Any, Any]":
-    """Return a probability within each bin."""
-    ends = torch.cat([inner[:1] - 1, inner, inner[-1:] + 1])
-    return np.asarray(torch.sigmoid((ends[1:] + ends[:-1]) / 2).numpy())
-
-
-def _below(counts: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Return how many are in lower bins."""
-    return np.asarray(counts.cumsum() - counts)
-
-
-def _above(counts: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Return how many are in this bin or above; at the end, 0."""
-    return np.append(counts[::-1].cumsum()[::-1], 0.0)
-
-
-def percentiles(values: Any) -> Interval:
-    low, high = np.nanpercentile(values, [2.5, 97.5])
-    return float(low), float(high)
+    half = Z * sqrt(max(share * (1 - share) / samples + z / (4 * samples), 0.0))
+    low, high = (float((share + z / 2 + sign * half) / (1 + z)) for sign in (-1, 1))
+    return max(low, 0.0), min(high, 1.0)

@@ -313,7 +313,7 @@ def table(
     """
     if threshold is None:
         threshold = next((one.threshold for one in whole.thresholds if one.rule == "Youden"), None)
-    wanted = Wanted(threshold, bootstrap=False)
+    wanted = Wanted(threshold)
     rows, untold = [], dict[str, int]()
     for column, groups in counts.items():
         known = {
@@ -323,8 +323,14 @@ def table(
         }
         total = sum(known.values(), torch.zeros(counting.size, dtype=torch.int64))
         for name, numbers in known.items():
-            others = figures(counting, total - numbers, wanted) if len(known) > 1 else None
-            row = _subgroup(column, name, figures(counting, numbers, wanted), others)
+            others = (
+                figures(counting.task, counting.told(total - numbers), wanted)
+                if len(known) > 1
+                else None
+            )
+            row = _subgroup(
+                column, name, figures(counting.task, counting.told(numbers), wanted), others
+            )
             moved = shift(
                 *(counting.split(part).get("scores") for part in (numbers, total - numbers))
             )

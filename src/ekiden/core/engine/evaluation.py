@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.clinic import subgroups
-from ekiden.clinic.counting import EXACT, counting_of
-from ekiden.clinic.figures import Figures, figures
+from ekiden.clinic.counting import EXACT, at_times, counting_of
+from ekiden.clinic.figures import Figures, Told, figures
 from ekiden.clinic.ranked import Wanted
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import FederatedData, Subset
@@ -23,6 +23,7 @@ from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Transport
 from ekiden.core.engine.worker import Worker
 from ekiden.core.tasks import Metric, MultiLabel, Scores, Survival, Task
+from ekiden.core.tasks.counts import PlaceCounts
 from ekiden.core.training import fit as fitting
 from ekiden.core.training.network import Network, adapted
 from ekiden.core.training.weights import Weights, distance, mean
@@ -349,10 +350,13 @@ class TestSet:
             wanted: which thresholds are shown.
             parts: the same answers by client: those of survival are compared inside clients only.
         """
-        counting = counting_of(self.task, self._data.dataset.outputs, full=True)
-        counted = parts if parts and isinstance(self.task, Survival) else [scores]
-        numbers = [counting.count(part, train=self._data.dataset.train.y) for part in counted]
-        return figures(counting, torch.stack(numbers).sum(0), wanted)
+        dataset, counts = self._data.dataset, scores.counts
+        if isinstance(counts, PlaceCounts):
+            counts = PlaceCounts.of(scores, spread=True)
+        train = self.task.counts(dataset.train.y, dataset.outputs).double().numpy()
+        survival = at_times(self.task, parts or [scores]) if isinstance(self.task, Survival) else ()
+        told = Told(counts, train=train, trained=len(dataset.train), survival=survival)
+        return figures(self.task, told, wanted)
 
     def subgroups(
         self,
@@ -402,9 +406,7 @@ class TestSet:
             }
         if 1 < len(clients) <= _MOST_CLIENTS_LISTED:
             counts["client"] = {c.name: counting.count(scores.at(c.test.rows)) for c in clients}
-        whole = self.figures(
-            scores, replace(wanted, bootstrap=False), [scores.at(rows) for rows in own]
-        )
+        whole = self.figures(scores, wanted, [scores.at(rows) for rows in own])
         found = subgroups.table(counting, counts, whole, wanted.threshold)
         return {"subgroups": subgroups.to_json(found), "groups": exact}
 
@@ -457,7 +459,7 @@ class TestSet:
         return dict(
             zip(
                 map(str, dataset.classes),
-                zip(counts, each(scores).tolist(), strict=True),
+                zip(counts, each(scores.counts).tolist(), strict=True),
                 strict=True,
             )
         )

@@ -7,7 +7,9 @@ from functools import cached_property
 from math import log
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.core.base import outside
@@ -51,20 +53,26 @@ class Metric:
 
     Attributes:
         name: its name in `metrics.jsonl` and for `--metric`.
-        measure: computes it; NaN if it is not defined for these samples.
+        counted: computes it from what was counted of the answers; NaN if it is not defined.
         higher: whether a higher value is better.
         share: whether it is between 0 and 1, so that it is shown in percent.
         full: whether it needs the probabilities of the classes, not only the answers.
         each: its value for each class, label, or target, (K,), NaN if undefined; None if there is
             no such value.
+        divides: whether tables of subgroups show it.
     """
 
     name: str
-    measure: Callable[["Scores"], float]
+    counted: Callable[..., float]
     higher: bool = True
     share: bool = True
     full: bool = True
-    each: Callable[["Scores"], Tensor] | None = None
+    each: Callable[[Any], NDArray[np.float64]] | None = None
+    divides: bool = False
+
+    def measure(self, scores: "Scores") -> float:
+        """Return its value for samples; NaN if it is not defined."""
+        return self.counted(scores.counts)
 
     def better(self, value: float) -> float:
         """Return `value` with the sign for which more is better."""
@@ -188,6 +196,10 @@ class Task(Checked, ABC):
         )
 
     @abstractmethod
+    def counted(self, scores: "Scores") -> Any:
+        """Return what metrics follow from; see `ekiden.core.tasks.counts`."""
+
+    @abstractmethod
     def guess(self, outputs: int) -> float:
         """Return the loss of guessing."""
 
@@ -224,9 +236,7 @@ class Task(Checked, ABC):
 
     @property
     def measures_all(self) -> bool:
-        """Whether a run ends with all metrics. A plain classification does not, as torchmetrics
-        starts slowly.
-        """
+        """Whether a run ends with all metrics. A plain classification keeps what the headline needs."""
         return bool(self.metric) or self.kind != "classification"
 
 
@@ -268,6 +278,11 @@ class Scores:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @cached_property
+    def counts(self) -> Any:
+        """What metrics follow from; see `ekiden.core.tasks.counts`."""
+        return self.task.counted(self)
 
     def at(self, rows: Tensor | None) -> "Scores":
         """Return the scores of the samples in `rows`; without `rows`, of all."""
@@ -331,7 +346,11 @@ class Scores:
     def by_class(self) -> list[dict[str, float]]:
         """Return the metrics of each class, label or target, by their names; NaN if undefined."""
         found = (
-            {m.name: m.each(self).tolist() for m in measured(self.task) if m.each is not None}
+            {
+                m.name: m.each(self.counts).tolist()
+                for m in measured(self.task)
+                if m.each is not None
+            }
             if len(self)
             else {}
         )
@@ -378,16 +397,13 @@ def mean_right(scores: Scores) -> float:
     return float((right.double() * units).sum()) / total if total else float("nan")
 
 
-@dataclass(frozen=True)
-class _Own:
-    """Calls the user's function."""
+class OwnMetric(Metric):
+    """A metric of the user's own; `counted` takes answers and labels of samples."""
 
-    name: str
-    function: Callable[[Tensor, Tensor], Any]
-
-    def __call__(self, scores: Scores) -> float:
+    def measure(self, scores: Scores) -> float:
+        """Call the user's function."""
         try:
-            return float(self.function(scores.answers, scores.y))
+            return float(self.counted(scores.answers, scores.y))
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             given = f"it gets answers of shape {tuple(scores.answers.shape)} and labels of {tuple(scores.y.shape)}"
@@ -420,4 +436,4 @@ def own_metric(
         higher: whether a higher value is better.
     """
     name = name or getattr(function, "__name__", "own")
-    return Metric(name, _Own(name, function), higher=higher, share=False)
+    return OwnMetric(name, function, higher=higher, share=False)

@@ -15,7 +15,15 @@ from torch import Tensor
 from ekiden.core.base.checks import CountOrZero, Positive
 from ekiden.core.base.errors import UserError, row_text
 from ekiden.core.tasks import measures
-from ekiden.core.tasks.base import IGNORED, Metric, Need, PlacesTask, VectorTask
+from ekiden.core.tasks.base import IGNORED, Metric, Need, PlacesTask, Scores, VectorTask
+from ekiden.core.tasks.counts import (
+    ClassCounts,
+    Counts,
+    LabelCounts,
+    NumberSums,
+    PairCounts,
+    PlaceCounts,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,9 @@ class Classification(VectorTask):
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         return outputs.softmax(1) if full else outputs.argmax(1)
+
+    def counted(self, scores: Scores) -> Counts:
+        return ClassCounts.of(scores)
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
         return measures.classes(answers) == y
@@ -130,6 +141,9 @@ class MultiLabel(VectorTask):
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         return outputs.sigmoid()
+
+    def counted(self, scores: Scores) -> Counts:
+        return LabelCounts.of(scores)
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
         return ((answers >= 0.5) == (y > 0.5)).float().mean(1)
@@ -250,6 +264,9 @@ class Regression(ScaledTask):
         """Return the targets."""
         return (y if y.ndim == 2 else y[:, None]).double()
 
+    def counted(self, scores: Scores) -> Counts:
+        return NumberSums.of(scores)
+
     def strata(self, y: Tensor) -> Tensor:
         """Return the decile of the first target, as if it were normal."""
         first = self.standardised(y)[:, 0].contiguous()
@@ -339,6 +356,9 @@ class Survival(ScaledTask):
         """Return the times."""
         return y[:, :1].double()
 
+    def counted(self, scores: Scores) -> Counts:
+        return PairCounts.of(scores)
+
     def strata(self, y: Tensor) -> Tensor:
         """Return the events."""
         return y[:, 1].long()
@@ -404,6 +424,9 @@ class Segmentation(PlacesTask):
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         return outputs.argmax(1)
+
+    def counted(self, scores: Scores) -> Counts:
+        return PlaceCounts.of(scores)
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
         return measures.share_right(answers, y)
@@ -487,6 +510,9 @@ class LanguageModelling(PlacesTask):
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         return outputs[:, :-1].argmax(-1)
+
+    def counted(self, scores: Scores) -> Counts:
+        return PlaceCounts.of(scores)
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
         return measures.share_right(answers, y[:, 1:])

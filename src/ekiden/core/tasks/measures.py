@@ -1,20 +1,16 @@
-"""The metrics of each task. torchmetrics, which takes seconds to import, computes those of
-probabilities.
-"""
+"""The metrics of each task. Each follows from what was counted, of samples at hand or by silos."""
 
-import warnings
 from collections.abc import Callable
-from math import exp, nan
+from math import exp, inf, nan
 from typing import Any
 
-import torch
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.core.tasks.base import IGNORED, Metric, Scores, confusion, mean_right
-
-_BINS = 15  # of the calibration error, as is usual
-_ROWS = 1024  # samples that are compared with all at once
+from ekiden.core.tasks.base import IGNORED, Metric
+from ekiden.core.tasks.counts import ClassCounts, Counts, LabelCounts, NumberSums, PairCounts
+from ekiden.core.tasks.ranked import Floats
 
 
 def classes(answers: Tensor) -> Tensor:
@@ -36,248 +32,162 @@ def divergence(outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(found, wanted, reduction="batchmean", log_target=True)
 
 
-def _torchmetrics() -> Any:
-    import torchmetrics.functional.classification as functional  # noqa: PLC0415  (seconds)
-
-    return functional
-
-
-def _mean(values: Tensor) -> float:
-    """Return the mean of the values that are defined."""
-    known = values[~values.isnan()]
-    return float(known.mean()) if len(known) else nan
+def ratio(above: Floats, below: Floats) -> Floats:
+    """Return above / below, NaN where that is not defined."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(below > 0, above / below, nan)
 
 
-def _where(values: Tensor, defined: Tensor) -> Tensor:
-    return torch.where(defined, values.double(), nan)
+def accuracy(c: ClassCounts) -> float:
+    """Return the share of right answers."""
+    return c.accuracy
 
 
-def _recall(s: Scores) -> Tensor:
-    table = confusion(s).double()
-    return _where(table.diagonal() / table.sum(1), table.sum(1) > 0)
+def recall(c: ClassCounts) -> Floats:
+    """Return the share of the samples of each class that are answered right."""
+    return ratio(c.hits, c.labels)
 
 
-def _f1(s: Scores) -> Tensor:
-    table = confusion(s).double()
-    total = table.sum(1) + table[:, : s.outputs].sum(0)
-    return _where(2 * table.diagonal() / total, total > 0)
-
-
-def _iou(s: Scores) -> Tensor:
-    table = confusion(s).double()
-    total = table.sum(1) + table[:, : s.outputs].sum(0) - table.diagonal()
-    return _where(table.diagonal() / total, total > 0)
-
-
-def _probabilities(s: Scores) -> Tensor:
-    """Return the probabilities of the classes (n, K); a method may have more outputs than
-    classes.
+def f1(c: ClassCounts) -> Floats:
+    """Return the harmonic mean of precision and recall of each class; of pixels, the Dice
+    coefficient.
     """
-    return s.answers[:, : s.outputs]
+    return ratio(2 * c.hits, c.labels + c.answers)
 
 
-def _both(s: Scores) -> Tensor:
-    """Return whether some samples are of a class and some are not, (K,)."""
-    counts = torch.bincount(s.y, minlength=s.outputs)
-    return (counts > 0) & (counts < len(s.y))
+def iou(c: ClassCounts) -> Floats:
+    """Return the intersection over union of each class."""
+    return ratio(c.hits, c.labels + c.answers - c.hits)
 
 
-def _auroc(s: Scores) -> Tensor:
-    found = _quiet(
-        _torchmetrics().multiclass_auroc, _probabilities(s), s.y, s.outputs, average=None
-    )
-    return _where(found, _both(s))
+def auroc(c: ClassCounts) -> Floats:
+    """Return the area under the ROC curve of each class or label against the others."""
+    return np.array([one.auroc()[0] for one in c.ranked])
 
 
-def _precision(s: Scores) -> Tensor:
-    found = _quiet(
-        _torchmetrics().multiclass_average_precision,
-        _probabilities(s),
-        s.y,
-        s.outputs,
-        average=None,
-    )
-    return _where(found, torch.bincount(s.y, minlength=s.outputs) > 0)
+def precision(c: ClassCounts) -> Floats:
+    """Return the average precision of each class or label."""
+    return np.array([one.average_precision()[0] for one in c.ranked])
 
 
-def _average_precision(s: Scores) -> float:
-    each = _precision(s)
-    return float(each[1]) if s.outputs == 2 else _mean(each)
+def precision_of_second(c: ClassCounts) -> float:
+    """Return the average precision of the second of two classes; the mean over more classes."""
+    each = precision(c)
+    return float(each[1]) if len(each) == 2 else mean(each)
 
 
-def _calibration(s: Scores) -> float:
-    top, answer = s.answers.max(1)
-    return float(
-        _torchmetrics().binary_calibration_error(top, (answer == s.y).long(), n_bins=_BINS)
-    )
+def calibration_error(c: ClassCounts) -> float:
+    """Return Σ (n_b/n) |accuracy - confidence| over 15 groups of the largest probability.
+
+    Mahdi Naeini et al.: Obtaining well calibrated probabilities using Bayesian binning. AAAI 2015.
+    """
+    if not c.confidence.size:
+        return nan
+    samples, right, confidences = c.confidence
+    return float(np.abs(right - confidences).sum() / samples.sum()) if samples.any() else nan
 
 
-def _quiet(
-    function: Callable[..., Tensor], answers: Tensor, y: Tensor, outputs: int, **options: Any
-) -> Tensor:
-    """Call `function` without its warnings about classes without samples, which we leave out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return function(answers, y.long(), outputs, **options)
+def brier(c: ClassCounts) -> float:
+    """Return the mean of (p - y)²: of the second of two classes, summed over more classes, or over
+    labels.
+    """
+    return c.brier
 
 
-def _label_f1(s: Scores) -> Tensor:
-    answer, there = s.answers >= 0.5, s.y > 0.5
-    hits, total = (answer & there).sum(0).double(), (answer.sum(0) + there.sum(0)).double()
-    return _where(2 * hits / total, total > 0)
+def label_accuracy(c: LabelCounts) -> Floats:
+    """Return the share of right answers of each label."""
+    others, right = c.without
+    return ratio(c.hits + right, c.labels + others)
 
 
-def _label_right(s: Scores) -> Tensor:
-    return ((s.answers >= 0.5) == (s.y > 0.5)).double().mean(0)
-
-
-def _label_recall(s: Scores) -> Tensor:
+def label_recall(c: LabelCounts) -> Floats:
     """Return the mean of both recalls of each label."""
-    answer, there = s.answers >= 0.5, s.y > 0.5
-    found = (
-        (answer & there).sum(0) / there.sum(0) + (~answer & ~there).sum(0) / (~there).sum(0)
-    ) / 2
-    return found.double()  # NaN where all or none have the label
+    others, right = c.without
+    return (ratio(c.hits, c.labels) + ratio(right, others)) / 2
 
 
-def _label_both(s: Scores) -> Tensor:
-    return (s.y > 0.5).any(0) & (s.y < 0.5).any(0)
+def rmse(c: NumberSums) -> Floats:
+    """Return the root of the mean squared error of each target."""
+    return np.sqrt(c.squared)
 
 
-def _label_auroc(s: Scores) -> Tensor:
-    found = _quiet(_torchmetrics().multilabel_auroc, s.answers, s.y, s.outputs, average=None)
-    return _where(found.reshape(-1), _label_both(s))
+def mse(c: NumberSums) -> Floats:
+    """Return the mean squared error of each target."""
+    return c.squared
 
 
-def _label_precision(s: Scores) -> Tensor:
-    found = _quiet(
-        _torchmetrics().multilabel_average_precision, s.answers, s.y, s.outputs, average=None
-    )
-    return _where(found.reshape(-1), (s.y > 0.5).any(0))
+def mae(c: NumberSums) -> Floats:
+    """Return the mean absolute error of each target."""
+    return c.absolute
 
 
-def _label_calibration(s: Scores) -> float:
-    """Return the calibration error of the probabilities of all labels together."""
-    p = s.answers.flatten()
-    right = (p >= 0.5) == (s.y.flatten() > 0.5)
-    return float(
-        _torchmetrics().binary_calibration_error(
-            torch.maximum(p, 1 - p), right.long(), n_bins=_BINS
-        )
-    )
+def r2(c: NumberSums) -> Floats:
+    """Return the share of the variance of each target that is explained."""
+    return np.asarray(1 - ratio(c.squared, c.spread))
 
 
-def _brier(s: Scores) -> float:
-    """Return the mean of (p - y)² over samples: of the second of two classes, or summed over more
-    classes.
-    """
-    wanted = F.one_hot(s.y, s.outputs).double()
-    squares = (_probabilities(s).double() - wanted).square()
-    return float(squares[:, 1].mean() if s.outputs == 2 else squares.sum(1).mean())
+def c_index(c: PairCounts) -> float:
+    """Return the share of comparable pairs in order."""
+    return c.ordered / c.comparable if c.comparable else nan
 
 
-def _label_brier(s: Scores) -> float:
-    """Return the mean of (p - y)² over samples and labels."""
-    return float((s.answers.double() - s.y).square().mean())
+def perplexity(c: Counts) -> float:
+    """Return the exponential of the mean loss."""
+    return exp(c.loss) if c.loss < 700 else inf  # above, float64 has no such number
 
 
-def _errors(s: Scores) -> Tensor:
-    return s.answers.double() - s.y.view(s.answers.shape).double()
-
-
-def _squared(s: Scores) -> Tensor:
-    return _mean_squared(s).sqrt()
-
-
-def _mean_squared(s: Scores) -> Tensor:
-    return _errors(s).square().mean(0)
-
-
-def _absolute(s: Scores) -> Tensor:
-    return _errors(s).abs().mean(0)
-
-
-def _determination(s: Scores) -> Tensor:
-    spread = s.y.view(s.answers.shape).double()
-    spread = (spread - spread.mean(0)).square().sum(0)
-    return _where(1 - _errors(s).square().sum(0) / spread, spread > 0)
-
-
-class _Mean:
+class Mean:
     """The mean over classes, labels or targets; a class, so that it can be sent to other
     processes.
     """
 
-    def __init__(self, each: Callable[[Scores], Tensor]) -> None:
+    def __init__(self, each: Callable[[Any], Floats]) -> None:
         self.each = each
 
-    def __call__(self, s: Scores) -> float:
-        return _mean(self.each(s))
+    def __call__(self, c: Counts) -> float:
+        """Return the mean of the values that are defined."""
+        return mean(self.each(c))
 
 
-def pairs(s: Scores) -> tuple[Tensor, Tensor]:
-    """Return of each sample in how many pairs it is, (n,) int64: twice those in order, ties once,
-    and comparable ones.
-
-    A pair is comparable if one had the event before the other had it or was last seen. It is in
-    order if the one with the earlier event has the higher answer.
-
-    Frank Harrell et al.: Evaluating the yield of medical tests. JAMA 247, 1982.
-    """
-    time, event, risk = s.y[:, 0], s.y[:, 1] > 0.5, s.answers[:, 0]
-    ordered, comparable = torch.zeros(2, len(s), dtype=torch.int64, device=s.y.device)
-    for rows in torch.split(event.nonzero().flatten(), _ROWS):
-        early = time[rows, None]
-        known = (early < time) | ((early == time) & ~event)
-        right = ((risk[rows, None] - risk).sign().long() + 1) * known
-        for counts, each in ((ordered, right), (comparable, known.long())):
-            counts[rows] += each.sum(1)
-            counts.add_(each.sum(0))
-    return ordered, comparable
-
-
-def _concordance(s: Scores) -> float:
-    ordered, comparable = pairs(s)
-    return float(ordered.sum().double() / 2 / comparable.sum()) if comparable.any() else nan
-
-
-def _perplexity(s: Scores) -> float:
-    loss = s.mean_loss()
-    return exp(loss) if loss < 700 else float("inf")
+def mean(values: Any) -> float:
+    """Return the mean of the values that are defined."""
+    known = np.asarray(values, dtype=float)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if len(known) else nan
 
 
 OF_CLASSES = (
-    Metric("accuracy", mean_right, full=False, each=_recall),
-    Metric("balanced_accuracy", _Mean(_recall), full=False),
-    Metric("macro_f1", _Mean(_f1), full=False, each=_f1),
-    Metric("auroc", _Mean(_auroc), each=_auroc),
-    Metric("average_precision", _average_precision, each=_precision),
-    Metric("calibration_error", _calibration, higher=False),
-    Metric("brier", _brier, higher=False, share=False),
+    Metric("accuracy", accuracy, full=False, each=recall, divides=True),
+    Metric("balanced_accuracy", Mean(recall), full=False),
+    Metric("macro_f1", Mean(f1), full=False, each=f1),
+    Metric("auroc", Mean(auroc), each=auroc, divides=True),
+    Metric("average_precision", precision_of_second, each=precision),
+    Metric("calibration_error", calibration_error, higher=False, divides=True),
+    Metric("brier", brier, higher=False, share=False, divides=True),
 )
 OF_LABELS = (
-    Metric("auroc", _Mean(_label_auroc), each=_label_auroc),
-    Metric("average_precision", _Mean(_label_precision), each=_label_precision),
-    Metric("macro_f1", _Mean(_label_f1), each=_label_f1),
-    Metric("accuracy", mean_right, each=_label_right),
-    Metric("balanced_accuracy", _Mean(_label_recall), each=_label_recall),
-    Metric("calibration_error", _label_calibration, higher=False),
-    Metric("brier", _label_brier, higher=False, share=False),
+    Metric("auroc", Mean(auroc), each=auroc),
+    Metric("average_precision", Mean(precision), each=precision),
+    Metric("macro_f1", Mean(f1), each=f1),
+    Metric("accuracy", accuracy, each=label_accuracy),
+    Metric("balanced_accuracy", Mean(label_recall), each=label_recall),
+    Metric("calibration_error", calibration_error, higher=False),
+    Metric("brier", brier, higher=False, share=False),
 )
 OF_NUMBERS = (
-    Metric("rmse", _Mean(_squared), higher=False, share=False, each=_squared),
-    Metric("mae", _Mean(_absolute), higher=False, share=False, each=_absolute),
-    Metric("mse", _Mean(_mean_squared), higher=False, share=False, each=_mean_squared),
-    Metric("r2", _Mean(_determination), share=False, each=_determination),
+    Metric("rmse", Mean(rmse), higher=False, share=False, each=rmse),
+    Metric("mae", Mean(mae), higher=False, share=False, each=mae, divides=True),
+    Metric("mse", Mean(mse), higher=False, share=False, each=mse),
+    Metric("r2", Mean(r2), share=False, each=r2, divides=True),
 )
-OF_TIMES = (Metric("c_index", _concordance),)
+OF_TIMES = (Metric("c_index", c_index, divides=True),)
 OF_PIXELS = (
-    Metric("miou", _Mean(_iou), each=_iou),
-    Metric("dice", _Mean(_f1), each=_f1),
-    Metric("accuracy", mean_right, each=_recall),
-    Metric("balanced_accuracy", _Mean(_recall)),
+    Metric("miou", Mean(iou), each=iou),
+    Metric("dice", Mean(f1), each=f1),
+    Metric("accuracy", accuracy, each=recall),
+    Metric("balanced_accuracy", Mean(recall)),
 )
 OF_TOKENS = (
-    Metric("perplexity", _perplexity, higher=False, share=False),
-    Metric("accuracy", mean_right),
+    Metric("perplexity", perplexity, higher=False, share=False),
+    Metric("accuracy", accuracy),
 )

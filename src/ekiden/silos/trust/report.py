@@ -73,7 +73,7 @@ def report(
     own = torch.zeros(2, len(FIRST) + len(metrics), dtype=torch.int64)
     split = counting.split(counts[mine])
     own[0, : len(FIRST)] = torch.stack([split[name] for name in FIRST])
-    found = figures(counting, counts[mine]).values
+    found = figures(counting.task, counting.told(counts[mine])).values
     for i, metric in enumerate(metrics, start=len(FIRST)):
         if metric.name in found and abs(found[metric.name]) < _LARGEST:
             own[:, i] = torch.tensor([round(found[metric.name] * FIXED), 1])
@@ -139,13 +139,16 @@ def row_of(
     )
     personal = len(counts) > results
     wanted = Wanted() if last and len(counts) == 1 else None
-    each = [figures(counting, numbers, wanted) for numbers in counts]
+    each = [figures(counting.task, counting.told(numbers), wanted) for numbers in counts]
     if not each[0].samples:
         return {}
     found = _values(each[results if personal else 0 :], counting.task)
     reports, far = (int(total.own[0, FIRST.index(name)]) for name in FIRST)
     own = {
-        name: figures(counting, one.counts[results + agreed.clients.index(name) if personal else 0])
+        name: figures(
+            counting.task,
+            counting.told(one.counts[results + agreed.clients.index(name) if personal else 0]),
+        )
         for name, one in shown.items()
     }
     found |= _over_silos(total, own, agreed.clients, counting.task, reports)
