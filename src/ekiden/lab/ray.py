@@ -118,6 +118,7 @@ class Home:
         """
         for client, wanted in keys.items():
             self._store(client).commit(step, wanted)
+            self._store(client).sync(wanted)
         return {client: written for client in keys if (written := self._store(client).written)}
 
     def settle(self, keys: Keys) -> None:

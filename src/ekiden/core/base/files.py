@@ -266,6 +266,15 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True
     return written
 
 
+def sync(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    try:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
 def write_once(path: Path, content: bytes) -> bytes:
     """Write `path`, readable by its owner only, unless it exists; return what it then holds.
 
