@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -31,11 +31,12 @@ from ekiden.core.engine.method import Method, State, on_client
 from ekiden.core.engine.worker import Client
 from ekiden.core.training.weights import Weights
 from ekiden.runs.recipe import Recipe
-from ekiden.silos import client_app, commands, supernode
+from ekiden.silos import client_app, commands
 from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.coordinator.remote_plan import RemotePlan
 from ekiden.silos.envelope import content, overhead, wrap
+from ekiden.silos.security import Security
 from ekiden.silos.server_app import GridNodes, say
 from ekiden.silos.silo import silo_file
 from ekiden.silos.trust.parcel import Ask, unpack
@@ -136,15 +137,12 @@ def answer_bare(message: Message, context: Context) -> Message:
     return Message(wrap(os.urandom(len(content(message)))), reply_to=message)
 
 
-def write_app(app: Path, settings: Mapping[str, str]) -> None:
+def write_app(app: Path) -> None:
     """The Flower app whose server is `main`."""
     commands.write_app(app)
     file = app / "pyproject.toml"
     text = file.read_text().replace("ekiden.silos.server_app:app", "benchmarks.hop:server")
     file.write_text(text)
-    (app / "run.toml").write_text(
-        "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-    )
 
 
 def measure(folder: Path) -> None:
@@ -154,17 +152,11 @@ def measure(folder: Path) -> None:
     )
     with running(folder, start_silo) as federation:
         public = commands.read_keys(folder / "keys", NAMES)
-        write_app(folder / "app", {"folder": str(folder / "run"), "keys": json.dumps(public)})
-        security = commands.Security(folder / "ca.crt")
-        arguments = [
-            "run",
-            str(folder / "app"),
-            "ekiden",
-            "--run-config",
-            str(folder / "app" / "run.toml"),
-            "--stream",
-        ]
-        commands._flwr(arguments, federation.link, security, print)
+        write_app(folder / "app")
+        settings = {"folder": str(folder / "run"), "keys": json.dumps(public)}
+        link = commands.connect(federation.link, Security(folder / "ca.crt"))
+        for line in link.lines(link.start(folder / "app", settings)):
+            print(line)
     turns = list(read_lines(folder / "bare.jsonl"))[
         1:-1
     ]  # the first finds caches cold, the last measures the model
@@ -194,12 +186,8 @@ def start_silo(federation: Federation, name: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["silo"]:
         install()
-        supernode.GUARD = "benchmarks.hop"
-        call(["silo", "start", *sys.argv[2:]])
-    elif sys.argv[1:2] == ["serve"]:
-        install()
         client_app.app.query("bare")(answer_bare)
-        client_app.serve(sys.argv[2], Path(sys.argv[3]))
+        call(["silo", "start", *sys.argv[2:]])
     else:
         with tempfile.TemporaryDirectory(prefix="ekiden-hop-") as scratch:
             measure(Path(scratch))

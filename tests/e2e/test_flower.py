@@ -26,6 +26,7 @@ from ekiden.core.engine.method import Method
 from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedGram, FedSeq, MAEcho
 from ekiden.runs.recipe import Recipe
 from ekiden.silos import commands
+from ekiden.silos.security import Security
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
 from tests.e2e.silos import BIN, NAMES, Federation, assert_same_files, expected, running, wait_for
@@ -147,14 +148,9 @@ def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
         assert f"ekiden.silos.{part}" in own
         own = own.replace(f"ekiden.silos.{part}", f"tests.e2e.attacker:{mine}")
     file.write_text(own)
-    settings = {"plan": plan, "folder": str(found)}
-    (folder / "run.toml").write_text(
-        "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-    )
-    arguments = ["run", str(folder), "ekiden", "--run-config", str(folder / "run.toml"), "--stream"]
-    commands._flwr(
-        arguments, federation.link, commands.Security(federation.folder / "ca.crt"), print
-    )
+    link = commands.connect(federation.link, Security(federation.folder / "ca.crt"))
+    for line in link.lines(link.start(folder, {"plan": plan, "folder": str(found)})):
+        print(line)
     return json.loads(found.read_text())
 
 
@@ -481,7 +477,7 @@ def request(
 @pytest.mark.parametrize("end", ["Ctrl-C", "stop"])
 def test_a_run_that_the_user_ends_ends_at_the_superlink(federation: Federation, end: str) -> None:
     """By Ctrl-C, or by `ekiden stop` with the run's number; `ekiden ps` shows it."""
-    security = commands.Security(federation.folder / "ca.crt")
+    security = Security(federation.folder / "ca.crt")
     flags = ["--link", federation.link, "--certificate", "ca.crt"]
     command = [str(BIN / "ekiden"), "run", "fedseq", "--on", "flower", *flags, "--keys", "keys"]
     command += ["--clients", ",".join(NAMES), "--epochs", "1000", "--out", "ended"]
@@ -499,10 +495,8 @@ def test_a_run_that_the_user_ends_ends_at_the_superlink(federation: Federation, 
     code = federation.processes[end].wait(60)
     federation.processes.pop(end)
     assert code == (130 if end == "Ctrl-C" else 2), log.read_text()
-    state = {
-        row["run-id"]: row["status"] for row in commands.runs(federation.link, security, print)
-    }
-    assert state[number] == "finished:stopped"
+    states = {run.run: run.state for run in commands.connect(federation.link, security).runs()}
+    assert states[number] == "stopped"
     if end == "stop":
         assert f"run {number} was stopped" in log.read_text()
         assert re.search(rf"{number} .*stopped", federation.ekiden("ps", *flags))

@@ -1,12 +1,14 @@
 """What a federation's folder holds, and who may do what with it."""
 
 import asyncio
+import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import MutableMapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +18,13 @@ import pytest
 
 from ekiden.cli.app import call
 from ekiden.core.base.errors import UserError
-from ekiden.silos import commands, supernode
-from ekiden.silos.commands import Security
+from ekiden.silos import commands, forks, supernode
 from ekiden.silos.coordinator import federation
 from ekiden.silos.coordinator.federation import Federation
 from ekiden.silos.coordinator.session import ENDED
+from ekiden.silos.logs import Log
+from ekiden.silos.metrics import Metrics
+from ekiden.silos.security import Security, checked
 from ekiden.silos.silo import silo_file
 from ekiden.silos.trust import keys
 from tests.e2e.silos import free_ports
@@ -131,7 +135,9 @@ def test_a_port_that_is_taken_is_named(made: Federation) -> None:
         (free,) = free_ports(1)
         for ports in ((port, free), (free, port)):
             with pytest.raises(UserError, match=rf"port {port} is taken"):
-                commands.start_superlink(replace(made, port=ports[0], control_port=ports[1]), print)
+                commands.start_superlink(
+                    replace(made, port=ports[0], control_port=ports[1]), Log(), Metrics()
+                )
 
 
 def test_only_the_fleet_api_passes() -> None:
@@ -243,19 +249,18 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
 
 def test_a_refusal_is_one_line_among_flowers() -> None:
     said: list[str] = []
-    heard = commands._Heard(said.append, said.append)
+    heard = commands.Heard(said.append)
     for line in (
-        "Successfully started run 17",
-        "INFO :      Starting logstream",
+        "INFO :      Start `flwr-serverapp` process",
         "ekiden: step 1 of 3 done",
         f"{ENDED}silo b: b does not allow 'fedavg'",
         "Traceback (most recent call last):",
     ):
         heard(line)
-    assert said == ["run 17 at the SuperLink", "ekiden: step 1 of 3 done"]
-    assert (heard.run, heard.ended) == ("17", "silo b: b does not allow 'fedavg'")
+    assert said == ["ekiden: step 1 of 3 done"]
+    assert heard.ended == "silo b: b does not allow 'fedavg'"
     assert list(heard.others) == [
-        "INFO :      Starting logstream",
+        "INFO :      Start `flwr-serverapp` process",
         "Traceback (most recent call last):",
     ]
 
@@ -276,7 +281,7 @@ def test_what_users_get_wrong(tmp_path: Path, made: Federation) -> None:
 def test_insecure_is_for_this_machine() -> None:
     said: list[str] = []
     for here in ("127.0.0.1:9", "localhost:9", "[::1]:9"):
-        commands.checked(here, Security(insecure=True), said.append, anywhere=False)
+        checked(here, Security(insecure=True), said.append, anywhere=False)
     assert (
         said
         == ["WARNING: --insecure: nothing on this connection is encrypted or authenticated"] * 3
@@ -288,16 +293,14 @@ def test_insecure_is_for_this_machine() -> None:
         "localhost.example.org:8000",
     ):
         with pytest.raises(UserError, match="would send models and requests in the clear"):
-            commands.checked(there, Security(insecure=True), said.append, anywhere=False)
-    commands.checked("link.example.org:8000", Security(insecure=True), said.append, anywhere=True)
+            checked(there, Security(insecure=True), said.append, anywhere=False)
+    checked("link.example.org:8000", Security(insecure=True), said.append, anywhere=True)
     assert said[3:] == said[:1]
 
 
 def test_a_superlink_that_is_not_there_is_one_line(made: Federation) -> None:
-    with pytest.raises(
-        UserError, match=r"the SuperLink at 127\.0\.0\.1:9 did not do `flwr ls`: \S+"
-    ):
-        commands.runs("127.0.0.1:9", Security(made.certificate), lambda line: None)
+    with pytest.raises(UserError, match=r"no SuperLink at 127\.0\.0\.1:9 answers \(\S+"):
+        commands.connect("127.0.0.1:9", Security(made.certificate)).runs()
 
 
 @pytest.mark.parametrize(
@@ -332,13 +335,12 @@ def test_a_database_that_was_not_finished_stops_no_later_start(
     file, (port, control) = made.folder / "link.db", free_ports(2)
     if before:
         file.touch()
-    ends = [
-        sys.executable,
-        "-c",
-        f"import pathlib; pathlib.Path({str(file)!r}).write_text('half'); exit(1)",
-    ]
-    monkeypatch.setattr(commands, "superlink_command", lambda federation: ends)
+    program = made.folder / "flower-superlink"
+    program.write_text(f"#!/bin/sh\necho half > {file}\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(forks, "programs", lambda jobs: nullcontext((made.folder, ())))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(UserError, match="did not start: the lines above say why"):
-        commands.start_superlink(replace(made, port=port, control_port=control), lambda line: None)
+        commands.start_superlink(replace(made, port=port, control_port=control), Log(), Metrics())
     assert file.exists() == before

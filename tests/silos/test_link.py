@@ -28,7 +28,6 @@ from flwr.supercore.primitives.asymmetric import (
     sign_message,
 )
 
-from ekiden.silos.commands import _Heard
 from ekiden.silos.superlink import FleetOnly, guarded, keep_private, keep_superexec, own_replies
 
 pytestmark = pytest.mark.flower
@@ -216,18 +215,6 @@ def test_superexec_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
     lifespan.superexec_process.wait()
     assert lifespan.starts == 1
     assert "flower-superexec ended with code 3: starting it again" in capsys.readouterr().out
-
-
-def test_a_run_that_nobody_serves_is_named() -> None:
-    started = "Successfully started run 7"
-    for lines, named in (([], []), ([started], ["7"]), ([started, "ekiden: waiting for a"], [])):
-        unserved: list[str] = []
-        heard = _Heard(lambda line: None, unserved.append, seconds=0.1)
-        for line in lines:
-            heard(line)
-        time.sleep(0.4)
-        heard.close()
-        assert unserved == named
 
 
 def test_a_silo_sends_nothing_but_its_own_replies() -> None:

@@ -32,7 +32,9 @@ def port() -> Iterator[int]:
     def counts() -> Mapping[str, float]:
         return {"runs": 3.0, 'requests_total{kind="hello"}': 12_345_678.0}
 
-    with served(Metrics(port=free_port()), "ekiden_silo", counts, lambda: True) as found:
+    with served(
+        Metrics(port=free_port()), "ekiden_silo", counts, lambda: (True, "connected")
+    ) as found:
         yield found
 
 
@@ -52,13 +54,13 @@ def test_a_monitor_reads_health_and_counts(port: int) -> None:
         body.decode()
         == 'ekiden_silo_up 1\nekiden_silo_runs 3\nekiden_silo_requests_total{kind="hello"} 12345678\n'
     )
-    assert asked(port, b"GET /health HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nok\n")
-    with served(Metrics(port=free_port()), "x", dict, lambda: False) as ill:
+    assert asked(port, b"GET /health HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nconnected\n")
+    with served(Metrics(port=free_port()), "x", dict, lambda: (False, "away")) as ill:
         assert asked(ill, b"GET /health HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503")
-    taken = served(Metrics(port=port), "x", dict, lambda: True)
+    taken = served(Metrics(port=port), "x", dict, lambda: (True, ""))
     with pytest.raises(UserError, match=f"metrics cannot be served at 127.0.0.1:{port}"), taken:
         pass
-    with served(Metrics(), "x", dict, lambda: True) as none:
+    with served(Metrics(), "x", dict, lambda: (True, "")) as none:
         assert none == 0
 
 
@@ -151,6 +153,7 @@ def test_a_silos_counts_hold_nothing_of_its_data(tmp_path: Path) -> None:
     names = {name.partition("{")[0] for name in after}
     assert names == {
         "supernode_starts_total",
+        "connection_changed_seconds",
         "runs",
         "disk_bytes",
         "plans_waiting",

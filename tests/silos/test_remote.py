@@ -676,7 +676,7 @@ def test_a_name_is_bound_to_its_key(tmp_path: Path) -> None:
     )
     said: list[str] = []
     swapped = public | {"client-0": public["client-1"]}
-    with pytest.raises(ClientMissing, match="client-0 did not come"):
+    with pytest.raises(UserError, match=r"silo client-1: the run says that client-0 has the key"):
         session.run(plan, FakeNodes(files), tmp_path / "other", swapped, said.append, poll=0)
     assert any("does not hold the key of 'client-0'" in line for line in said)
     # An impostor next to the real silo gets nothing, and the run goes on.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.silos import commands, supernode
+from ekiden.silos import security, supernode
 from ekiden.silos.silo import participation
 from ekiden.silos.silo.participation import FILE, log_changed, log_request
 from ekiden.silos.silo.silo_file import SiloFile
@@ -118,7 +118,7 @@ def test_a_silo_that_crashes_leaves_no_core_file(tmp_path: Path) -> None:
 
 
 def test_a_silos_own_calls_avoid_a_proxy() -> None:
-    found = commands.without_proxy(
+    found = security.without_proxy(
         {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "intra.example, 127.0.0.1"}
     )
     assert found["NO_PROXY"] == "intra.example,127.0.0.1,localhost,::1"

@@ -1,13 +1,11 @@
 """What the app at the SuperLink makes of the configuration that the command line wrote."""
 
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ekiden.silos import commands
 from ekiden.silos.coordinator import remote_plan, session
 
 
@@ -38,27 +36,6 @@ def test_a_model_is_measured_by_the_subgroups_that_were_named(
     )
     server_app.main(SimpleNamespace(), context)
     assert asked == {"validation": False, "by": by, "at": {365.0: 0.5}, "weights": None, "data": ""}
-
-
-def test_the_app_declares_what_a_run_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Flower refuses a setting that the app does not declare, or of another type."""
-    found: list[dict[str, Any]] = []
-
-    def read(arguments: list[str], *about: object) -> None:
-        found.append(
-            tomllib.loads(Path(arguments[1], "pyproject.toml").read_text())["tool"]["flwr"]["app"][
-                "config"
-            ]
-        )
-        found.append(tomllib.loads(Path(arguments[4]).read_text()))
-        raise LookupError
-
-    monkeypatch.setattr(commands, "_flwr", read)
-    monkeypatch.setattr(commands, "as_text", lambda plan: "{}")
-    with pytest.raises(LookupError):
-        commands.run(None, {"link": ""}, None, tmp_path / "out", {}, lambda line: None)  # type: ignore[arg-type]
-    declared, given = ({name: type(value) for name, value in one.items()} for one in found)
-    assert declared == given
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

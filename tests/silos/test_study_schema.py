@@ -240,3 +240,35 @@ def test_sums_that_do_not_meet_the_schema_name_the_silo(tmp_path: Path, command:
         assert code == 2
         assert line in said
         assert not (tmp_path / "x.json").exists()
+
+
+def test_a_drafted_schema_of_a_column_with_gaps_is_agreed_on(
+    tmp_path: Path, command: Command
+) -> None:
+    """The draft names no category for missing values; a required column may have none."""
+    hospitals(tmp_path, 'label_column = "died"\nsubject_column = "patient"\nmissing = ["age=-1"]\n')
+    for name in NAMES:
+        table = pd.read_csv(tmp_path / f"{name}.csv", dtype=str)
+        table.loc[10:39, "sex"] = None
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+    code, said = command(
+        *(
+            "data",
+            str(tmp_path / "north.csv"),
+            "--label-column",
+            "died",
+            "--subject-column",
+            "patient",
+        ),
+        *("--missing", "age=-1", "--draft-schema", str(tmp_path / "draft.toml")),
+    )
+    assert code == 0, said
+    code, said = agree(tmp_path, command, "--schema", str(tmp_path / "draft.toml"))
+    assert code == 0, said
+    text = (tmp_path / "draft.toml").read_text()
+    head, sex, rest = text.partition("[columns.sex]")
+    strict = sex + rest.replace("required = false", "required = true", 1)
+    (tmp_path / "strict.toml").write_text(head + strict)
+    code, said = agree(tmp_path, command, "--schema", str(tmp_path / "strict.toml"))
+    assert code == 2
+    assert "north: column 'sex' lacks values" in " ".join(said.split())

@@ -20,9 +20,9 @@ from ekiden.readers.moments import read_sums
 from ekiden.readers.schema import read as read_schema
 from ekiden.runs.result import inputs_of, task_in
 from ekiden.silos import commands
-from ekiden.silos.commands import Security
 from ekiden.silos.coordinator import federation as federations
 from ekiden.silos.coordinator.federation import Federation
+from ekiden.silos.logs import Format, Log
 from ekiden.silos.metrics import Metrics
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.trust import keys
@@ -110,6 +110,8 @@ class FederationStartOptions:
     """port at which a monitor reads /health and /metrics: counts only; 0 for none"""
     metrics_host: str = "127.0.0.1"
     """address of this machine for that; whoever reaches it reads the counts"""
+    log: Format = "text"
+    """how lines are printed, each with its time and level: text or json"""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,14 @@ class AgreeOptions:
     default they are refused"""
     table_one: bool = False
     """also show means and shares of all columns at each silo, of training rows"""
+
+
+_REMEDY = {
+    "connected": "",
+    "away": "there: ekiden silo status silo.toml",
+    "never": "there: ekiden silo join, then ekiden silo start",
+}
+"""what to do about a silo in each state"""
 
 
 def init(options: InitOptions) -> None:
@@ -190,7 +200,7 @@ def revoke(options: RevokeOptions) -> None:
 def _changed(federation: Federation, names: Sequence[str]) -> None:
     """Register new keys if the SuperLink runs, and say what to do with the roster."""
     if names and commands.is_running(federation):
-        commands.let_in(federation, names, Security(federation.certificate), lambda line: None)
+        commands.let_in(federation, names, lambda line: None)
     _tell_roster(federation)
 
 
@@ -199,34 +209,35 @@ def status(options: StatusOptions) -> None:
     found = federations.read(options.folder)
     until = keys.valid_until(found.folder / "link.crt")
     silos, running = federations.status(found), commands.is_running(found)
+    good, words = commands.health(found)
     if options.json:
         return print_json(
             {
                 "running": running,
                 "certificate": f"{until:%Y-%m-%d}",
+                "good": good,
+                "state": words,
                 "silos": list(map(asdict, silos)),
             }
         )
-    table = table_of("silo", "state", "last seen (s)", "key")
+    table = table_of("silo", "state", "last seen (s)", "key", "what to do")
     for silo in silos:
-        state = silo.state if running else "unknown"
-        table.add_row(
-            silo.name, state, "" if silo.seen is None else f"{silo.seen:.0f}", silo.fingerprint
-        )
+        seen = "" if silo.seen is None else f"{silo.seen:.0f}"
+        if running:
+            table.add_row(silo.name, silo.state, seen, silo.fingerprint, _REMEDY[silo.state])
+        else:
+            table.add_row(silo.name, "unknown", seen, silo.fingerprint, "")
     console.print(table)
-    say(
-        f"the SuperLink {'runs' if running else 'does not run'}; its certificate is valid until "
-        f"{until:%Y-%m-%d}"
-    )
+    say(words)
 
 
 def start_federation(options: FederationStartOptions) -> None:
     """`ekiden federation start FOLDER`."""
-    found = federations.read(options.folder)
+    found, log = federations.read(options.folder), Log(options.log)
     try:
-        commands.start_superlink(found, say, Metrics(options.metrics_port, options.metrics_host))
+        commands.start_superlink(found, log, Metrics(options.metrics_port, options.metrics_host))
     except KeyboardInterrupt:
-        say("stopped; silos connect again when it is started again")
+        log("stopped; silos connect again when it is started again")
 
 
 def agree(options: AgreeOptions) -> None:

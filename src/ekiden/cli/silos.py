@@ -5,7 +5,7 @@ flower`, `ps`, `stop` and `verify`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -28,13 +28,23 @@ from ekiden.methods import among, between_machines
 from ekiden.runs import summary, tracking
 from ekiden.runs.recipe import Recipe
 from ekiden.silos import commands, supernode
-from ekiden.silos.commands import Security
 from ekiden.silos.coordinator import federation as federations
 from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator import verify as verifying
 from ekiden.silos.coordinator.remote_plan import RemotePlan, check, stored
 from ekiden.silos.coordinator.session import EVALUATIONS
-from ekiden.silos.silo import approval, levels, noisy_columns, participation, silo_file
+from ekiden.silos.logs import Format, Log
+from ekiden.silos.security import Security, checked
+from ekiden.silos.silo import (
+    approval,
+    budget,
+    connection,
+    levels,
+    noisy_columns,
+    participation,
+    policy,
+    silo_file,
+)
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo_file import Limits, SiloFile
 from ekiden.silos.trust import agreement as agreements
@@ -148,6 +158,18 @@ class SiloStartOptions:
     """no TLS; to this machine only"""
     insecure_anywhere: bool = False
     """no TLS, also to other machines"""
+    log: Format = "text"
+    """how lines are printed, each with its time and level: text or json"""
+
+
+@dataclass(frozen=True)
+class SiloStatusOptions:
+    """Say whether a silo is connected, what waits for its operator, and what was spent; works while it serves."""
+
+    file: Positional[Path]
+    """silo.toml"""
+    json: bool = False
+    """print JSON instead of lines; see docs/json.md"""
 
 
 @dataclass(frozen=True)
@@ -258,7 +280,8 @@ def start(options: SiloStartOptions) -> None:
     )
     if not file.link.address:
         raise UserError(f'{file.path}: say where the SuperLink is: [link] address = "HOST:PORT"')
-    commands.checked(file.link.address, security, say, anywhere=options.insecure_anywhere)
+    log = Log(options.log)
+    checked(file.link.address, security, log, anywhere=options.insecure_anywhere)
     if not security.insecure and not file.link.key:
         raise UserError(
             f'{file.path}: give the silo a key: [link] key = "{file.name}.key", then `ekiden silo '
@@ -270,45 +293,77 @@ def start(options: SiloStartOptions) -> None:
             f"{file.path}`"
         )
     with supernode.alone(file):
-        _serve(file, security)
+        _serve(file, security, log)
 
 
-def _serve(file: SiloFile, security: Security) -> None:
-    for name in file.named or ("",):
-        try:
-            dataset, client = file.holding(name).load()
-        except UserError as error:
-            with suppress(KeyboardInterrupt):
-                supernode.tell(file, security, say, str(error))
-            raise
-        say(
-            f"{f'{file.name}, {name}' if name else file.name}: {len(client.train)} training, "
-            f"{len(client.val)} "
-            f"validation, {len(client.test)} test samples of shape {dataset.shape} for "
-            f"{dataset.task.kind} with "
-            f"{dataset.outputs} outputs; they stay here"
-        )
-    methods = (
-        "all methods" if file.limits.methods == Limits().methods else ", ".join(file.limits.methods)
-    )
-    say(
-        f"allows {methods}; models up to {summary.size(file.limits.model_bytes)}; "
-        f"{file.limits.epochs} epochs a task"
-    )
-    if line := participation.log_changed(file.folder):
-        say(
-            f"{file.folder / participation.FILE} was changed at line {line}: somebody edited or "
-            "damaged it"
-        )
-    if file.link.key and not file.link.peers:
-        say(
-            "knows no key of another silo ([link] peers in its silo.toml): it refuses runs that "
-            "seal models"
-        )
+def _serve(file: SiloFile, security: Security, log: Log) -> None:
     try:
-        supernode.start(file, security, say)
+        held = supernode.load(file)
+    except UserError as error:
+        with suppress(KeyboardInterrupt):
+            supernode.tell(file, security, log, str(error))
+        raise
+    for name, (dataset, client) in held.items():
+        log(
+            f"{f'{file.name}, {name}' if name else file.name}: {len(client.train)} training, "
+            f"{len(client.val)} validation, {len(client.test)} test samples of shape "
+            f"{dataset.shape} for {dataset.task.kind} with {dataset.outputs} outputs; they stay here"
+        )
+    limits = file.limits
+    methods = "all methods" if limits.methods == Limits().methods else ", ".join(limits.methods)
+    size = summary.size(limits.model_bytes)
+    log(f"allows {methods}; models up to {size}; {limits.epochs} epochs a task")
+    for line in _doubts(file):
+        log(line, "WARNING")
+    try:
+        supernode.start(file, security, log)
     except KeyboardInterrupt:
-        say("stopped; the silo goes on where it was when it is started again")
+        log("stopped; the silo goes on where it was when it is started again")
+
+
+def _doubts(file: SiloFile) -> Iterator[str]:
+    """Yield what the operator of a silo should look at."""
+    if line := participation.log_changed(file.folder):
+        where = file.folder / participation.FILE
+        yield f"{where} was changed at line {line}: somebody edited or damaged it"
+    if file.link.key and not (file.link.peers and any(file.beside(file.link.peers).glob("*.pub"))):
+        yield (
+            "the silo knows no key of another one, and refuses runs that seal models: take the "
+            f"coordinator's roster.json by `ekiden silo join {file.path} roster.json`"
+        )
+
+
+def status(options: SiloStatusOptions) -> None:
+    """`ekiden silo status silo.toml`."""
+    file = silo_file.read(options.file)
+    good, words = connection.health(file.folder)
+    if not supernode.is_started(file):
+        good, words = False, f"not started: `ekiden silo start {file.path}`"
+    plans = [digest for digest, _ in approval.waiting(file)]
+    spent = {name: policy.measured(file, name) for name in file.named or ("",)}
+    epsilon = budget.promised(file)
+    doubts = list(_doubts(file))
+    if options.json:
+        return print_json(
+            {
+                "silo": file.name,
+                "connected": good,
+                "state": words,
+                "plans": plans,
+                "evaluations": spent,
+                "epsilon": epsilon,
+                "doubts": doubts,
+            }
+        )
+    say(f"{file.name}: {words}")
+    for digest in plans:
+        say(f"plan {digest} waits: read it by `ekiden silo approve {file.path}`")
+    for name, count in spent.items():
+        say(f"models measured{f' on {name}' if name else ''}: {count} of {file.limits.evaluations}")
+    if file.limits.epsilon is not None:
+        say(f"privacy spent: epsilon {epsilon:.3g} of {file.limits.epsilon:g}")
+    for line in doubts:
+        say(line)
 
 
 def sums(options: SumsOptions) -> None:
@@ -484,7 +539,7 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         "keys": str(options.keys.absolute()) if options.keys else "",
         "insecure": options.insecure or options.insecure_anywhere,
     }
-    commands.checked(
+    checked(
         options.link,
         Security(options.certificate, link["insecure"]),
         lambda line: None,
@@ -625,7 +680,7 @@ def _superlink_of(
     security = Security(
         Path(link["certificate"]) if link["certificate"] else None, link["insecure"]
     )
-    commands.checked(link["link"], security, say, anywhere=anywhere)
+    checked(link["link"], security, say, anywhere=anywhere)
     if link["keys"]:
         return security, commands.read_keys(Path(link["keys"]), plan.names)
     if security.insecure:
@@ -710,34 +765,22 @@ def register(options: RegisterOptions) -> None:
     """`ekiden silo register NAME.pub ... --link HOST:PORT`."""
     if not options.public_keys:
         raise UserError("name the public keys to register: NAME.pub ...")
-    link, security = _reached(options)
+    superlink = commands.connect(*_reached(options))
     for path in options.public_keys:
-        keys.read_public(path)
         check_name(path.stem, str(path))
-        commands.register(path, link, security, say)
+        if not superlink.register(keys.read_public(path)):
+            raise UserError(f"{path} is registered already: its holder may connect")
+        say(f"registered {path.stem}")
 
 
 def ps(options: PsOptions) -> None:
     """`ekiden ps`."""
-    link, security = _reached(options)
-    rows = commands.runs(link, security, lambda line: None)
+    runs = commands.connect(*_reached(options)).runs()
     if options.json:
-        return print_json(rows)
-    table = table_of("run", "what", "state", "since (UTC)", "seconds", "remarks")
-    for row in rows:
-        since = next(
-            (row[key] for key in ("finished-at", "running-at", "starting-at") if row[key] != "N/A"),
-            "",
-        )
-        state = row["status"].replace("finished:", "")
-        table.add_row(
-            row["run-id"],
-            row["fab-name"],
-            state,
-            since,
-            f"{row['elapsed']:.0f}",
-            row["status-details"],
-        )
+        return print_json([asdict(run) for run in runs])
+    table = table_of("run", "what", "state", "since (UTC)", "reason")
+    for run in runs:
+        table.add_row(run.run, run.name, run.state, run.since[:19].replace("T", " "), run.reason)
     console.print(table)
 
 
@@ -751,15 +794,14 @@ def stop(options: StopOptions) -> None:
         try:
             values = _link(Path(options.run)) if (Path(options.run) / LINK).exists() else {}
             number, link = str(values["run"]), str(values["link"])
-            security = Security(
-                Path(values["certificate"]) if values["certificate"] else None, values["insecure"]
-            )
+            certificate = Path(values["certificate"]) if values["certificate"] else None
+            security = Security(certificate, values["insecure"])
         except KeyError:
             raise UserError(
                 f"{options.run} is neither a number nor the folder of a run between machines: "
                 "`ekiden ps` lists them"
             ) from None
-    commands.stop(number, link, security, lambda line: None)
+    commands.connect(link, security).stop(number)
     say(f"stopped {options.run}; a silo that works on a task finishes it")
 
 
@@ -773,5 +815,5 @@ def _reached(options: LinkOptions) -> tuple[str, Security]:
             "say which SuperLink: --federation FOLDER, or --link HOST:PORT --certificate FILE"
         )
     security = Security(options.certificate, options.insecure)
-    commands.checked(options.link, security, say, anywhere=False)
+    checked(options.link, security, say, anywhere=False)
     return options.link, security

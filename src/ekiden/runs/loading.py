@@ -22,7 +22,6 @@ from ekiden.core.engine.folder import (
     read_lines,
     read_passes,
     read_state,
-    state_file,
 )
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import (
@@ -86,7 +85,7 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
     """
     run = _Opened.of(path_of(folder), network)
     state = run.method.start()
-    if state_file(run.folder).exists():
+    if (run.folder / "state.safetensors").exists():
         state, _, _ = read_state(run.folder, type(state), config_digest(read_config(run.folder)))
     # Rows of a step that was interrupted by a kill do not count.
     metrics = [

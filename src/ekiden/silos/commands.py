@@ -1,6 +1,5 @@
-"""Run Flower's commands. Each is printed before it is run, and also works when typed by hand."""
+"""What a coordinator does at its machine: run a SuperLink, and submit runs to it."""
 
-import ipaddress
 import json
 import os
 import re
@@ -12,91 +11,42 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ekiden._version import __version__
 from ekiden.core.base.errors import UserError
+from ekiden.silos import forks
 from ekiden.silos.coordinator.federation import FILE, Federation, answers, read, status
 from ekiden.silos.coordinator.remote_plan import RemotePlan, as_text
 from ekiden.silos.coordinator.session import ENDED
+from ekiden.silos.logs import OURS, Log
 from ekiden.silos.metrics import Metrics, served
+from ekiden.silos.security import Say, Security, without_proxy
 from ekiden.silos.trust import keys
+
+if TYPE_CHECKING:
+    from ekiden.silos.control import RunAtLink, SuperLink
 
 _PENDING = 45.0  # seconds in which a run at the SuperLink begins
 _SOON = 30  # days
-_OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-Say = Callable[[str], None]
-_CONNECTION = "ekiden"
 DATABASE = "link.db"  # file in a federation's folder with the SuperLink's messages
 _SUPERLINK = "ekiden.silos.superlink"
 """module that runs `flower-superlink` with a port for silos and one for the coordinator"""
 
 
-@dataclass(frozen=True)
-class Security:
-    """How to authenticate the SuperLink."""
+def connect(address: str, security: Security) -> "SuperLink":
+    """Return a connection to a SuperLink's Control API."""
+    from ekiden.silos.control import SuperLink  # noqa: PLC0415  (it needs an extra)
 
-    # PEM file of the authority that signed its certificate; None trusts the system's authorities
-    certificate: Path | None = None
-    insecure: bool = False  # use no TLS
-
-    def flags(self) -> list[str]:
-        """Return the flags for Flower's commands."""
-        if self.insecure:
-            return ["--insecure"]
-        return ["--root-certificates", str(self.certificate.absolute())] if self.certificate else []
-
-
-def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> None:
-    """Refuse unsafe connections, and warn about insecure ones that are allowed.
-
-    A plain connection to another machine is allowed if the user says so (`anywhere`).
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(
-            f"{address!r} is not the address of a SuperLink: give HOST:PORT, such as "
-            "link.example.org:8000"
-        )
-    if security.insecure:
-        if not _is_loopback(host) and not anywhere:
-            raise UserError(
-                f"--insecure to {host} would send models and requests in the clear: use a "
-                "certificate, "
-                "or say --insecure-anywhere"
-            )
-        say("WARNING: --insecure: nothing on this connection is encrypted or authenticated")
-    elif security.certificate is not None and not security.certificate.is_file():
-        raise UserError(
-            f"there is no certificate {security.certificate}: get the SuperLink's CA certificate "
-            "first"
-        )
-
-
-def register(
-    public_key: Path, link: str, security: Security, say: Say, *, again: bool = False
-) -> None:
-    """Let the holder of a key connect to the SuperLink; `again` if the key may be registered
-    already.
-    """
-    arguments = ["supernode", "register", str(public_key.absolute()), _CONNECTION]
-    try:
-        _ask(arguments, link, security, say)
-    except Refused as refused:
-        if "already in use" not in str(refused):
-            raise
-        if not again:
-            raise UserError(f"{public_key} is registered already: its holder may connect") from None
-    say(f"registered {public_key.stem}")
+    return SuperLink(address, security)
 
 
 def run(
@@ -119,208 +69,87 @@ def run(
         Why it ended early; empty if all went well.
     """
     signal.signal(signal.SIGTERM, interrupt)
-
-    def unserved(number: str) -> None:
-        with suppress(UserError):
-            known = runs(link["link"], security, lambda line: None)
-            if any(row["run-id"] == number and row["status"] == "pending" for row in known):
-                say(
-                    f"run {number} still waits at the SuperLink: nothing there starts it; look at "
-                    "what "
-                    "`ekiden federation start` prints, and start it again"
-                )
-
-    heard = _Heard(say, unserved)
+    superlink = connect(link["link"], security)
+    settings: dict[str, str | bool] = {
+        "plan": as_text(plan),
+        "folder": str(folder.absolute()),
+        "keys": json.dumps(dict(public_keys)),
+        "link": json.dumps(dict(link)),
+        "measures": str(measures.absolute()) if measures else "",
+        "validation": validation,
+        "by": ",".join(by),
+        "at": json.dumps(list(at.items())),
+        "weights": str(weights.absolute()) if weights else "",
+    }
     with TemporaryDirectory(prefix="ekiden-") as scratch:
         app = Path(scratch) / "app"
         write_app(app, folder.name)
-        settings = {
-            "plan": as_text(plan),
-            "folder": str(folder.absolute()),
-            "keys": json.dumps(dict(public_keys)),
-            "link": json.dumps(dict(link)),
-            "measures": str(measures.absolute()) if measures else "",
-            "validation": validation,
-            "by": ",".join(by),
-            "at": json.dumps(list(at.items())),
-            "weights": str(weights.absolute()) if weights else "",
-        }
-        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-        (app / "run.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        arguments = [
-            "run",
-            str(app),
-            _CONNECTION,
-            "--run-config",
-            str(app / "run.toml"),
-            "--stream",
-        ]
-        try:
-            _flwr(arguments, link["link"], security, say, heard)
-        except KeyboardInterrupt:
-            if heard.run:
-                say(f"stopping run {heard.run} at the SuperLink")
-                stop(heard.run, link["link"], security, say)
-            raise
-        except Refused:
-            say("\n".join(heard.others))
-            raise
-        finally:
-            heard.close()
+        number = superlink.start(app, settings)
+    say(f"run {number} at the SuperLink")
+    heard = Heard(say)
+    unserved = Timer(_PENDING, _say_if_pending, (superlink, number, say))
+    unserved.daemon = True
+    unserved.start()
+    try:
+        for line in superlink.lines(number):
+            if heard(line):
+                unserved.cancel()
+    except KeyboardInterrupt:
+        say(f"stopping run {number} at the SuperLink")
+        superlink.stop(number)
+        raise
+    except UserError as error:
+        return f"the SuperLink is gone ({error})"
+    finally:
+        unserved.cancel()
     if heard.ended:
         return heard.ended
-    found = [row for row in runs(link["link"], security, say) if row["run-id"] == heard.run]
-    if found and found[0]["status"] == "finished:completed":
-        return ""
-    if found and found[0]["status"] == "finished:stopped":
-        return f"run {heard.run} was stopped"
+    return _reason(next(run for run in superlink.runs() if run.run == number), heard, say)
+
+
+def _reason(run: "RunAtLink", heard: "Heard", say: Say) -> str:
+    """Return why a run ended that did not say so itself; empty if it was completed."""
+    match run.state:
+        case "completed":
+            return ""
+        case "stopped":
+            return f"run {run.run} was stopped (`ekiden stop`)"
+        case _ if "heartbeat" in run.reason:
+            return (
+                "the process that led the run is gone: it was killed, or the machine lacks memory"
+            )
     say("\n".join(heard.others))
-    return f"run {heard.run} ended early: the log of its ServerApp is above"
+    return f"run {run.run} failed: {run.reason or 'the lines above say why'}"
 
 
-class _Heard:
-    """Reads the output of `flwr run --stream`: shows Ekiden's lines to the user, and keeps Flower's
-    for an error.
-    """
+def _say_if_pending(superlink: "SuperLink", number: str, say: Say) -> None:
+    with suppress(UserError):
+        if any(run.run == number and run.state == "pending" for run in superlink.runs()):
+            say(
+                f"run {number} still waits at the SuperLink: nothing there starts it; look at what "
+                "`ekiden federation start` prints, and start it again"
+            )
 
-    def __init__(
-        self, say: Say, unserved: Callable[[str], None], seconds: float = _PENDING
-    ) -> None:
-        """Call `unserved` with the run's number if Ekiden says nothing in the first seconds of the
-        run.
-        """
-        self.run = ""
+
+class Heard:
+    """Reads what a run's ServerApp prints: shows our lines to the user, and keeps others for an error."""
+
+    def __init__(self, say: Say) -> None:
         self.ended = ""
         self.others: deque[str] = deque(maxlen=100)
         self._say = say
-        self._unserved = unserved
-        self._seconds = seconds
-        self._timer: Timer | None = None
 
-    def close(self) -> None:
-        """Wait for no first line any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def __call__(self, line: str) -> None:
-        """Read a line."""
-        if found := re.search(r"Successfully started run (\d+)", line):
-            self.run = found[1]
-            self._say(f"run {self.run} at the SuperLink")
-            self._timer = Timer(self._seconds, self._unserved, [self.run])
-            self._timer.daemon = True
-            self._timer.start()
-        elif line.startswith(ENDED):
-            self.close()
+    def __call__(self, line: str) -> bool:
+        """Read a line; return whether it is ours."""
+        if line.startswith(ENDED):
             self.ended = line.removeprefix(ENDED)
-        elif line.startswith("ekiden: "):
-            self.close()
+            return True
+        if line.startswith(OURS):
             self._say(line)
-        elif line:
+            return True
+        if line:
             self.others.append(line)
-
-
-def stop(run_id: str, link: str, security: Security, say: Say) -> None:
-    """End a run at the SuperLink."""
-    _ask(["stop", run_id, _CONNECTION], link, security, say)
-    say(f"run {run_id} is stopped; a silo that works on a task of it finishes that task")
-
-
-def runs(link: str, security: Security, say: Say) -> list[dict[str, Any]]:
-    """Return the runs that the SuperLink knows, as Flower describes them; the newest first."""
-    found: list[dict[str, Any]] = _ask(["ls", _CONNECTION], link, security, say)["runs"]
-    return found
-
-
-class Refused(UserError):
-    """The SuperLink did not do what it was asked."""
-
-
-def _ask(arguments: Sequence[str], link: str, security: Security, say: Say) -> dict[str, Any]:
-    """Return the answer of a short Flower command.
-
-    Raises:
-        Refused: the command failed; the message says why.
-    """
-    with TemporaryDirectory(prefix="ekiden-") as home:
-        command, environment = _command(
-            [*arguments, "--format", "json"], Path(home), link, security, say
-        )
-        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-    except ValueError:
-        answer = {}
-    if done.returncode or not answer.get("success"):
-        what = " ".join(str(answer.get("error-message") or done.stderr.strip()[-300:]).split())
-        raise Refused(
-            f"the SuperLink at {link} did not do `flwr {arguments[0]}`: {what or 'no answer'}"
-        )
-    return answer
-
-
-def _flwr(
-    arguments: Sequence[str], link: str, security: Security, say: Say, hear: Say | None = None
-) -> None:
-    """Run a Flower command that talks to the SuperLink, and pass on its output, line by line.
-
-    Raises:
-        Refused: the command failed.
-    """
-    with TemporaryDirectory(prefix="ekiden-") as home:
-        command, environment = _command(arguments, Path(home), link, security, say)
-        pipe = subprocess.PIPE
-        # The command gets its own session, so Ctrl-C does not end only the command: our handler
-        # ends the run.
-        with subprocess.Popen(
-            command,
-            env=environment,
-            stdout=pipe,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    (hear or say)(line.rstrip("\n"))
-            except BaseException:
-                process.terminate()
-                raise
-    if process.returncode:
-        raise Refused(
-            f"flwr {arguments[0]} ended with code {process.returncode}: is there a SuperLink at "
-            f"{link}, and is its "
-            "certificate known?"
-        )
-
-
-def _command(
-    arguments: Sequence[str], home: Path, link: str, security: Security, say: Say
-) -> tuple[list[str], dict[str, str]]:
-    """Return a Flower command for this SuperLink, and its environment."""
-    write_connection(home, link, security)
-    command = [flower("flwr"), *arguments]
-    say(f"$ FLWR_HOME={home} {shlex.join(command)}")
-    return command, {
-        **os.environ,
-        **QUIET,
-        **without_proxy(os.environ),
-        "FLWR_HOME": str(home),
-        "PATH": path(),
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep calls to this machine away from a proxy; they name what they
-    named before, too.
-    """
-    found = {}
-    for name in ("NO_PROXY", "no_proxy"):
-        named = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
-        found[name] = ",".join([*named, *(host for host in _OWN_HOSTS if host not in named)])
-    return found
+        return False
 
 
 def interrupt(number: int, frame: object) -> None:
@@ -369,32 +198,9 @@ def app_name(name: str) -> str:
     return (plain if plain[:1].isalpha() else f"run-{plain}")[:32].rstrip("-")
 
 
-def write_connection(home: Path, link: str, security: Security) -> None:
-    """Write a Flower configuration with one connection, `ekiden`."""
-    lines = [
-        "[superlink]",
-        'default = "ekiden"',
-        "",
-        "[superlink.ekiden]",
-        f"address = {json.dumps(link)}",
-    ]
-    if security.insecure:
-        lines.append("insecure = true")
-    elif security.certificate is not None:
-        lines.append(f"root-certificates = {json.dumps(str(security.certificate.absolute()))}")
-    (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def read_keys(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
     """Return the public keys NAME.pub of all silos."""
     return {name: keys.read_public(folder / f"{name}.pub") for name in names}
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def path() -> str:
@@ -432,7 +238,7 @@ def superlink_command(federation: Federation) -> list[str]:
     ]
 
 
-def start_superlink(federation: Federation, say: Say, metrics: Metrics | None = None) -> None:
+def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
     """Run a federation's SuperLink and let its silos in, until stopped (Ctrl-C or SIGTERM)."""
     for host, port in (("0.0.0.0", federation.port), ("127.0.0.1", federation.control_port)):
         if _taken(host, port):
@@ -441,52 +247,72 @@ def start_superlink(federation: Federation, say: Say, metrics: Metrics | None = 
                 f"port {port} is taken: if this SuperLink is not running already, change the port "
                 f"in {where}"
             )
+    from flwr.supercore.cli import flower_superexec  # noqa: PLC0415  (extras)
+    from flwr.superlink.cli import flwr_serverapp  # noqa: PLC0415
+
+    from ekiden.silos import server_app, superlink  # noqa: F401, PLC0415
+
     command = superlink_command(federation)
-    if (
-        left := (keys.valid_until(federation.folder / "link.crt") - datetime.now(UTC)).days
-    ) < _SOON:
-        say(
-            f"its certificate ends in {left} days: `ekiden federation rotate {federation.folder}` "
-            "renews it"
+    if (left := _days_left(federation)) < _SOON:
+        log(
+            f"its certificate ends in {left} days: `ekiden federation rotate {federation.folder}` renews it",
+            "WARNING",
         )
-    say(f"$ {shlex.join(command)}")
+    log(f"$ {shlex.join(command)}")
     signal.signal(signal.SIGTERM, interrupt)
-    home = str(federation.folder.absolute() / "flower")
-    environment = {
-        **os.environ,
-        **QUIET,
-        **without_proxy(os.environ),
-        "PATH": path(),
-        "FLWR_HOME": home,
+    os.environ |= QUIET | without_proxy(os.environ)
+    os.environ["FLWR_HOME"] = str(federation.folder.absolute() / "flower")
+    os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.2"
+    jobs = {
+        "flower-superlink": superlink.main,
+        "flwr-serverapp": flwr_serverapp,
+        "flower-superexec": flower_superexec,
     }
     unfinished = not (federation.folder / DATABASE).exists()
-    with subprocess.Popen(command, env=environment) as process:
-        try:
-            _await_port(process, federation.control_port)
-            unfinished = False
-            security = Security(federation.certificate)
-            let_in(federation, federation.silos, security, say)
-            counts = partial(counted, federation)
-            with served(
-                metrics or Metrics(), "ekiden_link", counts, lambda: process.poll() is None
-            ) as port:
-                if metrics and port:
-                    say(f"health and metrics: http://{metrics.host}:{port}/metrics")
-                say(
-                    f"silos reach the SuperLink at {federation.address}, the coordinator here at "
-                    f"{federation.link}"
-                )
-                process.wait()
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            process.kill()
-            if unfinished:  # a database whose tables were not all made stops every later start
-                process.wait()
-                for file in federation.folder.glob(f"{DATABASE}*"):
-                    file.unlink()
+    with forks.programs(jobs) as (folder, lines):
+        log.follow(lines)
+        with subprocess.Popen([str(folder / "flower-superlink"), *command[3:]]) as process:
+            try:
+                _await_port(process, federation.control_port)
+                unfinished = False
+                let_in(federation, federation.silos, log)
+                state = partial(health, federation)
+                with served(metrics, "ekiden_link", partial(counted, federation), state) as port:
+                    if port:
+                        log(f"health and metrics: http://{metrics.host}:{port}/metrics")
+                    log(
+                        f"silos reach the SuperLink at {federation.address}, the coordinator here at {federation.link}"
+                    )
+                    process.wait()
+            finally:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+                process.kill()
+                if unfinished:  # a database whose tables were not all made stops every later start
+                    process.wait()
+                    for file in federation.folder.glob(f"{DATABASE}*"):
+                        file.unlink()
     raise UserError(f"the SuperLink ended with code {process.returncode}: the lines above say why")
+
+
+def _days_left(federation: Federation) -> int:
+    return (keys.valid_until(federation.folder / "link.crt") - datetime.now(UTC)).days
+
+
+def health(federation: Federation) -> tuple[bool, str]:
+    """Return whether silos can connect, and in words what is to do."""
+    left = _days_left(federation)
+    renew = (
+        f"`ekiden federation rotate {federation.folder}` renews it, then start the SuperLink again"
+    )
+    if left < 0:
+        return False, f"the certificate has expired: {renew}"
+    if not is_running(federation):
+        return False, f"the SuperLink does not run: `ekiden federation start {federation.folder}`"
+    return True, f"the SuperLink runs; its certificate ends in {left} days" + (
+        f": {renew}" if left < _SOON else ""
+    )
 
 
 def counted(federation: Federation) -> Mapping[str, float]:
@@ -509,10 +335,12 @@ def counted(federation: Federation) -> Mapping[str, float]:
     }
 
 
-def let_in(federation: Federation, names: Iterable[str], security: Security, say: Say) -> None:
+def let_in(federation: Federation, names: Iterable[str], say: Say) -> None:
     """Register silos' keys at a SuperLink that runs."""
+    superlink = connect(federation.link, Security(federation.certificate))
     for name in names:
-        register(federation.keys / f"{name}.pub", federation.link, security, say, again=True)
+        superlink.register(keys.read_public(federation.keys / f"{name}.pub"))
+        say(f"{name} may connect")
 
 
 def is_running(federation: Federation) -> bool:

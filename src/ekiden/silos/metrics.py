@@ -43,7 +43,7 @@ class Metrics(Checked):
 
 @contextmanager
 def served(
-    where: Metrics, prefix: str, counts: Counts, healthy: Callable[[], bool]
+    where: Metrics, prefix: str, counts: Counts, health: Callable[[], tuple[bool, str]]
 ) -> Iterator[int]:
     """Answer a monitor until the block ends, and give the port; 0 if nothing is served.
 
@@ -57,9 +57,10 @@ def served(
         def answer(self, path: str) -> tuple[int, str]:
             match path:
                 case "/health":
-                    return (200, "ok\n") if healthy() else (503, "not running\n")
+                    good, words = health()
+                    return (200 if good else 503), f"{words}\n"
                 case "/metrics":
-                    found = {"up": float(healthy()), **counts()}
+                    found = {"up": float(health()[0]), **counts()}
                     return 200, "".join(
                         f"{prefix}_{name} {value:.12g}\n" for name, value in found.items()
                     )

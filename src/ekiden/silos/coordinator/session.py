@@ -8,7 +8,7 @@ said why there are none.
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from ekiden.care.spelling import ALIKE, folded, merging, numbered_from_two, spellings
+from ekiden.care.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
 from ekiden.clinic.counting import counting_of
 from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
@@ -47,8 +47,7 @@ from ekiden.core.tasks import Classification, Survival, balanced, task_of_terms,
 from ekiden.core.training.network import Network, on_meta
 from ekiden.methods import among, check_needs
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
-from ekiden.readers.inspector import Spelling
-from ekiden.readers.kinds import of_terms
+from ekiden.readers.kinds import Images, of_terms
 from ekiden.readers.kinds import terms as inputs_terms
 from ekiden.runs.recipe import recipe_of
 from ekiden.runs.result import Result, inputs_of, task_in
@@ -63,6 +62,9 @@ from ekiden.silos.trust.custody import Record, SignedTally
 from ekiden.silos.trust.parcel import Answer, Ask, Hello, pack, said, signed_text, unpack
 
 _GREET_AGAIN = 600.0  # seconds without an answer
+_FOR_OTHERS = (
+    5.0  # seconds in which other silos may refuse, too, so that one message names all of them
+)
 Say = Callable[[str], None]
 # beginning of the line in the log of a run's ServerApp that says why the run ended early
 ENDED = "ekiden ended: "
@@ -95,6 +97,7 @@ class Roll:
         patience: Patience,
         warn: Callable[[str], None],
         data: str = "",
+        plan: str = "",
     ) -> None:
         self._nodes = nodes
         self._clients = clients
@@ -102,23 +105,39 @@ class Roll:
         self._patience = patience
         self._warn = warn
         self._data = data
+        self._plan = plan
         self._terms = ""
+        self._began = False
         self._greeted: dict[int, str] = {}
         self._pending: dict[str, tuple[int, str, float]] = {}
         self._silos: dict[str, tuple[int, Hello]] = {}
         self._known: dict[int, str] = {}  # nodes that proved their names, and so are told the terms
         self._reasons: dict[str, str] = {}  # the silos' reasons for not taking part
+        self._refused: dict[str, str] = {}  # reasons of silos that proved their names
 
-    def gather(self, *, all_of_them: bool = True) -> dict[str, Hello]:
-        """Wait for every client, or ClientMissing; without `all_of_them`, one is enough once
-        patience ends.
+    def gather(
+        self, clients: Collection[str] = (), *, all_of_them: bool = True
+    ) -> dict[str, Hello]:
+        """Wait for every client, or ClientMissing; without `all_of_them`, one is enough once patience ends.
+
+        A silo that refuses ends the wait as soon as all that are connected have answered.
         """
+        clients = clients or self._clients
         since, told = time.monotonic(), 0.0
         while True:
             self._call()
-            absent = [c for c in self._clients if c not in self._silos]
+            if self._refused and not (self._pending and time.monotonic() - since < _FOR_OTHERS):
+                raise UserError(
+                    "; ".join(f"silo {name}: {why}" for name, why in self._refused.items())
+                )
+            absent = [c for c in clients if c not in self._silos]
             waited = time.monotonic() - since
-            if not absent or (not all_of_them and self._silos and self._patience.ended(since)):
+            some = not all_of_them and self._silos and self._patience.ended(since)
+            if not absent or some:
+                if absent:
+                    self._warn(
+                        f"{self._with_reasons(absent)} did not come: going on without (--absent skip)"
+                    )
                 return {c: self._silos[c][1] for c in self._clients if c in self._silos}
             if self._patience.ended(since):
                 raise ClientMissing(
@@ -128,7 +147,11 @@ class Roll:
             if waited > told + 30:
                 told = waited
                 self._warn(f"waiting for {self._with_reasons(absent)}")
-            time.sleep(self._patience.poll)
+            time.sleep(self._patience.pause(since))
+
+    def begin(self) -> None:
+        """From now on, a silo that refuses is away if the run goes on without silos that are."""
+        self._began = True
 
     def _with_reasons(self, absent: Sequence[str]) -> str:
         said = {
@@ -187,7 +210,9 @@ class Roll:
         for node in sorted(present - set(self._greeted)):
             nonce = secrets.token_hex(16)
             terms = self._terms if node in self._known else ""
-            ticket = self._nodes.send(node, pack(Ask("hello", terms, nonce, self._data)))
+            ticket = self._nodes.send(
+                node, pack(Ask("hello", terms, nonce, self._data, plan="" if terms else self._plan))
+            )
             if isinstance(ticket, str):
                 self._greeted[node] = ""
                 self._pending[ticket] = (node, nonce, time.monotonic())
@@ -218,7 +243,7 @@ class Roll:
             return
         name = answer.silo[:80]
         if hello is None and self._known.get(node) == name:
-            raise UserError(f"silo {name}: {said(answer.error)}")
+            return self._refuse(name, said(answer.error))
         if hello is None:
             self._reasons[name] = said(answer.error, 300)
             self._warn(f"a node that says it is {name!r} cannot take part: {said(answer.error)}")
@@ -237,6 +262,8 @@ class Roll:
                 f"silo {name!r} has Ekiden {said(hello.version, 40)}, here is {code_version()}: "
                 "install the same commit"
             )
+        elif hello.refuses:
+            self._refuse(name, said(hello.refuses))
         elif self._terms and node not in self._known:
             self._known[node] = name
             del self._greeted[node]  # greet it again, with the terms
@@ -244,6 +271,38 @@ class Roll:
             self._greeted[node] = name
             self._reasons.pop(name, None)
             self._silos[name] = (node, hello)
+
+    def _refuse(self, name: str, why: str) -> None:
+        if self._began and self._patience.absent == "skip":
+            self._reasons[name] = why
+            self._warn(f"{name} stays away: {why}")
+        elif self._began:
+            raise UserError(f"silo {name}: {why}")
+        else:
+            self._refused[name] = why
+
+
+def planned(plan: RemotePlan[Method], run_id: str, public_keys: Mapping[str, str]) -> Agreement:
+    """Return the terms that follow from the plan alone, with no data: silos can refuse them at once."""
+    return Agreement(
+        run=run_id,
+        version=code_version(),
+        recipe=plan.recipe,
+        dataset="",
+        shape=(1,),
+        classes=(),
+        mean=(),
+        std=(),
+        augment=Augment(),
+        inputs=inputs_terms(Images()),
+        clients=plan.names,
+        keys=tuple(public_keys[name] for name in plan.names) if public_keys else (),
+        sealed=plan.sealed and bool(public_keys),
+        skips=plan.absent == "skip",
+        spelling=plan.spelling,
+        revises=plan.revises,
+        data=plan.data,
+    )
 
 
 def agree(
@@ -276,9 +335,8 @@ def agree(
         if plan.recipe.model == "auto"
         else plan.recipe.model
     )
-    agreed = Agreement(
-        run=run_id,
-        version=code_version(),
+    agreed = replace(
+        planned(plan, run_id, public_keys),
         recipe=replace(plan.recipe, model=model),
         dataset=dataset,
         shape=one.shape,
@@ -286,16 +344,9 @@ def agree(
         mean=one.mean,
         std=one.std,
         augment=Augment(*one.augment),
-        clients=plan.names,
-        keys=tuple(public_keys[name] for name in plan.names) if public_keys else (),
-        sealed=plan.sealed and bool(public_keys),
-        skips=plan.absent == "skip",
         inputs=one.inputs,
         task=terms(task),
         schema=one.schema,
-        spelling=plan.spelling,
-        revises=plan.revises,
-        data=plan.data,
     )
     agreed.check_masks()
     check_needs(plan.recipe.method, no_samples(agreed))
@@ -477,8 +528,9 @@ def run(
     check(plan)
     patience = Patience(plan.patience, poll, plan.absent)
     run_id, before = _run_id(folder), made_by(folder) if (folder / AGREEMENT).exists() else None
-    everybody = before is None or plan.absent != "skip"
-    roll = Roll(nodes, plan.names, public_keys, patience, say, plan.data)
+    everybody = plan.absent != "skip"
+    text = planned(plan, run_id, public_keys).text()
+    roll = Roll(nodes, plan.names, public_keys, patience, say, plan.data, text)
     hellos = roll.gather(all_of_them=everybody)
     agreed = before or agree(plan, hellos, run_id, public_keys)
     if before is None:
@@ -495,7 +547,8 @@ def run(
         Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task)
     )
     roll.introduce(agreed.text())
-    hellos = roll.gather(all_of_them=everybody)
+    hellos = roll.gather(hellos, all_of_them=everybody)
+    roll.begin()
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
         write(folder / "link.json", [link.encode()])
         write(folder / AGREEMENT, [agreed.text().encode()])

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -126,6 +126,16 @@ def spend(file: SiloFile, dp: DP, spent: Spent) -> None:
         _append(ledger, _line(name, dp, "", spent))
 
 
+def promised(file: SiloFile) -> float:
+    """Return the sum of epsilon over all runs so far."""
+    return sum(line.epsilon for line in _by_run(_read(file.folder / FILE)))
+
+
+def _by_run(lines: Iterable[LedgerLine]) -> Collection[LedgerLine]:
+    """Return the line with the largest epsilon of each run."""
+    return {line.run: line for line in sorted(lines, key=lambda line: line.epsilon)}.values()
+
+
 def _line(run: str, dp: DP, mark: str, spent: Spent) -> LedgerLine:
     return LedgerLine(
         f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", run, dp.epsilon, dp.delta, mark, **asdict(spent)
@@ -136,9 +146,7 @@ def _check_runs(file: SiloFile, run: str, dp: DP, lines: Sequence[LedgerLine]) -
     """Refuse a run with which all runs together would promise less than the silo's file allows."""
     if file.limits.epsilon is None:
         return
-    others = {
-        line.run: line for line in sorted(lines, key=lambda line: line.epsilon) if line.run != run
-    }.values()
+    others = _by_run(line for line in lines if line.run != run)
     for name, promised, own, most in (
         ("epsilon", [line.epsilon for line in others], dp.epsilon, file.limits.epsilon),
         ("delta", [line.delta for line in others], dp.delta, file.limits.delta),

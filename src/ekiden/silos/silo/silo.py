@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ekiden.clinic import subgroups
 from ekiden.clinic.counting import Care, Counting
+from ekiden.clinic.curves import Followed
 from ekiden.clinic.subgroups import divisions
 from ekiden.core.base.errors import PrivateError, UserError
 from ekiden.core.base.files import Damaged, is_held, marked, verified, write
@@ -34,7 +35,6 @@ from ekiden.core.training.network import Network, adapted
 from ekiden.core.training.private import DP
 from ekiden.core.training.weights import Weights
 from ekiden.methods import FedGram
-from ekiden.readers.followed import Followed
 from ekiden.readers.kinds import terms as terms_of
 from ekiden.silos.silo import approval, participation, policy
 from ekiden.silos.silo.budget import LedgerKeeper
@@ -635,6 +635,7 @@ class Silo:
             task=task_terms(dataset.task),
             schema=file.schema,
             counts=dict(file.class_counts),
+            refuses=self._refusal(ask.plan),
             features=policy.most_features(
                 FedGram(min_active=file.limits.min_active),
                 client.train,
@@ -652,6 +653,16 @@ class Silo:
                 proof=sign(file, sealing.key_text(run.terms.run, file.name, key)),
             )
         return pack(Answer(file.name), wire.chunks(hello))
+
+    def _refusal(self, plan: str) -> str:
+        """Return why this silo's file does not allow what a run plans; empty if it does, or there is no plan."""
+        try:
+            if plan:
+                policy.check_terms(self._file, agreements.parse(plan))
+        except UserError as error:
+            self._note(f"refused a plan: {error}")
+            return error.told if isinstance(error, PrivateError) else str(error)
+        return ""
 
     def _agreed(self, terms: Agreement) -> Agreed:
         """Return the run with these terms."""

@@ -47,8 +47,9 @@ class Ask:
         ""  # terms of the run, see `Agreement`; empty in a hello that only asks what a silo holds
     )
     nonce: str = ""  # random text that the answer to a hello must sign
-    # in a hello without terms: the name of the data set that the run wants; empty: the only one
-    data: str = ""
+    data: str = ""  # in a hello without terms: the name of the data set that the run wants; empty: the only one
+    # in a hello without terms: what the plan of the run says, as terms of no data; see `session.planned`
+    plan: str = ""
     step: int = 0  # step of the task
     call: int = 0  # number of the task among those of this client in this step
     task: str = ""  # name of the task
@@ -126,6 +127,7 @@ class Hello:
     # training samples of all silos in each class, if the silos agreed on them
     counts: dict[str, int] = field(default_factory=dict)
     features: int = 0  # of how many features it gives exact sums at most; 0: of any number
+    refuses: str = ""  # why its file does not allow the plan in the hello; empty if it does
 
 
 def pack(header: Any, body: Iterable[bytes | memoryview] = ()) -> bytes:

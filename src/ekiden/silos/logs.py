@@ -1,0 +1,53 @@
+"""What a long-running command prints: each line with its time, level and source, as text or as JSON."""
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+Format = Literal["text", "json"]
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LEVEL = re.compile(r"(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[ :]*(?:\[\S+\] )?\s*(.*)")
+"""how Flower and uvicorn begin a line"""
+OURS = "ekiden: "
+
+
+@dataclass(frozen=True)
+class Log:
+    """Writes lines to standard output, without colours."""
+
+    form: Format = "text"
+
+    def __call__(self, text: str, level: str = "INFO", source: str = "ekiden") -> None:
+        """Write a line."""
+        time = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        if self.form == "json":
+            line = json.dumps({"time": time, "level": level, "source": source, "text": text})
+        else:
+            line = f"{time} {level:7} {source}: {text}"
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    def other(self, line: str) -> None:
+        """Write a line that another process printed."""
+        plain = _COLOUR.sub("", line).rstrip()
+        level, text = "INFO", plain
+        if found := _LEVEL.fullmatch(plain):
+            level, text = found[1], found[2]
+        if text.startswith(OURS):
+            self(text.removeprefix(OURS), level)
+        elif text:
+            self(text, level, "flower")
+
+    def follow(self, lines: Iterable[str]) -> None:
+        """Write the lines of other processes as they come, in a thread."""
+
+        def write() -> None:
+            for line in lines:
+                self.other(line)
+
+        threading.Thread(target=write, daemon=True).start()

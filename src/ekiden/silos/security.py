@@ -1,0 +1,70 @@
+"""How a SuperLink is reached: with which certificate, and past which proxy."""
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ekiden.core.base.errors import UserError
+
+Say = Callable[[str], None]
+_OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Security:
+    """How to authenticate the SuperLink."""
+
+    # PEM file of the authority that signed its certificate; None trusts the system's authorities
+    certificate: Path | None = None
+    insecure: bool = False  # use no TLS
+
+    def flags(self) -> list[str]:
+        """Return the flags for Flower's commands."""
+        if self.insecure:
+            return ["--insecure"]
+        return ["--root-certificates", str(self.certificate.absolute())] if self.certificate else []
+
+
+def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> None:
+    """Refuse unsafe connections, and warn about insecure ones that are allowed.
+
+    A plain connection to another machine is allowed if the user says so (`anywhere`).
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(
+            f"{address!r} is not the address of a SuperLink: give HOST:PORT, such as "
+            "link.example.org:8000"
+        )
+    if security.insecure:
+        if not _is_loopback(host) and not anywhere:
+            raise UserError(
+                f"--insecure to {host} would send models and requests in the clear: use a "
+                "certificate, "
+                "or say --insecure-anywhere"
+            )
+        say("WARNING: --insecure: nothing on this connection is encrypted or authenticated")
+    elif security.certificate is not None and not security.certificate.is_file():
+        raise UserError(
+            f"there is no certificate {security.certificate}: get the SuperLink's CA certificate "
+            "first"
+        )
+
+
+def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep calls to this machine away from a proxy; they name what they
+    named before, too.
+    """
+    found = {}
+    for name in ("NO_PROXY", "no_proxy"):
+        named = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
+        found[name] = ",".join([*named, *(host for host in _OWN_HOSTS if host not in named)])
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,43 @@
+"""Whether a silo is connected to its SuperLink: since when, or why not and what to do."""
+
+import json
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+FILE = "connection.json"  # in the silo's folder
+_SILENT = 90.0  # seconds without an answer; Flower sends a heartbeat each 30 s, also during a task
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What a silo knows about its connection."""
+
+    since: float = 0.0  # when it was connected, or lost the connection; seconds since 1970
+    seen: float = 0.0  # last answer of the SuperLink
+    why: str = ""  # why the last request failed; empty if it did not
+
+    @property
+    def stands(self) -> bool:
+        """Whether the silo is connected."""
+        return not self.why and time.time() - self.seen < _SILENT
+
+
+def read(folder: Path) -> Connection:
+    """Return what a silo noted; of a silo that never ran, the default."""
+    try:
+        return Connection(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return Connection()
+
+
+def health(folder: Path) -> tuple[bool, str]:
+    """Return whether a silo is connected, and in words since when, or why not."""
+    found = read(folder)
+    moment = f"{datetime.fromtimestamp(found.since, UTC):%Y-%m-%d %H:%M} UTC"
+    if found.stands:
+        return True, f"connected since {moment}"
+    if not found.since:
+        return False, "not connected yet"
+    return False, f"not connected since {moment}: {found.why or 'nothing was heard for a while'}"
