@@ -7,27 +7,34 @@ import io
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from functools import cache
 from html import escape
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
+from torch import nn
 
 import ekiden
+from ekiden import data as datasets
 from ekiden.cli.flags import flags
-from ekiden.cli.listing import ends_with, moves
+from ekiden.commands import available
+from ekiden.core import models
 from ekiden.core.base import checks
 from ekiden.core.base.checks import Range, hints_of
-from ekiden.core.base.errors import counted
-from ekiden.core.engine.method import Method
-from ekiden.lab.tables import records
+from ekiden.core.base.outside import summary_of
+from ekiden.core.engine.method import Method, Size
+from ekiden.core.engine.setup import of_method
+from ekiden.core.tasks import KINDS, Classification, Need
+from ekiden.core.training.network import Network
+from ekiden.lab.tables import ledger, records, verdicts
+from ekiden.lab.tables.sweep import Sweep, opened
 from ekiden.methods import METHODS, SORTS
 from ekiden.runs import summary
 
@@ -40,19 +47,16 @@ ROOT_PAGES = {
 }
 SHIM = "assets/iframe-worker.js"
 NOTEBOOKS = ROOT / "docs" / "notebooks"
-SEARCH: dict[str, dict[str, Any]] = {
-    "results.md": {
-        "exclude": True
-    },  # 60,000 words of single experiments, which would bury all else
-    **{page: {"boost": 3} for page in ("own-data.md", "using-the-result.md", "evaluation.md")},
-    **{page: {"boost": 0.3} for page in ("real-data.md", "clusters.md")},
-    **{
-        page: {"boost": 1e-4}
-        for page in ("json.md", "architecture.md", "promises.md", "changelog.md")
-    },
-}
-"""Which pages the search leaves out, and which come first or last; a word in a title counts
-1000."""
+RECORDS = ROOT / "experiments" / "records"
+TABLES = re.compile(r"^TABLES? (.+)$", re.MULTILINE)
+"""A line of a page that is replaced by the results of these files of records."""
+SEEDS = 3
+"""With fewer a value is grey and stands below the others."""
+FIRST = ("own-data.md", "using-the-result.md", "evaluation.md")
+LAST = ("clusters.md", "architecture.md", "changelog.md")
+NUMBERS: frozenset[Need] = frozenset({"numbers", "continuous"})
+CLIENTS, SHAPE, CLASSES = 10, (1, 8, 8), 10
+"""The digits over ten clients, which `ekiden run` uses by default."""
 FOLDED = "Cost"
 """The section of a method's page from which on sections are closed until the reader opens them."""
 
@@ -61,7 +65,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List the methods' pages in the navigation, by kind, under the names before a colon in their
     titles.
     """
-    listed = next(entry for entry in config.nav or [] if "Methods" in entry)["Methods"]
+    research = next(entry for entry in config.nav or [] if "Research" in entry)["Research"]
+    listed = next(entry for entry in research if "Methods" in entry)["Methods"]
     for sort, methods in SORTS.items():
         names = sorted(map(page_of, methods))
         titles = (
@@ -86,7 +91,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, path in ROOT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, path, content=_linked(text, "")))
-    files.append(File.generated(config, "assets/leaderboard.csv", content=_as_csv()))
+    files.append(File.generated(config, "assets/leaderboard.csv", content=_as_csv(board())))
+    files.append(File.generated(config, "assets/results.csv", content=_as_csv(cells())))
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
         text, pictures = shown(notebook)
         files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=text))
@@ -99,15 +105,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Lead links out of docs/ to the pages made of these files; add all settings to a method's
     page.
     """
-    dull = {"boost": 0.001} if page.file.src_uri.startswith("reference/") else {}
-    page.meta["search"] = SEARCH.get(page.file.src_uri, dull)
+    name = page.file.src_uri
+    if name in FIRST:  # a word in a title counts 1000 times as much as one in the text
+        page.meta["search"] = {"boost": 3}
+    elif name in LAST or name.startswith("reference/"):
+        page.meta["search"] = {"boost": 0.001}
     markdown = PROMISE.sub("", markdown)
-    if page.file.src_uri == "promises.md":
-        markdown = markdown.replace("PROMISES", promises())
-    if page.file.src_uri == "leaderboard.md":
-        told = f"{len({row[:2] for row in board()})} tasks, {len(board())} settings"
+    if name == "leaderboard.md":
+        told = f"{len({row.task for row in board()})} tasks, {len(board())} settings"
         markdown = markdown.replace("LEADERBOARD", leaderboard()).replace("COUNTED", told)
-    own = [m for m in METHODS if page.file.src_uri == page_of(m)]
+    for mark, made in (("CATALOGUE", catalogue), ("METRICS", metrics), ("TASKS", tasks)):
+        if f"\n{mark}\n" in markdown:
+            markdown = markdown.replace(f"\n{mark}\n", f"\n{made()}\n")
+    markdown = TABLES.sub(lambda m: tables(*m[1].split()), markdown)
+    own = [m for m in METHODS if name == page_of(m)]
     for method in own:
         markdown = markdown.replace(
             f"\n## {FOLDED}\n", f"\n{facts(method)}\n## {FOLDED}\n", 1
@@ -121,7 +132,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = re.sub(
         r"(\]\([\w./-]+)\.ipynb\)", r"\1.md)", markdown
     )  # to the pages made of notebooks
-    return _linked(markdown, "../" * (page.file.src_uri.count("/") + 1))
+    return _linked(markdown, "../" * (name.count("/") + 1))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -130,7 +141,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     """
     html = re.sub(r"<code>(--[^<]{1,30})</code>", r'<code class="flag">\1</code>', html)
     if page.file.src_uri.startswith("reference/"):
-        return re.sub(r"docs/([\w-]+)\.md", r'<a href="../\1.html">docs/\1.md</a>', html)
+        return re.sub(r"docs/([\w/-]+)\.md", r'<a href="../\1.html">docs/\1.md</a>', html)
     return folded(html) if page.file.src_uri.startswith("methods/") else html
 
 
@@ -263,131 +274,263 @@ def _linked(text: str, up: str) -> str:
 PROMISE = re.compile(r"[ \t]*\n?[ \t]*<!--\s+tests:\s+([\w, \n]+?)\s*-->")
 
 
-def promises() -> str:
-    """Return the promises of all pages with the names of their tests, in Markdown.
+class Row(NamedTuple):
+    """A setting of the leaderboard: means over its seeds."""
 
-    Raises:
-        ValueError: a test is gone.
-    """
-    known = {
-        name
-        for file in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"def (test_\w+)", file.read_text())
-    }
-    lines = []
-    for page in sorted((ROOT / "docs").rglob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        found = [] if page.name == "promises.md" else list(PROMISE.finditer(text))
-        lines += [f"\n## {text.splitlines()[0].removeprefix('# ')}\n"] if found else []
-        for match in found:
-            names = [name.strip() for name in match[1].split(",")]
-            if gone := [name for name in names if name not in known]:
-                raise ValueError(f"{page}: there is no test {', '.join(gone)}")
-            lines.append(
-                f"- {_sentence(PROMISE.sub('', text[: match.start()]))}: "
-                f"{', '.join(f'`{name}`' for name in names)}"
-            )
-    return "\n".join(lines)
+    data: str
+    skew: str
+    method: str
+    settings: str
+    network: str
+    pretrained: bool
+    bytes: float
+    passes: float  # samples forward, plus twice the samples backward, in millions
+    metric: str
+    mean: float
+    std: float | None  # none for one seed
+    seeds: int
+    record: str
+    higher: bool  # whether higher values are better
 
-
-def _sentence(before: str) -> str:
-    """Return the last sentence of a text, or the last row of a table, without its marks."""
-    part = re.split(r"\n\s*\n|\n *- |\n\||(?<=\.) |(?<=\.)\n", before.rstrip())[-1]
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(part.split()))
-    return plain.strip("|-* .").replace("|", ";").replace("**", "")
-
-
-BOARD = (
-    "data",
-    "skew",
-    "method",
-    "settings",
-    "network",
-    "bytes",
-    "metric",
-    "mean",
-    "std",
-    "seeds",
-    "record",
-)
+    @property
+    def task(self) -> tuple[str, str, str]:
+        """What is compared with each other."""
+        return self.data, self.skew, self.metric
 
 
 @cache
-def board() -> tuple[tuple[Any, ...], ...]:
-    """Return a row for each setting of the runs in the repository's records; see `BOARD`."""
-    groups = defaultdict(dict)
-    for file in sorted((ROOT / "experiments/records").glob("*.jsonl")):
-        for run in records.read(file).runs.values():
-            config, plan, metric = run.config, run.config["plan"], summary.headline(run)
-            recipe = config["recipe"]
-            value = summary.value_of(run, metric.name)
-            if plan.get("tune") or value is None:
-                continue
-            key = (
-                config["dataset"],
-                f"{plan['partition']}, {len(config['clients'])} clients".removeprefix("auto, "),
-                recipe["method"],
-                summary.label(config),
-                config.get("network") or recipe["model"],
-                metric,
-                file.name,
-            )
-            groups[key][recipe["seed"]] = metric.scale * value, run.last["bytes"]
-    rows = []
-    for (*task, method, told, model, metric, name), runs in groups.items():
-        values, moved = zip(*runs.values(), strict=True)
-        std = stdev(values) if len(values) > 1 else None
-        rows.append(
-            (*task, method, told, model, mean(moved), metric, mean(values), std, len(values), name)
-        )
-    data, tasks = Counter(row[0] for row in rows), Counter(row[:2] for row in rows)
+def board() -> tuple[Row, ...]:
+    """Return a row for each setting of the runs in the repository's records, the best of each task
+    first.
 
-    def place(row: tuple[Any, ...]) -> tuple[Any, ...]:
-        worth = row[7] if row[6].higher else -row[7]
-        return -data[row[0]], row[0], -tasks[row[:2]], row[1], row[6].name, -worth
+    Runs that pool the data stand in every task with their partition.
+    """
+    groups: dict[tuple[Any, ...], dict[int, Any]] = defaultdict(dict)
+    parted: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for file in sorted(RECORDS.glob("*.jsonl")):
+        for run in records.read(file).runs.values():
+            config, plan = run.config, run.config["plan"]
+            recipe, metric = config["recipe"], summary.headline(run)
+            if plan.get("tune") or summary.value_of(run, metric.name) is None:
+                continue
+            network = config.get("network") or recipe["model"]
+            setting = recipe["method"], summary.label(config), network, metric, file.stem
+            part = config["dataset"], plan["partition"]
+            clients = 0 if recipe["method"] == "centralized" else len(config["clients"])
+            if clients:
+                parted[part].add(clients)
+            groups[*part, clients, *setting][recipe["seed"]] = run
+    trained = {*available()["pretrained"]}
+    rows = []
+    for (data, partition, clients, method, told, network, metric, name), runs in groups.items():
+        values = [metric.scale * summary.value_of(run, metric.name) for run in runs.values()]
+        last = [run.last for run in runs.values()]
+        for number in [clients] if clients else parted[data, partition]:
+            rows.append(
+                Row(
+                    data=data,
+                    skew=f"{partition}, {number} clients".removeprefix("auto, "),
+                    method=method,
+                    settings=told,
+                    network=network,
+                    pretrained=network in trained or network.startswith("hf:"),
+                    bytes=mean(row["bytes"] for row in last),
+                    passes=mean(row["forward"] + 2 * row["backward"] for row in last) / 1e6,
+                    metric=f"{metric.name}{metric.unit}",
+                    mean=mean(values),
+                    std=stdev(values) if len(values) > 1 else None,
+                    seeds=len(values),
+                    record=name,
+                    higher=metric.higher,
+                )
+            )
+    sizes = Counter(row.data for row in rows), Counter(row.task for row in rows)
+
+    def place(row: Row) -> tuple[Any, ...]:
+        worth = row.mean if row.higher else -row.mean
+        few = row.seeds < SEEDS
+        return -sizes[0][row.data], row.data, -sizes[1][row.task], row.task, few, -worth
 
     return tuple(sorted(rows, key=place))
 
 
-def _as_csv() -> str:
+def cells() -> tuple[tuple[Any, ...], ...]:
+    """Return every cell of the records' tables that was run, under a head."""
+    found = [
+        {"table": sweep.experiment.title, "command": sweep.command, **row}
+        for sweep in map(swept, sorted(file.stem for file in RECORDS.glob("*.jsonl")))
+        for row in verdicts.as_rows(verdicts.collect(sweep))
+        if row["values"]
+    ]
+    for row in found:
+        for many in ("seeds", "values", "left_out"):
+            row[many] = " ".join(map(str, row[many]))
+    return (*found[0],), *((*row.values(),) for row in found)
+
+
+def _as_csv(rows: Sequence[tuple[Any, ...]]) -> str:
     out = io.StringIO()
-    csv.writer(out).writerows(
-        [BOARD, *((*row[:6], f"{row[6].name}{row[6].unit}", *row[7:]) for row in board())]
-    )
+    head = [rows[0]._fields] if isinstance(rows[0], Row) else []
+    csv.writer(out).writerows([*head, *rows])
     return out.getvalue()
 
 
 def leaderboard() -> str:
     """Return the leaderboard as HTML; assets/leaderboard.js filters and sorts it."""
     pages = {method.title(): page_of(method).replace(".md", ".html") for method in METHODS}
+    tried = Counter((row.task, row.method, row.pretrained) for row in board())
     lines, skews = [], {}
-    for data, skew, method, told, model, moved, metric, value, std, seeds, name in board():
-        task = f"{skew}: {metric.name}{metric.unit}"
-        skews.setdefault((data, task))
-        spread = f"{value:.1f}" if std is None else f"{value:.1f} ± {std:.1f}"
-        title = f'<a href="{pages[method]}">{method}</a>' if method in pages else escape(method)
-        how = f"{escape(told)}; network {escape(model)}; {counted(seeds, 'seed')}; {name.removesuffix('.jsonl')}"
-        about = f'data-data="{data}" data-skew="{escape(task)}" data-method="{method}" data-value="{value}"'
-        lines.append(
-            f'<tr {about} data-higher="{metric.higher:d}"><td '
-            f'data-key="{method}">{title}<details><summary>settings'
-            f'</summary>{how}</details></td><td data-key="{value}">{spread}</td>'
-            f'<td data-key="{moved}">{summary.size(moved)}</td></tr>'
-        )
+    for row in board():
+        task = f"{row.skew}: {row.metric}"
+        skews.setdefault((row.data, task))
+        spread = f"{row.mean:.1f}" if row.std is None else f"{row.mean:.1f} ± {row.std:.1f}"
+        name = escape(row.method)
+        title = f'<a href="{pages[row.method]}">{name}</a>' if row.method in pages else name
+        about = {
+            "data": row.data,
+            "skew": escape(task),
+            "method": name,
+            "value": row.mean,
+            "higher": f"{row.higher:d}",
+            "pretrained": f"{row.pretrained:d}",
+            "few": f"{row.seeds < SEEDS:d}",
+        }
+        data = " ".join(f'data-{key}="{value}"' for key, value in about.items())
+        columns = (
+            (name, f"{title}<details><summary>settings</summary>{escape(row.settings)}; "
+             f"{row.record}</details>"),
+            (row.mean, spread),
+            (row.seeds, row.seeds),
+            (row.bytes, summary.size(row.bytes)),
+            (row.passes, f"{row.passes:,.3g}"),
+            (escape(row.network), escape(row.network) + (" (pretrained)" if row.pretrained else "")),
+            (tried[row.task, row.method, row.pretrained],) * 2,
+        )  # fmt: skip
+        made = "".join(f'<td data-key="{key}">{shown}</td>' for key, shown in columns)
+        lines.append(f"<tr {data}>{made}</tr>")
     choice = "".join(
         f"<option>{data}</option>" for data in dict.fromkeys(data for data, _ in skews)
     )
     options = "".join(f'<option data-data="{data}">{escape(task)}</option>' for data, task in skews)
-    head = "".join(f"<th>{name}</th>" for name in ("method", "value", "bytes"))
+    titles = ("method", "value", "seeds", "bytes", "passes", "network", "of settings")
+    head = "".join(f"<th>{name}</th>" for name in titles)
     return (
         '<div id="leaderboard" data-search-exclude><p><label>Data <select '
         f'id="data">{choice}</select></label> '
         f'<label>Skew <select id="skew">{options}</select></label> '
-        '<label><input type="checkbox" id="all"> all settings, not only the best of each '
-        "method</label></p>"
+        '<label><input type="checkbox" id="pretrained"> pretrained networks</label> '
+        '<label><input type="checkbox" id="all"> all settings</label></p>'
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         '<script src="assets/leaderboard.js" defer></script>'
     )
+
+
+@cache
+def swept(name: str) -> Sweep:
+    """Return the sweep of a file of records."""
+    return opened(RECORDS / f"{name}.jsonl")
+
+
+def tables(*names: str) -> str:
+    """Return the results of these files of records as closed sections."""
+    made = []
+    for name in names:
+        title, _, text = ledger.page([swept(name)]).removeprefix("## ").partition("\n")
+        command = re.sub(r"^    (ekiden sweep .*)$", r"`\1`", text, count=1, flags=re.MULTILINE)
+        inner = f"<summary>{escape(title)}</summary>\n{command}"
+        made.append(f'<details class="table" markdown="1">\n{inner}\n</details>\n')
+    return "\n".join(made)
+
+
+def catalogue() -> str:
+    """Return all methods, networks and data sets as tables in Markdown."""
+    pages = {m: f"[{m.title()}](methods/{m.__module__.rsplit('.', 1)[1]}.md)" for m in METHODS}
+    methods = ([link, summary_of(m), moves(m), ends_with(m)] for m, link in pages.items())
+    networks = ([f"`{name}`", *about] for name, about in models.described().items())
+    sets = ([f"`{name}`", *_source(name)] for name in sorted(datasets.NAMED))
+    parts = (
+        "### Methods\n",
+        _table(["name", "what it is", "moves", "ends with"], methods),
+        "### Networks\n",
+        _table(["name", "samples", "what it is"], networks),
+        "### Data sets\n",
+        _table(["name", "Hugging Face hub", "test part", "prepared", "network"], sets),
+    )
+    return "\n".join(parts)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def moves(method: type[Method]) -> str:
+    """Return the bytes of a run with defaults, in sizes of the network that the user chose."""
+
+    def chosen() -> nn.Module:
+        return models.build("mlp", SHAPE, CLASSES)
+
+    made = of_method(chosen, method(), SHAPE, CLASSES, seed=0, task=Classification())
+    bytes_moved = method().cost(CLIENTS, Size.of(Network(made()), SHAPE))
+    models_moved = bytes_moved / Size.of(Network(chosen()), SHAPE)
+    return f"{models_moved:,.0f}" if models_moved >= 100 else f"{models_moved:.2g}"
+
+
+def ends_with(method: type[Method]) -> str:
+    """Return what a run ends with: "one model", "all models" or "personal"."""
+    if method.traits.joins_models:
+        return "all models"
+    return "one model" if method().one_model else "personal"
+
+
+def _source(name: str) -> list[str]:
+    """Return where a named data set is, its test part, what is done to its images, and its
+    network.
+    """
+    named = datasets.NAMED[name]
+    hub = (
+        f"[{named.hub}](https://huggingface.co/datasets/{named.hub})"
+        if named.hub
+        else "not there: give local files"
+    )
+    if name == "digits":  # it has one part and is in scikit-learn
+        hub, named = "not needed: scikit-learn has them", replace(named, test=None)
+    done = [f"{named.size}x{named.size} pixels" if named.size else "", *named.augment.words()]
+    network = models.usual(name)
+    return [
+        hub,
+        "given" if named.test else "20 % held out",
+        ", ".join(filter(None, done)) or "-",
+        f"`{network}`",
+    ]
+
+
+def metrics() -> str:
+    """What each task measures."""
+    lines = ["| task | headline | also measured |", "|---|---|---|"]
+    for kind in KINDS.values():
+        first, *others = (
+            f"`{metric.name}`{'' if metric.higher else ' ↓'}" for metric in kind.metrics
+        )
+        lines.append(f"| {kind.kind} | {first} | {', '.join(others)} |")
+    return "\n".join(lines)
+
+
+def tasks() -> str:
+    """Which methods, with their defaults, do which tasks."""
+    lines = [
+        "| method | " + " | ".join(KINDS) + " | tokens as inputs |",
+        "|---|" + ":-:|" * (len(KINDS) + 1),
+    ]
+    for kind in METHODS:
+        needs = kind().needs
+        does = [needs <= task.offers | NUMBERS for task in KINDS.values()] + [
+            "numbers" not in needs
+        ]
+        lines.append(
+            f"| {kind.title()} | " + " | ".join("yes" if one else "–" for one in does) + " |"
+        )
+    return "\n".join(lines)
 
 
 def signature(function: Callable[..., Any]) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.methods import METHODS
 from tests.pages import DOCS, README, agrees, blocks, play
 
 Command = Callable[..., tuple[int, str]]
@@ -81,12 +80,3 @@ def test_a_mistake_in_python_has_the_line_of_the_page(page: Path, command: Comma
 def test_no_page_has_a_fence_that_is_left_open() -> None:
     for page in (README, *DOCS.rglob("*.md")):
         assert page.read_text(encoding="utf-8").count("```") % 2 == 0, page
-
-
-def test_the_catalogue_is_what_the_code_has(command: Command) -> None:
-    code, said = command("list", "--markdown")
-    assert code == 0
-    page = (DOCS / "catalogue.md").read_text(encoding="utf-8")
-    assert page == said, "run: ekiden list --markdown > docs/catalogue.md"
-    for method in METHODS:
-        assert f"| [{method.title()}](methods/" in page

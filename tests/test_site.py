@@ -10,7 +10,7 @@ import pytest
 
 from ekiden import run
 from ekiden.core.base.checks import Count, Fraction
-from ekiden.lab.tables import records
+from ekiden.lab.tables import records, verdicts
 from ekiden.methods import METHODS, FedELMY, Local
 
 ROOT = Path(__file__).parents[1]
@@ -42,29 +42,60 @@ def test_a_row_of_the_leaderboard_has_the_values_of_the_records(hooks: Any) -> N
         ]
         (row,) = [
             row for row in hooks.board()
-            if row[:3] == ("pacs", f"{order}, 4 clients", "fedkrylov") and row[-1] == "krylov-small.jsonl"
+            if row[:3] == ("pacs", f"{order}, 4 clients", "fedkrylov") and row.record == "krylov-small"
         ]  # fmt: skip
-        assert row[7:10] == (pytest.approx(mean(values)), pytest.approx(stdev(values)), 5)
+        assert (row.mean, row.std) == (pytest.approx(mean(values)), pytest.approx(stdev(values)))
+        assert (row.seeds, row.pretrained, row.network) == (5, False, "lenet")
         assert f"{mean(values):.1f} ± {stdev(values):.1f}" in hooks.leaderboard()
 
 
-def test_each_promise_of_a_page_has_its_tests(
-    hooks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = hooks.promises()
-    assert (
-        "refuses every request with the same id and different terms, even after the run has ended: "
-        "`test_" in told
-    )
-    assert told.count("\n- ") > 100
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("# A\n\nOne. Two holds. <!-- tests: test_two -->\n")
-    monkeypatch.setattr(hooks, "ROOT", tmp_path)
-    with pytest.raises(ValueError, match="there is no test test_two"):
-        hooks.promises()
-    (tmp_path / "tests" / "test_a.py").write_text("def test_two() -> None: ...\n")
-    assert hooks.promises() == "\n## A\n\n- Two holds: `test_two`"
+@pytest.mark.slow
+def test_the_leaderboard_is_fair(hooks: Any) -> None:
+    board = hooks.board()
+    for task in {row.task for row in board}:
+        few = [row.seeds < hooks.SEEDS for row in board if row.task == task]
+        assert few == sorted(few), "values of one or two seeds stand below the others"
+    task = ("office_caltech10", "domains:amazon,caltech10,dslr,webcam, 4 clients", "accuracy (%)")
+    assert {"centralized", "local", "fedavg"} <= {
+        row.method for row in board if row.task == task and not row.pretrained
+    }
+    assert all(row.pretrained for row in board if row.network.startswith(("efficientnet", "hf:")))
+    page = hooks.leaderboard()
+    assert 'data-pretrained="1" data-few="1"' in page
+    for title in ("seeds", "bytes", "passes", "network", "of settings"):
+        assert f"<th>{title}</th>" in page
+
+
+def test_every_record_is_shown_on_a_page(hooks: Any) -> None:
+    """Each table of the site is made from a record, and no record is left out."""
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    shown = [name for page in pages for line in hooks.TABLES.findall(page) for name in line.split()]
+    assert sorted(shown) == sorted(file.stem for file in hooks.RECORDS.glob("*.jsonl"))
+
+
+def test_a_table_of_a_page_has_the_values_of_its_record(hooks: Any) -> None:
+    page = hooks.tables("ua-pdfl-threshold", "fedcof-small")
+    assert page.count("<details") == page.count("</details>") == 2
+    for name in ("ua-pdfl-threshold", "fedcof-small"):
+        for cell in verdicts.collect(hooks.swept(name)):
+            assert not cell.runs or verdicts.ours(cell) in page
+    assert "`ekiden sweep experiments/fedcof-small.toml`" in page
+
+
+def test_each_promise_of_a_page_has_its_tests(hooks: Any) -> None:
+    known = {
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))
+    }
+    named = {
+        name.strip()
+        for page in (ROOT / "docs").rglob("*.md")
+        for match in hooks.PROMISE.finditer(page.read_text(encoding="utf-8"))
+        for name in match[1].split(",")
+    }
+    assert len(named) > 50
+    assert named - known == set()
 
 
 def test_user_pages_name_no_tests(hooks: Any) -> None:
@@ -82,6 +113,16 @@ def test_user_pages_name_no_tests(hooks: Any) -> None:
         "own-transport.md",
     }  # they show how you test your own
     assert {name: found for name, found in shown.items() if found and name not in own} == {}
+
+
+def test_tables_of_tasks_and_of_everything_are_made_from_the_code(hooks: Any) -> None:
+    assert "| fedelmy | yes | yes | yes | yes | yes | yes | yes |" in hooks.tasks()
+    assert "| regression | `rmse` ↓ |" in hooks.metrics()
+    for method in METHODS:
+        assert f"| [{method.title()}](methods/" in hooks.catalogue()
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    for mark in ("CATALOGUE", "METRICS", "TASKS", "LEADERBOARD"):
+        assert sum(f"\n{mark}\n" in page for page in pages) == 1, mark
 
 
 def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:

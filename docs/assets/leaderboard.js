@@ -2,15 +2,21 @@
 const table = document.querySelector("#leaderboard table");
 if (table) {
   const body = table.tBodies[0], rows = [...body.rows];
-  const [data, skew, all] = ["#data", "#skew", "#all"].map(name => document.querySelector(name)), skews = [...skew.options];
+  const [data, skew, pretrained, all] = ["#data", "#skew", "#pretrained", "#all"].map(name => document.querySelector(name));
+  const skews = [...skew.options];
+  const better = (a, b) => a.dataset.few === b.dataset.few
+    ? (a.dataset.higher === "1" ? a.dataset.value - b.dataset.value : b.dataset.value - a.dataset.value) > 0
+    : a.dataset.few === "0";  // a value of three seeds or more comes before those of fewer
   const show = () => {
-    const best = new Map(), better = row => row.dataset.higher === "1" ? +row.dataset.value : -row.dataset.value;
+    const best = new Map();
     const ours = rows.filter(row => row.dataset.data === data.value && row.dataset.skew === skew.value);
-    for (const row of ours) {
+    if (!ours.some(row => row.dataset.pretrained === "0")) pretrained.checked = true;
+    const shown = ours.filter(row => pretrained.checked || row.dataset.pretrained === "0");
+    for (const row of shown) {
       const old = best.get(row.dataset.method);
-      if (!old || better(row) > better(old)) best.set(row.dataset.method, row);
+      if (!old || better(row, old)) best.set(row.dataset.method, row);
     }
-    for (const row of rows) row.hidden = !ours.includes(row) || !(all.checked || best.get(row.dataset.method) === row);
+    for (const row of rows) row.hidden = !shown.includes(row) || !(all.checked || best.get(row.dataset.method) === row);
   };
   const choose = () => {
     skew.replaceChildren(...skews.filter(one => one.dataset.data === data.value));
@@ -23,7 +29,7 @@ if (table) {
     head.style.cursor = "pointer";
     const sort = () => {
       down = -down;
-      const key = row => row.cells[place].dataset.key ?? row.cells[place].textContent;
+      const key = row => row.cells[place].dataset.key;
       const order = (a, b) => isNaN(key(a)) || isNaN(key(b)) ? key(a).localeCompare(key(b)) : key(b) - key(a);
       body.append(...rows.sort((a, b) => down * order(a, b)));
     };
@@ -31,7 +37,6 @@ if (table) {
     head.addEventListener("keydown", event => event.key === "Enter" && sort());
   }
   data.addEventListener("change", choose);
-  skew.addEventListener("change", show);
-  all.addEventListener("change", show);
+  for (const one of [skew, pretrained, all]) one.addEventListener("change", show);
   choose();
 }

@@ -7,5 +7,5 @@ const reveal = () => {
   }
 };
 addEventListener("hashchange", reveal);
-addEventListener("beforeprint", () => document.querySelectorAll("details.section").forEach(one => (one.open = true)));
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(one => (one.open = true)));
 reveal();

@@ -231,7 +231,7 @@ def compare(
             is none.
 
     Returns:
-        Rows with the entries that docs/json.md lists; `pandas.DataFrame(ekiden.compare(folders))`
+        Rows with the entries that docs/reference/json.md lists; `pandas.DataFrame(ekiden.compare(folders))`
         is a table.
 
     Raises:
@@ -521,7 +521,7 @@ def sweep(
             600}.
 
     Returns:
-        A row for each cell, with the entries that docs/json.md lists.
+        A row for each cell, with the entries that docs/reference/json.md lists.
 
     Raises:
         UserError: the file cannot be read, or runs failed; finished runs are kept.

@@ -128,7 +128,7 @@ def test_a_group_of_commands_says_which_there_are(capsys: pytest.CaptureFixture[
     [
         (["show"], "RUN is missing: see ekiden show --help"),
         (["forget", "runs/a"], "--client is missing: see ekiden forget --help"),
-        (["list", "--markdown=3"], "--markdown takes no value: see ekiden list --help"),
+        (["list", "--json=3"], "--json takes no value: see ekiden list --help"),
         (["export", "a", "--out"], "--out needs a value: see ekiden export --help"),
         (["export", "a", "-out", "x"], "unknown flag -out: did you mean --out"),
     ],

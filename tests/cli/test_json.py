@@ -28,7 +28,7 @@ NOT_A_TABLE = {
     },
     **{name: "it runs at a silo" for name in COMMANDS if name.startswith("silo ")},
 }
-PAGE = (DOCS / "json.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "reference" / "json.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

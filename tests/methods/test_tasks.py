@@ -12,7 +12,6 @@ from ekiden.core.engine.method import Method
 from ekiden.core.tasks import KINDS
 from ekiden.methods import GLM, METHODS
 from tests.methods.problems import Problem, problems
-from tests.tools import task_table
 
 FAST = {"fedseq", "fedavg"}
 MORE = {"metafed", "fedelmyparallel", "fedtasuki", "ensemble", "scaffold", "moon", "local"}
@@ -113,9 +112,3 @@ def test_a_method_that_trains_beats_its_own_start(kind: type[Method], name: str)
         if last["loss"] < 0.995 * before:
             return
     raise AssertionError(f"loss {last['loss']:.3f} where it began with {before:.3f}")
-
-
-def test_the_page_has_the_tables_of_today() -> None:
-    page = task_table.PAGE.read_text(encoding="utf-8")
-    assert page == task_table.renewed(page), "python -m tests.tools.task_table"
-    assert "| fedelmy | yes | yes | yes | yes | yes | yes | yes |" in page

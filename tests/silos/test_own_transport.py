@@ -20,7 +20,7 @@ from ekiden.methods import FedSeq, MetaFed
 from ekiden.transports import Start, Transport
 from tests.warm import WarmProcess
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-transport.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "own-transport.md"
 FAST: dict[str, Any] = {
     "training": Training(lr=0.01, batch_size=16),
     "hardware": Hardware(threads=1),

@@ -97,7 +97,7 @@ class StatusOptions:
     folder: Positional[Path]
     """folder that `ekiden federation init` made"""
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class RunOptions:
     """where the clients are: here, simulated; ray, or ray:ADDRESS: simulated on a Ray cluster, see
     docs/clusters.md; or flower: real silos, see --on flower --help"""
     json: bool = False
-    """print the results as JSON, and all else to standard error; see docs/json.md"""
+    """print the results as JSON, and all else to standard error; see docs/reference/json.md"""
     config: Path | None = None
     """TOML file with settings by their names, METHOD too; flags override it"""
     print_config: bool = False
@@ -130,7 +130,7 @@ class ResumeOptions:
     on: str = "here"
     """where the clients of simulated runs are: here, ray or ray:ADDRESS"""
     json: bool = False
-    """print the results as JSON, and all else to standard error; see docs/json.md"""
+    """print the results as JSON, and all else to standard error; see docs/reference/json.md"""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ShowOptions:
     """also show how long it would have taken on these devices: equal, hospitals, phones, or a TOML
     file; see docs/time.md"""
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class LogOptions:
     follow: Annotated[bool, Alias("-f")] = False
     """wait for steps to come, until the run ends or stops"""
     json: bool = False
-    """print each row of metrics.jsonl as it is; see docs/json.md"""
+    """print each row of metrics.jsonl as it is; see docs/reference/json.md"""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class CompareOptions:
     """also show how long they would have taken on these devices: equal, hospitals, phones, or a
     TOML file; see docs/time.md"""
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class DataOptions(Checked):
     draw: Path | None = None
     """PNG file to draw to; by default who-holds-what.png in this folder"""
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
     draft_schema: Path | None = None
     """new TOML file for a draft of the study's schema, from these data; `--schema` with it then
     checks data"""
@@ -451,7 +451,7 @@ class ForgetOptions:
     """between machines, for methods with secure sums: file in which the silo agrees to that;
     `ekiden silo release` makes it there"""
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
 
 
 @dataclass(frozen=True)
@@ -469,7 +469,7 @@ class JoinOptions:
     release: Path | None = None
     """as for `ekiden forget`"""
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
 
 
 @telling

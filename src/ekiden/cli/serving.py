@@ -115,7 +115,7 @@ class AuditOptions:
     """also attack with so many models that the attacker trains (LiRA), at least 4; each takes as
     long as the run"""
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
 
 
 def predict(options: PredictOptions) -> None:

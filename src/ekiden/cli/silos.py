@@ -239,7 +239,7 @@ class VerifyOptions:
     """folder with the public key NAME.pub of every silo, as you know it; by default the keys that
     the run had"""
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
 
 
 def init_silo(options: SiloInitOptions) -> None:
@@ -749,7 +749,7 @@ class PsOptions(LinkOptions):
     """List the runs that a SuperLink knows, and whether they are still running."""
 
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
 
 
 @dataclass(frozen=True)

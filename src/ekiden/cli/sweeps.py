@@ -11,7 +11,7 @@ from rich.text import Text
 from ekiden.cli.console import console, print_json, telling
 from ekiden.core.base.checks import Alias, Checked, Count, CountOrZero, Positional
 from ekiden.core.base.errors import UserError, counted, unknown
-from ekiden.core.base.files import read_text, write
+from ekiden.core.base.files import read_text
 from ekiden.core.base.outside import require_extra
 from ekiden.lab import launch
 from ekiden.lab.launch import Board, RunEnd
@@ -64,7 +64,7 @@ class SweepOptions(Checked):
     dry_run: bool = False
     """list the cells and what is done of them, and run nothing"""
     json: bool = False
-    """print the cells as JSON, and all else to standard error; see docs/json.md"""
+    """print the cells as JSON, and all else to standard error; see docs/reference/json.md"""
 
 
 @telling
@@ -195,36 +195,22 @@ def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
 
 @dataclass(frozen=True)
 class ResultsOptions:
-    """Show the ledger of reproduction: results of finished runs of sweeps next to the printed
-    values.
-    """
+    """Print the results of sweeps next to the printed values, as tables in Markdown."""
 
     sweeps: Positional[tuple[Path, ...]]
     """sweep folders, and files that `ekiden sweep --records` made"""
-    write: Path | None = None
-    """Markdown file to write, whose sections of other sweeps stay as they are; by default it is
-    printed"""
     json: bool = False
-    """print JSON instead of tables; see docs/json.md"""
+    """print JSON instead of tables; see docs/reference/json.md"""
 
 
 def list_results(options: ResultsOptions) -> None:
     """`ekiden results SWEEP...`."""
     sweeps = [sweep.opened(folder) for folder in options.sweeps]
-    if options.json:
-        cells = {str(one.folder): verdicts.as_rows(verdicts.collect(one)) for one in sweeps}
-        return print_json([{"sweep": folder, "cells": rows} for folder, rows in cells.items()])
-    if options.write is None:
+    if not options.json:
         print(ledger.page(sweeps))
         return
-    try:
-        old = options.write.read_text(encoding="utf-8") if options.write.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot read {options.write} ({error}): name another file by --write"
-        ) from None
-    write(options.write, [ledger.page(sweeps, old).encode()])
-    console.print(f"written to {options.write}")
+    cells = {str(one.folder): verdicts.as_rows(verdicts.collect(one)) for one in sweeps}
+    print_json([{"sweep": folder, "cells": rows} for folder, rows in cells.items()])
 
 
 @dataclass(frozen=True)

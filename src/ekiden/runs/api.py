@@ -182,7 +182,7 @@ def run(  # noqa: D417  (there are no others)
         absent: (step, client) -> bool, true if the client does not answer in that step; to test a
             method.
         transport: your own transport instead of `workers`: makes an `ekiden.transports.Transport`
-            from an `ekiden.transports.Start` (docs/own-transport.md).
+            from an `ekiden.transports.Start` (docs/reference/own-transport.md).
         evaluate_on: "all" measures personal models on all test data, "own" each on its own
             client's, N times faster. "own" also measures the models that clients trained last in
             the step, before any averaging.

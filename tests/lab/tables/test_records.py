@@ -192,21 +192,6 @@ def test_empty_or_missing_records(tmp_path: Path) -> None:
         records.read(tmp_path / "missing.jsonl")
 
 
-def test_a_ledger_keeps_what_other_sweeps_said(done: tuple[sweep.Sweep, Path]) -> None:
-    swept, _ = done
-    small = experiment.parsed(TABLE + "[budget.small]\nseeds = 1\n", "table", "small", "table.toml")
-    other = sweep.Sweep(small, Path("nowhere"), swept.file)
-    old = ledger.page([other, sweep.Sweep(swept.experiment, Path("nowhere"), swept.file)])
-    assert old.count("No run is finished.") == 2
-    page = ledger.page([swept], old)
-    assert page == ledger.page([other, swept]), "its own section is written again, in its place"
-    assert ledger.page([other], ledger.page([swept])) == ledger.page([swept, other]), (
-        "a new one comes last"
-    )
-    with pytest.raises(UserError, match="not a ledger"):
-        ledger.page([swept], "# My notes\n")
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

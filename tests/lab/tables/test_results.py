@@ -345,26 +345,6 @@ def test_a_result_of_an_earlier_step_does_not_outlive_the_next(
     assert (folder / "model.safetensors").read_bytes() != early
 
 
-OLD = """# Results
-
-Made by `ekiden results`; do not edit. Of an earlier version.
-
-## other
-
-    ekiden sweep experiments/other.toml
-
-| row | column | ours |
-|---|---|---|
-| A | digits | 52.00 |
-"""
-
-
-def test_sections_of_other_sweeps_stay(done: sweep.Sweep) -> None:
-    page = ledger.page([done], OLD)
-    assert OLD[OLD.index("## other") :] in page
-    assert page == ledger.page([], page)
-
-
 @pytest.mark.parametrize("label", ["votes", "votes (N models)"])
 def test_a_method_with_many_models_is_marked_once(label: str) -> None:
     table = experiment.parsed(
@@ -379,15 +359,3 @@ def test_how_many_runs_were_printed() -> None:
             f"printed_seeds = {number}\n{TABLE}", "table", "paper", "table.toml"
         )
         assert ledger.runs_line(table) == [f"Printed values are means of {said}", ""]
-
-
-@pytest.mark.slow
-def test_the_command_makes_the_committed_page_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).parents[3]
-    monkeypatch.chdir(root)
-    page = (root / "docs" / "results.md").read_text(encoding="utf-8")
-    records = sorted((root / "experiments" / "records").glob("*.jsonl"))
-    sweeps = [sweep.opened(file.relative_to(root)) for file in records]
-    assert ledger.page(sweeps, page) == page, (
-        "ekiden results experiments/records/*.jsonl --write docs/results.md"
-    )

@@ -1,9 +1,9 @@
-"""The ledger of reproduction: results of sweeps next to the printed values, as a Markdown page."""
+"""Results of sweeps next to the printed values, as tables in Markdown."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import mean
 from textwrap import fill
 
@@ -23,29 +23,8 @@ from ekiden.lab.tables.verdicts import (
 )
 from ekiden.runs.summary import duration, metric_of, size
 
-_TITLES = (
-    *("row", "column", "ours", "seeds", "sent", "passes", "printed", "difference"),
-    *("t (limit)", "verdict"),
-)
-_TITLE = "# Results\n\nMade by `ekiden results`; do not edit."
-_HEAD = f"""{_TITLE} Every number of ours is from finished runs: mean ± standard deviation over the
-seeds, in %. Printed values are from the papers.
-
-- **t** is the difference from the printed value in standard errors of the two means, √(s₁²/n₁ + s₂²/n₂), with Welch's
-  limit in brackets: if both had the same mean, |t| would be above it in 5 % of the cases. If a spread or a number of
-  runs is not printed, we assume that it equals ours; this leaves one estimate and a wider limit.
-- **Consistent** means that |t| is at most the limit, "above" and "below" that it is larger. With three seeds the limit
-  is wide: "consistent" then says only that these runs show no difference. Values at a smaller budget, or with other
-  settings, are not compared. A section whose runs are not available stays as it was written.
-- *Sent* are all bytes that left a client or the server. *Passes* are the samples that went forward through a network
-  plus twice those that went backward, in millions. Both are for one run, a mean over the seeds. The time of
-  computing counts only attempts that finished their steps.
-- The command above a table makes all of it; with `--only "ROW/COLUMN"` it makes one cell.
-- Paired differences are over the seeds that both have, ± s/√n. If some are missing, a number in brackets says how many
-  there are. The best other method is the one with the smallest difference, except forms of the same method and methods
-  that pool the data.
-- [Data sets of our runs](experiments.md#data-sets-of-our-runs) says what was done to their images.
-"""
+_TITLES = ("row", "column", "ours", "seeds", "sent", "passes")
+_COMPARED = ("printed", "difference", "t (limit)", "verdict")
 
 
 @dataclass(frozen=True)
@@ -76,9 +55,12 @@ def judgement(compared: Comparison, reason: str) -> dict[str, str]:
 
 
 def table(lines: Sequence[Line]) -> list[str]:
-    """Return the lines of a table."""
-    rows = [table_row([getattr(line, f.name) for f in fields(line)]) for line in lines]
-    return [table_row(_TITLES), "|---" * len(_TITLES) + "|", *rows]
+    """Return the lines of a table, without the comparison if nothing was printed."""
+    titles = _TITLES
+    if any(line.printed != "-" for line in lines):
+        titles += _COMPARED
+    rows = [table_row(astuple(line)[: len(titles)]) for line in lines]
+    return [table_row(titles), "|---" * len(titles) + "|", *rows]
 
 
 def runs_line(experiment: Experiment) -> list[str]:
@@ -93,30 +75,12 @@ def table_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
-def page(sweeps: Sequence[Sweep], old: str = "") -> str:
-    """Return the ledger of these sweeps, in their order; several sweeps of one command make one
-    section.
-
-    Sections of other sweeps in an older ledger stay as they are.
-    """
-    if old and not old.startswith(_TITLE):
-        raise UserError(
-            "the file to write exists and is not a ledger: choose another one by --write"
-        )
-    _, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
-    # The command that makes a section names the experiment file and the budget, and so the sweep.
-    sections = {_command(part): f"## {part.rstrip()}\n" for part in parts}
+def page(sweeps: Sequence[Sweep]) -> str:
+    """Return a section for each command of these sweeps, in their order."""
     alike: dict[str, list[Sweep]] = {}
     for sweep in sweeps:
         alike.setdefault(sweep.command, []).append(sweep)
-    sections |= {command: section(*found) for command, found in alike.items()}
-    return "\n".join([_HEAD, *sections.values()])
-
-
-def _command(part: str) -> str:
-    """Return the command in a section."""
-    found = re.search(r"^    (ekiden sweep .*)$", part, flags=re.MULTILINE)
-    return found[1] if found else part
+    return "\n".join(section(*found) for found in alike.values())
 
 
 def section(sweep: Sweep, *more: Sweep) -> str:
