@@ -56,7 +56,7 @@ def judgement(compared: Comparison, reason: str) -> dict[str, str]:
 
 def table(lines: Sequence[Line]) -> list[str]:
     """Return the lines of a table, without the comparison if nothing was printed."""
-    titles = _TITLES
+    titles = [*_TITLES]
     if any(line.printed != "-" for line in lines):
         titles += _COMPARED
     rows = [table_row(astuple(line)[: len(titles)]) for line in lines]
