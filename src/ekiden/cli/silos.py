@@ -169,7 +169,7 @@ class SiloStatusOptions:
     file: Positional[Path]
     """silo.toml"""
     json: bool = False
-    """print JSON instead of lines; see docs/json.md"""
+    """print JSON instead of lines; see docs/reference/json.md"""
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ class CheckOptions:
     method: Positional[str]
     """FILE.py:CLASS, or the name of a method"""
     json: bool = False
-    """print JSON instead of lines; see docs/json.md"""
+    """print JSON instead of lines; see docs/reference/json.md"""
 
 
 def check_method(options: CheckOptions) -> None:
