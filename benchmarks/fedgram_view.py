@@ -162,7 +162,7 @@ def _shown(patches: Tensor) -> Tensor:
 
 
 def _draw(rows: list[tuple[str, Tensor]], out: Path) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(
         len(rows), SHOWN, figsize=(1.1 * SHOWN + 2.2, 1.1 * len(rows)), dpi=80

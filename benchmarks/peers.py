@@ -11,8 +11,6 @@ compiling. CPU seconds are those of all processes of a run together, memory is t
 what they hold. A system that is not installed is left out, with its name.
 """
 
-# ruff: noqa: PLC0415  (each system is imported in its own process only)
-
 import argparse
 import json
 import os

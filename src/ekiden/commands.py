@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, overload
 import torch
 from torch import Tensor
 
+from ekiden.clinic.answers import figures_of
 from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
 from ekiden.clinic.regressions import Baseline
 from ekiden.core import models
@@ -168,7 +169,7 @@ def _calibrated(
     if task.kind != "classification" or len(classes) != 2 or result.weights is None:
         raise UserError("calibrate is for a global model of two classes: leave it out")
     test = result.judge(silos.for_tuning())
-    found = test.figures(test.scores(result.weights, full=True))
+    found = figures_of(test, test.scores(result.weights, full=True))
     how = Recalibration.fitted(form, found, threshold, model_in(path))
     how.write(path)
     return {**test(result.weights, (), last=True), "recalibration": plain(how)}
@@ -212,7 +213,7 @@ def report(
         UserError: there is no finished run, or the extra `report` is not installed.
     """
     require_extra("report", "report", "matplotlib", "jinja2")
-    from ekiden.lab.reporting import report as write  # noqa: PLC0415  (it needs an extra)
+    from ekiden.lab.reporting import report as write  # it needs an extra
 
     given = devices_of(devices) if devices else None
     held = None if data is None else as_federation(data)
@@ -608,9 +609,9 @@ def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
         UserError: the folder is not what the silos signed.
     """
     require_extra("flower", "verify", "flwr")
-    from ekiden.silos import commands as flower  # noqa: PLC0415  (it needs an extra)
-    from ekiden.silos.coordinator.verify import terms  # noqa: PLC0415
-    from ekiden.silos.coordinator.verify import verify as custody_of  # noqa: PLC0415
+    from ekiden.silos import commands as flower  # it needs an extra
+    from ekiden.silos.coordinator.verify import terms
+    from ekiden.silos.coordinator.verify import verify as custody_of
 
     names = terms(path_of(folder)).clients
     found = custody_of(path_of(folder), flower.read_keys(Path(keys), names) if keys else None)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from ekiden.clinic import curves, study
-from ekiden.clinic.curves import Curve, Followed
+from ekiden.clinic.curves import Curve
 from ekiden.core.base.errors import UserError
 from ekiden.data import federate
+from ekiden.readers.followed import Followed
 from ekiden.readers.moments import ColumnSums
 from tests.methods.survival_reference import CUT
 from tests.methods.survival_reference import cohort as patients

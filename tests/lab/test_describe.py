@@ -12,6 +12,7 @@ from rich.console import Console
 from ekiden.data import Dataset, Dirichlet, FederatedData, Iid, Reading, Samples, draw, split, table
 from ekiden.lab.describe import counts, description
 from ekiden.methods import FedSeq
+from ekiden.readers.kinds import of_tensor
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
 
@@ -20,7 +21,13 @@ def toy(classes: int, clients: int, n: int = 2000) -> FederatedData:
     """Samples of classes in turn."""
     y = torch.arange(n) % classes
     samples = Samples(torch.zeros(n, 1), y)
-    dataset = Dataset("toy", samples, samples, tuple(f"class{c}" for c in range(classes)))
+    dataset = Dataset(
+        "toy",
+        samples,
+        samples,
+        tuple(f"class{c}" for c in range(classes)),
+        inputs=of_tensor(samples.x),
+    )
     return split(dataset, Iid() if clients > 20 else Dirichlet(0.5, 1), clients, seed=0)
 
 
@@ -77,7 +84,12 @@ def test_bubbles_are_where_the_samples_are(tmp_path: Path) -> None:
     """Two clients with one class each: ink only on the diagonal."""
     y = torch.arange(200) // 100
     samples = Samples(torch.zeros(200, 1), y)
-    fed = split(Dataset("toy", samples, samples, ("0", "1")), Dirichlet(1e-3, 1), 2, seed=0)
+    fed = split(
+        Dataset("toy", samples, samples, ("0", "1"), inputs=of_tensor(samples.x)),
+        Dirichlet(1e-3, 1),
+        2,
+        seed=0,
+    )
     assert sorted(map(tuple, counts(fed).tolist())) == [(0, 100), (100, 0)]
     draw(fed, tmp_path / "who.png")
     pixels = np.asarray(Image.open(tmp_path / "who.png").convert("RGB")).astype(int)

@@ -72,7 +72,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
                 log.write_text(f"a warning\nekiden: {error}\nlast words\n")
             return Job(log)
 
-    monkeypatch.setattr(launch, "submitit", SimpleNamespace(AutoExecutor=Executor))
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=Executor))
     monkeypatch.setattr(launch, "require_extra", lambda *needed: None)
     monkeypatch.setattr(launch, "_POLL", {"slurm": 0.0})
     monkeypatch.setattr(launch, "_queued", lambda: next(answers, set()))
@@ -186,7 +186,7 @@ def test_a_requeued_job_is_the_same_command_and_its_child_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helpers = SimpleNamespace(DelayedSubmission=lambda command: command)
-    monkeypatch.setattr(launch, "submitit", SimpleNamespace(helpers=helpers))
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(helpers=helpers))
     command = launch.Command([sys.executable, "-c", "import time; time.sleep(60)"], str(tmp_path))
     monkeypatch.setattr("subprocess.Popen.wait", lambda self: 0)
     command()

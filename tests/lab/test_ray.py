@@ -4,6 +4,7 @@ The fast tests have a stand-in for Ray, which does each call at once in this pro
 start Ray."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,7 +95,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         remote=made,
         exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
     )
-    monkeypatch.setattr(module, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setattr(module, "require_extra", lambda *needed: None)
     monkeypatch.setattr(Actor, "dies", None)
 
@@ -198,7 +199,7 @@ def test_a_model_for_many_clients_is_encoded_once_in_a_step(
         put.append(value)
         return value
 
-    monkeypatch.setattr(module.ray, "put", kept)
+    monkeypatch.setattr(sys.modules["ray"], "put", kept)
     method = FedAvg(rounds=2, epochs=1)
     there = run(method, blobs, Tiny, transport=OnRay(), **FAST)
     assert same(run(method, blobs, Tiny, **FAST), there)
@@ -218,7 +219,7 @@ def test_a_wrong_number_of_homes_is_refused(at_once: None) -> None:
 def test_homes_fit_the_gpus(
     at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 1.0})
+    monkeypatch.setattr(sys.modules["ray"], "cluster_resources", lambda: {"CPU": 8.0, "GPU": 1.0})
     make = OnRay(num_gpus=0.5)
     run(FedGram(), blobs, Tiny, transport=make, **FAST)
     assert len(make._homes) == 2
@@ -238,8 +239,8 @@ def test_a_cluster_that_does_not_answer_is_a_line(
     def fails(**settings: Any) -> None:
         raise Exception("The current node\ntimed out")
 
-    monkeypatch.setattr(module.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(module.ray, "init", fails, raising=False)
+    monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: False)
+    monkeypatch.setattr(sys.modules["ray"], "init", fails, raising=False)
     with pytest.raises(UserError, match=rf"{error}.*The current node timed out"):
         run(FedSeq(epochs=1), blobs, Tiny, transport=OnRay(address), **FAST)
 
@@ -257,9 +258,9 @@ def test_ray_may_call_the_address_by_another_name(
     at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined: list[str] = []
-    monkeypatch.setattr(module.ray, "is_initialized", lambda: bool(joined))
+    monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: bool(joined))
     monkeypatch.setattr(
-        module.ray, "init", lambda *, address, **more: joined.append(address), raising=False
+        sys.modules["ray"], "init", lambda *, address, **more: joined.append(address), raising=False
     )
     make = OnRay("localhost:1")
     for _ in range(2):

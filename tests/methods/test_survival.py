@@ -18,13 +18,14 @@ from ekiden import GLM, FederatedData, UserError, federate, run
 from ekiden.clinic.counting import Care, counting_of
 from ekiden.clinic.figures import figures
 from ekiden.clinic.ranked import Wanted
-from ekiden.clinic.regressions import Baseline, baseline, hazard_counts
+from ekiden.clinic.regressions import Baseline
 from ekiden.core.engine.method import Size
 from ekiden.core.tasks import Survival
 from ekiden.core.tasks.base import Scores
 from ekiden.core.tasks.counts import pairs
 from ekiden.core.training.network import Network
 from ekiden.data import load
+from ekiden.methods.statistics.hazards import baseline, hazard_counts
 from ekiden.runs.card import card
 from ekiden.runs.result import Result
 from tests.methods.survival_reference import CUT, SHOWN, TIMES, cohort

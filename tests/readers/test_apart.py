@@ -17,6 +17,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import Subset
 from ekiden.data import ClientData, Dataset, FederatedData, Samples, from_tensors, parse
 from ekiden.readers.holdout import held_out, hold_out
+from ekiden.readers.kinds import of_tensor
 from tests.fuzz import examples
 
 PARTITIONS = ("iid", "dirichlet:0.5:1", "classes:2", "natural", "domains")
@@ -55,7 +56,9 @@ def dataset(all_: Samples) -> Dataset:
     """Hold out a test part, evenly from groups and classes."""
     ((train, test),) = hold_out([all_], [all_.y], "all")
     names = ("a", "b", "c")
-    return Dataset("all", all_.taken(train), all_.taken(test), names, names)
+    return Dataset(
+        "all", all_.taken(train), all_.taken(test), names, names, inputs=of_tensor(all_.x)
+    )
 
 
 def of(part: Subset, field: str) -> list[int]:

@@ -236,7 +236,7 @@ def build():
     test = Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64), kind=Images)
     x = decode([[train], [test]], Images())
     y = torch.arange(n) % 2
-    return Dataset("big", Samples(x[0], y), Samples(x[1], y[:1]), ("a", "b"))
+    return Dataset("big", Samples(x[0], y), Samples(x[1], y[:1]), ("a", "b"), inputs=of_tensor(x[0]))
 def own():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1e3

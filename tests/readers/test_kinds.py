@@ -16,7 +16,7 @@ from ekiden.core.base import outside
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.folder import read_config, read_lines
 from ekiden.data import federate, join, load
-from ekiden.readers.kinds import Table, Tokens, from_json, named, of_terms, terms, to_json
+from ekiden.readers.kinds import Table, Tokens, from_json, named, of_terms, terms
 
 Command = Callable[..., tuple[int, str]]
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -199,7 +199,7 @@ def test_code_runs_only_if_the_user_named_it_and_never_for_another_party(folder:
         from_json(stored)
     outside.trust("mine.py:Spectra")
     inputs = from_json(stored)
-    assert to_json(inputs) == stored
+    assert inputs.to_json() == stored
     assert type(inputs) is named(f"{folder}/mine.py:Spectra")
     told = terms(inputs)  # to other parties: the name and a digest of the file, no path and no code
     assert str(folder) not in told
@@ -251,5 +251,5 @@ def test_a_kind_of_an_installed_package(
 
 def test_the_kinds_of_ekiden_keep_their_names() -> None:
     for inputs in (Table(("a",), ("b",)), Tokens()):
-        assert from_json(to_json(inputs)) == inputs
-        assert to_json(inputs)["kind"] == inputs.kind
+        assert from_json(inputs.to_json()) == inputs
+        assert inputs.to_json()["kind"] == inputs.kind

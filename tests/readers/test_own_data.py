@@ -21,7 +21,7 @@ from ekiden.core.models import build
 from ekiden.core.tasks import Classification, LanguageModelling, MultiLabel, Regression
 from ekiden.data import ClientData, Dataset, FederatedData, Subset, federate, join, load, split
 from ekiden.methods import FedAvg
-from ekiden.readers.kinds import Arrays, Images, Table, Tokens, from_json, to_json
+from ekiden.readers.kinds import Arrays, Images, Table, Tokens, from_json
 
 pytestmark = pytest.mark.usefixtures("no_data")
 Rows = dict[str, list[Any]]
@@ -118,7 +118,7 @@ def test_a_rare_category_and_a_rare_gap_are_not_told_of() -> None:
     assert isinstance(table, Table)
     assert table.vocabularies == (("female", "male"),)
     assert table.gaps == ()
-    assert "Ada" not in json.dumps(to_json(table))
+    assert "Ada" not in json.dumps(table.to_json())
     assert 0.0 in torch.cat(
         [data.dataset.train.x[:, -1], data.dataset.test.x[:, -1]]
     )  # the code of all others
@@ -154,7 +154,7 @@ def test_sums_are_what_is_told_and_add_up() -> None:
 def test_inputs_are_plain_values_and_encode_new_rows(tmp_path: Path) -> None:
     rows = patients()
     data = clinic(rows, min_count=2)
-    table = from_json(json.loads(json.dumps(to_json(data.dataset.inputs))))
+    table = from_json(json.loads(json.dumps(data.dataset.inputs.to_json())))
     assert table == data.dataset.inputs
     given = {
         "sex": ["male", "other"],

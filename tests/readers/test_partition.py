@@ -26,6 +26,7 @@ from ekiden.data import (
     parse,
     split,
 )
+from ekiden.readers.kinds import of_tensor
 from tests.fuzz import examples
 
 DOMAINS = ("photo", "art", "cartoon", "sketch")
@@ -56,7 +57,14 @@ def toy(
         )
 
     names = tuple(str(c) for c in range(classes))
-    return Dataset("toy", samples(n), samples(test), names, DOMAINS if domains else ())
+    return Dataset(
+        "toy",
+        samples(n),
+        samples(test),
+        names,
+        DOMAINS if domains else (),
+        inputs=of_tensor(samples(1).x),
+    )
 
 
 def held(fed: FederatedData) -> list[list[int]]:
@@ -204,7 +212,13 @@ def test_dirichlet_holds_a_client_of_exactly_its_share_for_full() -> None:
     labels = (
         torch.arange(80) // 20
     )  # so small a beta gives whole classes: two of the four make half of all
-    dataset = Dataset("four", Samples(torch.zeros(80, 1), labels), toy().test, tuple("0123"))
+    dataset = Dataset(
+        "four",
+        Samples(torch.zeros(80, 1), labels),
+        toy().test,
+        tuple("0123"),
+        inputs=of_tensor(toy().test.x),
+    )
     for seed in range(30):
         parts = Dirichlet(1e-3, 1).assign(dataset, 2, np.random.default_rng(seed))
         assert [len(p) for p in parts] == [40, 40]
@@ -420,7 +434,11 @@ def test_test_rows_follow_training_rows_class_by_class(
 def test_equal_remainders_go_to_those_with_the_fewest_test_rows() -> None:
     labels = torch.arange(10).repeat_interleave(10)
     dataset = Dataset(
-        "even", Samples(torch.zeros(100, 1), labels), toy(1, 1, test=10).test, tuple("0123456789")
+        "even",
+        Samples(torch.zeros(100, 1), labels),
+        toy(1, 1, test=10).test,
+        tuple("0123456789"),
+        inputs=of_tensor(torch.zeros(1, 1)),
     )
     dataset.test.y.copy_(torch.arange(10))  # one test row a class
     parts = [np.arange(k, 100, 10) for k in range(10)]  # one training row of each class a client
@@ -435,7 +453,9 @@ def test_equal_remainders_go_to_those_with_the_fewest_test_rows() -> None:
 def test_test_rows_of_classes_that_nobody_trains_go_round_robin() -> None:
     train = Samples(torch.zeros(30, 1), torch.zeros(30, dtype=torch.int64))
     test = Samples(torch.zeros(7, 1), torch.ones(7, dtype=torch.int64))
-    fed = split(Dataset("odd", train, test, ("0", "1")), Iid(), 3, seed=0)
+    fed = split(
+        Dataset("odd", train, test, ("0", "1"), inputs=of_tensor(train.x)), Iid(), 3, seed=0
+    )
     assert [c.test.rows.tolist() for c in fed.clients] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
@@ -467,7 +487,13 @@ def test_natural_refuses_test_rows_of_groups_that_training_lacks() -> None:
 def lopsided() -> Dataset:
     """Nineteen samples of class 0 and one of class 1."""
     labels = torch.tensor([0] * 19 + [1])
-    return Dataset("lopsided", Samples(torch.zeros(20, 1), labels), toy().test, ("0", "1"))
+    return Dataset(
+        "lopsided",
+        Samples(torch.zeros(20, 1), labels),
+        toy().test,
+        ("0", "1"),
+        inputs=of_tensor(toy().test.x),
+    )
 
 
 def test_one_sample_and_one_class_are_enough() -> None:

@@ -31,7 +31,7 @@ from ekiden.core.tasks import Regression
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FedAvg, FedSeq, Local
-from ekiden.readers.kinds import Table, Tokens
+from ekiden.readers.kinds import Table, Tokens, of_tensor
 from ekiden.runs import exporting
 from ekiden.runs.card import card
 from ekiden.runs.exporting import export
@@ -214,7 +214,10 @@ def test_numbers_are_exported_in_their_unit(tmp_path: Path) -> None:
     parts = torch.arange(60).chunk(3)
     clients = (ClientData("client-0", *(Subset(samples, part) for part in parts)),)
     task = Regression(mean=(50.0,), std=(3.0,))
-    data = FederatedData(Dataset("numbers", samples, samples, ("age",), task=task), clients)
+    data = FederatedData(
+        Dataset("numbers", samples, samples, ("age",), task=task, inputs=of_tensor(samples.x)),
+        clients,
+    )
     run(FedAvg(rounds=1, epochs=1), data, nn.Linear(4, 1), folder=tmp_path / "run")
     export(tmp_path / "run", "pt2", tmp_path / "model.pt2", network=nn.Linear(4, 1))
     model = load_model(tmp_path / "run", network=nn.Linear(4, 1))

@@ -18,6 +18,7 @@ from ekiden.core.tasks import MultiLabel, Regression, Task
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset, split
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedSeq, Local
+from ekiden.readers.kinds import of_tensor
 from ekiden.runs.predictions import SampleReader, predict
 
 Command = Callable[..., tuple[int, str]]
@@ -105,7 +106,10 @@ def numbers(task: Task, y: torch.Tensor, names: tuple[str, ...]) -> FederatedDat
         ClientData(f"client-{i}", *(Subset(samples, part) for part in parts[3 * i : 3 * i + 3]))
         for i in (0, 1)
     )
-    return FederatedData(Dataset("numbers", samples, samples, names, task=task), tuple(clients))
+    return FederatedData(
+        Dataset("numbers", samples, samples, names, task=task, inputs=of_tensor(samples.x)),
+        tuple(clients),
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from ekiden.core.models import build
 from ekiden.core.training.network import Network
 from ekiden.methods import FedAvg, FedSeq
 from ekiden.methods.blocks.rounds import Reply
-from ekiden.readers.kinds import Table, Tokens, to_json
+from ekiden.readers.kinds import Table, Tokens
 from ekiden.silos.coordinator import session
 from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust.parcel import Answer, Ask, Hello, pack, unpack
@@ -254,7 +254,7 @@ TERMS: dict[str, dict[str, Any]] = {
     "all": {"train": "all", "values": ""},
     "pretrained": {"pretrained": ""},
     "values": {"values": "0" * 32},
-    "inputs": {"inputs": json.dumps(to_json(Tokens()))},
+    "inputs": {"inputs": json.dumps(Tokens().to_json())},
 }
 
 
@@ -347,7 +347,7 @@ def tables(folder: Path) -> FakeNodes:
         f"{20 + k % 50},{'ab'[k % 2]},secret,{'yes' if k % 50 > 25 else 'no'}" for k in range(100)
     ]
     (folder / "t.csv").write_text("age,ward,diagnosis,died\n" + "\n".join(lines) + "\n")
-    (folder / "agreed.json").write_text(json.dumps(to_json(COLUMNS)))
+    (folder / "agreed.json").write_text(json.dumps(COLUMNS.to_json()))
     files = []
     for name in ("a", "b"):
         path = folder / f"{name}.toml"
@@ -376,19 +376,20 @@ def test_samples_are_read_as_the_silo_reads_them(tmp_path: Path) -> None:
     far(METHOD, nodes, tmp_path / "run", clients="a,b", model="table_mlp")
     attacker = Attacker(nodes, terms_in(nodes))
     for what, claim in CLAIMS.items():
-        inputs = json.dumps(to_json(claim), sort_keys=True)
+        inputs = json.dumps(claim.to_json(), sort_keys=True)
         assert "reads or scales its samples in another way than the run" in refused(
             attacker, inputs=inputs
         ), what
-    odd = [json.dumps({**to_json(COLUMNS), "centre": [float("inf")]})]
+    odd = [json.dumps({**COLUMNS.to_json(), "centre": [float("inf")]})]
     odd += [
-        json.dumps({**to_json(COLUMNS), "scale": [value]}) for value in (float("nan"), 0, "x", True)
+        json.dumps({**COLUMNS.to_json(), "scale": [value]})
+        for value in (float("nan"), 0, "x", True)
     ]
     odd += ["{}", '{"kind": "pickle"}', "null", '{"kind": ["table"]}', "{"]
     for inputs in odd:
         assert refused(attacker, inputs=inputs), inputs
     vocabulary = replace(COLUMNS, vocabularies=(("x" * 10**7,),))
-    assert "unreadable message" in refused(attacker, inputs=json.dumps(to_json(vocabulary)))
+    assert "unreadable message" in refused(attacker, inputs=json.dumps(vocabulary.to_json()))
 
 
 def test_an_agreed_scaling_that_is_none_is_refused_by_the_silo(tmp_path: Path) -> None:
@@ -401,7 +402,7 @@ def test_an_agreed_scaling_that_is_none_is_refused_by_the_silo(tmp_path: Path) -
         ("scale", [0.0]),
         ("vocabularies", []),
     ):
-        file.write_text(json.dumps({**to_json(COLUMNS), name: value}))
+        file.write_text(json.dumps({**COLUMNS.to_json(), name: value}))
         answer, _ = unpack(
             FakeNodes([nodes.files[100]]).silo(100).answer(pack(Ask("hello"))), Answer
         )
@@ -457,7 +458,7 @@ def test_a_silo_that_sends_more_than_what_is_trained_is_named(tmp_path: Path) ->
 
 
 SAID: dict[str, dict[str, Any]] = {
-    "inputs": {"inputs": json.dumps(to_json(COLUMNS))},
+    "inputs": {"inputs": json.dumps(COLUMNS.to_json())},
     "no inputs": {"inputs": "[" * 100_000},
     "NaN": {"inputs": '{"kind": "table", "centre": [NaN]}'},
     "shape": {"shape": (10**12, 10**12)},

@@ -24,7 +24,7 @@ from ekiden.core.engine.setup import initial_weights
 from ekiden.core.engine.wire import Ref
 from ekiden.core.training.weights import Weights
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
-from ekiden.readers.kinds import Images
+from ekiden.readers.kinds import Images, of_tensor
 from ekiden.readers.kinds import terms as inputs_text
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.silo.shelf import _DAYS_KEPT, Shelf, drop_old_runs
@@ -109,7 +109,10 @@ def model(agreed: Agreement = TERMS) -> Weights:
 
     none = Samples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
     return initial_weights(
-        agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1))
+        agreed.setup(
+            Dataset("none", none, none, agreed.classes, inputs=of_tensor(none.x)),
+            Hardware(threads=1),
+        )
     )
 
 

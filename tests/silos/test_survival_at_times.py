@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ekiden.clinic.curves import Curve, Followed
+from ekiden.clinic.curves import Curve
 from ekiden.core.base.errors import UserError
 from ekiden.data import federate
 from ekiden.methods import FedSeq
+from ekiden.readers.followed import Followed
 from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo.silo import Silo

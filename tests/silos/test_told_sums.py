@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from ekiden.clinic.curves import Followed
 from ekiden.core import tasks
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.sums import Sums, measure
@@ -24,6 +23,7 @@ from ekiden.methods import GLM, FedGram
 from ekiden.methods.exact.blocks.fixed_features import features_of
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.readers import kinds
+from ekiden.readers.followed import Followed
 from ekiden.silos.silo import differences, policy
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile, read

@@ -18,7 +18,6 @@ from ekiden.care.seen import LARGE, ROWS_DIFFER, SeenData, chance, copied, impro
 from ekiden.care.spelling import bare_id, fold
 from ekiden.care.unlike import MORE_DOUBTS
 from ekiden.core.base.errors import counted, listed, tell
-from ekiden.core.base.outside import pa, pc
 from ekiden.core.data.undecoded import PARTS
 from ekiden.core.tasks import Classification, MultiLabel, Regression, ScaledTask
 from ekiden.readers.cells import DATE, garbled, is_text, short
@@ -116,6 +115,9 @@ def _ids(seen: SeenData) -> Iterator[str]:
     """Name the columns of tables that look like ids: by name, or since nearly every row has its own
     text or number.
     """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     raws = seen.raws
     if not raws[0].kind.agreed or not seen.unscaled or seen.reading.feature_columns:
         return
@@ -159,6 +161,8 @@ def _count_rows(columns: Sequence[Any]) -> bool:
     """Return whether values are 0, 1, 2, ... or 1, 2, 3, ..., in each source or in all together, in
     any order.
     """
+    import pyarrow as pa
+
     if not all(pa.types.is_floating(column.type) for column in columns):
         return False
     values = [column.to_numpy() for column in columns]
@@ -398,6 +402,8 @@ def _splits(seen: SeenData) -> Iterator[str]:
     """Name the features that say which rows are for training and which for the test, or how much a
     row weighs.
     """
+    import pyarrow.compute as pc
+
     first = seen.raws[0]
     if not first.kind.agreed or seen.reading.feature_columns:
         return

@@ -23,14 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError, listed, tell
-from ekiden.core.base.outside import pa, pc
 from ekiden.core.data.undecoded import Raw, natural
 from ekiden.readers.cells import garbled, is_text
+from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import Inputs, Table
 from ekiden.readers.kinds.tables import Numbers
 from ekiden.readers.moments import ColumnMoments, ColumnSums, counted_together, target
 
-Spelling = Literal["", "merge", "keep"]
 _YES, _NO = (
     ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"),
     ("no", "n", "false", "f", "0", "nein", "non"),
@@ -329,6 +328,8 @@ def _texts(raws: Sequence[Raw]) -> list[str]:
     """Return the columns of text that all tables have, with few enough different values to be
     names.
     """
+    import pyarrow.compute as pc
+
     if not raws[0].kind.agreed:
         return []
 
@@ -359,6 +360,8 @@ def _renamed(
     raw: Raw, columns: Mapping[str, Mapping[str, str]], parts: Mapping[str, Mapping[str, str]]
 ) -> Raw:
     """Return a part with other names of categories, and of labels and owners (`parts`)."""
+    import pyarrow as pa
+
     table = raw.images
     for column, other in columns.items():
         if other:

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from ekiden.care.seen import LOOKED_AT, MOST_SILOS, ROWS, SeenData, chance, rows_of_several
 from ekiden.care.spelling import numbered_from_two
 from ekiden.core.base.errors import listed
+from ekiden.core.models.images import SHORTEST
 from ekiden.core.tasks import Classification, MultiLabel, Segmentation, Survival
 from ekiden.readers.kinds import Arrays, Inputs, Table
-from ekiden.readers.kinds.arrays import LEADS, SHORTEST
+from ekiden.readers.kinds.arrays import LEADS
 
 _SEVERAL = 0.01  # share of signals with a fault
 _MANY, _PEEK, _VALUES = (

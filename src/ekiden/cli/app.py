@@ -30,7 +30,7 @@ COMMANDS = {
     "results": "cli.sweeps:list_results",
     "forget": "cli.runs:forget",
     "join": "cli.runs:join",
-    "check": "lab.conformance:check_method",
+    "check": "cli.checking:check_method",
     "new method": "cli.own:new",
     "trust": "cli.own:trust",
     "federation init": "cli.federations:init",
@@ -163,7 +163,7 @@ def call(args: Sequence[str]) -> None:
     function, rest = getattr(import_module(f"ekiden.{module}"), name), args[len(command.split()) :]
     if command == "run":
         return function(rest)  # type: ignore[no-any-return]
-    from ekiden.cli.flags import parse  # noqa: PLC0415  (`--version` and `--help` do without it)
+    from ekiden.cli.flags import parse  # `--version` and `--help` do without it
 
     function(parse(get_type_hints(function)["options"], rest, f"ekiden {command}"))
 
@@ -174,7 +174,7 @@ def _trust_typed_files(args: Sequence[str]) -> None:
     Nothing else in Ekiden trusts a file: run folders, records, and files of settings may come from
     anybody.
     """
-    from ekiden.core.base import outside  # noqa: PLC0415  (`--version` and `--help` do without it)
+    from ekiden.core.base import outside  # `--version` and `--help` do without it
 
     for arg in args:
         value = arg.partition("=")[2] if arg.startswith("--") and "=" in arg else arg

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from rich.table import Table
 
 from ekiden.cli.console import console, table_of
+from ekiden.clinic.answers import figures_of, subgroups_of
 from ekiden.clinic.figures import Figures
 from ekiden.clinic.ranked import Wanted
 from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
@@ -143,11 +144,13 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
     wanted = Wanted(options.threshold, options.sensitivity)
     parts = [scores.at(client.test.rows) for client in data.clients]
-    told = test.figures(scores, wanted, parts) if test.task.measures_all else None
+    told = figures_of(test, scores, wanted, parts) if test.task.measures_all else None
     if options.calibrate and told:
         _calibrate(options, told)
     table = (
-        test.subgroups(scores if full else test.scores(model, full=True), by, wanted) if by else {}
+        subgroups_of(test, scores if full else test.scores(model, full=True), by, wanted)
+        if by
+        else {}
     )
     if by and not options.data and not options.weights:
         keep_subgroups(options.run, table["subgroups"])
@@ -395,7 +398,7 @@ def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float]) -> str:
 
 def _on_silos(options: EvaluateOptions) -> None:
     """Measure a run's model at silos."""
-    from ekiden.cli import silos  # noqa: PLC0415  (it needs the extra flower)
+    from ekiden.cli import silos  # it needs the extra flower
 
     for name in ("label_column", "column", "client", "metric"):
         if getattr(options, name):

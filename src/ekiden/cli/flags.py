@@ -387,7 +387,7 @@ def _unread(arg: str, found: Sequence[Flag], prog: str) -> UserError:
 
 def _methods_with(flag: str) -> list[str]:
     """Return the methods that have such a flag of their own."""
-    from ekiden.methods import METHODS  # noqa: PLC0415  (most commands do not need them)
+    from ekiden.methods import METHODS  # most commands do not need them
 
     field = flag.removeprefix("--").replace("-", "_")
     return [method.title() for method in METHODS if field in {f.name for f in fields(method)}]

@@ -47,7 +47,7 @@ def trust(options: TrustOptions) -> None:
     """`ekiden trust FILE...`."""
     for file in options.files:
         if file.suffix == ".json":
-            from ekiden.cli import silos  # noqa: PLC0415  (it needs the extra flower)
+            from ekiden.cli import silos  # it needs the extra flower
 
             say(f"runs may reach {silos.trust(file)}")
             continue

@@ -237,7 +237,7 @@ def run(args: Sequence[str]) -> None:
     if not named and first.config is None:
         raise UserError(f"METHOD is missing, which comes first: choose one of {names}")
     if first.on == "flower":
-        from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do not need it)
+        from ekiden.cli import silos as cli_silos  # most commands do not need it
 
         if first.config:
             raise UserError("--config is for runs on this machine: leave it out")
@@ -273,7 +273,7 @@ def run(args: Sequence[str]) -> None:
 
 def resume(options: ResumeOptions) -> None:
     """`ekiden resume RUN...`."""
-    from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do not need it)
+    from ekiden.cli import silos as cli_silos  # most commands do not need it
 
     launch.transport_of(options.on)
     here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
@@ -476,7 +476,7 @@ class JoinOptions:
 def forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
     """`ekiden forget RUN --client NAME`."""
     if _between_machines(options.run):
-        from ekiden.cli import silos  # noqa: PLC0415  (runs on one machine do not need it)
+        from ekiden.cli import silos  # runs on one machine do not need it
 
         silos.forget(options.run, options.client, options.out, options.release)
     else:
@@ -493,7 +493,7 @@ def forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
 def join(options: JoinOptions, tell: Callable[[Any], None]) -> None:
     """`ekiden join RUN --client NAME [--data DATA]`."""
     if _between_machines(options.run):
-        from ekiden.cli import silos  # noqa: PLC0415
+        from ekiden.cli import silos
 
         if options.data:
             raise UserError(f"the silos of {options.run} have their own data: leave out --data")

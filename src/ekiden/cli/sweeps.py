@@ -232,7 +232,7 @@ class ReportOptions(Checked):
 def report(options: ReportOptions) -> None:
     """`ekiden report RUN... [-o FOLDER]`."""
     require_extra("report", "ekiden report", "matplotlib", "jinja2")
-    from ekiden.lab.reporting import report as write  # noqa: PLC0415  (it needs an extra)
+    from ekiden.lab.reporting import report as write  # it needs an extra
 
     with console.status("reading runs") as status:
         devices = devices_of(options.devices) if options.devices else None

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.clinic.curves import Numbers
 from ekiden.core.base.checks import Checked, Positive
 from ekiden.core.base.errors import UserError
+from ekiden.core.data.undecoded import Inputs
 from ekiden.core.models.tables_and_texts import OTHER, Term, terms
 from ekiden.core.tasks import Regression, Survival, Task
-from ekiden.readers.kinds import Inputs
+from ekiden.methods.statistics.hazards import Numbers, baseline, hazard_counts
 
 _HOW = (
     "run glm --family cox with --times, or predict from rows whose hazard it is (--baseline FILE)"
@@ -128,7 +127,7 @@ def coefficients(
 
     `tensors` are of the model, by name: head.weight, head.bias, covariance, samples.
     """
-    from scipy import stats  # noqa: PLC0415  takes a second, and few need it
+    from scipy import stats  # takes a second, and few need it
 
     weight, bias, covariance = (
         tensors[name].double() for name in ("head.weight", "head.bias", "covariance")
@@ -187,44 +186,3 @@ def _coefficient(
     return Coefficient(
         output, column, estimate, error, statistic, p, estimate - reach, estimate + reach
     )
-
-
-def hazard_counts(y: Numbers, risk: Numbers, times: Sequence[float]) -> tuple[Numbers, Numbers]:
-    """Return between each time and the one before the events, and the exposure by which they are
-    divided, (T,) each.
-
-    Their ratio is what Breslow's estimate of the cumulative baseline hazard, Σ d / Σ exp(risk) over
-    times of events, grows by. So the ratio of sums over silos is that of all rows together if no
-    row ends between two of the times, and near it otherwise. `y` (n, 2) holds times and events,
-    `risk` (n,) logarithms of the relative hazard.
-
-    Norman Breslow, in the discussion of David Cox: Regression models and life-tables. JRSS B, 1972.
-    """
-    ends, place = np.unique(y[:, 0], return_inverse=True)
-    share = np.exp(risk)
-    at_risk = np.append(
-        np.bincount(place, share)[::-1].cumsum()[::-1], 0.0
-    )  # at each end, and later
-    deaths = np.bincount(place, y[:, 1])
-    inside, size = np.searchsorted(times, ends), len(times)
-    events = np.asarray(np.bincount(inside, deaths, size + 1)[:size], dtype=np.float64)
-    grown = np.bincount(inside, deaths / at_risk[:-1], size + 1)[:size]
-    here = at_risk[np.searchsorted(ends, times)]
-    before = np.append(at_risk[0], at_risk[np.searchsorted(ends, times, side="right")])[:size]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return events, np.where(events > 0, events / grown, (before + here) / 2)
-
-
-def baseline(events: Numbers, exposure: Numbers, least: int) -> Numbers:
-    """Return the cumulative hazard (T,) of counts by `hazard_counts`; 0 at times after fewer events
-    than `least`.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        total, since = np.where(events > 0, events / exposure, 0).cumsum(), 0.0
-    for k, count in enumerate(events):
-        since += count
-        if since < least:
-            total[k] = 0.0
-        else:
-            since = 0.0
-    return total

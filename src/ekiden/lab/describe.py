@@ -227,8 +227,8 @@ def picture(fed: FederatedData) -> Any:
     validation samples.
     """
     require_extra("report", "the picture", "matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     held = counts(fed)
     clients, classes = held.shape

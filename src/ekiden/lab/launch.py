@@ -33,7 +33,7 @@ from ekiden.core.base.errors import (
     unknown,
     warnings_as_lines,
 )
-from ekiden.core.base.outside import Lazy, require_extra
+from ekiden.core.base.outside import require_extra
 from ekiden.core.engine.drive import Row
 from ekiden.core.engine.folder import InUse, read_config
 from ekiden.core.engine.local import MakesTransport, end_with_parent
@@ -381,7 +381,6 @@ def _update(progress: Progress, bar: TaskID, event: Event) -> None:
     progress.update(bar, text=event.text, **given)  # type: ignore[arg-type]
 
 
-submitit = Lazy("submitit")
 CLUSTERS = {"slurm": "slurm", "local-cluster": "local"}
 """submitit's name for each place; local-cluster: processes of this machine, to try it"""
 _POLL = {"slurm": 10.0, "local-cluster": 2.0}  # seconds between looks
@@ -405,6 +404,8 @@ class Command:
         """Return what a requeued job executes; submitit calls this before a job is preempted or
         runs out of time.
         """
+        import submitit
+
         if self._child is not None:
             self._child.kill()  # the run folder is safe to kill
         return submitit.helpers.DelayedSubmission(Command(self._words, self._place))
@@ -433,6 +434,8 @@ def submit(
         settings: further parameters of submitit's `AutoExecutor`.
         report: called with what happens.
     """
+    import submitit
+
     require_extra("submitit", f"--on {place}", "submitit")
     out, track = jobs[0].folder.parent, jobs[0].track
     command = [

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 from uuid import uuid4
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.outside import Lazy, require_extra
+from ekiden.core.base.outside import require_extra
 from ekiden.core.engine import wire
 from ekiden.core.engine.local import Start, by_owner, journal_of
 from ekiden.core.engine.method import INITIAL, payload_types
@@ -25,7 +25,6 @@ from ekiden.core.engine.worker import Job, Worker
 from ekiden.core.training.fit import Work
 from ekiden.core.training.weights import Weights
 
-ray = Lazy("ray")
 Keys = Mapping[str, set[str]]  # keys of values, by the client that holds them
 T = TypeVar("T")
 _TRIES = 3
@@ -118,6 +117,7 @@ class Home:
         """
         for client, wanted in keys.items():
             self._store(client).commit(step, wanted)
+            self._store(client).sync(wanted)
         return {client: written for client in keys if (written := self._store(client).written)}
 
     def settle(self, keys: Keys) -> None:
@@ -170,6 +170,8 @@ class OnRay:
 
     def __call__(self, start: Start) -> Transport:
         """Make the transport that continues from `start`."""
+        import ray
+
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not ray.is_initialized():
             more = {"address": self._address} if self._address else {"num_cpus": core_count()}
@@ -216,6 +218,8 @@ class OnRay:
         """Return so many homes that have begun the run, with new ones in place of those that
         died.
         """
+        import ray
+
         mark = None
         if start.folder is not None:
             start.folder.mkdir(parents=True, exist_ok=True)
@@ -351,6 +355,8 @@ class _Ray(Transport):
         """Return arguments, encoded. What never changes goes to each node once for all clients of a
         step.
         """
+        import ray
+
         if not any(isinstance(arg, Weights) for arg in args) or not all(
             isinstance(arg, _FIXED) for arg in args
         ):
@@ -391,6 +397,8 @@ def _got(asked: Any) -> Any:
     Raises:
         Interrupted: a home or a node died.
     """
+    import ray
+
     try:
         return ray.get(asked)
     except ray.exceptions.RayTaskError as error:

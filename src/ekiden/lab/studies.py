@@ -149,7 +149,7 @@ class Study(Mapping[str, tuple[Result, ...]]):
             UserError: no step has such a number, or matplotlib is not installed.
         """
         require_extra("report", "plot", "matplotlib")
-        from matplotlib import pyplot  # noqa: PLC0415  (seconds)
+        from matplotlib import pyplot  # seconds
 
         axes = ax or pyplot.subplots()[1]
         metric = metric or next(iter(self.values()))[0].headline
@@ -198,7 +198,7 @@ class Study(Mapping[str, tuple[Result, ...]]):
                 "a report is made of run folders: give the study a folder, study(..., folder=...)"
             )
         require_extra("report", "report", "matplotlib", "jinja2")
-        from ekiden.lab.reporting import report  # noqa: PLC0415  (it needs an extra)
+        from ekiden.lab.reporting import report  # it needs an extra
 
         report(
             [result.folder for results in self.values() for result in results if result.folder],
@@ -409,7 +409,7 @@ def _escaped(name: str) -> str:
 
 def _pandas() -> Any:
     try:
-        import pandas  # noqa: PLC0415  (an extra)
+        import pandas  # an extra
     except ImportError:
         raise UserError('a table needs pandas: pip install "ekiden[pandas]"') from None
     return pandas

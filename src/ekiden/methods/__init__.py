@@ -59,7 +59,6 @@ from ekiden.methods.rounds.spfl import SPFL
 from ekiden.methods.statistics.glm import GLM
 from ekiden.methods.yardsticks.centralized import Centralized
 from ekiden.methods.yardsticks.local import Local
-from ekiden.readers.kinds import Images
 
 SORTS: dict[str, tuple[type[Method], ...]] = {
     "chains: one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),
@@ -197,7 +196,7 @@ def check_needs(method: Method, dataset: Dataset) -> None:
     """Refuse a method that needs what the data do not offer."""
     offers, task = dataset.offers, dataset.task.kind
     missing = method.needs - offers
-    if isinstance(method, Trees) and isinstance(dataset.inputs, Images):
+    if isinstance(method, Trees) and dataset.inputs.kind == "images":
         tell(
             "each pixel is a column of the trees, which know nothing of its place: compare with "
             "fedgram, which sees "

@@ -13,22 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.care import seen
-from ekiden.care.spelling import (
-    check_units,
-    merging,
-    nothing_in_common,
-    numbered_from_two,
-    refuse_spellings,
-    shortened,
-)
 from ekiden.core.base.errors import UserError, counted, listed, nearest, tell
 from ekiden.core.base.files import read_text
 from ekiden.core.data.samples import Dataset, FederatedData, Subset
 from ekiden.core.data.undecoded import natural
 from ekiden.core.tasks import ScaledTask, Task
 from ekiden.readers import schema as schemas
-from ekiden.readers.kinds import Inputs, Table, from_json, to_json
+from ekiden.readers.inspector import Spelling, inspector
+from ekiden.readers.kinds import Inputs, Table, from_json
 from ekiden.readers.kinds.tables import encode_again
 from ekiden.readers.moments import ColumnSums, counted_together, read_sums, target, told_by
 from ekiden.readers.schema import Schema
@@ -99,7 +91,7 @@ def agreed(fed: FederatedData, *, mixed: bool = False) -> FederatedData:
         return fed
     told = [told_by(client, fed.dataset) for client in fed.clients]
     if not mixed:
-        check_units(told)
+        told = inspector().sums(told, None)
     after, task = fed.dataset.inputs, fed.dataset.task
     if isinstance(after, Table):
         after = agree(after, told)
@@ -196,7 +188,7 @@ class Scaling:
 
     def to_json(self) -> dict[str, Any]:
         """Return the scaling as plain values."""
-        table = {} if self.table is None else to_json(self.table)
+        table = {} if self.table is None else self.table.to_json()
         more = {_SCHEMA: json.loads(self.schema)} if self.schema else {}
         more |= {_CLASSES: dict(self.classes)} if self.classes else {}
         return (
@@ -255,7 +247,7 @@ def read_agreed(path: Path) -> Scaling:
 
 def agree_on(
     files: Sequence[Path],
-    spelling: str = "",
+    spelling: Spelling = "",
     expected: Sequence[str] = (),
     schema: Schema | None = None,
 ) -> Scaling:
@@ -295,19 +287,9 @@ def agree_on(
         for file, one in zip(files, told, strict=True)
     ]
     _check_silos([one.silo for one in told], expected)
-    told = _spelled(told, spelling)
-    classes = {one.silo: one.classes for one in told}
-    strange = (
-        [*filter(None, (nothing_in_common(classes), shortened(classes)))]
-        if spelling != "keep"
-        else []
-    )
-    if strange:
-        tell(f"{listed(strange, sign='; ')}: check that a class means the same everywhere")
+    told = inspector().sums(told, spelling)
     if schema:
         _check_schema(told, schema)
-    check_units(told)
-    _check_rows(told)
     columns = [
         name for name in told[0].moments if name in told[0].missing
     ]  # the others are targets
@@ -387,52 +369,3 @@ def _check_silos(names: Sequence[str], expected: Sequence[str]) -> None:
         raise UserError(
             f"{', '.join(strange)} is not a silo of the federation: {', '.join(expected)}"
         )
-
-
-def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
-    """Return the sums with one spelling of each name."""
-    names: dict[str, dict[str, Mapping[str, int]]] = {
-        "the label": {one.silo: one.classes for one in told}
-    }
-    for column in told[0].categories:
-        names[f"column {column!r}"] = {one.silo: one.categories[column] for one in told}
-    if not spelling:
-        refuse_spellings(names)
-    if spelling != "keep" and (line := numbered_from_two({one.silo: one.classes for one in told})):
-        raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
-    if spelling != "merge":
-        return list(told)
-    instead = {column: merging(each, zeros=True) for column, each in names.items()}
-    return [
-        replace(
-            one,
-            categories={
-                c: _renamed(counts, instead[f"column {c!r}"])
-                for c, counts in one.categories.items()
-            },
-            classes=_renamed(one.classes, instead["the label"]),
-        )
-        for one in told
-    ]
-
-
-def _renamed(counts: Mapping[str, int], other: Mapping[str, str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, n in counts.items():
-        found[other.get(name, name)] = found.get(other.get(name, name), 0) + n
-    return found
-
-
-def _check_rows(told: Sequence[ColumnSums]) -> None:
-    """Say how many rows several silos hold, and which silos do not tell."""
-    tells = {one.silo: one.rows for one in told if one.rows}
-    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= seen.FEATURES:
-        for line in seen.rows_of_several(tells):
-            tell(line)
-    if len({one.secret for one in told if one.rows}) > 1:
-        tell(
-            f"rows of {listed(tells)} are not compared: write the same secret into [data] "
-            "fingerprints at all silos"
-        )
-    if tells and (silent := [one.silo for one in told if not one.rows]):
-        tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")

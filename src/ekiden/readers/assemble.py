@@ -9,9 +9,6 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from ekiden.care import doubts
-from ekiden.care.seen import SeenData
-from ekiden.care.spelling import check_classes, check_values, some, spelled
 from ekiden.core.base.checks import checked
 from ekiden.core.base.errors import UserError, counted
 from ekiden.core.data.augment import Augment
@@ -23,6 +20,7 @@ from ekiden.readers import holdout
 from ekiden.readers import schema as schemas
 from ekiden.readers.columns import Reading
 from ekiden.readers.holdings import Holding, Source, hold, silo_name
+from ekiden.readers.inspector import inspector
 from ekiden.readers.kinds import Images, Inputs, Tokens, of_tensor
 from ekiden.readers.kinds.images import sized_masks
 from ekiden.readers.targets import refuse_constant, targets
@@ -145,10 +143,10 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
         )
     if like is None or reading.spelling == "merge":
         named = like.classes if like is not None else asked.classes or ()
-        raws = spelled(raws, owned, reading.spelling, named, asked.inputs)
+        raws = inspector().names(raws, owned, reading.spelling, named, asked.inputs)
     y, outputs, task = targets(raws, asked.task, like, asked.classes)
     if isinstance(task, Classification) and like is None and not asked.classes:
-        check_classes(raws, owned, reading.spelling)
+        inspector().classes(raws, owned, reading.spelling)
     domain, domains = owners("domain", raws, asked.domains)
     group, groups = owners("group", raws) if not silos else (None, silos)
     if group is None:  # no silo has the test part of all
@@ -171,10 +169,11 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
     if asked.doubt:
-        _doubt(
+        inspector().data(
             made,
             raws,
-            asked,
+            reading,
+            unscaled=asked.inputs is None,
             given=test is not None or any(holding.test is not None for holding in holdings),
         )
     if isinstance(task, ScaledTask):  # until the clients agree; partitions divide by it
@@ -211,21 +210,6 @@ def _encoded(
     for part in (train, test):
         task.check_samples(part.x, part.y, first.source)
     return train, test, kind or of_tensor(train.x), task
-
-
-def _doubt(made: Dataset, raws: Sequence[Raw], asked: AskedData, *, given: bool) -> None:
-    """Say what may be wrong with the data."""
-    doubts.look(SeenData(made, raws, asked.reading, unscaled=asked.inputs is None, given=given))
-    if given:
-        check_values({"the training part": made.train.x, "the test part": made.test.x}, made.inputs)
-    if (
-        group := made.train.group
-    ) is not None and not made.inputs.agreed:  # what silos report of tables comes later
-        rows = {name: (group == k).nonzero()[:, 0] for k, name in enumerate(made.groups)}
-        check_values(
-            {name: made.train.x[some(here)] for name, here in rows.items() if len(here)},
-            made.inputs,
-        )
 
 
 def _unlike(groups: Sequence[str]) -> tuple[str, ...]:

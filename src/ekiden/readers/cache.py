@@ -5,7 +5,6 @@ for training.
 """
 
 import contextlib
-import hashlib
 import json
 import re
 import warnings
@@ -21,27 +20,15 @@ from ekiden.core.base import files
 from ekiden.core.base.errors import DataWarning, UserError, warn
 from ekiden.core.data.samples import Dataset, Samples
 from ekiden.core.tasks import recorded, task_of
-from ekiden.readers.kinds import from_json, to_json
+from ekiden.readers.kinds import from_json
 
 _PIECE = 1 << 24  # bytes read or written at a time
 VERSION = 5  # of the decoder, its lines and the format; after a new number, old files are not used
 
 
 def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:
-    """Return the hexadecimal BLAKE2b of the format version and the pieces; of a path, the file's
-    contents count.
-    """
-    digest = hashlib.blake2b(f"ekiden {VERSION}".encode(), digest_size=16)
-    for piece in pieces:
-        if isinstance(piece, Path):
-            with piece.open("rb") as file:
-                piece = hashlib.file_digest(file, hashlib.blake2b).digest()  # noqa: PLW2901
-        data = piece.encode() if isinstance(piece, str) else piece
-        digest.update(
-            len(data).to_bytes(8, "little")
-        )  # so that two lists of pieces never give the same bytes
-        digest.update(data)
-    return digest.hexdigest()
+    """Return the digest of the decoder's version and the pieces, see `files.digest_of`."""
+    return files.digest_of(f"ekiden {VERSION}", pieces)
 
 
 def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
@@ -87,7 +74,7 @@ def _store(path: Path, dataset: Dataset, said: Sequence[str]) -> None:
         "groups": dataset.groups,
         "task": recorded(dataset.task),
         "least": dataset.least,
-        "inputs": to_json(dataset.inputs),
+        "inputs": dataset.inputs.to_json(),
         "said": said,
         "sum": _sum(tensors),
     }

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.core.base.errors import UserError, counted, listed, row_text, tell
-from ekiden.core.base.outside import pa, pc
 from ekiden.readers.dates import (
     DAY,
     ISO,
@@ -175,6 +174,9 @@ class _Text:
 
     @staticmethod
     def of(column: Any, missing: Sequence[str]) -> "_Text":
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         trimmed = pc.utf8_trim_whitespace(column)
         trimmed = pc.if_else(
             pc.is_in(trimmed, pa.array([*NULLS, *missing], trimmed.type)), None, trimmed
@@ -188,6 +190,8 @@ class _Text:
 
     def like(self, pattern: str) -> NDArray[np.bool_]:
         """Return (k,) which cells have this form."""
+        import pyarrow.compute as pc
+
         return np.array(
             pc.match_substring_regex(self.cells, pattern).to_numpy(zero_copy_only=False), dtype=bool
         )
@@ -197,6 +201,8 @@ class _Text:
         """Return the same cells with a plain minus and without blanks and apostrophes between
         thousands.
         """
+        import pyarrow.compute as pc
+
         cells = pc.replace_substring(self.cells, "\u2212", "-")
         spaced = pc.match_substring_regex(cells, _SPACED)
         joined = pc.replace_substring_regex(cells, _SPACES, "")
@@ -290,6 +296,8 @@ class Cells:
         whatever they look like; those in `numeric` must be numbers or dates. A column that is
         probably not what it seems is named.
         """
+        import pyarrow as pa
+
         arrays, fields = [], []
         for name in columns:
             column = self._table[name]
@@ -324,6 +332,9 @@ class Cells:
         """Return a column as text (`pyarrow.Array`), null if missing: 01 and 1 stay apart, 1 and
         1.0 do not.
         """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         column = self._table[name]
         kind = column.type
         if pa.types.is_dictionary(kind):
@@ -358,6 +369,8 @@ class Cells:
 
     def _doubt_names(self, name: str, text: _Text, texts: Any) -> None:
         """Refuse names that are none, and say what other programs may have done to them."""
+        import pyarrow.compute as pc
+
         for pattern, what in _NO_NAME:
             if len(text.cells) and (odd := text.like(pattern)).any():
                 raise UserError(self._line(name, f"{what} ({text.first(odd)})", "correct it"))
@@ -430,6 +443,8 @@ class Cells:
 
     def time(self, name: str) -> NDArray[Any]:
         """Return a column of times (n,): datetime64[us] for dates, float64 for numbers."""
+        import pyarrow as pa
+
         what, column = f"column {name!r} of {self._source}", self._table[name].combine_chunks()
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
@@ -521,6 +536,8 @@ class Cells:
         """Return a column of text as what it means (numbers or dates if `strict`), and how dates
         are written, or "".
         """
+        import pyarrow as pa
+
         text = self._texts[name]
         what = f"column {name!r} of {self._source}"
         if not len(text.cells):
@@ -564,6 +581,8 @@ class Cells:
 
     def _of_numbers(self, name: str) -> tuple[Any, str]:
         """Return a column of numbers, truth values or dates as float64."""
+        import pyarrow as pa
+
         column = self._table[name].combine_chunks()
         kind, what = column.type, f"column {name!r} of {self._source}"
         if pa.types.is_null(kind):
@@ -633,6 +652,9 @@ class Cells:
 
     def _parsed(self, text: _Text) -> Floats:
         """Return (k,) the numbers that all cells are."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         cells = pc.replace_substring_regex(text.plain.cells, r"^\+", "")
         cells = pc.replace_substring(cells, "," if self.decimal == "." else ".", "")
         cells = pc.replace_substring(cells, self.decimal, ".")
@@ -674,6 +696,8 @@ class Cells:
 
     def _shown(self, column: Any, name: str) -> Any:
         """Return numbers, truth values or dates as a text file shows them."""
+        import pyarrow as pa
+
         kind = column.type
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
             return column.cast(pa.large_string())
@@ -808,6 +832,8 @@ def garbled(name: str) -> str:
 
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is that of text."""
+    import pyarrow as pa
+
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"
     )
@@ -815,12 +841,16 @@ def is_text(kind: Any) -> bool:
 
 def _strings(column: Any) -> Any:
     """Return a column of text as one array."""
+    import pyarrow as pa
+
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array.cast(pa.large_string())
 
 
 def _floats(values: Floats) -> Any:
     """Return numbers as an Arrow array, null where they are missing."""
+    import pyarrow as pa
+
     return pa.array(values, mask=np.isnan(values))
 
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked, Count, CountOrZero, Range, made
 from ekiden.core.base.errors import UserError, counted, nearest, row_text, tell, unknown
-from ekiden.core.base.outside import pa, pc
 from ekiden.core.data.augment import Augment
 from ekiden.core.data.undecoded import Raw
 from ekiden.readers import frames
@@ -465,6 +464,9 @@ def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) ->
 
 def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return the labels of one column: (n,) integers, names, or float64."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     if cells.as_text(name):
         return cells.label(name)
     kind = column.type
@@ -494,6 +496,8 @@ def names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return groups or domains: integers or names. Whole numbers that are stored as floats count as
     integers.
     """
+    import pyarrow as pa
+
     column = table[name]
     if pa.types.is_integer(column.type) and not column.null_count:
         return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
@@ -519,6 +523,8 @@ def _with_names(table: Any, kept: Collection[str]) -> Any:
     """Return the table with names in place of the numbers of classes, as Hugging Face stores them,
     in other columns.
     """
+    import pyarrow as pa
+
     for place, name in enumerate(table.column_names):
         if name not in kept and (names := _names(table, name, b"")):
             texts = [None if k is None or k < 0 else names[k] for k in table[name].to_pylist()]

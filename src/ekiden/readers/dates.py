@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.outside import pa
 
 ISO = "YYYY-MM-DD"
 ZONE = " with a time zone"
@@ -154,6 +153,8 @@ def stamps_of(column: Any) -> NDArray[np.int64]:
     """Return microseconds since 1970 of an array of dates or timestamps (n,); `LOST` if one is
     missing.
     """
+    import pyarrow as pa
+
     stamps = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
     return np.array(stamps.fill_null(LOST).to_numpy(zero_copy_only=False), dtype=np.int64)
 

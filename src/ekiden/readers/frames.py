@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.core.base.errors import UserError, counted, listed, row_text, tell
-from ekiden.core.base.outside import csv, feather, pa, pc, pq
 from ekiden.core.data.undecoded import composed
 from ekiden.readers.cells import DELIMITER
 
@@ -39,6 +38,8 @@ def is_frame(source: Any) -> bool:
 
 def arrow(source: Any, what: str) -> Any:
     """Return a `pyarrow.Table` for a path, a frame, or a dict of columns."""
+    import pyarrow as pa
+
     if isinstance(source, str | Path):
         table = _file(Path(source).expanduser())
     else:
@@ -92,6 +93,8 @@ def first(error: Exception) -> str:
 
 
 def _of_columns(columns: dict[str, Any]) -> Any:
+    import pyarrow as pa
+
     plain = {
         name: values.tolist() if type(values).__name__ == "Tensor" else values
         for name, values in columns.items()
@@ -100,6 +103,8 @@ def _of_columns(columns: dict[str, Any]) -> Any:
 
 
 def _of_pandas(frame: Any) -> Any:
+    import pyarrow as pa
+
     names = [str(name) for name in frame.index.names if name is not None]
     if names or not str(frame.index.dtype).lower().startswith("int"):
         tell(f"{_INDEX} {listed(map(repr, names)) or f'({frame.index.dtype})'} {_NOT_READ}")
@@ -108,6 +113,8 @@ def _of_pandas(frame: Any) -> Any:
 
 def _of_hub(source: Any) -> Any:
     """Read a data set of Hugging Face, whose features may name classes."""
+    import pyarrow as pa
+
     if getattr(source, "format", {}).get("type") == "custom":
         tell(
             "the transform of a data set of Hugging Face (set_transform) is not applied: use map "
@@ -142,6 +149,9 @@ def _reader(source: Any) -> Callable[[Any], Any] | None:
 
 
 def _file(path: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import feather
+
     suffix = path.suffix.lower()
     if not path.is_file():
         raise UserError(f"there is no file {str(path)!r}: check the path")
@@ -172,6 +182,8 @@ def parquet(path: Path) -> Iterator[Any]:
     """Open a Parquet file if what it says of itself can be read: a file of a kilobyte can say
     billions of values.
     """
+    import pyarrow.parquet as pq
+
     with pq.ParquetFile(path) as file:
         about = file.metadata
         groups = [about.row_group(place) for place in range(about.num_row_groups)]
@@ -191,6 +203,8 @@ def _of_pandas_file(table: Any) -> Any:
     """Return the table without the index that pandas writes, and with its categories, which Parquet
     may lose.
     """
+    import pyarrow as pa
+
     try:
         told = json.loads((table.schema.metadata or {})[b"pandas"])["columns"]
         categories = [one["field_name"] for one in told if one["pandas_type"] == "categorical"]
@@ -273,6 +287,10 @@ def _text(path: Path) -> Any:
     """Read a table of text from a text file. Its delimiter is found in the file; `Cells` finds what
     the text means.
     """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import csv
+
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -348,6 +366,8 @@ def _text(path: Path) -> Any:
 @contextmanager
 def _unlike_the_header(path: Path, width: int) -> Iterator[None]:
     """Say which row has more or fewer cells than the header."""
+    import pyarrow as pa
+
     try:
         yield
     except pa.ArrowInvalid as error:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ekiden.core.base.errors import UserError, counted, listed, tell
 from ekiden.core.base.files import read_text
-from ekiden.core.base.outside import pa
 from ekiden.core.data.samples import Dataset, Samples
 from ekiden.core.data.undecoded import PARTS, Raw, natural
 from ekiden.core.tasks import LanguageModelling, inferred
@@ -131,6 +130,8 @@ def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
     """Return the paths of images and masks in a table; none if it cannot be read, which `hold`
     reports.
     """
+    import pyarrow as pa
+
     suffix, usually = (
         table.suffix.lower(),
         (reading.image_column or "image", reading.image_column or usual.image),
@@ -173,6 +174,8 @@ def _pictured(table: Any, reading: Reading, usual: columns.Columns) -> list[str]
 
 def _paths(file: Any, name: str) -> list[Any]:
     """Return the paths in a column of a Parquet file; of structs, only those without bytes."""
+    import pyarrow as pa
+
     kind = file.schema_arrow.field(name).type
     if pa.types.is_struct(kind):
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
@@ -578,6 +581,8 @@ def read_part(part: Path, reading: Reading, usual: columns.Columns = columns.USU
 
 def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) -> Raw:
     """Take samples, labels and owners out of arrays, by their names."""
+    import pyarrow as pa
+
     sample, labels = reading.array_column or "x", reading.label_column or ("y", "label")
     label = next((name for name in labels if name in found), labels[0])
     named = (

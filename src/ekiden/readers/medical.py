@@ -203,7 +203,7 @@ class _Volume:
 
     def __init__(self, path: Path) -> None:
         try:
-            import nibabel  # noqa: PLC0415  (an extra)
+            import nibabel  # an extra
         except ImportError:
             raise UserError(
                 'NIfTI files need the package nibabel: pip install "ekiden[medical]"'
@@ -286,7 +286,7 @@ class _Volume:
 def _read(file: Path | bytes, **how: Any) -> Any:
     """Return the data set of a DICOM file."""
     try:
-        import pydicom  # noqa: PLC0415  (an extra)
+        import pydicom  # an extra
     except ImportError:
         raise UserError(
             'DICOM files need the package pydicom: pip install "ekiden[medical]"'
@@ -311,7 +311,7 @@ def _has_colour(data: Any) -> bool:
 
 
 def _dicom(data: Any, number: int | None) -> Loaded:
-    from pydicom.pixels import pixel_array  # noqa: PLC0415  (an extra)
+    from pydicom.pixels import pixel_array  # an extra
 
     frame = chosen(_frames(data), number, "frame" if _frames(data) > 1 else "slice")
     if not any(name in data for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
@@ -364,7 +364,7 @@ def _dicom(data: Any, number: int | None) -> Loaded:
 
 
 def _of_palette(raw: NDArray[Any], data: Any) -> Image.Image:
-    from pydicom.pixels import apply_color_lut  # noqa: PLC0415  (an extra)
+    from pydicom.pixels import apply_color_lut  # an extra
 
     colours = apply_color_lut(raw, data)
     tables = [
@@ -382,7 +382,7 @@ def _in_unit(raw: NDArray[Any], data: Any, frame: int) -> NDArray[Any]:
     """Return the values of the modality's unit: by slope and intercept, also those of a single
     frame, or by a table.
     """
-    from pydicom.pixels import apply_modality_lut  # noqa: PLC0415  (an extra)
+    from pydicom.pixels import apply_modality_lut  # an extra
 
     if (scaling := _of_frame(data, frame, "PixelValueTransformationSequence")) is not data:
         return raw * float(scaling.RescaleSlope) + float(scaling.RescaleIntercept)

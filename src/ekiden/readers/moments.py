@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ekiden.clinic.curves import Followed
 from ekiden.core.base.checks import made
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_text
 from ekiden.core.data.samples import ClientData, Dataset
 from ekiden.core.tasks import Classification, ScaledTask, Survival
+from ekiden.readers.followed import Followed
 from ekiden.readers.kinds import Table
 from ekiden.readers.kinds.tables import Numbers
 

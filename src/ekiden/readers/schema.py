@@ -45,7 +45,6 @@ from ekiden.core.base.errors import (
     unknown,
 )
 from ekiden.core.base.files import read_text
-from ekiden.core.base.outside import pa, pc
 from ekiden.core.data.undecoded import Raw
 from ekiden.readers.cells import DATE, Cells, Writing
 
@@ -456,6 +455,9 @@ class _Check:
         """Return a column without odd cells as numbers; None, and what it holds, if these are of
         another kind.
         """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         table = self.table
         if odd.any():
             column = pa.chunked_array([pa.array(odd)])

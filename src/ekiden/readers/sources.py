@@ -408,7 +408,7 @@ def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[]
             "domain)."
         )
     require_extra("hub", f"{name!r} is on the Hugging Face hub, which", "datasets")
-    import datasets  # noqa: PLC0415  (seconds, and only this function needs it)
+    import datasets  # seconds, and only this function needs it
 
     splits = ["train"] + ([spec.test] if spec.test else [])
     try:
@@ -445,8 +445,8 @@ def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
     """Return the 1797 hand-written digits of scikit-learn, 8 x 8 grey pixels from 0 to 16."""
 
     def held() -> list[Holding]:
-        from PIL import Image  # noqa: PLC0415
-        from sklearn.datasets import load_digits  # noqa: PLC0415
+        from PIL import Image
+        from sklearn.datasets import load_digits
 
         digits = load_digits()
         images = [Image.fromarray(i) for i in np.rint(digits.images * (255 / 16)).astype(np.uint8)]

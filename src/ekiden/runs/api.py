@@ -13,6 +13,7 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
+from ekiden.clinic.answers import further
 from ekiden.core import models
 from ekiden.core.base.checks import Count, CountOrZero, admitted, hints_of
 from ekiden.core.base.errors import DivergenceWarning, UserError, unknown, warn
@@ -354,7 +355,7 @@ def prepared(
             "the transport given decides where clients run: leave out workers, processes, absent "
             "and watch"
         )
-    test = TestSet(worker, data, len(clients), recipe.evaluate_on)
+    test = TestSet(worker, data, len(clients), recipe.evaluate_on, further)
     return PreparedRun(recipe, worker, data, test, transport, path, described, how)
 
 

@@ -263,7 +263,7 @@ def epsilon_from(hits: int, members: int, alarms: int, others: int, delta: float
     the pessimistic ends of Clopper and Pearson's intervals. Samples of one training are not quite
     independent, so this is an estimate and no proof.
     """
-    from scipy.special import betaincinv  # noqa: PLC0415  takes a while, and few need it
+    from scipy.special import betaincinv  # takes a while, and few need it
 
     tail = (1 - _CONFIDENCE) / 2
     rate = float(betaincinv(hits, members - hits + 1, tail)) if hits else 0.0

@@ -25,12 +25,11 @@ from ekiden._version import __version__
 from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import DataWarning, UserError, unknown
 from ekiden.core.base.files import disk_error, safetensors_chunks, write
-from ekiden.core.base.outside import pc
 from ekiden.core.models.pretrained import Decoder, Encoder
 from ekiden.core.tasks import Classification, Regression, recorded
 from ekiden.core.training.frozen import fixed
 from ekiden.readers.dates import DAY
-from ekiden.readers.kinds import Images, Table, Tokens, to_json
+from ekiden.readers.kinds import Images, Table, Tokens
 from ekiden.runs.card import card, usage
 from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.predictions import check_free, samples_of
@@ -112,6 +111,8 @@ def row_parts(raw: Any, table: Table) -> tuple[Tensor, ...]:
 
 def row_columns(raw: Any, table: Table) -> dict[str, Any]:
     """Return raw rows of an Arrow table as the inputs of an ONNX file, by column."""
+    import pyarrow.compute as pc
+
     found: dict[str, Any] = {}
     for name in table.numeric:
         column = (
@@ -154,7 +155,7 @@ def take_columns(model: Any, table: Table) -> None:
     """Change an ONNX model (`onnx_ir.Model`) that takes parts of `Rows`: it gets a named input for
     each column.
     """
-    import onnx_ir as ir  # noqa: PLC0415  (comes with the extra)
+    import onnx_ir as ir  # comes with the extra
 
     graph = model.graph
     _free_names(graph, {*table.numeric, *table.categorical})
@@ -228,7 +229,7 @@ def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
     features = getattr(model.network, "features", None)
     if not isinstance(features, Encoder | Decoder):
         return False
-    from transformers import AutoModel  # noqa: PLC0415  (an extra that is here, as the network was built by it)
+    from transformers import AutoModel  # an extra that is here, as the network was built by it
 
     body: Any = merged(features.backbone)
     place = folder / "backbone"
@@ -457,8 +458,8 @@ def _pt2(model: LoadedModel, file: Path) -> Program:
 
 def _onnx(model: LoadedModel, file: Path) -> Program:
     try:
-        import onnxruntime  # noqa: PLC0415  (an extra)
-        import onnxscript  # noqa: F401, PLC0415
+        import onnxruntime  # an extra
+        import onnxscript  # noqa: F401
     except ImportError:
         raise UserError(f"ONNX needs an extra: {_EXTRA}") from None
     size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
@@ -527,7 +528,7 @@ def about(model: LoadedModel, *, named: bool) -> dict[str, Any]:
     return {
         "classes": list(model.classes),
         "task": recorded(model.task),
-        "inputs": to_json(model.inputs) | {"shape": list(model.shape)},
+        "inputs": model.inputs.to_json() | {"shape": list(model.shape)},
         "takes": takes(model, named=named),
         "normalisation": {"mean": list(model.mean), "std": list(model.std), "inside": True},
         "outputs": {"regression": "values", "survival": "log hazards"}.get(

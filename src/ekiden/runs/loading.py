@@ -22,6 +22,7 @@ from ekiden.core.engine.folder import (
     read_lines,
     read_passes,
     read_state,
+    state_file,
 )
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import (
@@ -85,7 +86,7 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
     """
     run = _Opened.of(path_of(folder), network)
     state = run.method.start()
-    if (run.folder / "state.safetensors").exists():
+    if state_file(run.folder).exists():
         state, _, _ = read_state(run.folder, type(state), config_digest(read_config(run.folder)))
     # Rows of a step that was interrupted by a kill do not count.
     metrics = [

@@ -23,7 +23,6 @@ from torch import Tensor
 from ekiden.clinic.regressions import Baseline, baseline_of
 from ekiden.core.base.errors import UserError, row_text
 from ekiden.core.base.files import csv_cell, disk_error, for_csv
-from ekiden.core.base.outside import pa, pq
 from ekiden.core.data.samples import said_in
 from ekiden.core.engine.folder import read_config
 from ekiden.core.tasks import (
@@ -263,6 +262,9 @@ def _parts(source: Any, file: str, batch: int, columns: Sequence[str]) -> Iterat
     """Yield some rows of a table at a time, with these columns. Only Parquet is read in parts;
     other files at once.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     if not isinstance(source, Path) or source.suffix.lower() != ".parquet":
         table = frames.arrow(source, file)
         _check_columns(table.column_names, columns, file)
@@ -312,6 +314,8 @@ def samples_of(folder: Path, model: LoadedModel) -> tuple[Any, int]:
     data are not available (made in Python, at silos, or the files are gone), samples are made up
     from a fixed seed. Rows with missing numbers and unknown categories are always among them.
     """
+    import pyarrow as pa
+
     try:
         test = plan_in(read_config(folder), folder).federation().dataset.test
     except UserError:
@@ -348,6 +352,8 @@ def _unknown(known: tuple[str, ...]) -> str:
 
 
 def _arrow(table: Table, numbers: Any, names: Any) -> Any:
+    import pyarrow as pa
+
     columns = {}
     for k, name in enumerate(table.numeric):
         lost = np.isnan(numbers[:, k])
@@ -686,7 +692,7 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 
 def _table(batch: Batch, answers: Answers, named: Sequence[str]) -> Any:
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
+    import pyarrow as pa  # `import ekiden` stays light
 
     names = {"file": pa.array(batch.files, pa.string()), "row": pa.array(batch.rows, pa.int64())}
     return pa.table({name: names[name] for name in named} | answers(batch.x))
@@ -703,8 +709,8 @@ def _writer(out: str) -> Iterator[Any]:
 
     def write(table: Any) -> int:
         nonlocal writer
-        import pyarrow.csv  # noqa: PLC0415
-        import pyarrow.parquet  # noqa: PLC0415
+        import pyarrow.csv
+        import pyarrow.parquet
 
         if not out.endswith(".parquet"):
             table = for_csv(table)

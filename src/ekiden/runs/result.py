@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ekiden.clinic.answers import further, subgroups_of
 from ekiden.clinic.recalibration import Recalibrated, Recalibration, recalibration_in
 from ekiden.clinic.regressions import Baseline, Coefficient, baseline_of, coefficients
 from ekiden.clinic.subgroups import check_divisions, divisions
@@ -392,7 +393,7 @@ class Result:
             UserError: pandas is not installed.
         """
         try:
-            import pandas  # noqa: PLC0415  (an extra)
+            import pandas  # an extra
         except ImportError:
             raise UserError('history needs pandas: pip install "ekiden[pandas]"') from None
         frame = pandas.DataFrame([flat(row, self.clients) for row in self.metrics])
@@ -476,8 +477,8 @@ class Result:
                 the meaning in the run, if its folder has that.
 
         Returns:
-            A row of metrics like those of a step; see `ekiden.core.engine.evaluation.TestSet`. With `by`
-            also what its method `subgroups` returns.
+            A row of metrics like those of a step; see `ekiden.core.engine.evaluation.TestSet`. With
+            `by` also what `ekiden.clinic.answers.subgroups_of` returns.
 
         Raises:
             UserError: the data have other classes, samples of another shape, or other silos than
@@ -505,7 +506,7 @@ class Result:
         if not client:
             row = test(self.weights, self.personal, last=True)
             if divided and self.weights is not None:
-                found = test.subgroups(test.scores(self.weights, full=True), divided)
+                found = subgroups_of(test, test.scores(self.weights, full=True), divided)
                 row |= found | {"groups": row.get("groups", {}) | found["groups"]}
             return row
         scores = test.scores(self._personal(client), personal=True)
@@ -540,7 +541,9 @@ class Result:
         worker = Worker(_setup(self.build, self.config, silos.dataset), {})
         silos = replace(silos, dataset=worker.setup.dataset)
         check_model(worker, silos)
-        return TestSet(worker, silos, len(self.clients), self.config["recipe"]["evaluate_on"])
+        return TestSet(
+            worker, silos, len(self.clients), self.config["recipe"]["evaluate_on"], further
+        )
 
     def plot(self, metric: str = "", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric after each step.
@@ -556,8 +559,8 @@ class Result:
             UserError: no step has this metric.
         """
         require_extra("report", "plot", "matplotlib")
-        from matplotlib import pyplot  # noqa: PLC0415  (seconds)
-        from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+        from matplotlib import pyplot  # seconds
+        from matplotlib.ticker import MaxNLocator
 
         metric = metric or self.headline
         rows = [flat(row, self.clients) for row in self.metrics]
@@ -671,7 +674,7 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
 
 def _has_columns(data: Any) -> bool:
     """Return whether data are a file, a folder or a frame."""
-    from ekiden.readers import frames  # noqa: PLC0415  (`import ekiden` stays light)
+    from ekiden.readers import frames  # `import ekiden` stays light
 
     return isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict
 
@@ -681,8 +684,10 @@ def silos_in(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -
 
     Files and frames are read and scaled as the run's data were; `columns` say otherwise.
     """
-    from ekiden import data as datasets  # noqa: PLC0415  (`import ekiden` stays light)
-    from ekiden.readers.columns import Reading  # noqa: PLC0415
+    from ekiden.readers.assemble import from_tensors  # `import ekiden` stays light
+    from ekiden.readers.columns import Reading
+    from ekiden.readers.partition import Iid, split
+    from ekiden.readers.sources import NAMED, load
 
     if isinstance(data, FederatedData):
         return data
@@ -698,11 +703,11 @@ def silos_in(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -
             if column not in columns:
                 chosen.pop(column, None)
         size = config["input"]["shape"][-1] if inputs.sized else None
-        named = isinstance(data, str) and data in datasets.NAMED and inputs.sized and not chosen
-        data = datasets.load(data, size=size, like=None if named else _like(config), **chosen)
+        named = isinstance(data, str) and data in NAMED and inputs.sized and not chosen
+        data = load(data, size=size, like=None if named else _like(config), **chosen)
     if not isinstance(data, Dataset):
-        data = datasets.from_tensors(data, data, classes=config["classes"])
-    return datasets.split(data, datasets.Iid(), 1, seed=0, val_fraction=0)
+        data = from_tensors(data, data, classes=config["classes"])
+    return split(data, Iid(), 1, seed=0, val_fraction=0)
 
 
 def _like(config: Mapping[str, Any]) -> Dataset:

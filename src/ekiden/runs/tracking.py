@@ -102,7 +102,7 @@ class TensorBoard:
     """Event files in the run folder, in `tensorboard/`: `tensorboard --logdir runs`."""
 
     def begin(self, folder: Path, config: Config) -> int:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
+        from torch.utils.tensorboard import SummaryWriter  # an extra
 
         # Rows that an earlier process wrote are written again, because its last rows may be
         # missing.
@@ -130,7 +130,7 @@ class MLflow:
     _KEPT = "mlflow.json"
 
     def begin(self, folder: Path, config: Config) -> int:
-        from mlflow import MlflowClient  # noqa: PLC0415  (an extra)
+        from mlflow import MlflowClient  # an extra
 
         self._client = MlflowClient()
         kept = folder / self._KEPT

@@ -118,7 +118,7 @@ def limit_memory(most: int) -> None:
     """
     status = Path("/proc/self/status")
     if status.exists():
-        import resource  # noqa: PLC0415  (Linux alone has both)
+        import resource  # Linux alone has both
 
         kib = next(
             int(line.split()[1])

@@ -44,7 +44,7 @@ _SUPERLINK = "ekiden.silos.superlink"
 
 def connect(address: str, security: Security) -> "SuperLink":
     """Return a connection to a SuperLink's Control API."""
-    from ekiden.silos.control import SuperLink  # noqa: PLC0415  (it needs an extra)
+    from ekiden.silos.control import SuperLink
 
     return SuperLink(address, security)
 
@@ -247,10 +247,10 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
                 f"port {port} is taken: if this SuperLink is not running already, change the port "
                 f"in {where}"
             )
-    from flwr.supercore.cli import flower_superexec  # noqa: PLC0415  (extras)
-    from flwr.superlink.cli import flwr_serverapp  # noqa: PLC0415
+    from flwr.supercore.cli import flower_superexec
+    from flwr.superlink.cli import flwr_serverapp
 
-    from ekiden.silos import server_app, superlink  # noqa: F401, PLC0415
+    from ekiden.silos import server_app, superlink  # noqa: F401
 
     command = superlink_command(federation)
     if (left := _days_left(federation)) < _SOON:

@@ -85,7 +85,7 @@ def is_started(file: SiloFile) -> bool:
 
 def load(file: SiloFile) -> Mapping[str, Held]:
     """Load a silo's data, and what answers messages."""
-    from ekiden.silos import client_app  # noqa: PLC0415  (it needs an extra)
+    from ekiden.silos import client_app
 
     return client_app.hold(file)
 
@@ -107,7 +107,7 @@ def start(file: SiloFile, security: Security, log: Log, *, seconds: float | None
 
     A SuperNode that ends is started again.
     """
-    from ekiden.silos import client_app  # noqa: PLC0415  (it needs an extra)
+    from ekiden.silos import client_app
 
     command = command_of(file, security)
     log(f"$ {shlex.join(command)}")

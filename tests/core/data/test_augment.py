@@ -15,6 +15,7 @@ from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.augment import Augment, normalise
 from ekiden.core.training.feed import Feed
 from ekiden.data import Dataset, Samples, Subset
+from ekiden.readers.kinds import of_tensor
 
 
 def seeded(seed: int = 0) -> Generator:
@@ -315,7 +316,14 @@ def test_normalise_refuses_the_wrong_number_of_channels() -> None:
 def test_training_says_how_samples_are_fed() -> None:
     samples = Samples(images(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))
     dataset = Dataset(
-        "d", samples, samples, ("a",), mean=(0.5,), std=(0.5,), augment=Augment(flip=True)
+        "d",
+        samples,
+        samples,
+        ("a",),
+        mean=(0.5,),
+        std=(0.5,),
+        augment=Augment(flip=True),
+        inputs=of_tensor(samples.x),
     )
     assert dataset.fed(Training()) == dataset
     plain = dataset.fed(Training(augment=False, mean=(0.1307,), std=(0.3081,)))

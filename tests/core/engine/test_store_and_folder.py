@@ -303,6 +303,7 @@ def test_a_run_survives_death_before_each_of_its_writes(
 def test_what_a_dead_process_did_not_settle_goes_later(
     blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(RunFolder, "due", True)
     with monkeypatch.context() as patch:
         dies_at(patch, Store, "settle", 1)  # of the second step, once its state is written
         with pytest.raises(Killed):
@@ -310,6 +311,57 @@ def test_what_a_dead_process_did_not_settle_goes_later(
     assert list((tmp_path / "run").rglob("value-0-0-train.safetensors"))
     go(Counting(), blobs, tmp_path / "run", stop_after=1)
     assert [p.name for p in (tmp_path / "run").rglob("value-*")] == ["value-2-0-train.safetensors"]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["kill", "power cut"])
+@pytest.mark.parametrize(("steps", "lasts"), [(1, 1), (4, 1), (5, 3), (6, 6)])
+def test_a_kill_costs_no_step_and_a_power_cut_those_since_the_disk_was_waited_for(
+    blobs: FederatedData,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    lasts: int,
+    cut: bool,
+) -> None:
+    go(Counting(), blobs, tmp_path / "whole")
+    folder, synced, done = tmp_path / "run", dict[int, int](), list[int]()
+
+    def fsync(handle: int) -> None:
+        found = os.fstat(handle)
+        synced[found.st_ino] = found.st_size
+
+    def due(here: RunFolder) -> bool:
+        done.append(1)
+        return len(done) in (1, lasts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(RunFolder, "due", property(due))
+        go(Counting(), blobs, folder, stop_after=steps)
+    if cut:  # what was not synced is gone, and the machine starts again
+        for file in folder.rglob("*"):
+            if file.is_file():
+                os.truncate(file, synced.get(file.stat().st_ino, 0))
+        monkeypatch.setattr("ekiden.core.engine.folder._boot", lambda: "the next start")
+    go(Counting(), blobs, folder)
+    assert outcome(folder) == outcome(tmp_path / "whole")
+    assert read_lines(folder / "attempts.jsonl")[-1]["from_step"] == (lasts if cut else steps)
+    assert not list(folder.glob("latest-*"))
+
+
+def test_a_run_waits_for_the_disk_once_a_second(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    monkeypatch.setattr("ekiden.core.engine.folder.time.monotonic", lambda: 5.0)
+    go(Counting(rounds=1), blobs, tmp_path / "short")
+    few = len(waits)
+    go(Counting(rounds=4), blobs, tmp_path / "long")
+    assert len(waits) < 2 * few + 5  # not five for each of its further twelve steps
+    monkeypatch.setattr("ekiden.core.engine.folder._boot", lambda: "")  # another system
+    go(Counting(rounds=4), blobs, tmp_path / "elsewhere")
+    assert len(waits) > 2 * few + 5 * 12
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"no tensors"])
@@ -419,8 +471,14 @@ def test_a_flipped_byte_in_any_file_of_a_run_never_gives_another_model(
     ],
 )
 def test_a_run_whose_files_are_damaged_or_gone_begins_again(
-    blobs: FederatedData, tmp_path: Path, name: str, harm: str, caplog: pytest.LogCaptureFixture
+    blobs: FederatedData,
+    tmp_path: Path,
+    name: str,
+    harm: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(RunFolder, "due", True)  # one file of the state
     whole = go(Counting(), blobs, tmp_path / "whole")
     go(Counting(), blobs, tmp_path / "run", stop_after=4)
     (file,) = (tmp_path / "run").rglob(f"{name}.safetensors")
@@ -944,6 +1002,7 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(
     blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     go(Counting(), blobs, tmp_path / "whole")
+    monkeypatch.setattr(RunFolder, "due", True)
     calls: list[int] = []
     fsync = os.fsync
 

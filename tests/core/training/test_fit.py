@@ -19,6 +19,7 @@ from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.data import Dataset, Samples, Subset, from_tensors
 from ekiden.lab.conformance.small_runs import Tiny
+from ekiden.readers.kinds import of_tensor
 
 SEED = 11
 
@@ -381,6 +382,7 @@ def test_says_where_training_diverged() -> None:
         Samples(x, torch.zeros(32, dtype=torch.int64)),
         Samples(x, torch.zeros(32).long()),
         ("a", "b", "c"),
+        inputs=of_tensor(x),
     )
     here = bench(data)
     with pytest.raises(Diverged, match=r"^here: .* epoch 1, batch [12]: lower lr"):

@@ -266,6 +266,15 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True
     return written
 
 
+def sync(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    try:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
 def write_once(path: Path, content: bytes) -> bytes:
     """Write `path`, readable by its owner only, unless it exists; return what it then holds.
 
@@ -296,7 +305,7 @@ def leave_no_core() -> None:
     file.
     """
     with contextlib.suppress(ImportError):
-        import resource  # noqa: PLC0415  (Windows does not have it)
+        import resource  # Windows does not have it
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
@@ -390,6 +399,22 @@ def place(tensor: Tensor) -> Place | None:
     """Return where a tensor from `Place.open` is; None for other tensors and for views of it."""
     found = vars(tensor).get("_ekiden_place")
     return found if isinstance(found, Place) else None
+
+
+def digest_of(about: str, pieces: Iterable[bytes | memoryview | str | Path]) -> str:
+    """Return the hexadecimal BLAKE2b of a text and the pieces; of a path, the file's contents
+    count.
+    """
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    for piece in pieces:
+        if isinstance(piece, Path):
+            with piece.open("rb") as file:
+                piece = hashlib.file_digest(file, hashlib.blake2b).digest()  # noqa: PLW2901
+        data = piece.encode() if isinstance(piece, str) else piece
+        # with the length, two lists of pieces never give the same bytes
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def cache_folder() -> Path:

@@ -289,19 +289,3 @@ def require_extra(extra: str, what: str, *modules: str) -> None:
             continue
         if find_spec(module) is None:
             raise UserError(f'{what} needs the package {module}: pip install "ekiden[{extra}]"')
-
-
-class Lazy:
-    """A package that is imported at its first use, since importing it takes long and few commands
-    need it.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
-
-
-pa, pc, pq = Lazy("pyarrow"), Lazy("pyarrow.compute"), Lazy("pyarrow.parquet")
-csv, feather = Lazy("pyarrow.csv"), Lazy("pyarrow.feather")

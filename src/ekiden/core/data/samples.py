@@ -19,8 +19,8 @@ from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import Place, place
 from ekiden.core.base.settings import Training
 from ekiden.core.data.augment import Augment
+from ekiden.core.data.undecoded import Inputs
 from ekiden.core.tasks import Classification, Need, Task
-from ekiden.readers.kinds import Inputs, of_tensor
 
 _ROWS = 1024  # that are read at a time
 _VARIED = 20_000
@@ -170,8 +170,7 @@ class Dataset:
         std: per channel, divided by.
         augment: how training batches are augmented.
         task: what the labels mean.
-        inputs: what a sample is, and how raw samples become such tensors; by default inferred from
-            the tensor.
+        inputs: what a sample is, and how raw samples become such tensors.
         groups: names of the natural owners, if they have any.
         least: smallest number of rows that a client reports when clients agree on the scaling of
             tables and targets; 0: nothing is left to agree on.
@@ -187,14 +186,10 @@ class Dataset:
     std: tuple[float, ...] = (1.0,)
     augment: Augment = field(default_factory=Augment)
     task: Task = field(default_factory=Classification)
-    inputs: Inputs = None  # type: ignore[assignment]  # __post_init__ sets it
+    inputs: Inputs = field(kw_only=True)
     groups: tuple[str, ...] = ()
     least: int = 0
     origin: Origin | None = field(default=None, init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.inputs is None:
-            object.__setattr__(self, "inputs", of_tensor(self.train.x))
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} training and {counted(len(self.test), 'test sample')}"

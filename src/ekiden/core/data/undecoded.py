@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.core.base.checks import Checked
+from ekiden.core.base import outside
+from ekiden.core.base.checks import Checked, plain
 from ekiden.core.base.errors import UserError, row_text
 
 PARTS = (
@@ -205,6 +206,10 @@ class Inputs(Checked, ABC):
     def values_named(self, width: int) -> list[str]:
         """Return what the values of a vector are called in messages."""
         return [f"value {k} of the inputs" for k in range(width)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the inputs as plain values; `ekiden.readers.kinds.from_json` reads them."""
+        return {"kind": outside.known_as(type(self), "ekiden.kinds") or self.kind, **plain(self)}
 
     def terms(self) -> "Inputs":
         """Return what parties must agree on."""

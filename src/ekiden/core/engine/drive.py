@@ -93,14 +93,16 @@ class _Report:
         called: Iterable[str],
         written: Mapping[str, str] | None,
         began: float,
+        *,
+        lasting: bool,
     ) -> None:
-        """Note that a step which began at this time is done."""
+        """Note that a step which began at this time is done; see `RunFolder.save`."""
         self._trace.metrics.append(row)
         if folder := self._folder:
             folder.called(called)
             length = folder.append("metrics.jsonl", row)
             self._marks = replace(self._marks, metrics=length, ledger=folder.length("ledger.jsonl"))
-            folder.save(state, self._marks, written)
+            folder.save(state, self._marks, written, lasting=lasting)
             folder.append(
                 "times.jsonl",
                 {"step": state.step, "seconds": round(time.perf_counter() - began, 3)},
@@ -150,7 +152,10 @@ def drive(
         if fed.notes:
             row["notes"] = fed.notes
             log.info("step %d: %s", after.step, told(fed.notes))
-        report.step(after, row, fed.called, transport.written(), began)
+        lasting = folder is None or after.step == total or not transport.defers or folder.due
+        if lasting:
+            transport.sync()
+        report.step(after, row, fed.called, transport.written(), began, lasting=lasting)
         transport.settle()
         yield after
         began = time.perf_counter()

@@ -11,11 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ekiden.clinic import subgroups
-from ekiden.clinic.counting import EXACT, at_times, counting_of
-from ekiden.clinic.figures import Figures, Told, figures
-from ekiden.clinic.ranked import Wanted
-from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import FederatedData, Subset
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Evaluator
@@ -23,7 +18,6 @@ from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Transport
 from ekiden.core.engine.worker import Worker
 from ekiden.core.tasks import Metric, MultiLabel, Scores, Survival, Task
-from ekiden.core.tasks.counts import PlaceCounts
 from ekiden.core.training import fit as fitting
 from ekiden.core.training.network import Network, adapted
 from ekiden.core.training.weights import Weights, distance, mean
@@ -32,7 +26,7 @@ EvaluateOn = Literal[
     "all", "own"
 ]  # Test data for personal models: all of it, or only that of the model's own client
 
-_MOST_CLIENTS_LISTED = 100
+MOST_CLIENTS_LISTED = 100
 _MOST_CLIENTS_EACH_TIME = 1000
 # times the loss of guessing; runs that forget or overfit stay below 2 at the client with the lowest
 # loss
@@ -63,6 +57,7 @@ class TestSet:
         data: FederatedData,
         clients: int | None = None,
         evaluate_on: EvaluateOn = "all",
+        further: "Further | None" = None,
     ) -> None:
         """Evaluate what `worker` trains.
 
@@ -71,6 +66,7 @@ class TestSet:
             data: whose test data.
             clients: number of clients that trained, if not those of `data`.
             evaluate_on: what personal models are measured on.
+            further: what else is measured of one model after the last step.
         """
         self._worker = worker
         setup = worker.setup
@@ -78,8 +74,9 @@ class TestSet:
             setup.method, setup.build, len(data.clients) if clients is None else clients
         )
         self.own = setup.build
-        self._data = data
+        self.data = data
         self._evaluate_on = evaluate_on
+        self._further = further
         self._all = Subset(data.dataset.test, torch.arange(len(data.dataset.test)))
 
     def with_trained(self, transport: Transport) -> Evaluator:
@@ -91,7 +88,7 @@ class TestSet:
     @property
     def task(self) -> Task:
         """What the labels mean."""
-        return self._data.dataset.task
+        return self.data.dataset.task
 
     def at_times(self, times: Sequence[float], hazard: Sequence[float]) -> "TestSet":
         """Also measure survival at these times, where the model's cumulative hazard of answer 0 is
@@ -99,12 +96,13 @@ class TestSet:
         """
         assert isinstance(self.task, Survival)
         task = replace(self.task, times=tuple(times), hazard=tuple(hazard))
-        dataset = replace(self._data.dataset, task=task)
+        dataset = replace(self.data.dataset, task=task)
         return TestSet(
             self._worker,
-            replace(self._data, dataset=dataset),
+            replace(self.data, dataset=dataset),
             self.build.clients,
             self._evaluate_on,
+            self._further,
         )
 
     def scores(
@@ -125,7 +123,7 @@ class TestSet:
         if setup.method.changes_network and not personal:
             bench.network = Network(adapted(self.build(), model), setup.hardware.device)
         bench.network.load(model)
-        measured = self._all if rows is None else Subset(self._data.dataset.test, rows)
+        measured = self._all if rows is None else Subset(self.data.dataset.test, rows)
         return fitting.evaluate(bench, measured, full=full)
 
     def __call__(
@@ -174,7 +172,7 @@ class TestSet:
         each, served, places = self._answers(model, personal, True if all_metrics else None, last)
         own, losses = self._by_client(served) if served else ([], [])
         row: dict[str, Any] = self._measured(each)
-        if diverged(losses, self.task.guess(self._data.dataset.outputs), personal=bool(personal)):
+        if diverged(losses, self.task.guess(self.data.dataset.outputs), personal=bool(personal)):
             row["diverged"] = True
         if personal and model is not None:
             row |= {
@@ -189,7 +187,7 @@ class TestSet:
             row["client_mean_trained"] = sum(after_training) / len(after_training)
         if personal:
             row["consensus"] = consensus(personal)
-        if len(own) <= _MOST_CLIENTS_LISTED and served:
+        if len(own) <= MOST_CLIENTS_LISTED and served:
             row["clients"] = [None if isnan(a) else a for a in own]
         if all_metrics:
             row |= self._everything(each, served, places)
@@ -202,7 +200,7 @@ class TestSet:
     @cached_property
     def majority(self) -> float:
         """Return the accuracy of always giving the commonest training label."""
-        dataset = self._data.dataset
+        dataset = self.data.dataset
         if isinstance(self.task, MultiLabel):
             common = dataset.train.y.mean(0) >= 0.5
             return float(((dataset.test.y >= 0.5) == common).double().mean())
@@ -219,7 +217,7 @@ class TestSet:
 
         With many clients, what each is served is only returned in the `last` step.
         """
-        clients = self._data.clients
+        clients = self.data.clients
         if personal and self._evaluate_on == "own":
             pairs = zip(personal, clients, strict=True)
             parts = [self.scores(m, personal=True, rows=c.test.rows, full=full) for m, c in pairs]
@@ -236,7 +234,7 @@ class TestSet:
         many = len(clients) > _MOST_CLIENTS_EACH_TIME and not (last or personal)
         rows: list[Tensor | None] = [] if many else [c.test.rows for c in clients]
         served = [*zip(each if personal else each * len(rows), rows, strict=True)]
-        return each, served, torch.arange(len(self._data.dataset.test))
+        return each, served, torch.arange(len(self.data.dataset.test))
 
     def _by_client(
         self, served: Sequence[tuple[Scores, Tensor | None]]
@@ -294,15 +292,14 @@ class TestSet:
                 them.
             confusion: confusion matrix of classes or pixels, for one model of up to 100 classes;
                 rows are labels.
-            figures: what silos would report about the same answers of one model, with intervals;
-                see `Figures`.
+            more, of one model: what `further` returns.
         """
-        dataset = self._data.dataset
+        dataset = self.data.dataset
         groups: dict[str, dict[str, dict[str, float]]] = {}
-        if len(served) <= _MOST_CLIENTS_LISTED:
+        if len(served) <= MOST_CLIENTS_LISTED:
             groups["client"] = {
                 client.name: scores.metrics(rows)
-                for client, (scores, rows) in zip(self._data.clients, served, strict=True)
+                for client, (scores, rows) in zip(self.data.clients, served, strict=True)
             }
         if dataset.test.domain is not None:
             domain = dataset.test.domain[places]
@@ -312,7 +309,7 @@ class TestSet:
             groups["domain"] = {
                 name: _means([s.metrics(rows) for s in each]) for name, rows in inside.items()
             }
-        if 1 < len(dataset.classes) <= _MOST_CLIENTS_LISTED:
+        if 1 < len(dataset.classes) <= MOST_CLIENTS_LISTED:
             of_each = [s.by_class() for s in each]
             groups["class"] = {
                 str(name): _means(
@@ -326,89 +323,13 @@ class TestSet:
         }
         if (
             len(each) == 1
-            and len(dataset.classes) <= _MOST_CLIENTS_LISTED
+            and len(dataset.classes) <= MOST_CLIENTS_LISTED
             and (table := each[0].confusion())
         ):
             found["confusion"] = table
-        if len(each) == 1:
-            found["figures"] = self.figures(
-                each[0], parts=[s.at(rows) for s, rows in served]
-            ).to_json()
+        if self._further and len(each) == 1:
+            found |= self._further(self, each[0], [s.at(rows) for s, rows in served])
         return found
-
-    def figures(
-        self,
-        scores: Scores,
-        wanted: Wanted = Wanted(),  # noqa: B008  (frozen)
-        parts: Sequence[Scores] = (),
-    ) -> Figures:
-        """Return what follows from the counts of some answers, with probabilities, as between
-        machines.
-
-        Args:
-            scores: the answers.
-            wanted: which thresholds are shown.
-            parts: the same answers by client: those of survival are compared inside clients only.
-        """
-        dataset, counts = self._data.dataset, scores.counts
-        if isinstance(counts, PlaceCounts):
-            counts = PlaceCounts.of(scores, spread=True)
-        train = self.task.counts(dataset.train.y, dataset.outputs).double().numpy()
-        survival = at_times(self.task, parts or [scores]) if isinstance(self.task, Survival) else ()
-        told = Told(counts, train=train, trained=len(dataset.train), survival=survival)
-        return figures(self.task, told, wanted)
-
-    def subgroups(
-        self,
-        scores: Scores,
-        by: Sequence[subgroups.Division],
-        wanted: Wanted = Wanted(),  # noqa: B008  (frozen)
-    ) -> dict[str, Any]:
-        """Return what divides the test samples, as entries of a row of metrics.
-
-        Args:
-            scores: the answers of one model to all test samples, with probabilities.
-            by: the columns.
-            wanted: the threshold at which sensitivities are taken; by default Youden's.
-
-        Returns:
-            subgroups: the table that silos' counts would give, with a column "client"; see
-                `Subgroups`.
-            groups: the exact metrics of each subgroup.
-
-        Raises:
-            UserError: the samples have no such column, or the task has no subgroups.
-        """
-        dataset, clients = self._data.dataset, self._data.clients
-        subgroups.check_task(self.task)
-        counting = counting_of(self.task, dataset.outputs, full=True)
-        if any(one.silos for one in by) and len(clients) > _MOST_CLIENTS_LISTED:
-            raise UserError(
-                f"subgroups by silo are for {_MOST_CLIENTS_LISTED} silos at most: choose another "
-                "column"
-            )
-        own = [client.test.rows for client in clients]
-        exact: dict[str, dict[str, dict[str, float]]] = {}
-        counts: dict[str, dict[str, Tensor]] = {}
-        for one in by:
-            if one.silos:  # they are below
-                continue
-            names = one.names(dataset.inputs, dataset.domains)
-            places = one.places(dataset.test.x, dataset.inputs, dataset.test.domain)
-            parts = [
-                subgroups.count(counting, scores.at(rows), [places[rows]], [len(names)], EXACT, [0])
-                for rows in own
-            ]
-            counts[one.column] = dict(zip(names, torch.stack(parts).sum(0), strict=True))
-            inside = {name: (places == g).nonzero().flatten() for g, name in enumerate(names)}
-            exact[one.column] = {
-                name: scores.metrics(rows) for name, rows in inside.items() if len(rows)
-            }
-        if 1 < len(clients) <= _MOST_CLIENTS_LISTED:
-            counts["client"] = {c.name: counting.count(scores.at(c.test.rows)) for c in clients}
-        whole = self.figures(scores, wanted, [scores.at(rows) for rows in own])
-        found = subgroups.table(counting, counts, whole, wanted.threshold)
-        return {"subgroups": subgroups.to_json(found), "groups": exact}
 
     def _by_group(self, each: Sequence[Scores], places: Tensor) -> dict[str, Any]:
         """Return the headline metric by domain and by class (for personal models their mean), for
@@ -417,7 +338,7 @@ class TestSet:
         groups: dict[str, dict[str, dict[str, float]]] = {}
         for kind, of in (("domain", self.by_domain), ("class", self.by_class)):
             found = [of(scores, places) for scores in each]
-            if 1 < len(found[0]) <= _MOST_CLIENTS_LISTED:
+            if 1 < len(found[0]) <= MOST_CLIENTS_LISTED:
                 means = {name: sum(one[name][1] for one in found) / len(found) for name in found[0]}
                 groups[kind] = {
                     n: {self.task.headline.name: value}
@@ -430,7 +351,7 @@ class TestSet:
         """Return the headline metric of each model on the test data of the client that trained it,
         if it has any.
         """
-        clients = self._data.clients if models else ()
+        clients = self.data.clients if models else ()
         found = [
             self.scores(models[c.name], personal=True, rows=c.test.rows).score()
             for c in clients
@@ -440,7 +361,7 @@ class TestSet:
 
     def by_client(self, scores: Scores) -> dict[str, tuple[int, float]]:
         """Return number of test samples and headline metric for each client."""
-        return {c.name: (len(c.test), scores.score(c.test.rows)) for c in self._data.clients}
+        return {c.name: (len(c.test), scores.score(c.test.rows)) for c in self.data.clients}
 
     def by_class(
         self, scores: Scores, places: Tensor | None = None
@@ -450,7 +371,7 @@ class TestSet:
 
         `places` are the test rows of the answers; by default all.
         """
-        dataset, each = self._data.dataset, self.task.headline.each
+        dataset, each = self.data.dataset, self.task.headline.each
         if self.task.kind == "classification" and self.task.headline.name == "accuracy":
             return _grouped(scores, dataset.test.y, dataset.classes, places)
         if each is None:
@@ -468,10 +389,13 @@ class TestSet:
         self, scores: Scores, places: Tensor | None = None
     ) -> dict[str, tuple[int, float]]:
         """Return the same for each domain; empty if the data have none."""
-        domain = self._data.dataset.test.domain
-        return (
-            {} if domain is None else _grouped(scores, domain, self._data.dataset.domains, places)
-        )
+        domain = self.data.dataset.test.domain
+        return {} if domain is None else _grouped(scores, domain, self.data.dataset.domains, places)
+
+
+Further = Callable[[TestSet, Scores, Sequence[Scores]], Mapping[str, Any]]
+"""What one model answers to all test samples, and the same by client, to further entries of a row
+of metrics."""
 
 
 def spread(known: Tensor, metric: Metric) -> dict[str, float]:

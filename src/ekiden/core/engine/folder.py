@@ -8,7 +8,9 @@ ledger.jsonl        one line a transfer, also the same bits
 passes.jsonl        one line a step: what each task computed; of a step that was done again, the last line counts
 attempts.jsonl      one line each time the run was started, with the transfers of the attempt before that were lost
 times.jsonl         seconds of each step
-state.safetensors   the state after the last step, written atomically
+state.safetensors   the state after the last step, or one up to a second before it, synced
+latest-...          the state after the last step, if that is not synced; ends with the machine's
+                    present start, after which it counts no more
 clients/            what each client keeps
 model.safetensors   the result
 
@@ -25,11 +27,12 @@ import os
 import platform
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -46,6 +49,7 @@ from ekiden.core.base.files import (
     hold_lock,
     read_regular,
     safetensors_chunks,
+    sync,
     with_digest,
     write,
 )
@@ -156,6 +160,7 @@ class RunFolder:
         # `Transport.written` of the state that was loaded; None if the transport does not know it
         self.written: Mapping[str, str] | None = {}
         self._files: dict[str, IO[bytes]] = {}
+        self._synced_at = -inf
         config = {"format": FORMAT, "ekiden": __version__, **config}
         listed = _listed(config)
         self._about = json.dumps({key: listed[key] for key in _ABOUT if key in listed})
@@ -194,8 +199,12 @@ class RunFolder:
             Damaged: the state file is not as it was written.
         """
         state, marks, self.written = None, Marks(), {}
-        if (self.path / "state.safetensors").exists():
+        file = state_file(self.path)
+        if file.exists():
             state, marks, self.written = read_state(self.path, kind, self._config)
+        if file.name != "state.safetensors":
+            for file in self.path.rglob("*.safetensors"):  # the killed process did not sync all
+                sync(file)
         lost = self._beyond("ledger.jsonl", marks.ledger).count(b"\n")
         transfers = read_ledger(self.path)
         self.append(
@@ -244,22 +253,56 @@ class RunFolder:
         except OSError as error:
             raise disk_error(error, self.path / name) from error
 
-    def save(self, state: State, marks: Marks, written: Mapping[str, str] | None = None) -> None:
+    @property
+    def due(self) -> bool:
+        """Whether to wait for the disk: if it is a second ago, or nobody could tell a power cut."""
+        return not _boot() or time.monotonic() > self._synced_at + 1
+
+    def save(
+        self,
+        state: State,
+        marks: Marks,
+        written: Mapping[str, str] | None = None,
+        *,
+        lasting: bool = True,
+    ) -> None:
         """Write the state after a step, from which the run resumes from now on. Delete results of
         earlier steps.
+
+        Args:
+            state: the state.
+            marks: where the run stands.
+            written: see `Transport.written`.
+            lasting: whether it is to outlive a power cut. If not, the run resumes from the last
+                state that does, should the machine have started again by then.
         """
         for stale in (self.path / "model.safetensors", *self.path.glob("personal/*.safetensors")):
             stale.unlink(missing_ok=True)
+        said = {_CONFIG: self._config}
+        if written is not None:
+            said[_WRITTEN] = json.dumps(written, sort_keys=True)
+        chunks = with_digest(wire.chunks((state, marks)), **said)
+        if not lasting:
+            # A new name: ext4 starts to write out a file that replaces another one.
+            latest = self.path / f"latest-{state.step}-{_boot()}.safetensors"
+            write(latest, chunks, sync=False)
+            self._drop_latest(but=latest)
+            return
         for name in ("metrics.jsonl", "ledger.jsonl", _PASSES, _DATA):
             if name in self._files:
                 os.fsync(self._files[name].fileno())
-        said = {_CONFIG: self._config} | (
-            {} if written is None else {_WRITTEN: json.dumps(written, sort_keys=True)}
-        )
-        write(self.path / "state.safetensors", with_digest(wire.chunks((state, marks)), **said))
+        write(self.path / "state.safetensors", chunks)
+        self._drop_latest()
+        self._synced_at = time.monotonic()
+
+    def _drop_latest(self, but: Path | None = None) -> None:
+        for file in self.path.glob("latest-*"):
+            if file != but:
+                file.unlink()
 
     def forget(self) -> None:
         """Go back to before the first step; the run then gives the same bits again."""
+        self._drop_latest()
         (self.path / "state.safetensors").unlink(missing_ok=True)
         shutil.rmtree(self.path / "clients", ignore_errors=True)
 
@@ -360,13 +403,32 @@ def settings_in(config: Mapping[str, Any]) -> tuple[Training, Hardware]:
         )
 
 
+@cache
+def _boot() -> str:
+    """Return what names the time since the machine was started; empty if that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def state_file(path: Path) -> Path:
+    """Return the file of the last state of a run that can be trusted; it may not exist.
+
+    A state that was not synced is as good as another one until the machine starts again.
+    """
+    latest = path.glob(f"latest-*-{_boot()}.safetensors")
+    steps = {int(file.name.split("-")[1]): file for file in latest}
+    return steps[max(steps)] if steps else path / "state.safetensors"
+
+
 def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mapping[str, str] | None]:
     """Return the state in a run folder, where the run stands, and `Transport.written`.
 
     The state must have been written under the configuration with this `config_digest`; otherwise,
     or if the file is not as it was written, it is `Damaged`.
     """
-    file = path / "state.safetensors"
+    file = state_file(path)
     try:
         (state, marks), said = read_described(file, tuple[kind, Marks])  # type: ignore[valid-type]
     except wire.WireError:

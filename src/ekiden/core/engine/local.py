@@ -150,6 +150,8 @@ class Simulation(Transport):
             self._written = {client: str(self._store(client).written) for client in self._touched}
         self._work: dict[Ref[Any], Work] = {}
         self._trained: dict[str, Weights] = {}
+        # whether the state that is written next outlives a power cut
+        self._lasting = folder is None
 
     def submit(self, request: Request) -> None:
         """Start a task at its client, after the client's earlier tasks of this step."""
@@ -201,11 +203,23 @@ class Simulation(Transport):
         """Return the model that each client trained last in this step, if the run measures it."""
         return self._trained
 
+    @property
+    def defers(self) -> bool:
+        return True
+
+    def sync(self) -> None:
+        for client in self._touched:
+            self._store(client).sync(self._live.get(client, set()))
+        self._lasting = True
+
     def settle(self) -> None:
+        self._trained = {}
+        if not self._lasting:  # after a power cut, the run resumes from an earlier state
+            return
+        self._lasting = self._start.folder is None
         for client in self._touched:
             self._store(client).settle(self._live.get(client, set()))
         self._touched = set()
-        self._trained = {}
 
     def close(self) -> None:
         """Close the executor."""

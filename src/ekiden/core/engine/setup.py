@@ -27,6 +27,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import Damaged, read_tensors
 from ekiden.core.base.settings import Hardware, derive, seeded
 from ekiden.core.data.samples import ClientData, FederatedData, Sizes, Subset, held_by
+from ekiden.core.data.undecoded import Inputs
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import RunFolder, data_differences, model_digest, samples_digest
 from ekiden.core.engine.method import Method, Size
@@ -37,8 +38,6 @@ from ekiden.core.tasks import Task, balanced, recorded
 from ekiden.core.training import frozen, private
 from ekiden.core.training.network import Network, adapted
 from ekiden.core.training.weights import Weights
-from ekiden.readers import kinds
-from ekiden.readers.kinds import Inputs
 
 
 def resolved_hardware(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
@@ -182,7 +181,7 @@ def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
             "mean": [float(value) for value in dataset.mean],
             "std": [float(value) for value in dataset.std],
         },
-        "inputs": kinds.to_json(dataset.inputs),
+        "inputs": dataset.inputs.to_json(),
         **(
             {"digests": {"model": model_digest(network, setup.dataset.shape, digest)}}
             if digests

@@ -13,7 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import Damaged, read_tensors, safetensors_chunks, with_digest, write
+from ekiden.core.base.files import (
+    Damaged,
+    read_tensors,
+    safetensors_chunks,
+    sync,
+    with_digest,
+    write,
+)
 from ekiden.core.engine import wire
 
 _VALUE, _PRIVATE = re.compile(r"value-(.+)\.safetensors"), re.compile(r"private-(\d+)\.safetensors")
@@ -59,6 +66,7 @@ class Store:
                 self._private_file(version).unlink()
         self._on_disk = self._private_file(self.written) if self.written else None
         self._safe: set[str] = set()  # values whose files this process has written or read
+        self._unsynced: set[Path] = set()  # files that may not be on the disk yet
 
     @property
     def private(self) -> Any:
@@ -110,15 +118,26 @@ class Store:
             self._folder.mkdir(parents=True, exist_ok=True)
         for key in keys:
             if key not in self._safe:  # a file that an earlier process left may be damaged
-                write(self._file(key), with_digest(wire.chunks(self.get(key))))
+                self._write(self._file(key), self.get(key))
                 self._safe.add(key)
         if self._changed:
-            write(self._private_file(step), with_digest(wire.chunks(self._private)))
-            self.written = step
+            self._write(self._private_file(step), self._private)
+            self.written, self._changed = step, False
+
+    def sync(self, keys: set[str]) -> None:
+        """Wait until values `keys` and the private state, all committed, are on the disk."""
+        if self._folder is not None:
+            needed = {self._private_file(self.written), *map(self._file, keys)}
+            for path in self._unsynced & needed:
+                sync(path)
+        self._unsynced.clear()
+
+    def _write(self, path: Path, value: Any) -> None:
+        write(path, with_digest(wire.chunks(value)), sync=False)
+        self._unsynced.add(path)
 
     def settle(self, keys: set[str]) -> None:
         """Delete all that the run's state, which is now written, does not need."""
-        self._changed = False
         self._values = {key: value for key, value in self._values.items() if key in keys}
         self._safe &= keys
         folder = self._folder

@@ -146,6 +146,14 @@ class Transport(ABC):
         """
         return {}
 
+    @property
+    def defers(self) -> bool:
+        """Whether it is left to `sync` to wait for the disk: all is in files of this machine."""
+        return False
+
+    def sync(self) -> None:  # noqa: B027  (a transport that does not defer has nothing to wait for)
+        """Wait until what was committed is on the disk."""
+
     def settle(self) -> None:  # noqa: B027  (a transport that keeps nothing has nothing to delete)
         """Delete what only the state before needed: the new one is written."""
 

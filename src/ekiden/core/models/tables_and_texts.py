@@ -2,13 +2,51 @@
 
 from dataclasses import dataclass
 from math import ceil, sqrt
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.core.base.errors import UserError
+from ekiden.core.data.undecoded import Inputs
 from ekiden.core.models.split import SplitNetwork
-from ekiden.readers.kinds import Inputs, Table, Tokens
+
+
+@runtime_checkable
+class TableRows(Protocol):
+    """What networks need to know of a table (`ekiden.readers.kinds.Table`)."""
+
+    @property
+    def numeric(self) -> tuple[str, ...]: ...
+    @property
+    def centre(self) -> tuple[float, ...]: ...
+    @property
+    def scale(self) -> tuple[float, ...]: ...
+    @property
+    def gaps(self) -> tuple[str, ...]: ...
+    @property
+    def categorical(self) -> tuple[str, ...]: ...
+    @property
+    def vocabularies(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def numbers(self) -> int: ...
+    @property
+    def cardinalities(self) -> tuple[int, ...]: ...
+
+
+@runtime_checkable
+class Tokenised(Protocol):
+    """What networks need to know of texts (`ekiden.readers.kinds.Tokens`)."""
+
+    @property
+    def tokenizer(self) -> str: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def pad(self) -> int: ...
+
 
 OTHER = (
     " = other"  # the end of the name of a term for all categories that are not in the vocabulary
@@ -32,7 +70,7 @@ def terms(inputs: Inputs | None, width: int) -> list[Term]:
     category but the first one whether the row has it. `other` is any category that is not in the
     vocabulary. A sample that is not a row of a table has `width` numbers.
     """
-    if not isinstance(inputs, Table):
+    if not isinstance(inputs, TableRows):
         return [Term(f"x{k}") for k in range(width)]
     found = [Term(*one) for one in zip(inputs.numeric, inputs.centre, inputs.scale, strict=True)]
     found += [Term(f"{name} missing", column=name) for name in inputs.gaps]
@@ -53,7 +91,7 @@ def _levels(known: tuple[str, ...]) -> list[int]:
 class Indicators(nn.Module):
     """Makes what `terms` lists of the rows of a table."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableRows) -> None:
         super().__init__()
         self.numbers = table.numbers
         self.levels = tuple(_levels(known) for known in table.vocabularies)
@@ -81,13 +119,13 @@ class Linear(SplitNetwork):
 
 def linear(shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> Linear:
     """Numbers, and indicators of categories, times weights: as in a regression."""
-    if isinstance(inputs, Tokens):
+    if isinstance(inputs, Tokenised):
         raise UserError(
             "linear reads numbers, but these samples are texts: use --model with text_mean"
         )
     entering = terms(inputs, torch.Size(shape).numel())
     names, columns = [t.name for t in entering], [t.column or t.name for t in entering]
-    features = Indicators(inputs) if isinstance(inputs, Table) else nn.Flatten()
+    features = Indicators(inputs) if isinstance(inputs, TableRows) else nn.Flatten()
     return Linear(features, names, columns, classes)
 
 
@@ -100,7 +138,7 @@ _WIDTH = 64  # of a text's token
 class Row(nn.Module):
     """Splits a row into numbers and one embedding for each category."""
 
-    def __init__(self, table: Table, widths: list[int]) -> None:
+    def __init__(self, table: TableRows, widths: list[int]) -> None:
         super().__init__()
         self.numbers = table.numbers
         self.embeddings = nn.ModuleList(
@@ -119,7 +157,7 @@ class Row(nn.Module):
 class MlpFeatures(nn.Module):
     """Numbers next to embeddings, through two layers of 128 and 64 with ReLU."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableRows) -> None:
         super().__init__()
         widths = [min(_WIDEST, ceil(sqrt(codes)) + 1) for codes in table.cardinalities]
         self.row = Row(table, widths)
@@ -141,7 +179,7 @@ class TableTransformerFeatures(nn.Module):
     The number x of column j becomes x w_j + b_j. A further token gathers what the head gets.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableRows) -> None:
         super().__init__()
         self.row = Row(table, [_COLUMN] * len(table.categorical))
         self.weight = nn.Parameter(torch.randn(table.numbers, _COLUMN) / sqrt(_COLUMN))
@@ -190,12 +228,12 @@ class Blocks(nn.Module):
         return x
 
 
-def table_mlp(table: Table, classes: int) -> SplitNetwork:
+def table_mlp(table: TableRows, classes: int) -> SplitNetwork:
     """An MLP of 128 and 64 over numbers and embeddings of categories."""
     return SplitNetwork(MlpFeatures(table), nn.Linear(64, classes))
 
 
-def table_transformer(table: Table, classes: int) -> SplitNetwork:
+def table_transformer(table: TableRows, classes: int) -> SplitNetwork:
     """Two blocks of attention over the columns, like FT-Transformer."""
     return SplitNetwork(TableTransformerFeatures(table), nn.Linear(_COLUMN, classes))
 
@@ -203,7 +241,7 @@ def table_transformer(table: Table, classes: int) -> SplitNetwork:
 class MeanFeatures(nn.Module):
     """The mean of the tokens' embeddings, through one layer with ReLU."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokenised) -> None:
         super().__init__()
         self.pad = tokens.pad
         self.embedding = nn.Embedding(tokens.vocabulary, _WIDTH, padding_idx=tokens.pad)
@@ -220,7 +258,7 @@ class MeanFeatures(nn.Module):
 class TextTransformerFeatures(nn.Module):
     """Embeddings of tokens and places, two blocks of attention, then the mean over the tokens."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokenised) -> None:
         super().__init__()
         self.pad = tokens.pad
         self.embedding = nn.Embedding(tokens.vocabulary, _WIDTH, padding_idx=tokens.pad)
@@ -243,11 +281,11 @@ class TextTransformerFeatures(nn.Module):
         return mean
 
 
-def text_mean(tokens: Tokens, classes: int) -> SplitNetwork:
+def text_mean(tokens: Tokenised, classes: int) -> SplitNetwork:
     """The mean of embeddings of 64, a layer of 64: order does not matter."""
     return SplitNetwork(MeanFeatures(tokens), nn.Linear(_WIDTH, classes))
 
 
-def text_transformer(tokens: Tokens, classes: int) -> SplitNetwork:
+def text_transformer(tokens: Tokenised, classes: int) -> SplitNetwork:
     """Two blocks of attention of width 64 over the tokens."""
     return SplitNetwork(TextTransformerFeatures(tokens), nn.Linear(_WIDTH, classes))

@@ -13,7 +13,6 @@ from ekiden.core.data.augment import normalise
 from ekiden.core.data.samples import Dataset, Samples, Subset
 from ekiden.core.training import frozen
 from ekiden.core.training.frozen import RememberedAnswers
-from ekiden.readers import cache
 
 
 @dataclass(eq=False)
@@ -169,7 +168,8 @@ class Feed:
         """Return the name of a file for the outputs of a frozen part for these samples."""
         how = f"{self.dataset.mean} {self.dataset.std} {self.device.type} {self._precision} {self._channels_last}"
         samples = held.samples.x.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
-        return f"answers-{cache.key([key, how, str(held.samples.x.shape), samples])}.safetensors"
+        pieces: list[str | memoryview] = [key, how, str(held.samples.x.shape), samples]
+        return f"answers-{files.digest_of('answers', pieces)}.safetensors"
 
     def lengths(self, subset: Subset) -> Tensor | None:
         """Return (n,) lengths of texts, by which batches are put together; None for other

@@ -134,7 +134,7 @@ def recorder(network: Network) -> Callable[[Pass, tuple[Tensor, ...]], Pass | No
 
 def _does_the_same(part: nn.Module) -> bool:
     """Return whether a module does the same in each step: PyTorch's and ours do."""
-    return type(part).__module__.startswith(("torch.nn.modules.", "ekiden.models."))
+    return type(part).__module__.startswith(("torch.nn.modules.", "ekiden.core.models."))
 
 
 def is_changed(module: nn.Module) -> bool:

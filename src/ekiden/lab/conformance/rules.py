@@ -192,9 +192,9 @@ def _called(kind: type[Method]) -> Iterator[str]:
 
 def _flags() -> set[str]:
     """Return the names of the command line's own flags."""
-    from ekiden.cli.runs import RunOptions  # noqa: PLC0415  (the command line is slow to import)
-    from ekiden.cli.silos import RemoteOptions  # noqa: PLC0415
-    from ekiden.silos.coordinator.remote_plan import RemotePlan  # noqa: PLC0415
+    from ekiden.cli.runs import RunOptions  # the command line is slow to import
+    from ekiden.cli.silos import RemoteOptions
+    from ekiden.silos.coordinator.remote_plan import RemotePlan
 
     own = (Plan, RemotePlan, Recipe, Training, Hardware, RunOptions, RemoteOptions)
     return {f.name for kind in own for f in fields(kind)}

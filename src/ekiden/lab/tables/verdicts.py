@@ -58,7 +58,7 @@ class Comparison:
         Its degrees of freedom are those of Welch and Satterthwaite. If no spread is printed, ours
         is used for both. Then there are n₁ - 1 degrees, and t has exactly Student's distribution.
         """
-        from scipy.special import stdtrit  # noqa: PLC0415  takes a while, and few need it
+        from scipy.special import stdtrit  # takes a while, and few need it
 
         if (errors := self._errors) is None or not self.error:
             return None

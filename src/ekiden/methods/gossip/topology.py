@@ -139,7 +139,7 @@ def check_mixing(matrix: Tensor, name: str = "the mixing matrix") -> None:
 
 def components(edges: Tensor) -> list[list[int]]:
     """Return the connected groups of an undirected graph, each as positions of clients."""
-    from scipy.sparse.csgraph import connected_components  # noqa: PLC0415  takes a while, and few need it
+    from scipy.sparse.csgraph import connected_components  # takes a while, and few need it
 
     count, group = connected_components(edges.numpy(), directed=False)
     return [(group == i).nonzero()[0].tolist() for i in range(count)]

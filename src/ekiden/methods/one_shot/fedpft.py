@@ -135,8 +135,8 @@ def _em(
     """Return the weights (g,), means (g, A) and packed covariances (g, ...) for the samples x (n,
     A) of one class.
     """
-    from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415  (it takes a second)
-    from sklearn.mixture import GaussianMixture  # noqa: PLC0415
+    from sklearn.exceptions import ConvergenceWarning  # it takes a second
+    from sklearn.mixture import GaussianMixture
 
     model = GaussianMixture(
         mixtures,

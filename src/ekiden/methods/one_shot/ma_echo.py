@@ -363,8 +363,8 @@ def min_norm(gram: Matrix, bound: float) -> Matrix:
     Returns:
         α (N,), to about 1e-10; uniform where all are equally good.
     """
-    import clarabel  # noqa: PLC0415  takes a while, and few need it
-    from scipy import sparse  # noqa: PLC0415
+    import clarabel  # takes a while, and few need it
+    from scipy import sparse
 
     n, scale = len(gram), float(np.trace(gram)) / len(gram)
     if bound * n <= 1 + 1e-9 or scale <= 0:

@@ -213,7 +213,7 @@ def transport(
     It is exact, and the identity where that is as good as any; or regularised where `sinkhorn` is
     above 0.
     """
-    import ot  # noqa: PLC0415  takes seconds, and few need it
+    import ot  # takes seconds, and few need it
 
     cost = costs(ours, theirs, normalise, squared)
     if not bool(torch.isfinite(cost).all()):

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.clinic.regressions import baseline, hazard_counts
 from ekiden.core.base.errors import UserError, listed
+from ekiden.methods.statistics.hazards import baseline, hazard_counts
 
 Family = Literal["logistic", "linear", "poisson", "cox"]
 CONSTANT = "constant"

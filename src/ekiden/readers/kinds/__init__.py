@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ekiden.core.base import outside
-from ekiden.core.base.checks import made, plain, reading
+from ekiden.core.base.checks import made, reading
 from ekiden.core.base.errors import UserError, at, unknown
 from ekiden.core.data.undecoded import Inputs
 from ekiden.readers.kinds.arrays import Arrays
@@ -57,20 +57,6 @@ def named(name: str) -> type[Inputs]:
     return found
 
 
-def name_of(inputs: Inputs) -> str:
-    """Return the name by which `named` finds the kind of these inputs."""
-    return (
-        inputs.kind
-        if inputs.kind in _KINDS
-        else outside.known_as(type(inputs), _GROUP) or inputs.kind
-    )
-
-
-def to_json(inputs: Inputs) -> dict[str, Any]:
-    """Return the inputs as plain values."""
-    return {"kind": name_of(inputs), **plain(inputs)}
-
-
 def from_json(values: Any) -> Inputs:
     """Return the inputs with these plain values."""
     if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
@@ -89,7 +75,7 @@ def of_tensor(x: Tensor) -> Inputs:
 
 def terms(inputs: Inputs) -> str:
     """Return what parties must agree on, as text."""
-    values = to_json(inputs.terms())
+    values = inputs.terms().to_json()
     if outside.is_file(values["kind"]):  # no code travels: each party has its own copy of the file
         values["kind"] = outside.by_content(values["kind"])
     return json.dumps(values, sort_keys=True)

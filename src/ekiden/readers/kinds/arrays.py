@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError, listed, row_text, tell
-from ekiden.core.base.outside import pa
 from ekiden.core.data.undecoded import Encoding, Inputs, Raw, joined
+from ekiden.core.models.images import SHORTEST
 from ekiden.readers.cells import warn_of_marks
 
-SHORTEST = 16
-"""fewest values in time of a signal"""
 LEADS = 16
 """most channels that may be leads"""
 SUFFIXES = (".npy", ".npz", ".safetensors")
@@ -106,6 +104,8 @@ class Arrays(Inputs):
 
 def is_list(kind: Any) -> bool:
     """Return whether an Arrow type is that of lists."""
+    import pyarrow as pa
+
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
@@ -149,7 +149,7 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"there is no file {str(path)!r}: check the path")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.numpy import load_file  # noqa: PLC0415
+            from safetensors.numpy import load_file
 
             return dict(load_file(path))
         found = np.load(path, allow_pickle=False)

@@ -20,7 +20,6 @@ from torch import Tensor
 from ekiden.core.base import files
 from ekiden.core.base.checks import CountOrZero
 from ekiden.core.base.errors import UserError, counted, row_text, tell
-from ekiden.core.base.outside import pa
 from ekiden.core.data.undecoded import Encoding, Inputs, Raw
 from ekiden.readers import frames, medical, raster
 from ekiden.readers.cells import is_text, short
@@ -99,6 +98,8 @@ class Images(Inputs):
     @classmethod
     def of_cells(cls, table: Any, source: str) -> list[bytes | Path | None]:
         """Return encoded bytes, or files, which are named relative to the table."""
+        import pyarrow as pa
+
         column, name, beside = table.column(0), table.column_names[0], Path(source).parent
         if is_text(column.type):
             names = column.to_pylist()
@@ -203,6 +204,8 @@ def is_encoded(kind: Any) -> bool:
     """Return whether an Arrow type is that of encoded images: bytes, or structs of bytes and
     path.
     """
+    import pyarrow as pa
+
     struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
     return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 

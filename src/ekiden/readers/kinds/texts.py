@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from ekiden.core.base.checks import Count, CountOrZero
 from ekiden.core.base.errors import UserError, at, tell
 from ekiden.core.base.files import read_regular
-from ekiden.core.base.outside import pa
 from ekiden.core.data.undecoded import Encoding, Inputs, Raw
 from ekiden.readers.cells import is_text
 
@@ -109,6 +108,8 @@ class Tokens(Inputs):
     @classmethod
     def of_cells(cls, table: Any, source: str) -> list[str]:
         """Return the texts; a missing one is empty."""
+        import pyarrow as pa
+
         name, kind = table.column_names[0], table.schema.types[0]
         if pa.types.is_null(kind):
             raise UserError(
@@ -192,7 +193,7 @@ def _loaded(name: str) -> tuple[Any, str]:
             "a model"
         )
     try:
-        from tokenizers import Tokenizer  # noqa: PLC0415  (an extra)
+        from tokenizers import Tokenizer  # an extra
     except ImportError:
         raise UserError(
             'a tokenizer of a model needs the package tokenizers: pip install "ekiden[text]"'

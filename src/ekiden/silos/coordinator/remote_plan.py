@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from ekiden.care.spelling import Spelling
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked, Mark, Positive, made, plain, reading, require
 from ekiden.core.base.errors import UserError, unknown
@@ -14,6 +13,7 @@ from ekiden.core.base.files import read_regular, read_text
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.method import Method
 from ekiden.methods import among
+from ekiden.readers.inspector import Spelling
 from ekiden.runs.recipe import Recipe, recipe_of
 from ekiden.silos.coordinator.courier import Absent
 from ekiden.silos.trust import agreement as agreements

@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from ekiden.care.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
+from ekiden.care.spelling import ALIKE, folded, merging, numbered_from_two, spellings
 from ekiden.clinic.counting import counting_of
 from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
@@ -47,6 +47,7 @@ from ekiden.core.tasks import Classification, Survival, balanced, task_of_terms,
 from ekiden.core.training.network import Network, on_meta
 from ekiden.methods import among, check_needs
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
+from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import Images, of_terms
 from ekiden.readers.kinds import terms as inputs_terms
 from ekiden.runs.recipe import recipe_of

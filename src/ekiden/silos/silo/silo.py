@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ekiden.clinic import subgroups
 from ekiden.clinic.counting import Care, Counting
-from ekiden.clinic.curves import Followed
 from ekiden.clinic.subgroups import divisions
 from ekiden.core.base.errors import PrivateError, UserError
 from ekiden.core.base.files import Damaged, is_held, marked, verified, write
@@ -35,6 +34,7 @@ from ekiden.core.training.network import Network, adapted
 from ekiden.core.training.private import DP
 from ekiden.core.training.weights import Weights
 from ekiden.methods import FedGram
+from ekiden.readers.followed import Followed
 from ekiden.readers.kinds import terms as terms_of
 from ekiden.silos.silo import approval, participation, policy
 from ekiden.silos.silo.budget import LedgerKeeper

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ekiden.care.spelling import Spelling
 from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
 from ekiden.core.base import outside
@@ -34,6 +33,7 @@ from ekiden.core.training.private import DP, check_honest
 from ekiden.methods import LAP, METHODS
 from ekiden.methods.blocks.rounds import SecureMethod
 from ekiden.readers import schema as schemas
+from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import of_terms
 from ekiden.runs.recipe import Recipe, recipe_of
 from ekiden.silos.trust import keys
@@ -358,7 +358,9 @@ def no_samples(agreed: Agreement) -> Dataset:
         torch.empty(0, *agreed.shape, dtype=inputs.dtype), torch.empty(0, dtype=torch.int64)
     )
     names, scale, augment = agreed.classes, (agreed.mean, agreed.std), agreed.augment
-    return Dataset(agreed.dataset, none, none, names, (), *scale, augment, agreed.labels, inputs)
+    return Dataset(
+        agreed.dataset, none, none, names, (), *scale, augment, agreed.labels, inputs=inputs
+    )
 
 
 def own_network(name: str, folder: Path) -> str:

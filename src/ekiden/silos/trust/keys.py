@@ -156,9 +156,9 @@ def _load(public: str) -> Any:
 def _cryptography() -> tuple[Any, Any, Any, Any]:
     """Import cryptography only when it is needed: it comes with the extra `flower`."""
     try:
-        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
-        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
         raise UserError("silo keys need the extra: pip install 'ekiden[flower]'") from None
     return ec, serialization, hashes, InvalidSignature
@@ -264,6 +264,6 @@ def _x509_name(text: str) -> Any:
 
 def _certificates() -> tuple[Any, Any, Any, Any]:
     ec, serialization, hashes, _ = _cryptography()
-    from cryptography import x509  # noqa: PLC0415
+    from cryptography import x509
 
     return x509, ec, serialization, hashes

@@ -288,9 +288,9 @@ def stream(own: Any, other: str, text: bytes) -> Callable[[int], bytes]:
 
     `other` is the other's public key, or WireError; `text` says what the stream is for.
     """
-    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # noqa: PLC0415
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     try:
         secret = own.exchange(_x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
@@ -304,19 +304,19 @@ def stream(own: Any, other: str, text: bytes) -> Callable[[int], bytes]:
 def _x25519() -> Any:
     """Import cryptography only when it is needed: it comes with the extra `flower`."""
     try:
-        from cryptography.hazmat.primitives.asymmetric import x25519  # noqa: PLC0415
+        from cryptography.hazmat.primitives.asymmetric import x25519
     except ImportError:
         raise UserError("sealing needs the extra: pip install 'ekiden[flower]'") from None
     return x25519
 
 
 def _chacha() -> Any:
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305  # noqa: PLC0415
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305
 
 
 def _hpke() -> Any:
-    from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite  # noqa: PLC0415
+    from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
     return Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)

@@ -153,7 +153,7 @@ def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Ten
 
 def best(scores: Tensor) -> Tensor:
     """Return (n,), the column of each row in the assignment with the largest sum."""
-    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  takes a while, and few need it
+    from scipy.optimize import linear_sum_assignment  # takes a while, and few need it
 
     if not bool(torch.isfinite(scores).all()):
         raise UserError("a model holds NaN or infinite weights: its units cannot be matched")

@@ -1,0 +1,125 @@
+"""What readers ask of this wing; see `ekiden.readers.inspector`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ekiden.care import doubts, seen
+from ekiden.care.spelling import (
+    check_classes,
+    check_units,
+    check_values,
+    merging,
+    nothing_in_common,
+    numbered_from_two,
+    refuse_spellings,
+    shortened,
+    some,
+    spelled,
+)
+from ekiden.core.base.errors import UserError, listed, tell
+from ekiden.core.data.samples import Dataset
+from ekiden.core.data.undecoded import Inputs, Raw
+from ekiden.readers.columns import Reading
+from ekiden.readers.inspector import Inspector, Spelling
+from ekiden.readers.moments import ColumnSums
+
+
+@dataclass(frozen=True)
+class Care(Inspector):
+    """Looks for all that this wing knows of."""
+
+    def names(
+        self,
+        raws: Sequence[Raw],
+        owners: Sequence[str],
+        spelling: Spelling,
+        known: Sequence[str],
+        inputs: Inputs | None,
+    ) -> list[Raw]:
+        return spelled(raws, owners, spelling, known, inputs)
+
+    def classes(self, raws: Sequence[Raw], owners: Sequence[str], spelling: Spelling) -> None:
+        check_classes(raws, owners, spelling)
+
+    def data(
+        self, made: Dataset, raws: Sequence[Raw], reading: Reading, *, unscaled: bool, given: bool
+    ) -> None:
+        doubts.look(seen.SeenData(made, raws, reading, unscaled=unscaled, given=given))
+        if given:
+            check_values(
+                {"the training part": made.train.x, "the test part": made.test.x}, made.inputs
+            )
+        # what silos report of tables comes later
+        if (group := made.train.group) is not None and not made.inputs.agreed:
+            rows = {name: (group == k).nonzero()[:, 0] for k, name in enumerate(made.groups)}
+            check_values(
+                {name: made.train.x[some(here)] for name, here in rows.items() if len(here)},
+                made.inputs,
+            )
+
+    def sums(self, told: Sequence[ColumnSums], spelling: Spelling | None) -> list[ColumnSums]:
+        if spelling is None:
+            check_units(told)
+            return list(told)
+        told = _spelled(told, spelling)
+        _compare_classes({one.silo: one.classes for one in told}, spelling)
+        check_units(told)
+        _compare_rows(told)
+        return told
+
+
+def _compare_classes(classes: Mapping[str, Mapping[str, int]], spelling: Spelling) -> None:
+    """Say whether a silo shares no class with the others, or shortens their names."""
+    if spelling == "keep":
+        return
+    if strange := [*filter(None, (nothing_in_common(classes), shortened(classes)))]:
+        tell(f"{listed(strange, sign='; ')}: check that a class means the same everywhere")
+
+
+def _spelled(told: Sequence[ColumnSums], spelling: Spelling) -> list[ColumnSums]:
+    """Return the sums with one spelling of each name."""
+    names: dict[str, dict[str, Mapping[str, int]]] = {
+        "the label": {one.silo: one.classes for one in told}
+    }
+    for column in told[0].categories:
+        names[f"column {column!r}"] = {one.silo: one.categories[column] for one in told}
+    if not spelling:
+        refuse_spellings(names)
+    if spelling != "keep" and (line := numbered_from_two({one.silo: one.classes for one in told})):
+        raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
+    if spelling != "merge":
+        return list(told)
+    instead = {column: merging(each, zeros=True) for column, each in names.items()}
+    return [
+        replace(
+            one,
+            categories={
+                c: _renamed(counts, instead[f"column {c!r}"])
+                for c, counts in one.categories.items()
+            },
+            classes=_renamed(one.classes, instead["the label"]),
+        )
+        for one in told
+    ]
+
+
+def _renamed(counts: Mapping[str, int], other: Mapping[str, str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, n in counts.items():
+        found[other.get(name, name)] = found.get(other.get(name, name), 0) + n
+    return found
+
+
+def _compare_rows(told: Sequence[ColumnSums]) -> None:
+    """Say how many rows several silos hold, and which silos do not tell."""
+    tells = {one.silo: one.rows for one in told if one.rows}
+    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= seen.FEATURES:
+        for line in seen.rows_of_several(tells):
+            tell(line)
+    if len({one.secret for one in told if one.rows}) > 1:
+        tell(
+            f"rows of {listed(tells)} are not compared: write the same secret into [data] "
+            "fingerprints at all silos"
+        )
+    if tells and (silent := [one.silo for one in told if not one.rows]):
+        tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")

@@ -1,0 +1,98 @@
+"""Figures and subgroups of a model's answers to test samples, as between machines."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ekiden.clinic import subgroups
+from ekiden.clinic.counting import EXACT, at_times, counting_of
+from ekiden.clinic.figures import Figures, Told, figures
+from ekiden.clinic.ranked import Wanted
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine.evaluation import MOST_CLIENTS_LISTED, TestSet
+from ekiden.core.tasks import Scores, Survival
+from ekiden.core.tasks.counts import PlaceCounts
+
+
+def further(test: TestSet, scores: Scores, parts: Sequence[Scores]) -> dict[str, Any]:
+    """Return `figures` of one model, with intervals, for a row of metrics; see `Figures`."""
+    return {"figures": figures_of(test, scores, parts=parts).to_json()}
+
+
+def figures_of(
+    test: TestSet,
+    scores: Scores,
+    wanted: Wanted = Wanted(),  # noqa: B008  (frozen)
+    parts: Sequence[Scores] = (),
+) -> Figures:
+    """Return what follows from the counts of some answers, with probabilities, as between
+    machines.
+
+    Args:
+        test: the samples.
+        scores: the answers.
+        wanted: which thresholds are shown.
+        parts: the same answers by client: those of survival are compared inside clients only.
+    """
+    dataset, counts = test.data.dataset, scores.counts
+    if isinstance(counts, PlaceCounts):
+        counts = PlaceCounts.of(scores, spread=True)
+    train = test.task.counts(dataset.train.y, dataset.outputs).double().numpy()
+    survival = at_times(test.task, parts or [scores]) if isinstance(test.task, Survival) else ()
+    told = Told(counts, train=train, trained=len(dataset.train), survival=survival)
+    return figures(test.task, told, wanted)
+
+
+def subgroups_of(
+    test: TestSet,
+    scores: Scores,
+    by: Sequence[subgroups.Division],
+    wanted: Wanted = Wanted(),  # noqa: B008  (frozen)
+) -> dict[str, Any]:
+    """Return what divides the test samples, as entries of a row of metrics.
+
+    Args:
+        test: the samples.
+        scores: the answers of one model to all test samples, with probabilities.
+        by: the columns.
+        wanted: the threshold at which sensitivities are taken; by default Youden's.
+
+    Returns:
+        subgroups: the table that silos' counts would give, with a column "client"; see
+            `Subgroups`.
+        groups: the exact metrics of each subgroup.
+
+    Raises:
+        UserError: the samples have no such column, or the task has no subgroups.
+    """
+    dataset, clients = test.data.dataset, test.data.clients
+    subgroups.check_task(test.task)
+    counting = counting_of(test.task, dataset.outputs, full=True)
+    if any(one.silos for one in by) and len(clients) > MOST_CLIENTS_LISTED:
+        raise UserError(
+            f"subgroups by silo are for {MOST_CLIENTS_LISTED} silos at most: choose another column"
+        )
+    own = [client.test.rows for client in clients]
+    exact: dict[str, dict[str, dict[str, float]]] = {}
+    counts: dict[str, dict[str, Tensor]] = {}
+    for one in by:
+        if one.silos:  # they are below
+            continue
+        names = one.names(dataset.inputs, dataset.domains)
+        places = one.places(dataset.test.x, dataset.inputs, dataset.test.domain)
+        parts = [
+            subgroups.count(counting, scores.at(rows), [places[rows]], [len(names)], EXACT, [0])
+            for rows in own
+        ]
+        counts[one.column] = dict(zip(names, torch.stack(parts).sum(0), strict=True))
+        inside = {name: (places == g).nonzero().flatten() for g, name in enumerate(names)}
+        exact[one.column] = {
+            name: scores.metrics(rows) for name, rows in inside.items() if len(rows)
+        }
+    if 1 < len(clients) <= MOST_CLIENTS_LISTED:
+        counts["client"] = {c.name: counting.count(scores.at(c.test.rows)) for c in clients}
+    whole = figures_of(test, scores, wanted, [scores.at(rows) for rows in own])
+    found = subgroups.table(counting, counts, whole, wanted.threshold)
+    return {"subgroups": subgroups.to_json(found), "groups": exact}
