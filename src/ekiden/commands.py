@@ -45,7 +45,7 @@ from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
 from ekiden.runs.predictions import column_in
 from ekiden.runs.recipe import recipe_of
-from ekiden.runs.result import LoadedModel, ModelSource, Result
+from ekiden.runs.result import LoadedModel, ModelSource, Part, Result
 
 _LOOK = 0.5  # seconds between two looks at a run that computes
 Folder = str | os.PathLike[str]
@@ -102,6 +102,7 @@ def evaluate(
     client: str = "",
     by: str | Sequence[str] = (),
     at: tuple[Positive, ...] = (),
+    part: Part = "all",
     calibrate: Literal["platt", "temperature"] | None = None,
     threshold: Fraction | None = None,
     network: ModelSource | None = None,
@@ -118,6 +119,7 @@ def evaluate(
         by: as in `Result.evaluate`. Of the run's own data the table is kept in the run folder, and
             reports show it.
         at: as in `Result.evaluate`.
+        part: as in `Result.evaluate`.
         calibrate: of two classes: measure the validation samples instead, fit a recalibration to
             the counts, and keep it in the run folder with a threshold. `load_model`, `predict`,
             `export` and `card` then use both.
@@ -151,7 +153,7 @@ def evaluate(
         )
     if threshold is not None:
         raise UserError("threshold is for calibrate: give both, or none")
-    row = result.evaluate(data, client=client, by=by, at=at, **columns)
+    row = result.evaluate(data, client=client, by=by, at=at, part=part, **columns)
     if own and "subgroups" in row:
         keep_subgroups(path, row["subgroups"])
     return row

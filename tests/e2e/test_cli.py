@@ -337,7 +337,7 @@ def test_changed_data_are_not_measured_in_silence(call: Call, refused: Call) -> 
     assert error.startswith(
         f"the data of town differ from what {folder} was made with: put these data back, or give"
     )
-    assert "48 test samples" in call("evaluate", folder, "--data", "pets")  # said, so it is meant
+    assert "on 48 of " in call("evaluate", folder, "--data", "pets")  # said, so it is meant
     assert "another run (the data of town differ)" in refused("resume", folder)
     call("report", folder, "-o", "report")
     page = Path("report/index.html").read_text()

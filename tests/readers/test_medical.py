@@ -318,7 +318,7 @@ def test_files_without_extension_are_predicted(
     answers = pandas.read_csv("answers.csv")
     assert len(answers) == 20
     assert (answers.prediction == answers.file.str.split("/").str[-2]).all()
-    code, said = command("evaluate", "runs/fedseq-scans-seed0", "--data", "scans")
+    code, said = command("evaluate", "runs/fedseq-scans-seed0", "--data", "scans", "--part", "test")
     assert code == 0, said
 
 

@@ -1,6 +1,8 @@
 """A run's result as an object to look at, draw, measure and load."""
 
+import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,5 +182,45 @@ def test_other_images_are_read_as_those_of_the_run(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(file)
     silos = split(load(str(tmp_path / "photos"), size=8, fit="crop"), Iid(), 2)
     result = run("fedseq", silos, "mlp", folder=tmp_path / "run")
-    found = result.evaluate(str(tmp_path / "photos"))
+    found = result.evaluate(str(tmp_path / "photos"), part="test")
     assert found["loss"] == pytest.approx(result.metrics[-1]["loss"], rel=1e-5)
+
+
+def outside(tmp_path: Path, n: int = 400) -> Path:
+    """A table of other patients, as large as the file says."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(n, generator=draw)
+    y = (x + torch.randn(n, generator=draw) > 0).long().tolist()
+    rows = "".join(f"{a:.4f},{b}\n" for a, b in zip(x.tolist(), y, strict=True))
+    (tmp_path / "external.csv").write_text("x,died\n" + rows)
+    return tmp_path / "external.csv"
+
+
+def test_external_data_are_measured_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., tuple[int, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own, other = tmp_path / "own.csv", outside(tmp_path)
+    own.write_text("\n".join(other.read_text().splitlines()[:121]) + "\n")
+    flags = ("--clients", "2", "--partition", "iid", "--metric", "auroc", "--label-column", "died")
+    assert command("run", "fedseq", "--data", "own.csv", "--epochs", "1", *flags)[0] == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    result = open_run(folder)
+    frame = load(other, label_column="died", whole=True)
+    inside = result.evaluate(str(other), label_column="died")
+    assert inside["figures"]["samples"] == 400
+    assert result.evaluate(str(other), label_column="died", part="test")["figures"]["samples"] == 80
+    assert frame.train is frame.test
+    assert len(frame.test) == 400
+    code, said = command("evaluate", str(folder), "--data", "external.csv")
+    assert code == 0
+    assert "on 400 of 400 rows" in said
+    value = json.loads(command("evaluate", str(folder), "--data", "external.csv", "--json")[1])
+    assert (value["samples"], value["rows"]) == (400, 400)
+    assert value["auroc"] == pytest.approx(inside["auroc"])
+    assert (
+        "on 80 of 400 rows"
+        in command("evaluate", str(folder), "--data", "external.csv", "--part", "test")[1]
+    )
+    with pytest.raises(UserError, match=r"the run was trained on own\.csv: leave it out"):
+        result.evaluate("own.csv")

@@ -17,6 +17,7 @@ from ekiden.methods import FedAvg, FedSeq
 from ekiden.runs.loading import load_model
 from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
 from ekiden.silos.coordinator.verify import signers, verify
+from ekiden.silos.silo import policy
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust import agreement as agreements
@@ -260,3 +261,44 @@ def test_what_cannot_be_measured_is_one_line(tmp_path: Path) -> None:
         nodes.files[node] = replace(file, limits=replace(file.limits, min_samples=10_000))
     with pytest.raises(UserError, match="no silo has enough samples to report anything"):
         again(nodes, public, tmp_path / "two" / "run", FOUR, "all")
+
+
+def test_external_data_are_measured_whole_at_one_silo_that_agrees(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `own_figures` it measures nothing alone, and it never trains."""
+    monkeypatch.chdir(tmp_path)
+    one, _ = tables(tmp_path)
+    rows, model = Path("a.csv").read_text().splitlines(keepends=True), Path("model")
+    shutil.copy("a.csv", "all.csv")
+    flags = ("--label-column", "died", "--drop-columns", "ward", "--clients", "2", "--epochs", "1")
+    assert command("run", "centralized", "--data", "all.csv", *flags)[0] == 0
+    (run,) = Path("runs").iterdir()
+    shutil.copytree(run, model)
+    assert command("federation", "agree", "model")[0] == 0
+    link = '[link]\nkey = "a.key"\npeers = "peers"\n'
+    data = 'agreed = "agreed.json"\npart = "external"\n[hardware]\nthreads = 1\n'
+    one.write_text(TABLE.format(name="a", more=data + link))
+    key = keys.read_public(keys.generate(tmp_path / "a.key"))
+    Path("peers").mkdir()
+    for name in "ab":  # two silos in the roster
+        Path("peers", f"{name}.pub").write_text(key)
+    with pytest.raises(UserError, match="the run has 1 silos, a allows 2 to 100"):
+        again(FakeNodes([read(one)]), {"a": key}, model, ("a",), "one")
+    limits = "[limits]\nown_figures = true\napprove = false\n"
+    one.write_text(TABLE.format(name="a", more=data + limits + link))
+    row = again(FakeNodes([read(one)]), {"a": key}, model, ("a",), "one")
+    found = load_model(model)
+    dataset, client = read(one).load()
+    assert row["figures"]["samples"] == len(client.test) == len(rows) - 1  # type: ignore[index]
+    answers = found.task.answers(found.network(dataset.test.x), full=False)
+    assert row["accuracy"] == pytest.approx(float((answers == dataset.test.y).float().mean()))
+    assert "majority" not in row
+    terms = replace(agreements.parse(text_of(model)), measures="")
+    with pytest.raises(UserError, match=r"a holds external data, on which models are only eval"):
+        policy.check_terms(read(one), terms)
+
+
+def text_of(run: Path) -> str:
+    """The terms of its evaluation."""
+    return (run / EVALUATIONS / "one" / agreements.AGREEMENT).read_text()

@@ -30,7 +30,7 @@ from ekiden.readers.kinds import Inputs
 from ekiden.runs import summary
 from ekiden.runs.loading import load_model, open_models
 from ekiden.runs.plan import in_memory
-from ekiden.runs.result import inputs_of, not_finished, silos_in, task_in
+from ekiden.runs.result import Part, inputs_of, not_finished, silos_in, task_in
 
 Place: TypeAlias = Literal["here", "flower"]
 _GUESS = "always the commonest class"
@@ -48,6 +48,9 @@ class EvaluateOptions:
     data: str = ""
     """another data set, folder or file with the same classes; by default the run's own. With --on
     flower: which data set of the silos, if their files name several"""
+    part: Part = "all"
+    """rows of --data that are measured: all, or `test`, the fifth that a run on them would hold out; if
+    it has a test part of its own, that is measured"""
     label_column: tuple[str, ...] = ()
     """column of labels in the tables of --data, or several columns; by default as in the run, if it
     knows them"""
@@ -160,18 +163,24 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     if so_far.metrics and not so_far.finished and not options.weights:
         line = not_finished(config, so_far.last["step"])
         print(line, file=sys.stderr if options.json else sys.stdout)
+    given = len(data.dataset.test)
+    if data.dataset.train is not data.dataset.test:
+        given += len(data.dataset.train)
     if options.json:
         value = scores.score()
         found = {
             headline.name: None if isnan(value) else value,
             "loss": scores.mean_loss(),
             "samples": len(scores),
+            "rows": given,
         }
         more = {"metrics": everything, "figures": told.to_json()} if told else {}
         print(json.dumps({**found, **more, **table, **groups}))
         return
     tuned = " (the run's --tune)" if said_in(config).get("tune") and not options.data else ""
     of = f"validation samples{tuned}" if tuned or options.calibrate else "test samples"
+    if options.data:
+        of = f"of {given} rows"
     known = not told and not options.data and headline.name == "accuracy"
     guess = f" ({_GUESS}: {100 * test.majority:.2f} %)" if known else ""
     console.print(
@@ -203,7 +212,7 @@ def _judged(
         task = replace(task, metric=outside.located(metric))
         run = replace(run, config={**run.config, "task": recorded(task)})
     data = (
-        silos_in(options.data, config, _columns(options, inputs_of(config)))
+        silos_in(options.data, config, _columns(options, inputs_of(config)), options.part)
         if options.data
         else run.data()
     )

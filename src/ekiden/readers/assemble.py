@@ -93,6 +93,7 @@ class AskedData:
         str, ...
     ] = ()  # names of the domains in their order, if the sources do not name them
     doubt: bool = True  # warn of what may be wrong with the data
+    whole: bool = False  # whether all samples of a source without a test part are for the test
 
     def __post_init__(self) -> None:
         """Check what is asked for, and take the rest from `like`, or from the schema."""
@@ -160,7 +161,11 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
             raws, y, domain, group, subjects(raws), times(raws), strict=True
         )
     ]
-    sides = _sides(holdings, pieces, task) if test is None else (pieces[:-1], pieces[-1:])
+    sides = (
+        _sides(holdings, pieces, task, whole=asked.whole)
+        if test is None
+        else (pieces[:-1], pieces[-1:])
+    )
     groups = groups if silos else _unlike(groups) if reading.group_column else ()
     train, held, inputs, task = _encoded(sides, asked, outputs, task)
     made = Dataset(
@@ -168,7 +173,7 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     )
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
-    if asked.doubt:
+    if asked.doubt and train is not held:
         inspector().data(
             made,
             raws,
@@ -199,8 +204,10 @@ def _encoded(
     first, shape = sides[0][0][0], () if asked.like is None else asked.like.shape
     known = asked.inputs if isinstance(asked.inputs, first.kind) else None
     wanted = Encoding(asked.reading, asked.size, known, shape)
-    x, kind = first.kind.assembled([[raw for raw, _ in side] for side in sides], wanted)
-    train, test = (_together(tensor, side, outputs) for tensor, side in zip(x, sides, strict=True))
+    different = sides[:1] if sides[0] is sides[1] else sides
+    x, kind = first.kind.assembled([[raw for raw, _ in side] for side in different], wanted)
+    encoded = [_together(each, side, outputs) for each, side in zip(x, different, strict=True)]
+    train, test = encoded[0], encoded[-1]
     if isinstance(task, LanguageModelling) and not first.given:
         tokens = cast(Tokens, kind)
         task = replace(task, vocabulary=tokens.vocabulary)
@@ -223,9 +230,14 @@ def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
 
 
 def _sides(
-    holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task
+    holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task, *, whole: bool
 ) -> tuple[Sequence[_Piece], Sequence[_Piece]]:
-    """Return the parts for training and for the test: as the sources say, or held out."""
+    """Return the parts for training and for the test: as the sources say, or held out.
+
+    With `whole`, sources of which none has a test part are the same part twice.
+    """
+    if whole and all(len(holding.parts) == 1 for holding in holdings):
+        return pieces, pieces
     given = iter(pieces)
     sources = [[next(given) for _ in holding.parts] for holding in holdings]
     divided = iter(_held_out([parts[0] for parts in sources if len(parts) == 1], task))

@@ -102,6 +102,7 @@ def load(
     task: str = "",
     like: Dataset | None = None,
     classes: Sequence[str] | None = None,
+    whole: bool = False,
     **columns: Any,
 ) -> Dataset:
     """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or
@@ -133,6 +134,7 @@ def load(
         like: a data set whose classes and scaling are used, to measure a model trained on it on
             other data.
         classes: names of all classes in their order, if these data need not hold all of them.
+        whole: whether all samples are for the test if there is no test part, to evaluate a model.
         **columns: fields of `ekiden.data.Reading`, such as label_column="died",
             group_column="hospital".
 
@@ -154,6 +156,7 @@ def load(
         task,
         like,
         classes=classes,
+        whole=whole,
     )
     if named:
         loaded = asked.loaded()
@@ -169,7 +172,7 @@ def load(
             )
         raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
     found = augmented(in_order(loaded, tuple(classes or ())), chosen)
-    if like is not None or classes or not named:
+    if like is not None or classes or whole or not named:
         return found
     place = located(asked.name)
     found = replace(found, name=place) if found.name == asked.name else found
@@ -246,7 +249,7 @@ class _Request(AskedData):
             pieces: all that the samples are made of.
             held: reads it.
         """
-        if self.like is not None:
+        if self.like is not None or self.whole:
             return assemble(held(), self)
         asked = (
             self.reading,

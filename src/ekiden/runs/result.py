@@ -9,7 +9,7 @@ from functools import cached_property
 from html import escape
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ from ekiden.runs.clock import Devices, Timed, devices_of, timed
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
+
+Part = Literal["all", "test"]
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 """The module that a run was started with, or a function that makes one; its values do not
@@ -375,7 +377,9 @@ class Result:
         """
         dataset = silos_in(data, self.config, columns).dataset
         _check_like(dataset, self.config)
-        model, parts = self.load_model(), (dataset.train, dataset.test)
+        model, parts = self.load_model(), [dataset.test]
+        if dataset.train is not dataset.test:
+            parts.append(dataset.train)
         baseline_of(Baseline(mean=1.0), model.task)
         with torch.inference_mode():
             risk = torch.cat(
@@ -459,20 +463,23 @@ class Result:
         client: str = "",
         by: str | Sequence[str] = (),
         at: Sequence[float] = (),
+        part: Part = "all",
         **columns: Any,
     ) -> Row:
         """Measure the models on the run's own test data, or on others.
 
         Args:
             data: silos, a data set, its name or path, a frame, or (x, y) with raw samples; None
-                means the run's own. Only the test part is measured; of (x, y) everything. Files and
-                frames are read and scaled as the run's data were. Personal models need the same
-                silos.
+                means the run's own. Other data are measured whole, except for data sets and silos
+                with a test part, of which that is measured. Files and frames are read and scaled as
+                the run's data were. Personal models need the same silos.
             client: name of a client whose personal model is measured instead of all models.
             by: columns that divide the test samples into subgroups, as in ["sex", "age:40:65"]:
                 numbers need bounds. "domain" stands for the domains, "client" for the silos.
             at: of times and events: times at which predicted survival is compared with what was
                 observed, in `figures`.
+            part: "test" measures only the fifth of files and frames that a run on them would hold
+                out.
             **columns: the meaning of a table's or frame's columns, as in `ekiden.load`; by default
                 the meaning in the run, if its folder has that.
 
@@ -495,7 +502,7 @@ class Result:
             raise UserError(
                 "by and at are for a run's global model: leave them out, or measure another run"
             )
-        silos = self.data() if data is None else silos_in(data, self.config, columns)
+        silos = self.data() if data is None else silos_in(data, self.config, columns, part)
         test = self.judge(silos)
         if divided:
             check_divisions(divided, silos.dataset)
@@ -679,10 +686,16 @@ def _has_columns(data: Any) -> bool:
     return isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict
 
 
-def silos_in(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> FederatedData:
+def silos_in(
+    data: Any, config: Mapping[str, Any], columns: Mapping[str, Any], part: Part = "all"
+) -> FederatedData:
     """Return the silos that `data` means; data that are not divided are one silo.
 
-    Files and frames are read and scaled as the run's data were; `columns` say otherwise.
+    Files and frames are read and scaled as the run's data were; `columns` say otherwise. Without a
+    test part, all their samples are test samples, or with `part` "test" those that are held out.
+
+    Raises:
+        UserError: the run was trained on these files, so that all samples would flatter it.
     """
     from ekiden.readers.assemble import from_tensors  # `import ekiden` stays light
     from ekiden.readers.columns import Reading
@@ -703,11 +716,28 @@ def silos_in(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -
             if column not in columns:
                 chosen.pop(column, None)
         size = config["input"]["shape"][-1] if inputs.sized else None
-        named = isinstance(data, str) and data in NAMED and inputs.sized and not chosen
-        data = load(data, size=size, like=None if named else _like(config), **chosen)
+        known = isinstance(data, str) and data in NAMED  # whose test part is well known
+        named = known and inputs.sized and not chosen
+        like = None if named else _like(config)
+        source = data
+        data = load(data, size=size, like=like, whole=part == "all" and not known, **chosen)
+        if data.train is data.test and _trained_on(source, config):
+            raise UserError(
+                f"the run was trained on {source}: leave it out to measure the run's test part"
+            )
     if not isinstance(data, Dataset):
         data = from_tensors(data, data, classes=config["classes"])
     return split(data, Iid(), 1, seed=0, val_fraction=0)
+
+
+def _trained_on(source: Any, config: Mapping[str, Any]) -> bool:
+    """Return whether a path is of data that the run was trained on."""
+    if not isinstance(source, str | os.PathLike):
+        return False
+    said = said_in(config)
+    known = [said.get("data", ""), *(silo.partition("=")[2] for silo in said.get("silos", ()))]
+    path = Path(source).expanduser().absolute()
+    return any(path == Path(one) or path in Path(one).parents for one in known if one)
 
 
 def _like(config: Mapping[str, Any]) -> Dataset:

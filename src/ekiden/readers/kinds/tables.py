@@ -93,8 +93,8 @@ class Table(Inputs):
         if known:
             return [torch.cat([known.encode(raw) for raw in side]) for side in sides], known
         table, tensors = unscaled([raw for side in sides for raw in side], wanted.reading.missing)
-        cut = len(sides[0])
-        return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
+        given = iter(tensors)
+        return [torch.cat([next(given) for _ in side]) for side in sides], table
 
     @staticmethod
     def of(inputs: Inputs | None) -> "Table":

@@ -47,6 +47,11 @@ all runs"""
 def check_terms(file: SiloFile, agreed: Agreement) -> None:
     """Refuse a run that the silo's file does not allow."""
     name = file.name
+    if file.data.part and not agreed.measures:
+        raise UserError(
+            f"{name} holds external data, on which models are only evaluated (data.part in its "
+            "silo.toml): leave it out"
+        )
     wanted = EVALUATE if agreed.measures else agreed.method
     if wanted not in file.limits.methods:
         raise UserError(
@@ -66,9 +71,10 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
             "stop (limits.skips in its silo.toml)"
         )
     number, limits = len(agreed.clients), file.limits
-    if number > limits.clients or (agreed.keys and number < file.least_clients):
+    least = file.least_clients(measured=bool(agreed.measures))
+    if number > limits.clients or (agreed.keys and number < least):
         raise UserError(
-            f"the run has {number} silos, {name} allows {file.least_clients} to {limits.clients} "
+            f"the run has {number} silos, {name} allows {least} to {limits.clients} "
             "(limits.min_clients and limits.clients in its silo.toml)"
         )
     method = agreed.recipe.method
@@ -448,11 +454,11 @@ def check_readers(
             )
         if reader.name == SERVER:
             work = plan.contributors(value)
-            if len(work) < min(file.least_clients, len(full.contributors(last[0]))):
+            if len(work) < min(file.least_clients(), len(full.contributors(last[0]))):
                 raise UserError(
                     f"the result would be the work of {', '.join(sorted(work))} alone, {name} "
                     "shows the server that of "
-                    f"{file.least_clients} silos or more (limits.min_clients in its silo.toml)"
+                    f"{file.least_clients()} silos or more (limits.min_clients in its silo.toml)"
                 )
         if reader.name != SERVER and (reader.name, reader.step) not in plan.users(value):
             raise UserError(

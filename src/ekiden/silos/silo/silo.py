@@ -487,7 +487,8 @@ def _masks(run: Agreed, ask: Ask, name: str, lists: str = PartMasks.lists) -> Pa
 
     agree = partial(released, run.terms, public, file.folder / LISTS)
     dp = DP.parse(run.terms.recipe.dp)  # fewer parts than share the noise have too little of it
-    where = (max(file.least_clients, dp.honest if dp else 1), name, run.admission.folder)
+    least = file.least_clients(measured=bool(run.terms.measures))
+    where = (max(least, dp.honest if dp else 1), name, run.admission.folder)
     return PartMasks(
         party, ask.members, *where, agree, lists, ask.kind == "task" and run.terms.regroups
     )
@@ -518,7 +519,8 @@ def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> Sil
         ask.results + clients.index(run.file.name) if personal and run.file.name in clients else 0
     )
     groups = _divided(run, counting, answers[0], samples, care) if run.terms.by else None
-    return reports.report(counting, answers, mine, care, run.client.train.y, groups)
+    train = None if run.file.data.part else run.client.train.y
+    return reports.report(counting, answers, mine, care, train, groups)
 
 
 def _divided(

@@ -144,7 +144,8 @@ class Limits(Checked):
     day of the approval; a table [allow.METHOD] with a last day, until = 2027-01-31, agrees to all
     plans that it allows"""
     own_figures: bool = False
-    """in sealed runs: also tell the coordinator how models do on this silo's test samples alone"""
+    """in sealed runs: also tell the coordinator how models do on this silo's test samples alone; so
+    `ekiden evaluate` may then ask fewer silos than `min_clients`, also this one alone"""
     runs: Count = 100
     """largest number of runs kept; a run is deleted when nobody asked for it in a month"""
     memory: Count = 16_000_000_000
@@ -182,6 +183,9 @@ class Data(Reading):
     """what the labels mean (see docs/tasks.md); by default inferred from their values"""
     val_fraction: BelowOne = 0.1
     """share of the training data that is used to select epochs"""
+    part: Literal["", "external"] = ""
+    """external: nothing is trained here, and models are evaluated on all rows; by default a fifth
+    is held out for the test if no test part is given"""
     fingerprints: str = ""
     """a secret text that all silos share: `ekiden silo sums` then tells 8 bytes for each row, by
     which rows that several silos hold are found. By default nothing is told about single rows"""
@@ -247,9 +251,10 @@ class SiloFile:
     ruled: Mapping[str, date] = field(default_factory=dict)
     """the last day of methods whose table [allow.METHOD] agrees to plans"""
 
-    @property
-    def least_clients(self) -> int:
-        """Return the smallest number of silos in a run with keys."""
+    def least_clients(self, *, measured: bool = False) -> int:
+        """Return the smallest number of silos in a run with keys that trains, or is `measured`."""
+        if measured and self.limits.own_figures:
+            return 1
         peers = self.beside(self.link.peers).glob("*.pub") if self.link.peers else ()
         return self.limits.min_clients or len({self.name, *(path.stem for path in peers)})
 
@@ -295,7 +300,8 @@ class SiloFile:
                     "coordinator, then "
                     "name its file by data.agreed"
                 )
-            found = split(found, Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
+            kept = 0.0 if self.data.part else self.data.val_fraction
+            found = split(found, Iid(), 1, seed=0, val_fraction=kept)
         mine = [c for c in found.clients if c.name == self.name] or list(found.clients)
         if len(mine) != 1:
             raise UserError(
@@ -447,7 +453,12 @@ class SiloFile:
         if known and known.scales:
             reading = reading.like(known.table)
             asked = AskedData(
-                own.stem, reading, task=data.task, inputs=known.table, classes=data.classes or None
+                own.stem,
+                reading,
+                task=data.task,
+                inputs=known.table,
+                classes=data.classes or None,
+                whole=bool(data.part),
             )
             found = known.scaled(assemble([hold(own, reading)], asked))
         else:
@@ -463,6 +474,7 @@ class SiloFile:
                     size=data.size or None,
                     task=data.task,
                     classes=data.classes or None,
+                    whole=bool(data.part),
                     **how,
                 )
         return _of_one_length(found) if found.inputs.ragged else found

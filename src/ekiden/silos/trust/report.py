@@ -64,7 +64,7 @@ def report(
     answers: Sequence[Scores],
     mine: int,
     care: Care,
-    train: Tensor,
+    train: Tensor | None,
     groups: Tensor | None = None,
 ) -> SiloReport:
     """Return what one silo reports."""
