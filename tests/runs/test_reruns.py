@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -181,28 +182,92 @@ def test_clients_left_out_take_their_test_data_with_them() -> None:
     x = torch.arange(24.0).reshape(12, 2)
     y = torch.tensor([0, 1] * 6)
     held = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
-    data = federate(held, test=(x, y), val_fraction=0.25, names=["a", "b", "c"])
-    # Each class is divided evenly: four samples a client.
-    assert [c.test.rows.tolist() for c in data.clients] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9, 10, 11],
-    ]
-    left = data.without("b")
-    assert [c.name for c in left.clients] == ["a", "c"]
-    assert left.dataset.test.x[:, 0].tolist() == [0, 2, 4, 6, 16, 18, 20, 22]
-    assert [c.test.rows.tolist() for c in left.clients] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert left.clients[1].test.x.tolist() == data.clients[2].test.x.tolist()
+    for more in ({"tests": held}, {"test": (x, y)}):  # a test set of all stays whole
+        data = federate(held, val_fraction=0.25, names=["a", "b", "c"], **more)
+        left = data.without("a")
+        two = more | ({"tests": held[1:]} if "tests" in more else {})
+        alone = federate(held[1:], val_fraction=0.25, names=["b", "c"], **two)
+        assert [*left.sizes] == ["b", "c"]
+        for one, other in zip(left.clients, alone.clients, strict=True):
+            for part in ("train", "val", "test"):
+                assert torch.equal(getattr(one, part).x, getattr(other, part).x)
+        assert torch.equal(left.dataset.test.x, alone.dataset.test.x)
+    split = ekiden.split(federate(held).dataset, "iid", 3, val_fraction=0.4)
+    left = split.without("client-1")
     assert [c.train.x.tolist() for c in left.clients] == [
-        c.train.x.tolist() for c in data.clients if c.name != "b"
+        split.clients[k].train.x.tolist() for k in (0, 2)
     ]
     tuned = left.for_tuning().dataset.test
-    assert tuned.x.tolist() == data.for_tuning().without("b").dataset.test.x.tolist()
-    assert len(tuned) == 2
+    assert tuned.x.tolist() == split.for_tuning().without("client-1").dataset.test.x.tolist()
     with pytest.raises(UserError, match="unknown client 'd'"):
         data.without("a", "d")
     with pytest.raises(UserError, match="no client would be left: name fewer"):
         data.without("a", "b", "c")
+
+
+def wards() -> dict[str, dict[str, list[Any]]]:
+    """Tables of three wards; the first and the last have classes, categories and scales of their
+    own.
+    """
+    draw = np.random.default_rng(0)
+    found = {}
+    for ward, more in (("a", "early"), ("b", ""), ("c", "late")):
+        value = draw.normal(0, 1, 120) + (50 if more else 0)
+        kind, died = (
+            draw.choice(["x", "y", more or "x"], 120),
+            draw.choice(["no", "yes"], 120).astype(object),
+        )
+        died[::9] = more or "no"
+        found[ward] = {"value": list(value), "kind": list(kind), "died": list(died)}
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*column 'value'", "ignore:.*differs from other silos")
+@pytest.mark.parametrize("client", ["a", "c"])
+def test_scale_categories_and_classes_leave_with_a_silo_and_come_with_it(
+    tmp_path: Path, client: str
+) -> None:
+    """Also if it was the first, after which the rows of all others were shuffled."""
+    method, held = FedAvg(rounds=2, epochs=1), wards()
+    rest = {name: table for name, table in held.items() if name != client}
+    data = federate(held, label_column="died")  # type: ignore[arg-type]
+    whole = ekiden.run(method, data, folder=tmp_path / "run")
+    alone = ekiden.run(method, federate(rest, label_column="died"), folder=tmp_path / "alone")  # type: ignore[arg-type]
+    left = ekiden.forget(tmp_path / "run", client, data)
+    same(left, alone)
+    for entry in ("classes", "inputs", "input", "clients", "digests"):
+        assert left.config[entry] == alone.config[entry]
+    assert len(left.config["classes"]) == 3 < len(whole.config["classes"])
+    same(ekiden.join(tmp_path / "alone", client, data), whole)
+
+
+@pytest.mark.filterwarnings("ignore:.*column 'value'", "ignore:.*differs from other silos")
+def test_a_silo_of_one_file_leaves_as_if_its_rows_had_not_been_there(tmp_path: Path) -> None:
+    rows = [
+        f"{ward},{value},{kind},{died}"
+        for ward, table in wards().items()
+        for value, kind, died in zip(*table.values(), strict=True)
+    ]
+    for name, kept in (("all", "abc"), ("rest", "bc")):
+        lines = ["ward,value,kind,died", *(row for row in rows if row[0] in kept)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    runs = []
+    for name in ("all", "rest"):
+        table = ekiden.load(tmp_path / f"{name}.csv", label_column="died", group_column="ward")
+        data = ekiden.split(table, "natural")
+        runs.append(ekiden.run(FedSeq(epochs=1), data, folder=tmp_path / name))
+    left = ekiden.forget(tmp_path / "all", "a")
+    same(left, runs[1])
+    assert left.folder
+    same(ekiden.resume(left.folder), runs[1])
+    same(ekiden.join(left.folder, "a"), runs[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*column 'value'", "ignore:.*differs from other silos")
+def test_classes_that_the_user_named_stay() -> None:
+    held, names = wards(), ["early", "late", "no", "yes"]
+    data = federate(held, label_column="died", classes=names)  # type: ignore[arg-type]
+    assert data.without("a").dataset.classes == tuple(names)
 
 
 def edited(folder: Path, **changes: Any) -> None:
@@ -231,7 +296,7 @@ def other_samples() -> FederatedData:
             ("client-2", other_samples()),
             "the data of client-2 differ from what .* was made with",
         ),
-        ("forget", None, ("client-2", five(rest("client-2"))), "the data of client-2 differ"),
+        ("forget", None, ("client-2", five(rest("client-2"))), "the data of client-2, client-3"),
         (
             "forget",
             None,
@@ -303,9 +368,9 @@ def test_refuses_other_inputs_methods_and_absences(tmp_path: Path, finished: Pat
     scaled = replace(scaled, dataset=replace(scaled.dataset, mean=(0.5,)))
     with pytest.raises(UserError, match=r"the shape or scale of inputs differ from those of"):
         ekiden.forget(finished, "client-2", scaled, network=Tiny)
-    ekiden.run(METHOD, five(["client-0"]), Tiny, folder=tmp_path / "alone")
-    with pytest.raises(UserError, match=r"client-0 is the only client of .*: delete the folder"):
-        ekiden.forget(tmp_path / "alone", "client-0", five(), network=Tiny)
+    ekiden.run(METHOD, five(["client-3"]), Tiny, folder=tmp_path / "alone")
+    with pytest.raises(UserError, match=r"client-3 is the only client of .*: delete the folder"):
+        ekiden.forget(tmp_path / "alone", "client-3", five(), network=Tiny)
     go(five(), replace(METHOD, features="network"), folder=tmp_path / "network")
     with pytest.raises(
         UserError, match=r"the frozen part of the network differ from .*: give the same network"

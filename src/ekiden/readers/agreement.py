@@ -123,7 +123,7 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
                 held = [code for code in part.samples.x[part.rows, place].tolist() if code in rare]
                 rows.update(held)
                 at |= dict.fromkeys([client.name] * bool(held))
-        if rare:
+        if rows:
             names = listed(repr(rare[code]) for code, _ in rows.most_common())
             found.append(
                 f"column {name!r}: {names} in {counted(rows.total(), 'row')} of {listed(at)}"

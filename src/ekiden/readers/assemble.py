@@ -2,15 +2,16 @@
 in Python.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ekiden.core.base.checks import checked
-from ekiden.core.base.errors import UserError, counted
+from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.data.augment import Augment
 from ekiden.core.data.samples import Dataset, Samples
 from ekiden.core.data.undecoded import Encoding, Raw, composed, owners, subjects, times
@@ -94,6 +95,7 @@ class AskedData:
     ] = ()  # names of the domains in their order, if the sources do not name them
     doubt: bool = True  # warn of what may be wrong with the data
     whole: bool = False  # whether all samples of a source without a test part are for the test
+    without: tuple[str, ...] = ()  # natural owners whose rows are left out
 
     def __post_init__(self) -> None:
         """Check what is asked for, and take the rest from `like`, or from the schema."""
@@ -136,7 +138,7 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
         test is not None
     )
     _alike(raws)
-    raws = [_with_masks(raw, asked) for raw in raws]
+    raws = [_with_masks(raw, asked) for raw in _without_owners(raws, asked.without)]
     silos = tuple(holding.name for holding in holdings if holding.name)
     if silos and reading.group_column:
         raise UserError(
@@ -168,9 +170,8 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     )
     groups = groups if silos else _unlike(groups) if reading.group_column else ()
     train, held, inputs, task = _encoded(sides, asked, outputs, task)
-    made = Dataset(
-        asked.name, train, held, outputs, domains, task=task, inputs=inputs, groups=groups
-    )
+    how: dict[str, Any] = {"task": task, "inputs": inputs, "groups": groups}
+    made = Dataset(asked.name, train, held, outputs, domains, named=bool(asked.classes), **how)
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
     if asked.doubt and train is not held:
@@ -186,6 +187,21 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
         made = replace(made, task=scaled(task, train.y))
     open_ = (made.inputs.agreed and asked.inputs is None) or isinstance(task, ScaledTask)
     return replace(made, least=reading.min_count if open_ and not raws[0].given else 0)
+
+
+def _without_owners(raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:
+    """Return the parts without the rows of these natural owners, before anything follows from
+    them.
+    """
+    if not names:
+        return raws
+    groups = [raw.group for raw in raws if raw.group is not None]
+    owned = [np.array([silo_name(str(name)) for name in group]) for group in groups]
+    known = set(np.concatenate(owned).tolist())
+    if strange := next((name for name in names if name not in known), None):
+        raise unknown("client", strange, known)
+    left = [np.flatnonzero(~np.isin(one, list(names))) for one in owned]
+    return [raw.taken(rows) for raw, rows in zip(raws, left, strict=True)]
 
 
 def _with_masks(raw: Raw, asked: AskedData) -> Raw:

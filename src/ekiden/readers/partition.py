@@ -1,8 +1,9 @@
 """Divide a data set among clients by one of the partitions of the literature."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from os import PathLike
 from typing import Any, ClassVar, Protocol
@@ -16,11 +17,13 @@ from torch import Tensor
 from ekiden.core.base.checks import Checked, Count, Positive, checked
 from ekiden.core.base.errors import UserError, at, counted, listed, tell, unknown
 from ekiden.core.data.samples import Dataset, FederatedData, Samples, Shares, coming_from
+from ekiden.core.tasks import Classification, ScaledTask, scaled
 from ekiden.readers import holdout
 from ekiden.readers.agreement import agreed
 from ekiden.readers.assemble import from_tensors
 from ekiden.readers.holdings import Source
 from ekiden.readers.holdout import DealtUnits, cut
+from ekiden.readers.kinds import Table
 
 Rows = NDArray[np.int64]
 
@@ -103,7 +106,66 @@ def share_out(
             "partition."
         )
     parts = *_validation(dataset.train, rows, val_fraction), test_rows
-    return agreed(FederatedData(dataset, Shares(names, dataset, parts).clients()), mixed=mixed)
+    return _agreed(FederatedData(dataset, Shares(names, dataset, parts).clients()), mixed=mixed)
+
+
+def _agreed(before: FederatedData, mixed: bool) -> FederatedData:
+    """Return the data after the clients agreed; those who remain of them can agree again."""
+    return replace(agreed(before, mixed=mixed), among=partial(_rest, before, mixed))
+
+
+def _rest(before: FederatedData, mixed: bool, names: Collection[str]) -> FederatedData:
+    """Let some of the clients agree, each with the rows that it has."""
+    return _agreed(before.without(*({c.name for c in before.clients} - {*names})), mixed)
+
+
+def _of_owners(
+    dataset: Dataset, seed: int, val_fraction: float, names: Collection[str]
+) -> FederatedData:
+    """Divide the samples of some natural owners as if the others had never been there."""
+    owners = torch.tensor([k for k, name in enumerate(dataset.groups) if name in names])
+
+    def owned(part: Samples) -> Samples:
+        if part.group is None:
+            return part
+        rows = torch.isin(part.group, owners).nonzero()[:, 0]
+        return replace(part.taken(rows), group=torch.searchsorted(owners, part.group[rows]))
+
+    left = replace(
+        dataset,
+        train=owned(dataset.train),
+        test=owned(dataset.test),
+        groups=tuple(dataset.groups[k] for k in owners.tolist()),
+    )
+    if isinstance(left.task, ScaledTask):
+        left = replace(left, task=scaled(left.task, left.train.y))
+    left = _without_lost_classes(left, dataset)
+    return split(left, Natural(), seed=seed, val_fraction=val_fraction)
+
+
+def _without_lost_classes(left: Dataset, before: Dataset) -> Dataset:
+    """Return the data set without classes of which all samples have left.
+
+    Classes that are numbers of outputs stay without gaps, up to the largest one that is left.
+    """
+    if before.named or not isinstance(before.task, Classification):
+        return left
+    lost = _present(before) - _present(left)
+    kept = [k for k in range(len(before.classes)) if k not in lost]
+    numbers = tuple(map(str, range(len(before.classes))))
+    if before.classes == numbers and not isinstance(before.inputs, Table):
+        kept = list(range(max(kept) + 1))
+    classes = tuple(before.classes[k] for k in kept)
+    place = torch.tensor([kept.index(k) if k in kept else -1 for k in range(len(before.classes))])
+    train, test = (
+        replace(part, y=place[part.y], classes=classes if part.classes else ())
+        for part in (left.train, left.test)
+    )
+    return replace(left, train=train, test=test, classes=classes)
+
+
+def _present(dataset: Dataset) -> set[int]:
+    return {*dataset.train.y.tolist(), *dataset.test.y.tolist()}
 
 
 def _validation(
@@ -505,9 +567,13 @@ def split(
     made = share_out(
         dataset, _names(dataset, partition, clients), rows, test_rows, val_fraction, mixed=mixed
     )
+    natural = isinstance(partition, Natural) and bool(dataset.groups)
+    owners = natural and clients == _default_clients(dataset, partition)
+    if owners:  # one for each client
+        made = replace(made, among=partial(_of_owners, dataset, seed, val_fraction))
     how = {
         "partition": str(partition),
-        "clients": clients,
+        "clients": None if owners else clients,
         "seed": seed,
         "val_fraction": val_fraction,
     }

@@ -103,6 +103,7 @@ def load(
     like: Dataset | None = None,
     classes: Sequence[str] | None = None,
     whole: bool = False,
+    without: Sequence[str] = (),
     **columns: Any,
 ) -> Dataset:
     """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or
@@ -135,6 +136,7 @@ def load(
             other data.
         classes: names of all classes in their order, if these data need not hold all of them.
         whole: whether all samples are for the test if there is no test part, to evaluate a model.
+        without: names of natural owners whose rows are left out, as if they were not in the data.
         **columns: fields of `ekiden.data.Reading`, such as label_column="died",
             group_column="hospital".
 
@@ -157,6 +159,7 @@ def load(
         like,
         classes=classes,
         whole=whole,
+        without=tuple(without),
     )
     if named:
         loaded = asked.loaded()
@@ -259,6 +262,7 @@ class _Request(AskedData):
             self.spec.columns,
             self.domains,
             self.spec.hub,
+            self.without,
         )
         code = (
             self.reading.sample_kind.rpartition(":")[0]
@@ -274,7 +278,8 @@ class _Request(AskedData):
             ) from error
         made = cache.cached(stem, content, lambda: assemble(held(), self))
         train, test = (replace(part, classes=made.classes) for part in (made.train, made.test))
-        return replace(made, name=self.name, train=train, test=test)
+        named = bool(self.classes)
+        return replace(made, name=self.name, train=train, test=test, named=named)
 
 
 def join(

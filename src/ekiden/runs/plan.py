@@ -64,8 +64,8 @@ class Plan(Checked, Generic[M]):
     size: Count | None = None
     """side of the images in pixels, if not the data set's own"""
     without: str = ""
-    """clients to leave out, with their test data: names separated by commas; the data of the others
-    do not change"""
+    """clients to leave out, with their test data, as if they had never been there: names separated
+    by commas"""
     val_fraction: BelowOne = 0.1
     """share of each client's training data that is used to select epochs"""
     silos: tuple[str, ...] = ()
@@ -94,8 +94,11 @@ class Plan(Checked, Generic[M]):
         """Return the data, divided among the clients. Pass `dataset` if the data are already
         loaded.
         """
+        without = self.without.split(",") if self.without else []
+        if self.reading.group_column and self.partition in ("auto", "natural") and not self.clients:
+            dataset, without = self.dataset(without), []  # read as if they had never been there
         data = api.with_metric(self._divided(dataset), self.recipe.metric)
-        data = data.without(*self.without.split(",")) if self.without else data
+        data = data.without(*without) if without else data
         return data.for_tuning() if self.tune else data
 
     def _divided(self, dataset: Dataset | None) -> FederatedData:
@@ -138,11 +141,11 @@ class Plan(Checked, Generic[M]):
     def _data_seed(self) -> int:
         return self.recipe.seed if self.data_seed is None else self.data_seed
 
-    def dataset(self) -> Dataset:
-        """Return the data before they are divided."""
-        return loaded(
-            self.data, self.silos, self.size, self.reading.for_model(self.recipe.model), self.task
-        )
+    def dataset(self, without: Sequence[str] = ()) -> Dataset:
+        """Return the data before they are divided, without some natural owners."""
+        reading = self.reading.for_model(self.recipe.model)
+        more = {"without": without} if without else {}
+        return loaded(self.data, self.silos, self.size, reading, self.task, **more)
 
     def run(
         self,
@@ -200,11 +203,16 @@ class Plan(Checked, Generic[M]):
 
 
 def loaded(
-    data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName = "auto"
+    data: str,
+    silos: tuple[str, ...],
+    size: int | None,
+    reading: Reading,
+    task: TaskName = "auto",
+    **more: Any,
 ) -> Dataset:
     """Return the data that `data` names, or the files of `silos`."""
     how: dict[str, Any] = {"size": size, "task": "" if task == "auto" else task, **reading.chosen()}
-    return join(silos, **how) if silos else load(data, **how)
+    return join(silos, **how) if silos else load(data, **how, **more)
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:

@@ -1,7 +1,8 @@
 """A client leaves a finished run, or joins it: the run is made again without it, or with it.
 
-The new run equals one that never had the client, or always had it, because it is one. What is
-checked is that nothing else has changed: the other clients' samples, and the network.
+The new run equals one that never had the client, or always had it, because it is one: silos agree
+again on scale, categories and classes. What is checked is that nothing else has changed: the
+clients' samples, and the network.
 """
 
 import os
@@ -51,7 +52,7 @@ def forget(
     Raises:
         UserError: the caller has to fix something; nothing has been written.
     """
-    run = _read(folder)
+    run = _read(folder, data)
     if client not in run.clients:
         raise unknown("client", client, run.clients)
     if len(run.clients) == 1:
@@ -84,7 +85,7 @@ def join(
     Raises:
         UserError: the caller has to fix something; nothing has been written.
     """
-    run = _read(folder)
+    run = _read(folder, data)
     if client in run.clients:
         raise UserError(
             f"{client} is in {run.folder} already: name a client of its data that is not"
@@ -123,21 +124,28 @@ class _Before:
 
     def data(self, given: FederatedData | str | None) -> FederatedData:
         """Return the data of all clients that can be in the run."""
-        if self.plan and not isinstance(given, FederatedData):
-            if given is not None:
-                raise UserError(
-                    f"{self.folder} names its data: leave out `data`, or give the name of others"
-                )
-            return replace(self.plan, without="").federation()
-        if not isinstance(given, FederatedData):
+        if isinstance(given, FederatedData):
+            return given
+        if self.plan is None:
             raise UserError(
                 f"{self.folder} was made from Python with its own data: give `data`, as to "
                 "`ekiden.run`"
             )
-        return given
+        if given is not None:
+            raise UserError(
+                f"{self.folder} names its data: leave out `data`, or give the name of others"
+            )
+        return replace(self.plan, without="", tune=False).federation()
+
+    def among(self, held: FederatedData, clients: Sequence[str]) -> FederatedData:
+        """Return the data as a run of these clients has them."""
+        left_out = [c.name for c in held.clients if c.name not in clients]
+        if self.plan:
+            return replace(self.plan, without=",".join(left_out)).federation()
+        return held.without(*left_out) if left_out else held
 
 
-def _read(folder: str | os.PathLike[str]) -> _Before:
+def _read(folder: str | os.PathLike[str], given: FederatedData | str | None) -> _Before:
     path = path_of(folder)
     config = read_config(path)
     if config.get("on") == "flower":
@@ -145,7 +153,8 @@ def _read(folder: str | os.PathLike[str]) -> _Before:
             f"{path} is a run between machines: use the commands `ekiden forget` and `ekiden join` "
             "at its coordinator"
         )
-    plan = None if in_memory(config) else plan_in(config, path)
+    known = not in_memory(config) and not isinstance(given, FederatedData)
+    plan = plan_in(config, path) if known else None
     return _Before(path, config, recipe_of(config["recipe"]), plan)
 
 
@@ -162,17 +171,15 @@ def _again(
     folder = Path(out) if out else run.folder.with_name(f"{run.folder.resolve().name}-{suffix}")
     if folder.exists():
         raise UserError(f"{folder} exists already: delete it, or choose another folder by --out")
-    if different := data_differences(run.folder, held_by(held.clients)):
+    before, data = run.among(held, run.clients), run.among(held, clients)
+    if different := data_differences(run.folder, held_by(before.clients)):
         raise UserError(
             f"{', '.join(different)} differ from what {run.folder} was made with: put these data "
             "back"
         )
+    _check_network(run, before, network)
     left_out = [c.name for c in held.clients if c.name not in clients]
-    data, recipe = (
-        held.without(*left_out),
-        replace(run.recipe, method=among(run.recipe.method, clients)),
-    )
-    _check_network(run, data, recipe, network)
+    recipe = replace(run.recipe, method=among(run.recipe.method, clients))
     noted = {"revisions": [*run.config.get("revisions", []), {**about, "from": run.folder.name}]}
     if run.plan:
         return replace(run.plan, recipe=recipe, without=",".join(left_out)).run(
@@ -181,11 +188,9 @@ def _again(
     return rerun(run.config, recipe, data, network, folder, config=noted)
 
 
-def _check_network(
-    run: _Before, data: FederatedData, recipe: Recipe[Method], network: ModelSource | None
-) -> None:
-    """Refuse another network, or one with differently prepared inputs."""
-    config, plan = run.config, run.plan
+def _check_network(run: _Before, data: FederatedData, network: ModelSource | None) -> None:
+    """Refuse another network, or one with differently prepared inputs, than that of the run."""
+    config, plan, recipe = run.config, run.plan, run.recipe
     if not plan and network is None and config["network"] is None:
         raise UserError(f"{run.folder} has its own network ({recipe.model}): give it as `network`")
     model: str | ModelSource = recipe.model if plan else network or recipe.model

@@ -1,7 +1,7 @@
 """Labelled samples as tensors, where they came from, and which client holds which of them."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -174,6 +174,7 @@ class Dataset:
         groups: names of the natural owners, if they have any.
         least: smallest number of rows that a client reports when clients agree on the scaling of
             tables and targets; 0: nothing is left to agree on.
+        named: whether the user named the classes, so that they stay if nobody has one of them.
         origin: where the data came from, if they were read by `load`.
     """
 
@@ -189,6 +190,7 @@ class Dataset:
     inputs: Inputs = field(kw_only=True)
     groups: tuple[str, ...] = ()
     least: int = 0
+    named: bool = False
     origin: Origin | None = field(default=None, init=False, compare=False)
 
     def __repr__(self) -> str:
@@ -415,11 +417,13 @@ class FederatedData:
     Attributes:
         dataset: the samples of all clients.
         clients: who holds what; `Clients` are read when they are asked for.
+        among: divides the data among some of the clients, given their names; see `without`.
         origin: where the data came from, if they can be read and divided again.
     """
 
     dataset: Dataset
     clients: Sequence[ClientData]
+    among: "Callable[[Collection[str]], FederatedData] | None" = field(default=None, compare=False)
     origin: Origin | None = field(default=None, init=False, compare=False)
 
     def __repr__(self) -> str:
@@ -465,8 +469,10 @@ class FederatedData:
         return coming_from(found, self.origin or Origin(), tune=True)
 
     def without(self, *names: str) -> "FederatedData":
-        """Return the data without some clients and their test samples; the other clients' data do
-        not change.
+        """Return the data without some clients and their test samples, as if they had never been.
+
+        Natural owners are divided again, and agree again on scale, categories and classes. Other
+        clients keep their rows, and agree again on scale and categories.
 
         Raises:
             UserError: no client has such a name, or no client would be left.
@@ -477,10 +483,16 @@ class FederatedData:
         kept = [client for client in self.clients if client.name not in names]
         if not kept:
             raise UserError("no client would be left: name fewer")
-        rows = torch.cat([client.test.rows for client in kept]).sort().values
-        test = self.dataset.test.taken(rows)
-        clients = (
-            replace(c, test=Subset(test, torch.searchsorted(rows, c.test.rows))) for c in kept
-        )
-        found, origin = FederatedData(replace(self.dataset, test=test), tuple(clients)), self.origin
+        origin = self.origin
+        if self.among is not None:
+            found = self.among([client.name for client in kept])
+            task = replace(found.dataset.task, metric=self.dataset.task.metric)
+            found = found.with_task(task)
+        else:
+            rows = torch.cat([client.test.rows for client in kept]).sort().values
+            test = self.dataset.test.taken(rows)
+            clients = (
+                replace(c, test=Subset(test, torch.searchsorted(rows, c.test.rows))) for c in kept
+            )
+            found = FederatedData(replace(self.dataset, test=test), tuple(clients))
         return coming_from(found, origin, without=(*origin.without, *names) if origin else ())
