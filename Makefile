@@ -30,8 +30,14 @@ hospital: setup
 attacks: setup
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -q -s $(addprefix tests/silos/test_,crafted_features.py members.py records_in_sums.py)
 
+# All fast tests; or those of one room: make test ROOM=clinic
+ifdef ROOM
+test: setup
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m "not slow" tests/$(ROOM)
+else
 test: setup lint docs
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow"
+endif
 
 slow: setup
 	HF_HUB_OFFLINE=1 EKIDEN_FUZZ=5 $(BIN)/pytest -m "slow or hypothesis"
@@ -56,6 +62,7 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python -m tests.tools.prose
+	$(BIN)/python -m tests.tools.tokens
 
 setup: $(VENV)/.ready
 
