@@ -537,8 +537,8 @@ def signature(function: Callable[..., Any]) -> str:
     """Return how a function is called, one argument a line, without types."""
     lines, named = [], False
     for one in inspect.signature(function).parameters.values():
-        if one.kind is one.VAR_KEYWORD:  # there are no others: they only give a better message
-            continue
+        if one.kind is one.VAR_KEYWORD or one.name.startswith("_"):
+            continue  # there are no others: they only give a better message
         lines += ["    *,"] if one.kind is one.KEYWORD_ONLY and not named else []
         named = one.kind is one.KEYWORD_ONLY
         called = inspect.signature(one.default).parameters if callable(one.default) else ()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ekiden.clinic.answers import further
 from ekiden.core import models
-from ekiden.core.base.checks import Count, CountOrZero, admitted, hints_of
+from ekiden.core.base.checks import Count, CountOrZero, admitted, checked
 from ekiden.core.base.errors import DivergenceWarning, UserError, unknown, warn
 from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import Dataset, FederatedData, Sizes, coming_from, held_by
@@ -126,6 +126,7 @@ class How:
     quiet: bool = False
 
 
+@checked("method", "data", "model", "metric", "dp", "others", "_then")
 def run(  # noqa: D417  (there are no others)
     method: Method | type[Method] | str,
     data: FederatedData | Sequence[Source] | Mapping[str, Source],
@@ -152,6 +153,7 @@ def run(  # noqa: D417  (there are no others)
     track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
     quiet: bool = False,
+    _then: Callable[["PreparedRun"], Any] = lambda run: run.end(),
     **others: Never,
 ) -> Result:
     """Run a method over silos simulated on this machine.
@@ -207,7 +209,49 @@ def run(  # noqa: D417  (there are no others)
     Warns:
         DivergenceWarning: the result is far worse than guessing.
     """
-    return _asked(locals()).end()
+    chosen = as_method(method, data)
+    if others:
+        known = [name for name in signature(run).parameters if name not in ("_then", "others")]
+        raise no_argument(next(iter(others)), known, chosen)
+    if isinstance(data, str) and isinstance(model, FederatedData | list | tuple | Mapping):
+        raise UserError(
+            "run takes the method, then the data, then the model: ekiden.run(method, data, model)"
+        )
+    model = admitted("model", model, str | ModelSource)
+    named = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
+    recipe = Recipe(
+        method=chosen,
+        model=named,
+        pretrained=models.located_file(pretrained),
+        train=train,
+        training=training or Training(),
+        dp=str(dp),
+        seed=seed,
+        metric=metric if isinstance(metric, str) else _measure(metric).name,
+        evaluate_every=evaluate_every,
+        evaluate_on=evaluate_on,
+    )
+    how = How(
+        hardware=hardware,
+        folder=folder,
+        workers=workers,
+        config=config,
+        watch=watch,
+        on_start=on_start,
+        on_step=on_step,
+        stop_after=stop_after,
+        processes=processes,
+        absent=absent,
+        transport=transport,
+        track=(track,) if isinstance(track, str) else tuple(track),
+        quiet=quiet,
+    )
+    _check_config(config)
+    federation = as_federation(data)
+    federation = coming_from(with_metric(federation, metric), federation.origin)
+    if isinstance(model, str):
+        return _then(prepared(recipe.located(), federation, how))  # type: ignore[no-any-return]
+    return _then(prepared(recipe, federation, how, model))  # type: ignore[no-any-return]
 
 
 def steps(
@@ -234,49 +278,8 @@ def steps(
     Raises:
         UserError: the caller can fix the cause; the run folder then holds the last good state.
     """
-    given = signature(run).bind(method, data, model, **options)
-    given.apply_defaults()
-    return _asked(given.arguments).results()
-
-
-def _asked(given: Mapping[str, Any]) -> "PreparedRun":
-    """Check the arguments of `run`, and prepare the run."""
-    method = as_method(given["method"], given["data"])
-    if others := given["others"]:
-        raise no_argument(next(iter(others)), list(given.keys() - {"others"}), method)
-    if isinstance(given["data"], str) and isinstance(
-        given["model"], FederatedData | list | tuple | Mapping
-    ):
-        raise UserError(
-            "run takes the method, then the data, then the model: ekiden.run(method, data, model)"
-        )
-    hints, free = hints_of(run), {"method", "data", "metric", "dp", "others"}
-    given = {
-        name: one if name in free else admitted(name, one, hints[name])
-        for name, one in given.items()
-    }
-    model, metric, track = given["model"], given["metric"], given["track"]
-    named = {
-        "method": method,
-        "model": model
-        if isinstance(model, str)
-        else getattr(model, "__name__", type(model).__name__),
-        "pretrained": models.located_file(given["pretrained"]),
-        "training": given["training"] or Training(),
-        "dp": str(given["dp"]),
-        "metric": metric if isinstance(metric, str) else _measure(metric).name,
-    }
-    recipe: Recipe[Method] = Recipe(
-        **{f.name: named.get(f.name, given[f.name]) for f in fields(Recipe)}
-    )
-    track = (track,) if isinstance(track, str) else tuple(track)
-    how = How(**{f.name: given[f.name] for f in fields(How)} | {"track": track})
-    _check_config(given["config"])
-    data = as_federation(given["data"])
-    data = coming_from(with_metric(data, metric), data.origin)
-    if isinstance(model, str):
-        return prepared(recipe.located(), data, how)
-    return prepared(recipe, data, how, model)
+    stepwise: Any = run  # the checks come at once, the steps when the caller asks for them
+    return stepwise(method, data, model, **options, _then=PreparedRun.results)  # type: ignore[no-any-return]
 
 
 def _check_config(config: Mapping[str, Any] | None) -> None:
