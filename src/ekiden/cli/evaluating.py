@@ -21,7 +21,7 @@ from ekiden.core.base import outside
 from ekiden.core.base.checks import Positional, Positive, made, reading
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.data.samples import FederatedData, said_in
-from ekiden.core.engine.evaluation import TestSet
+from ekiden.core.engine.evaluation import TestSet, of_imbalanced
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.setup import read_model
 from ekiden.core.tasks import Metric, Task, recorded
@@ -62,8 +62,7 @@ class EvaluateOptions:
     client: str = ""
     """the personal model of this client instead of the global one"""
     metric: str = ""
-    """another headline metric than the run's, by its name, or FILE.py:NAME; naming one measures
-    all"""
+    """another headline metric than the run's, by its name, or FILE.py:NAME"""
     threshold: float | None = None
     """of two classes: also show this threshold of the second class's probability"""
     sensitivity: float = 0.95
@@ -139,22 +138,15 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     build = test.own if options.client else test.build
     if options.at:
         test = test.at_times(options.at, _hazard(options, test.task))
-    model, full = (
-        read_model(options.run, name, build, own=not options.weights),
-        test.task.measures_all or None,
-    )
-    scores = test.scores(model, personal=bool(options.client), full=full)
-    headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
+    model = read_model(options.run, name, build, own=not options.weights)
+    scores = test.scores(model, personal=bool(options.client), full=True)
+    headline = test.task.headline
     wanted = Wanted(options.threshold, options.sensitivity)
     parts = [scores.at(client.test.rows) for client in data.clients]
-    told = figures_of(test, scores, wanted, parts) if test.task.measures_all else None
-    if options.calibrate and told:
+    told = figures_of(test, scores, wanted, parts)
+    if options.calibrate:
         _calibrate(options, told)
-    table = (
-        subgroups_of(test, scores if full else test.scores(model, full=True), by, wanted)
-        if by
-        else {}
-    )
+    table = subgroups_of(test, scores, by, wanted) if by else {}
     if by and not options.data and not options.weights:
         keep_subgroups(options.run, table["subgroups"])
     groups = {"client": {} if options.data else test.by_client(scores)}
@@ -174,21 +166,17 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
             "samples": len(scores),
             "rows": given,
         }
-        more = {"metrics": everything, "figures": told.to_json()} if told else {}
+        more = {"metrics": scores.metrics(), "figures": told.to_json()}
         print(json.dumps({**found, **more, **table, **groups}))
         return
     tuned = " (the run's --tune)" if said_in(config).get("tune") and not options.data else ""
     of = f"validation samples{tuned}" if tuned or options.calibrate else "test samples"
     if options.data:
         of = f"of {given} rows"
-    known = not told and not options.data and headline.name == "accuracy"
-    guess = f" ({_GUESS}: {100 * test.majority:.2f} %)" if known else ""
     console.print(
-        f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} "
-        f"{of}{guess}"
+        f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}"
     )
-    if told:
-        _show_figures(told, test.task, data.dataset.classes, everything)
+    _show_figures(told, test.task, data.dataset.classes)
     if by:
         show_subgroups(table["subgroups"], table["groups"])
     for group, rows in groups.items():
@@ -222,10 +210,6 @@ def _judged(
     if by:
         check_divisions(by, data.dataset)
     test = run.judge(data)
-    if options.threshold is not None and not test.task.measures_all:
-        raise UserError(
-            "--threshold is shown with all metrics: add a metric that measures them, --metric auroc"
-        )
     return test, data
 
 
@@ -274,25 +258,27 @@ def _calibrate(options: EvaluateOptions, found: Figures) -> None:
     print(line, file=sys.stderr if options.json else sys.stdout)
 
 
-def _show_figures(
-    found: Figures, task: Task, classes: Sequence[object], exact: Mapping[str, float] = {}
-) -> None:
-    """Print figures with their intervals, and thresholds; `exact` values are of the scores
-    themselves.
+def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None:
+    """Print figures with their intervals, and thresholds.
+
+    Where accuracy says little, because most samples are of one class, ranks come first.
     """
-    table = Table(
-        "figure", "value", "95 % interval", "error by bins", *(["exact"] if exact else [])
-    )
+    about = {"majority": found.majority or 0.0, "metrics": found.values}
+    if line := of_imbalanced({**about, "confusion": found.confusion}, task, classes):
+        console.print(line, soft_wrap=True)
+    table = Table("figure", "value", "95 % interval", "error by bins")
     known = {metric.name: (metric.shown, metric.unit, metric.scale) for metric in measured(task)}
-    for name in [*known, *(name for name in found.values if name not in {*known, "loss"})]:
-        if name not in found.values and name not in exact:
+    names = [name for name in known if name in found.values]
+    if line:
+        names.sort(key=lambda name: name not in ("auroc", "average_precision"))
+    for name in dict.fromkeys([*names, *found.values]):
+        if name == "loss":
             continue
         text, unit, scale = known.get(name, ("{:.4g}".format, "", 1))
-        values = [text(of[name]) if name in of else "" for of in (found.values, exact)]
         interval, error = found.intervals.get(name), found.errors.get(name)
         ends = f"{text(interval[0])} to {text(interval[1])}" if interval else ""
         off = f"below {scale * error:.2g}" if error and error >= 1e-6 else ""
-        table.add_row(name + unit, values[0], ends, off, *values[1 : 1 + bool(exact)])
+        table.add_row(name + unit, text(found.values[name]), ends, off)
     console.print(table)
     if found.majority is not None:
         console.print(

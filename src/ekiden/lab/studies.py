@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
 from itertools import product
-from math import sqrt
+from math import isnan, nan, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, Never
@@ -22,6 +22,7 @@ from ekiden.core.base.outside import require_extra
 from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import FederatedData
 from ekiden.core.engine.method import Method
+from ekiden.core.tasks.base import better
 from ekiden.runs.api import as_federation, as_method, no_argument, run
 from ekiden.runs.result import Result, flat, task_in
 from ekiden.runs.summary import spread
@@ -99,6 +100,8 @@ class Study(Mapping[str, tuple[Result, ...]]):
             metric = task_in(results[0].config).headline
             gaps = [metric.scale * (a.score - b.score) for a, b in zip(results, other, strict=True)]
             error = f" ± {stdev(gaps) / sqrt(len(gaps)):.2f}" if len(gaps) > 1 else ""
+            known = [result.majority for result in results if result.majority is not None]
+            guess = {"majority guess %": f"{100 * mean(known):.2f}"} if known else {}
             rows.append(
                 {
                     "method": label,
@@ -108,6 +111,7 @@ class Study(Mapping[str, tuple[Result, ...]]):
                     f"minus {against or next(iter(self))}": ""
                     if results is other
                     else f"{mean(gaps):+.2f}{error}",
+                    **guess,
                     "bytes": f"{mean(result.bytes for result in results):,.0f}",
                     **(
                         {"chosen": ", ".join(f"{k}={v}" for k, v in self.chosen[label].items())}
@@ -362,8 +366,18 @@ class _Results:
             for settings, one in candidates
         ]
         metric = task_in(measured[0][0].config).headline
-        scores = [metric.better(mean(result.score for result in results)) for results in measured]
-        return candidates[scores.index(max(scores))]
+        chosen, best = candidates[0], nan
+        for one, results in zip(candidates, measured, strict=True):
+            values = [result.metrics[-1].get(metric.name) for result in results]
+            score = metric.signed(mean(nan if value is None else value for value in values))
+            if better(score, best):
+                chosen, best = one, score
+        if isnan(best):
+            raise UserError(
+                f"{label}: no setting of the grid has a defined {metric.name} on validation data: "
+                "choose another metric, or larger validation data"
+            )
+        return chosen
 
 
 def _grid(one: _Candidate, grid: Mapping[str, Sequence[Any]]) -> list[_Choice]:

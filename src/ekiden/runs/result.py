@@ -313,6 +313,8 @@ class Result:
         """
         row = self.metrics[-1] if self.metrics else {}
         value = row.get(self.headline)
+        if value is None and self.headline in row:
+            raise UserError(f"{self.headline} is not defined for the test data: look at `metrics`")
         if value is None:
             raise UserError(
                 "models were not measured after this step: lower evaluate_every, or finish the run"

@@ -285,6 +285,11 @@ def divergence(run: Summary) -> str:
     return f"{run.folder}: {line}" if line else ""
 
 
+def imbalance(run: Summary) -> str:
+    """Return one line about a run whose accuracy says little; empty for other runs."""
+    return evaluation.of_imbalanced(run.last, task_in(run.config), run.config["classes"])
+
+
 def headline(run: Summary) -> Metric:
     """Return the headline metric of a run, by the last row that was measured."""
     row: Mapping[str, Any] = next((row for row in reversed(run.metrics) if "loss" in row), {})
@@ -352,6 +357,7 @@ def about(run: Summary) -> str:
             if "majority" in run.last
             else ""
         )
+        + (f"\n{line}" if (line := imbalance(run)) else "")
         + (f"\n{line}" if (line := divergence(run)) else "")
     )
 

@@ -14,7 +14,9 @@ from sklearn import metrics as sk
 from ekiden.clinic.counting import counting_of
 from ekiden.clinic.figures import Figures, Told, figures
 from ekiden.clinic.ranked import Wanted
+from ekiden.core.engine.evaluation import of_imbalanced
 from ekiden.core.tasks import Classification, MultiLabel, Regression, Scores, Survival, scaled
+from ekiden.core.tasks.base import better
 
 Array = np.ndarray[Any, Any]
 EDGES = [k / 15 for k in range(16)]
@@ -239,3 +241,24 @@ def test_pairs_with_ties_by_hand() -> None:
     alone = s.at(torch.tensor([1, 4]))
     assert "c_index" not in exact(alone).values
     assert isnan(alone.score())
+
+
+def test_a_score_that_is_not_defined_loses_to_every_other() -> None:
+    nan = float("nan")
+    assert better(0.1, nan)
+    assert better(nan, nan)  # the last of several epochs
+    assert not better(nan, 0.1)
+    assert not better(0.1, 0.1)
+    assert better(0.2, 0.1)
+
+
+def test_accuracy_of_rare_events_is_not_success() -> None:
+    row = {
+        "majority": 0.965,
+        "metrics": {"accuracy": 0.965, "auroc": 0.5, "average_precision": 0.035},
+        "confusion": [[965, 0], [35, 0]],
+    }
+    line = of_imbalanced(row, Classification(), ("no", "yes"))
+    wanted = "auroc 50.00 %, average_precision 3.50 %, sensitivity 0.00 %, never answers 'yes'"
+    assert line == wanted
+    assert not of_imbalanced(row | {"majority": 0.7}, Classification(), ("no", "yes"))

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden import Hardware, Training, UserError
+from ekiden import Hardware, Training, UserError, federate, run
 from ekiden.core.base.settings import derive
 from ekiden.core.data.augment import Augment
+from ekiden.core.tasks import own_metric
 from ekiden.core.training import fit as fitting
 from ekiden.core.training.feed import Feed
 from ekiden.core.training.fit import SGD, Bench, Diverged, Forward, Objective, Work, fit
@@ -19,6 +20,7 @@ from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.data import Dataset, Samples, Subset, from_tensors
 from ekiden.lab.conformance.small_runs import Tiny
+from ekiden.methods import Local
 from ekiden.readers.kinds import of_tensor
 
 SEED = 11
@@ -534,3 +536,30 @@ def test_weights_are_never_changed_in_place() -> None:
     fit(here, start, subset(data), subset(data, 0, 0), epochs=2, seed=SEED)
     assert torch.equal(start.params, copy.params)
     assert torch.equal(start.buffers, copy.buffers)
+
+
+@pytest.mark.parametrize("undefined", [1, 2])
+def test_an_epoch_whose_metric_is_not_defined_is_not_the_best(undefined: int) -> None:
+    seen: list[float] = []
+
+    def rising(answers: torch.Tensor, y: torch.Tensor) -> float:
+        seen.append(float("nan") if len(seen) + 1 == undefined else 1 / (1 + len(seen)))
+        return seen[-1]
+
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 2, generator=g), torch.randint(2, (60,), generator=g)
+    models = []
+    for epochs in (4, {1: 2, 2: 1}[undefined]):
+        seen.clear()
+        torch.manual_seed(0)
+        done = run(
+            Local(epochs=epochs),
+            federate([(x, y)], val_fraction=0.3),
+            nn.Linear(2, 2),
+            metric=own_metric(rising),
+            training=Training(optimizer="sgd", lr=0.2),
+            evaluate_every=0,
+            quiet=True,
+        )
+        models.append(done.personal[0].params)
+    assert torch.equal(*models)

@@ -31,6 +31,7 @@ _MOST_CLIENTS_EACH_TIME = 1000
 # times the loss of guessing; runs that forget or overfit stay below 2 at the client with the lowest
 # loss
 _FAR = 10
+MISLEADING = 0.8  # accuracy of always giving the commonest class above which accuracy says little
 _LEAST = 30.0  # above -ln 1e-12 = 27.6, the largest loss of an ensemble's wrong vote
 
 
@@ -142,7 +143,7 @@ class TestSet:
             trained: what clients trained last in this step, by their names; measured on their own
                 test data.
             last: whether the run ends here. Then all metrics of the task are measured; see
-                `Task.measures_all`.
+                `measures_all`.
 
         Returns:
             accuracy, loss: of the global model on the union. For personal models, their mean on the
@@ -168,7 +169,7 @@ class TestSet:
         """
         if model is None and not personal:
             return {}
-        all_metrics = last and self.task.measures_all
+        all_metrics = last and self.measures_all
         each, served, places = self._answers(model, personal, True if all_metrics else None, last)
         own, losses = self._by_client(served) if served else ([], [])
         row: dict[str, Any] = self._measured(each)
@@ -196,6 +197,13 @@ class TestSet:
         if last and "accuracy" in row:
             row["majority"] = self.majority
         return row
+
+    @cached_property
+    def measures_all(self) -> bool:
+        """Whether a run ends with all metrics: if they are asked for, or if accuracy alone says
+        little because most samples are of one class.
+        """
+        return self.task.measures_all or self.majority > MISLEADING
 
     @cached_property
     def majority(self) -> float:
@@ -396,6 +404,25 @@ class TestSet:
 Further = Callable[[TestSet, Scores, Sequence[Scores]], Mapping[str, Any]]
 """What one model answers to all test samples, and the same by client, to further entries of a row
 of metrics."""
+
+
+def of_imbalanced(row: Mapping[str, Any], task: Task, classes: Sequence[Any]) -> str:
+    """Return one line about a last row of metrics whose accuracy says little; empty for others."""
+    if row.get("majority", 0.0) <= MISLEADING or "metrics" not in row:
+        return ""
+    found, table = row["metrics"], row.get("confusion", ())
+    ranks = [m for m in task.metrics if m.name in ("auroc", "average_precision")]
+    said = [f"{m.name} {m.shown(found[m.name])}{m.unit}" for m in ranks if m.name in found]
+    if len(table) == 2 and sum(table[1]):
+        said.append(f"sensitivity {100 * table[1][1] / sum(table[1]):.2f} %")
+    never = [
+        repr(str(name))
+        for k, name in enumerate(classes[: len(table)])
+        if sum(table[k]) and not any(answers[k] for answers in table)
+    ]
+    if never:
+        said.append(f"never answers {', '.join(never)}")
+    return ", ".join(said)
 
 
 def spread(known: Tensor, metric: Metric) -> dict[str, float]:

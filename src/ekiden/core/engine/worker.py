@@ -329,7 +329,7 @@ class Client:
         """Return the headline metric of `model`, with its sign turned if less is better; otherwise
         like `accuracy`.
         """
-        return self.task.headline.better(self._scores(model, subset).score())
+        return self.task.headline.signed(self._scores(model, subset).score())
 
     def _scores(self, model: Weights, subset: Subset | None) -> Scores:
         subset = self.data.val if subset is None else subset

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import log
+from math import isnan, log
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -74,7 +74,7 @@ class Metric:
         """Return its value for samples; NaN if it is not defined."""
         return self.counted(scores.counts)
 
-    def better(self, value: float) -> float:
+    def signed(self, value: float) -> float:
         """Return `value` with the sign for which more is better."""
         return value if self.higher else -value
 
@@ -91,6 +91,14 @@ class Metric:
     def unit(self) -> str:
         """Unit after the name in a heading: " %" or nothing."""
         return " %" if self.share else ""
+
+
+def better(score: float, best: float) -> bool:
+    """Return whether a score beats the best one so far, of epochs, rounds or settings; more is better.
+
+    One that is not defined (NaN) beats no other, and any takes its place.
+    """
+    return isnan(best) or score > best
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from math import isnan
+from math import nan
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +22,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.settings import Hardware, Training, batches, derive
 from ekiden.core.data.samples import Subset
 from ekiden.core.tasks import Scores, Task
+from ekiden.core.tasks.base import better
 from ekiden.core.training.feed import Feed
 from ekiden.core.training.gradients import Chain, Gradient, generators, is_changed, recorder
 from ekiden.core.training.network import Network
@@ -369,7 +370,7 @@ class _Run:
     light: bool = False  # whether numbers of samples are enough as inputs
     lengths: Tensor | None = None
     step: int = 0
-    score: float = -1.0  # of the best epoch; higher is better
+    score: float = nan  # of the best epoch; higher is better
     chosen: Weights | None = None  # best epoch, or running mean of the tail
     averaged: int = 0
     answers: tuple[Tensor, ...] | None = None  # of the teachers, for all samples
@@ -512,17 +513,14 @@ class _Run:
             )
 
     def keep_best(self, val: Subset) -> None:
-        """Keep the first epoch with the strictly best validation score; without such data, the last
-        epoch.
-
-        Also keep the last epoch if the metric is not defined for these data.
+        """Keep the first epoch with the strictly best validation score; the last one if none is
+        defined, or without such data.
         """
-        network = self.bench.network
-        score = 0.0
+        network, score = self.bench.network, nan
         if len(val):
-            score = self.bench.task.headline.better(evaluate(self.bench, val).score())
+            score = self.bench.task.headline.signed(evaluate(self.bench, val).score())
             self.work.forward += len(val)
-        if self.chosen is None or score > self.score or isnan(score) or not len(val):
+        if better(score, self.score):
             self.score = score
             if self.chosen is None:
                 self.chosen = network.weights()
