@@ -51,8 +51,8 @@ def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Pat
     """Trained, its coordinator killed, resumed with the bits of silos in one process, verified, and
     used."""
     method, root = KINDS[name].method, federation.folder
-    for silo in NAMES:  # kinds share columns, whose sums may not differ in a few values
-        (root / f"{silo}-silo" / "told.jsonl").unlink(missing_ok=True)
+    for silo in NAMES:  # kinds share columns, of which there is one version
+        (root / f"{silo}-silo" / "told.json").unlink(missing_ok=True)
     place = life.Place(name, tmp_path, silos(KINDS[name], root, partial(reach, federation)))
     place.silos.run(life.FAR[method], tmp_path / "here")
 

@@ -56,7 +56,7 @@ def silo_file(folder: Path, name: str, more: str = "", *, trusting: bool = True)
     if not trusting:
         return file
     least = file.limits.min_clients or 2
-    limits = replace(file.limits, level="all", min_active=0, differences=True, min_clients=least)
+    limits = replace(file.limits, level="all", min_active=0, min_clients=least)
     return replace(file, limits=limits)
 
 

@@ -48,29 +48,23 @@ DEFENCES = {
         "True",
         f"{CRAFTED}::test_a_run_above_the_level_of_a_silo_is_refused_with_the_line_to_write",
     ),
+    "one version of the samples": (
+        f"{FLOWER}/silo/told.py",
+        "if before.get(what, value) == value or",
+        "if True or",
+        "tests/silos/test_told_sums.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
+    ),
+    "sums of all silos": (
+        f"{FLOWER}/silo/silo.py",
+        "if members and strict and members",
+        "if False and members",
+        "tests/silos/test_told_sums.py::test_a_silo_gives_its_part_to_sums_of_all_silos",
+    ),
     "a task is declared": (
         f"{FLOWER}/silo/policy.py",
         "if gives_of(method, task) is None:",
         "if False:",
         f"{CRAFTED}::test_what_a_method_does_not_declare_no_silo_does",
-    ),
-    "sums of nearly the same rows": (
-        f"{FLOWER}/silo/differences.py",
-        "few = max((n for n in apart if n < dataset.least), default=0)",
-        "few = 0",
-        "tests/silos/test_told_sums.py::test_the_difference_of_two_sums_is_a_patient_and_is_refused",
-    ),
-    "one column hides another": (
-        f"{FLOWER}/silo/differences.py",
-        "few = max((n for n in apart if n < dataset.least), default=0)",
-        "few = max(apart, default=0) if max(apart, default=0) < dataset.least else 0",
-        "tests/silos/test_told_sums.py::test_corrections_of_one_column_and_other_units_of_all_hide_no_patient",
-    ),
-    "other units hide a patient": (
-        f"{FLOWER}/silo/differences.py",
-        "differ if alike else abs(here.total() - there.total())",
-        "differ if alike else 0",
-        "tests/silos/test_told_sums.py::test_all_columns_in_another_unit_hide_no_patient",
     ),
     "errors say nothing of samples": (
         f"{FLOWER}/silo/silo.py",
@@ -168,29 +162,11 @@ DEFENCES = {
         "",
         f"{COLUMNS}::test_noisy_sums_are_charged_before_they_leave_and_end_with_the_budget",
     ),
-    "runs whose samples nearly agree are refused": (
-        f"{FLOWER}/silo/participation.py",
-        "policy.check_differences(file, terms, own, width)",
-        "pass",
-        "tests/silos/test_told_sums.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
-    ),
     "a run passes its checks before it is bound": (
         f"{FLOWER}/silo/participation.py",
         "first = not admission.bound",
         "first = not admission.folder.exists()",
         f"{CRAFTED}::test_no_message_lets_a_run_pass_the_checks_of_its_first_one",
-    ),
-    "rows in another coding are compared": (
-        f"{FLOWER}/silo/differences.py",
-        "if 0 < abs(len(now) - len(one)) < least",
-        "if 0 > abs(len(now) - len(one))",
-        "tests/silos/test_told_sums.py::test_another_scale_of_all_rows_hides_no_patient",
-    ),
-    "rows are compared in the silo's own coding": (
-        f"{FLOWER}/silo/participation.py",
-        "policy.check_differences(file, terms, own, width)",
-        "policy.check_differences(file, terms, client, width)",
-        "tests/silos/test_told_sums.py::test_another_order_of_classes_hides_no_patient",
     ),
     "rows of tables allow few features": (
         f"{FLOWER}/silo/policy.py",
@@ -215,19 +191,6 @@ DEFENCES = {
         "return self.often_enough(client.data.val if held_out else client.data.train,",
         "return client.data.val if held_out else self.often_enough(client.data.train,",
         "tests/methods/test_fedkrylov.py::test_sums_leave_out_classes_with_few_validation_samples",
-    ),
-    "validation samples of evaluations are compared": (
-        f"{FLOWER}/silo/policy.py",
-        'measured, kind = (written.val, "validation") if agreed.validation else (written.test, '
-        '"test")',
-        'measured, kind = written.test, "test"',
-        "tests/silos/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
-    ),
-    "test samples of runs of sums are compared": (
-        f"{FLOWER}/silo/policy.py",
-        "if len(measured) >= limits.min_samples:",
-        "if agreed.measures:",
-        "tests/silos/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
     ),
     "links in run folders": (
         "core/engine/folder.py",
@@ -259,12 +222,6 @@ DEFENCES = {
         "        if False:\n",
         f"{RECORDS}::test_a_regression_shows_no_record_that_differs_from_all_others",
     ),
-    "lists of which a few are in one alone": (
-        f"{FLOWER}/trust/masking.py",
-        "both = len(shared) >= self.fewest",
-        "both = len(shared) < 0",
-        "tests/silos/test_masking.py::test_lists_that_show_one_silo_to_two_others_are_refused",
-    ),
     "masks are bound to what silos were sent": (
         f"{FLOWER}/trust/masking.py",
         "chosen = custody.digest(wire.chunks(about))",
@@ -276,24 +233,6 @@ DEFENCES = {
         "if self._moved > EACH * self._most:",
         "if self._moved < 0:",
         "tests/silos/test_attacks.py::test_values_that_move_are_limited_like_tasks",
-    ),
-    "lists stay when runs are removed": (
-        f"{FLOWER}/trust/masking.py",
-        "kept = self.folder.parent.parent / LISTS",
-        "kept = self.folder",
-        "tests/silos/test_masking.py::test_two_lists_that_differ_by_one_silo_need_its_agreement",
-    ),
-    "rows are compared as they are written": (
-        f"{FLOWER}/silo/policy.py",
-        "written = file.as_written(client)",
-        "written = client",
-        "tests/silos/test_told_sums.py::test_another_agreement_hides_no_patient_who_replaces_another",
-    ),
-    "sums of many runs": (
-        f"{FLOWER}/silo/differences.py",
-        "        if told and told + numbers > most:\n",
-        "        if told < 0:\n",
-        "tests/silos/test_told_sums.py::test_many_runs_tell_no_more_sums_than_one_may",
     ),
     "a release is for one run": (
         f"{FLOWER}/trust/masking.py",
@@ -420,12 +359,6 @@ DEFENCES = {
         "if not outside.trusts_text(named):",
         "if not named:",
         "tests/silos/test_revised.py::test_a_folder_of_others_leads_to_no_superlink",
-    ),
-    "combinations of sums of columns": (
-        f"{FLOWER}/silo/differences.py",
-        "if any(len(places) > 1 for places, _ in nearly_cancelled(own, earlier, least)):",
-        "if not earlier and not len(own):",
-        "tests/silos/test_told_sums.py::test_three_sums_that_show_a_patient_together_are_refused",
     ),
     "no core files": (
         f"{FLOWER}/supernode.py",

@@ -2,7 +2,6 @@
 silo."""
 
 import itertools
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -248,9 +247,7 @@ def test_masks_of_two_sums_runs_and_pairs_differ(
     one = masks["a"].added(None, own, None)
     two = replace(masks["a"], name="4-add").added(None, own, None)
     three = replace(other_run["a"], members=signed).added(None, own, None)
-    fewer = replace(masks["a"], members=masks["a"].members[:2], released=lambda *them: True).added(
-        None, own, None
-    )
+    fewer = replace(masks["a"], members=masks["a"].members[:2]).added(None, own, None)
     found = [numbers(part)[0] for part in (one, two, three, fewer)]
     for a, b in itertools.combinations(found, 2):
         assert not (a == b).any()
@@ -324,107 +321,6 @@ def test_parts_under_other_lists_do_not_add_up(silo_keys: dict[str, Path], tmp_p
         )  # claims the same list
     with pytest.raises(UserError, match="sum 3-add does not open: a number in it is too large"):
         opened(total, Sums)
-
-
-def test_two_lists_that_differ_by_one_silo_need_its_agreement(
-    silo_keys: dict[str, Path], tmp_path: Path
-) -> None:
-    """In one run or in two: the difference of the totals would be the part of this silo."""
-    masks, later = group(silo_keys, tmp_path), group(silo_keys, tmp_path, SILOS[:5], "later")
-    masks["a"].added(None, exact(1), None)
-    asked: list[tuple[str, Sequence[str]]] = []
-
-    def agreed(name: str, silos: Sequence[str]) -> bool:
-        asked.append((name, silos))
-        return True
-
-    five = replace(masks["a"], members=masks["a"].members[:5])
-    message = "gave its part to a sum of a,b,c,d,e,f: with a sum of a,b,c,d,e, the difference would be the part of f,"
-    for other in (five, replace(five, name="9-add"), later["a"]):
-        with pytest.raises(UserError, match=message):
-            other.added(None, exact(1), None)
-        assert isinstance(
-            replace(other, released=agreed, folder=other.folder).added(None, exact(1), None), Masked
-        )
-        for path in (other.folder.parents[1] / "lists").glob("members-*"):
-            if path.read_text() == "a,b,c,d,e":
-                path.unlink()
-    assert asked == [("f", list(SILOS[:5]))] * 3
-    shutil.rmtree(later["a"].folder)  # a run that is a month old
-    with pytest.raises(UserError, match=message):
-        group(silo_keys, tmp_path, SILOS[:5], "after a month")["a"].added(None, exact(1), None)
-    four = replace(
-        masks["a"], members=masks["a"].members[:4]
-    )  # differs by two, and limits.min_clients is 2
-    assert isinstance(four.added(None, exact(1), None), Masked)
-    with pytest.raises(
-        UserError, match=r"the difference would be the part of e,f, who did not agree"
-    ):
-        replace(masks["a"], members=masks["a"].members[:4], fewest=3).added(None, exact(1), None)
-
-
-def test_three_lists_that_show_one_silo_are_refused(
-    silo_keys: dict[str, Path], tmp_path: Path
-) -> None:
-    """Two lists that share one silo, and all their silos: the sums of the first two minus the third
-    are its part."""
-    masks, parts = group(silo_keys, tmp_path), {name: exact(k) for k, name in enumerate(SILOS)}
-
-    def among(number: int, least: int = 2) -> dict[str, PartMasks]:
-        members = [m for m in masks["a"].members if m.name in ("abc", "adef", "abcdef")[number]]
-        return {
-            m.name: replace(
-                masks[m.name], members=tuple(members), name=f"{number}-add", fewest=least
-            )
-            for m in members
-        }
-
-    def total(number: int, shown: bool = False) -> Tensor:
-        found: Any = None
-        for name, mask in among(number).items():
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(PartMasks, "_check_lists", lambda self: None) if shown else None
-                found = mask.added(found, parts[name], None)
-        assert isinstance(found.gram, Tensor)
-        return found.gram
-
-    two = total(0) + total(1)
-    sums = "a sum of a,b,c and of a,d,e,f: with a sum of a,b,c,d,e,f, what is left if they are added and subtracted"
-    with pytest.raises(UserError, match=f"{sums} would be the part of a, who did not agree"):
-        among(2)["a"].added(None, parts["a"], None)
-    assert isinstance(
-        among(2)["b"].added(None, parts["b"], None), Masked
-    )  # which does not know all three
-    left: Any = two - total(2, shown=True)
-    assert torch.equal(left, parts["a"].gram)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("lists", "asked", "apart"), [(("abc", "abd"), "a", "c,d"), (("ab", "cde", "abcd"), "c", "e")]
-)
-def test_lists_that_show_one_silo_to_two_others_are_refused(
-    lists: tuple[str, ...], asked: str, apart: str, silo_keys: dict[str, Path], tmp_path: Path
-) -> None:
-    """One of them is on no list of the others, and gives its own part to the coordinator or knows a
-    further sum."""
-    masks = group(silo_keys, tmp_path)
-
-    def gives(list_: str, name: str) -> Any:
-        members = tuple(m for m in masks["a"].members if m.name in list_)
-        return replace(masks[name], members=members, name=f"{len(list_)}-{list_}").added(
-            None, exact(1), None
-        )
-
-    for before in lists[:-1]:
-        gives(before, asked if asked in before else before[0])
-    with pytest.raises(
-        UserError, match=f"the difference would be the part of {apart}, who did not agree"
-    ):
-        gives(lists[-1], asked)
-    if asked == "a":  # c agreed when it left, and d when it came
-        (masks["a"].folder.parents[1] / "lists" / "members-ab").write_text("a,b")
-        masks["a"] = replace(masks["a"], released=lambda name, silos: name == "d")
-        assert isinstance(gives(lists[-1], asked), Masked)
 
 
 def test_totals_that_do_not_fit_are_refused(silo_keys: dict[str, Path], tmp_path: Path) -> None:
@@ -696,10 +592,12 @@ def test_a_run_without_a_silo_or_with_it_again_needs_its_agreement(tmp_path: Pat
     assert again("three again", 2, sign("client-2", "two")).weights is not None
 
 
+@pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 def test_an_agreement_to_leave_one_run_is_for_no_other(tmp_path: Path) -> None:
     """A coordinator keeps the file of client-2 and uses it again: for the same run, other settings,
     or a later run."""
-    files, public = with_keys(tmp_path, NAMES)
+    files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 2\n", trusting=False)
+    method = FedGram(width=20, dictionary="seed", min_active=10)
     two = {name: public[name] for name in NAMES[:2]}
 
     def without(folder: str, release: Path, **changed: Any) -> Result:
@@ -709,12 +607,12 @@ def test_an_agreement_to_leave_one_run_is_for_no_other(tmp_path: Path) -> None:
             plan, FakeNodes(files[:2]), tmp_path / token_hex(4), two, lambda line: None, poll=0
         )
 
-    for folder, seed in ("run", 3), ("later", 4):
-        far(METHODS["chain"], FakeNodes(files), tmp_path / folder, public, seed=seed)
+    far(method, FakeNodes(files), tmp_path / "run", public)
+    far(method, FakeNodes(files), tmp_path / "later", public)
     call(["silo", "release", str(tmp_path / "client-2.toml"), str(tmp_path / "run" / AGREEMENT)])
     signed = tmp_path / "client-2-release.txt"
-    refused = "the difference would be the part of client-2, who did not agree"
-    with pytest.raises(UserError, match=refused):  # the run with seed 4 minus this one
+    refused = "were told with other members before: the difference could show"
+    with pytest.raises(UserError, match=r"told with other (members|features) before"):
         without("run", signed, seed=4)
     with pytest.raises(UserError, match=refused):
         without("later", signed)

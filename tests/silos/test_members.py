@@ -21,7 +21,7 @@ from ekiden.methods.exact import fedkrylov
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of, with_rows
 from ekiden.methods.exact.blocks.whole_features import RandomReLU
 from ekiden.methods.exact.fedran import Scatter
-from ekiden.silos.silo.policy import _numbers, most_features
+from ekiden.silos.silo.policy import most_features
 from tests.silos.fakes import NAMES, mine, with_keys
 from tests.silos.test_crafted_features import SAFE, Tampering, smoothed
 from tests.silos.test_remote import far
@@ -115,22 +115,6 @@ def test_who_has_a_record_knows_whether_it_is_in_sums_of_too_many_features(
         "all others"
     )
     assert least <= share <= most
-
-
-def test_runs_of_few_features_do_not_tell_members_better_than_one_of_many() -> None:
-    """Leverages of several runs with other seeds, added up: within what a silo tells, they find
-    fewer members."""
-    digits, found = load("digits").train, list[float]()
-    most = most_features(FedGram(**SAFE), samples("")[0], Classification(), 10)
-    for width in (most, 150, 75):
-        leverage = torch.zeros(len(digits.y), dtype=torch.float64)
-        for seed in range(_numbers(most, 10) // _numbers(width, 10)):
-            with torch.no_grad():
-                phi = features(width, seed)(digits.x.float() / 255).double()
-            inverse = torch.linalg.pinv(phi[:600].T @ phi[:600], rcond=1e-9, hermitian=True)
-            leverage += (phi @ inverse * phi).sum(1)
-        found.append(float((leverage[:600] < leverage[600:].min()).double().mean()))
-    assert found[0] > 0.1 > 0.05 > max(found[1:])
 
 
 @pytest.mark.slow

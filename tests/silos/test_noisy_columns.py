@@ -117,7 +117,7 @@ def test_noise_hides_the_patient_that_the_difference_of_two_sums_shows(
     men = np.array([one.categories["sex"]["m"] for one in found])
     assert 0.5 * spread < men.std() < 1.7 * spread
     assert spread > 1  # what a patient adds
-    assert not (tmp_path / "a-silo" / "told.jsonl").exists()
+    assert not (tmp_path / "a-silo" / "told.json").exists()
 
 
 def test_silos_agree_on_a_scale_near_that_of_all_rows(tmp_path: Path) -> None:

@@ -20,10 +20,9 @@ from ekiden.runs import summary
 from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.coordinator.transport import Remote
 from ekiden.silos.coordinator.verify import verify
-from ekiden.silos.trust import keys
-from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.silos.trust.parcel import Ask, unpack
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_masking import exact, group, numbers
+from tests.silos.test_masking import numbers
 from tests.silos.test_remote import assert_equal, far, here
 
 KINDS = (FedAvg, FedProx, SCAFFOLD, FedNova, FedDyn, FedDC, FedDisco)
@@ -193,74 +192,6 @@ def test_a_sum_of_too_few_silos_is_not_formed(tmp_path: Path) -> None:
             patience=0.05,
         )
     assert not (tmp_path / "run" / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize("absent", ["stop", "skip"])
-def test_a_coordinator_that_repeats_a_sum_without_one_silo_gets_nothing(
-    absent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It opened the sum of all three, claims that client-2 was missing, and asks for the sum of the
-    other two.
-
-    With both it would have the model of client-2. It also asks for the same task under another
-    number."""
-    files, public = with_keys(tmp_path, NAMES)
-    nodes, commit, said = FakeNodes(files), Remote.commit, []
-
-    def replayed(self: Remote, step: int, live: frozenset[Any]) -> Any:
-        for node, data in list(nodes.log):
-            ask, body = unpack(data, Ask)
-            if (ask.kind, ask.task, ask.step) == ("task", "add", step - 1) and node != 102:
-                for changes in ({}, {"eager": True}, {"call": ask.call + 1}):
-                    again = replace(
-                        ask, members=ask.members[:2], readers=(self._server(),), **changes
-                    )
-                    answer, value = unpack(
-                        nodes.silo(node).answer(pack(again, (bytes(body),))), Answer
-                    )
-                    said.append(answer.error)
-                    assert not value
-        return commit(self, step, live)
-
-    monkeypatch.setattr(Remote, "commit", replayed)
-    method = FedAvg(rounds=1, epochs=1, secure=True)
-    assert far(method, nodes, tmp_path / "run", public, absent=absent).weights is not None
-    assert len(said) == 6
-    for error in said:
-        assert (
-            "seal" in error
-            or "gives none of it to client-0,client-1" in error
-            or "the part of client-2" in error
-        )
-    assert any("client-0,client-1" in error for error in said)
-
-
-def test_a_silo_opens_one_list_of_a_sum(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("silos")
-    for name in "abcd":
-        keys.generate(folder / "keys" / name)
-    masks = group({name: folder / "keys" / name for name in "abcd"}, folder, "abcd")
-    four = replace(masks["a"], regroups=True)
-    three, two = (replace(four, members=four.members[:n]) for n in (3, 2))
-    for one in (four, three, four, three):  # as often as silos drop out, while nothing has left
-        assert isinstance(one.added(None, exact(1), None), Masked)
-    three.leave()
-    three.leave()  # the coordinator asks again
-    for one in (four, two):
-        for refused in (one.leave, lambda one=one: one.added(None, exact(1), None)):
-            with pytest.raises(
-                UserError, match=r"a gave its part of sum 3-add to a,b,c, and gives none of it to"
-            ) as no:
-                refused()
-            assert "\n" not in str(no.value)
-    later = replace(four, name="4-add")  # in the next round d is back
-    assert isinstance(later.added(None, exact(2), None), Masked)
-    later.leave()
-    other_run = group({name: folder / "keys" / name for name in "abcd"}, folder, "ab", "another")
-    with pytest.raises(UserError, match="the difference would be the part of c, who did not agree"):
-        replace(other_run["a"], regroups=True).added(None, exact(1), None)
-    with pytest.raises(UserError, match=r"a sum of 1 silos, a allows 2 or more"):
-        replace(four, members=four.members[:1]).added(None, exact(3), None)
 
 
 def test_a_coordinator_reads_a_model_from_two_sums_at_the_level_of_models(

@@ -323,9 +323,6 @@ def _serve(file: SiloFile, security: Security, log: Log) -> None:
 
 def _doubts(file: SiloFile) -> Iterator[str]:
     """Yield what the operator of a silo should look at."""
-    if line := participation.log_changed(file.folder):
-        where = file.folder / participation.FILE
-        yield f"{where} was changed at line {line}: somebody edited or damaged it"
     if file.link.key and not (file.link.peers and any(file.beside(file.link.peers).glob("*.pub"))):
         yield (
             "the silo knows no key of another one, and refuses runs that seal models: take the "

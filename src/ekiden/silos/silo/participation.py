@@ -2,7 +2,6 @@
 need here.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from ekiden.core.tasks import Classification
 from ekiden.core.training.frozen import Copies
 from ekiden.core.training.network import blank
 from ekiden.readers.targets import in_order
-from ekiden.silos.silo import policy
+from ekiden.silos.silo import policy, told
 from ekiden.silos.silo.silo_file import Held, SiloFile
 from ekiden.silos.trust import custody, keys, sealing
 from ekiden.silos.trust.agreement import Agreement, Revision
@@ -36,7 +35,6 @@ FILE = "requests.log"  # file in the silo's folder
 _SIZES = "requests.json"
 _RUN = 2_000_000
 _STRANGERS = 1_000_000
-_LENGTH = 16
 _LONGEST = 4096  # bytes of a line
 log = logging.getLogger("ekiden")
 TERMS = "terms.json"  # file in a run's folder with the terms to which the run is bound
@@ -59,7 +57,7 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
             today = f"{now:%Y-%m-%d}"
             peer = run or today
             written, most = _log_sizes(folder), _RUN if run else _STRANGERS
-            size = written.get(peer, 0) + len(safe.encode()) + _LENGTH + 2
+            size = written.get(peer, 0) + len(safe.encode()) + 1
             if size > most:
                 if written.get(peer, 0) > most:
                     return
@@ -69,41 +67,13 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
             with open(
                 os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8"
             ) as out:
-                out.write(f"{safe} {_digest(_last(file), safe)}\n")
+                out.write(f"{safe}\n")
             days = {
                 name: size for name, size in written.items() if "-" not in name or name == today
             }
             write(folder / _SIZES, [json.dumps({**days, peer: size}).encode()], sync=False)
     except OSError as error:  # a full disk must not keep the silo from reporting it
         log.warning("cannot write %s: %s", file, error.strerror)
-
-
-def log_changed(folder: Path) -> int | None:
-    """Return the number of the first line of the log that was changed, or does not follow the one
-    before; else None.
-    """
-    before = ""
-    with (
-        suppress(FileNotFoundError),
-        open(folder / FILE, encoding="utf-8", errors="replace") as lines,
-    ):
-        for number, line in enumerate(lines, 1):
-            text, _, found = line.rstrip("\n").rpartition(" ")
-            if found != _digest(before, text):
-                return number
-            before = found
-    return None
-
-
-def _digest(before: str, line: str) -> str:
-    return hashlib.sha256(f"{before}\n{line}".encode()).hexdigest()[:_LENGTH]
-
-
-def _last(file: Path) -> str:
-    """Return the digest at the end of the log."""
-    with open(file, "rb") as lines:
-        lines.seek(max(0, os.fstat(lines.fileno()).st_size - _LENGTH - 1))
-        return lines.read().decode(errors="replace").strip()
 
 
 def _log_sizes(folder: Path) -> dict[str, int]:
@@ -236,6 +206,7 @@ class Agreed:
 
     file: SiloFile  # the silo's own file
     client: ClientData  # the silo's samples
+    own: ClientData  # the same in the coding of classes of the silo's own file
     terms: Agreement  # terms of the run
     worker: Worker  # executes the run's tasks
     sealer: Sealer  # opens and seals for the silo
@@ -305,10 +276,9 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     worker = Worker(setup, {file.name: client}, watch, file.limits.epochs, network)
     if first:
         check_model(worker, FederatedData(dataset, (client,)))
-        width = policy.check_span(file, terms, client, network)
-        policy.check_differences(
-            file, terms, own, width
-        )  # not in the run's coding of classes, which others choose
+        policy.check_span(file, terms, client, network)
+        for one in (*policy.told_by(file, terms, own), *policy.measured_by(file, terms, own)):
+            told.note(file.folder, one, write_down=False)
     admission.bind()
     data = custody.fingerprint(client, custody.kept_salt(admission.folder))
     admission.check_data(data)
@@ -316,15 +286,15 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
         began = f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}"
         log_request(file.folder, began, terms.run)
         if revision := terms.revision:
-            told = _told(revision, admission.folder.with_name(revision.run))
-            log_request(file.folder, f"run {terms.run} {told}", terms.run)
+            words = _told(revision, admission.folder.with_name(revision.run))
+            log_request(file.folder, f"run {terms.run} {words}", terms.run)
     sealer: Sealer = Plain()
     if terms.sealed:
         private = sealing.kept_private(admission.folder / _SEALING_KEY)
         sealer = Party(
             file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file)
         )
-    return Agreed(file, client, terms, worker, sealer, plan, admission, data)
+    return Agreed(file, client, own, terms, worker, sealer, plan, admission, data)
 
 
 def _spelled(held: Held, terms: Agreement) -> Held:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from math import isqrt
 from typing import Any, cast
 
@@ -24,14 +25,15 @@ from ekiden.core.tasks import Survival, Task, balanced
 from ekiden.core.tasks import terms as task_terms
 from ekiden.core.training import frozen
 from ekiden.core.training.network import on_meta
-from ekiden.methods import GLM, LAP, DeepAFL, FedGram, Trees
+from ekiden.methods import LAP
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.readers.kinds import terms
 from ekiden.runs.recipe import Recipe
-from ekiden.silos.silo import budget, differences, levels
+from ekiden.silos.silo import budget, levels
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo_file import EVALUATE, Held, SiloFile
-from ekiden.silos.trust import custody, keys
+from ekiden.silos.silo.told import Told
+from ekiden.silos.trust import custody, keys, masking
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.parcel import Absence, Ask
 from ekiden.silos.trust.sealing import Reader
@@ -136,76 +138,60 @@ def _check_method(file: SiloFile, recipe: Recipe[Method]) -> None:
         )
 
 
-def check_differences(file: SiloFile, agreed: Agreement, client: ClientData, width: int) -> None:
-    """Refuse exact sums over samples of which all but a few were summed over in an earlier run, and
-    note these.
+def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[Told]:
+    """Return what a run tells of the silo's samples without noise, which has to be the same in all
+    runs: at the level of sums, as models show samples without that.
 
-    Sums of features over training samples, and the figures of one model on test samples, can be
-    subtracted. A run of sums has the same model again if only its test samples differ. Sums of
-    `width` features add to those of others.
+    `client` has the samples in the file's own coding of classes; others choose that of a run.
     """
-    method, limits = agreed.recipe.method, file.limits
-    sums = isinstance(method, (FixedFeatures, Trees, GLM, DeepAFL)) or method.title().endswith(LAP)
-    if limits.differences or not (agreed.measures or (sums and not agreed.recipe.dp)):
-        return
-    written = file.as_written(client)
-    measured, kind = (written.val, "validation") if agreed.validation else (written.test, "test")
-    if len(measured) >= limits.min_samples:  # of fewer nothing is told
-        differences.note_rows(file.folder, measured, kind, limits.min_samples)
-    if not agreed.measures:
-        differences.note_rows(file.folder, written.train, "training", limits.min_active)
-        _check_told(file, agreed, client.train, written.train, width)
+    recipe, method = agreed.recipe, agreed.recipe.method
+    if agreed.measures or recipe.dp or file.limits.level != "sums":
+        return []
+    about: list[Any] = [recipe.seed, recipe.model, recipe.pretrained, agreed.inputs]
+    for field in fields(FixedFeatures) if isinstance(method, FixedFeatures) else ():
+        if field.name not in ("order", "bytes"):
+            about.append(getattr(method, field.name))
+    same = {
+        "rows": client.train.digest.hex(),
+        "features": custody.digest([json.dumps(about).encode()])[:32],
+        "members": ", ".join(sorted(agreed.clients)),
+    }
+    kind = f"training samples of shape {agreed.shape}"
+    return [Told(kind, same, partial(released, file, agreed))]
 
 
-def _check_told(
-    file: SiloFile, agreed: Agreement, part: Subset, written: Subset, width: int
-) -> None:
-    """Refuse sums of features, or of a regression, that together with those of earlier runs tell
-    too much.
-
-    `written` are the samples of `part` as the silo's files have them.
+def measured_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[Told]:
+    """Return among whom a sealed run counts the silo's test samples, which has to be the same in
+    all runs at the level of sums.
     """
-    recipe, limits, outputs = agreed.recipe, file.limits, agreed.outputs
-    method = recipe.method
-    if not limits.min_active or not isinstance(method, (FixedFeatures, GLM)):
-        return
-    about: list[Any] = [method.title(), width]
-    if isinstance(method, FixedFeatures):
-        chosen = {
-            f.name: getattr(method, f.name)
-            for f in fields(FixedFeatures)
-            if f.name not in ("order", "bytes")
-        }
-        about = [recipe.seed, recipe.model, recipe.pretrained, {**chosen, "width": width}]
-    least = FedGram(min_active=limits.min_active)
-    most = most_features(least, part, agreed.labels, outputs)
-    named = custody.digest([json.dumps(about, sort_keys=True).encode()])[:32]
-    told = _numbers(width, outputs)
-    differences.note_sums(
-        file.folder, written, named, told, _numbers(most, outputs), limits.min_active
-    )
+    if not agreed.sealed or file.limits.level != "sums":
+        return []
+    part, what = (client.val, "validation") if agreed.validation else (client.test, "test")
+    kind = f"{what} samples {part.digest.hex()[:32]}"
+    same = {"members": ", ".join(sorted(agreed.clients))}
+    return [Told(kind, same, partial(released, file, agreed))]
 
 
-def _numbers(width: int, outputs: int) -> int:
-    """Return how many numbers sums of so many features have."""
-    return width * (width + 1) // 2 + outputs * width
+def released(file: SiloFile, agreed: Agreement) -> bool:
+    """Return whether the silo that a run leaves out, or adds, agrees to sums with and without it."""
+    revision = agreed.revision
+    if revision is None:
+        return False
+    path = file.beside(file.link.peers) / f"{revision.client}.pub"
+    return masking.released(agreed, keys.read_public(path), file.folder / masking.LISTS)
 
 
-def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> int:
+def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> None:
     """Refuse exact sums from which single samples follow: of too many features, or over columns of
     a regression.
-
-    Return the number of features or columns, or 0.
     """
     method, name, least = agreed.recipe.method, file.name, file.limits.min_active
     if agreed.measures or not least:
-        return 0
-    if method.least is None:
-        if file.limits.level == "sums":
-            _check_columns(cast(Linear, network), client.train.x, name, least)
-        return len(cast(Linear, network).names) + 1
+        return
+    if method.least is None and file.limits.level == "sums":
+        _check_columns(cast(Linear, network), client.train.x, name, least)
     if not is_spanned(agreed):
-        return 0
+        return
     assert isinstance(method, FixedFeatures)
     most, width = (
         most_features(method, client.train, agreed.labels, agreed.outputs),
@@ -217,7 +203,6 @@ def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: n
             "or leave this "
             "silo out (limits.min_active in its silo.toml)"
         )
-    return width
 
 
 def _check_columns(network: Linear, x: Tensor, name: str, least: int) -> None:

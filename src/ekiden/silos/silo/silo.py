@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from ekiden.core.training.weights import Weights
 from ekiden.methods import FedGram
 from ekiden.readers.followed import Followed
 from ekiden.readers.kinds import terms as terms_of
-from ekiden.silos.silo import approval, participation, policy
+from ekiden.silos.silo import approval, participation, policy, told
 from ekiden.silos.silo.budget import LedgerKeeper
 from ekiden.silos.silo.participation import Admission, Agreed, sign, take_part
 from ekiden.silos.silo.shelf import (
@@ -51,11 +50,11 @@ from ekiden.silos.silo.shelf import (
 )
 from ekiden.silos.silo.silo_file import Held, SiloFile
 from ekiden.silos.trust import agreement as agreements
-from ekiden.silos.trust import custody, keys, sealing
+from ekiden.silos.trust import custody, sealing
 from ekiden.silos.trust import report as reports
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.custody import Hop, Taken, Tally
-from ekiden.silos.trust.masking import LISTS, PartMasks, released
+from ekiden.silos.trust.masking import PartMasks
 from ekiden.silos.trust.parcel import (
     Answer,
     Ask,
@@ -195,8 +194,6 @@ class SiloTasks:
                 if found is None
                 else None
             )
-            if ask.eager and self.run.terms.regroups:
-                self._leave(ask)
             answer = self._give(ask, key, done, value if ask.eager else None, state)
             if kept is not None:
                 kept.result()
@@ -205,26 +202,14 @@ class SiloTasks:
     def show(self, ask: Ask) -> bytes:
         """Return a value that a task returned here."""
         done, value = self._value(ask.key)
-        if ask.eager and self.run.terms.regroups:
-            found = self.shelf.request(ask.key)
-            if found is None:
-                raise UserError(
-                    f"{self.run.file.name} does not know for which sum {ask.key[:80]} was made: "
-                    "refused"
-                )
-            self._leave(unpack(found[1], Ask)[0])
         return self._give(ask, ask.key, done, value if ask.eager else None)
-
-    def _leave(self, asked: Ask) -> None:
-        """Note that the value of a task leaves the silo, if it is a part of a sum under masks."""
-        masks = _masks(self.run, asked, f"{asked.step}-{asked.task}") if asked.members else None
-        if masks:
-            masks.leave()
 
     def _execute(
         self, ask: Ask, digest: str, contents: Contents, given: GivenArguments, private: Any
     ) -> tuple[Outcome, Done, Encoded]:
         """Do a task; return how it ended and its value. Nothing is kept yet."""
+        for one in policy.told_by(self.run.file, self.run.terms, self.run.own):
+            told.note(self.run.file.folder, one)
         job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
         masks = _masks(self.run, ask, f"{ask.step}-{ask.task}")
         place = f"{ask.step}-{ask.call} {digest}"
@@ -469,29 +454,32 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
 
 def _given(run: Agreed, ask: Ask, found: SiloReport, digest: str) -> Reported:
     """Return a report as it leaves the silo: under masks in a sealed run."""
-    masks = _masks(run, ask, f"measured-{digest[:32]}", f"tested-{digest[:16]}-")
+    masks = _masks(run, ask, f"measured-{digest[:32]}")
+    if masks:
+        for one in policy.measured_by(run.file, run.terms, run.own):
+            told.note(run.file.folder, one)
     masked = masks.added(None, found, None) if masks else found
     if not isinstance(masked, Masked):  # nothing is sealed, or the run is of this silo alone
         return Reported(shown=found)
     return Reported(masked, found if run.file.limits.own_figures else None)
 
 
-def _masks(run: Agreed, ask: Ask, name: str, lists: str = PartMasks.lists) -> PartMasks | None:
+def _masks(run: Agreed, ask: Ask, name: str) -> PartMasks | None:
     """Return the masks of what this silo adds to a sum; None if the run seals nothing."""
-    party, file = run.sealer, run.file
+    party = run.sealer
     if not isinstance(party, Party):
         return None
-
-    def public(peer: str) -> str:
-        return keys.read_public(file.beside(file.link.peers) / f"{peer}.pub")
-
-    agree = partial(released, run.terms, public, file.folder / LISTS)
+    members = {member.name for member in ask.members}
+    strict = run.file.limits.level == "sums"
+    if members and strict and members != {*run.terms.clients}:
+        raise UserError(
+            f"{run.file.name} gives its part to sums of all silos of a run, not of "
+            f"{', '.join(sorted(members))[:200]}: two sums, subtracted, could show one silo"
+        )
     dp = DP.parse(run.terms.recipe.dp)  # fewer parts than share the noise have too little of it
-    least = file.least_clients(measured=bool(run.terms.measures))
-    where = (max(least, dp.honest if dp else 1), name, run.admission.folder)
-    return PartMasks(
-        party, ask.members, *where, agree, lists, ask.kind == "task" and run.terms.regroups
-    )
+    least = run.file.least_clients(measured=bool(run.terms.measures))
+    fewest = max(least, dp.honest if dp else 1)
+    return PartMasks(party, ask.members, fewest, name, run.admission.folder)
 
 
 def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> SiloReport:

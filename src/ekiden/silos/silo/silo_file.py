@@ -11,12 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
-from hashlib import blake2b, scrypt
+from hashlib import scrypt
 from pathlib import Path
 from shutil import rmtree
 from typing import Annotated, Any, Literal
 
-import torch
 import torch.nn.functional as F
 
 from ekiden.care.seen import fingerprints
@@ -37,7 +36,7 @@ from ekiden.core.base.checks import (
 from ekiden.core.base.errors import PrivateError, UserError, at, command_line, unknown
 from ekiden.core.base.files import write
 from ekiden.core.base.settings import Hardware
-from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
+from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Samples
 from ekiden.core.tasks import Classification, LanguageModelling, terms
 from ekiden.core.tasks.base import IGNORED
 from ekiden.methods import LAP, METHODS
@@ -46,13 +45,15 @@ from ekiden.readers.agreement import read_agreed
 from ekiden.readers.assemble import AskedData, assemble
 from ekiden.readers.columns import Reading, listed
 from ekiden.readers.holdings import hold
+from ekiden.readers.kinds import Table
 from ekiden.readers.moments import ColumnSums, told_by
 from ekiden.readers.partition import Iid, split
 from ekiden.readers.sources import NAMED, load
 from ekiden.readers.targets import in_order
 from ekiden.silos.metrics import Metrics
-from ekiden.silos.silo import differences
+from ekiden.silos.silo import told
 from ekiden.silos.silo.levels import TELLS, Level
+from ekiden.silos.silo.told import Told
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import Roster, check_name
 
@@ -94,9 +95,6 @@ class Limits(Checked):
     """with a key: also take part in runs whose models the SuperLink could read"""
     skips: bool = True
     """also take part in runs that continue without silos that do not answer (`--absent skip`)"""
-    differences: bool = False
-    """also take part in runs over samples of which a few differ from those of an earlier run, or
-    that tell so many sums of the same samples that they follow from all runs together"""
     min_clients: CountOrZero = 0
     """smallest number of silos in a run with keys; 0: all of the roster, this silo and those with a
     key in `peers`"""
@@ -333,7 +331,12 @@ class SiloFile:
             UserError: the difference from what it reported before would show single rows.
         """
         found, client = self.unscaled()
-        differences.note(self.folder, client, found, times)
+        table = Table.of(found.inputs)
+        columns = ", ".join((*table.numeric, *table.categorical))
+        same = {"rows": client.train.digest.hex()}
+        if times:
+            same["times"] = " ".join(f"{time:g}" for time in times)
+        told.note(self.folder, Told(f"columns {columns}", same))
         rows, secret = list[bytes](), ""
         if salt := self.data.fingerprints.encode():
             if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
@@ -349,9 +352,9 @@ class SiloFile:
             secret = scrypt(
                 salt, salt=b"fingerprints", n=1 << 14, r=8, p=1, dklen=8
             ).hex()  # slow to guess
-        told = told_by(client, found, times)
+        sums = told_by(client, found, times)
         return replace(
-            told, silo=self.name, rows=tuple(sorted(row.hex() for row in rows)), secret=secret
+            sums, silo=self.name, rows=tuple(sorted(row.hex() for row in rows)), secret=secret
         )
 
     def unscaled(self) -> Held:
@@ -372,31 +375,6 @@ class SiloFile:
                 "class are agreed on (leave out data.agreed)"
             )
         return replace(dataset, least=self.data.min_count), client
-
-    def as_written(self, client: ClientData) -> ClientData:
-        """Return a client's samples as they are in the silo's files.
-
-        The rows of a table are read again without the scale and the categories of `data.agreed`,
-        which others made.
-        """
-        if (
-            self.data.python
-            or not self.data.agreed
-            or read_agreed(self.beside(self.data.agreed)).table is None
-        ):
-            return client
-        dataset, found = replace(self, data=replace(self.data, agreed="")).unscaled()
-
-        def written(part: Subset) -> Subset:
-            x, y = torch.from_numpy(dataset.inputs.compared(part.x)), part.y
-            if isinstance(dataset.task, Classification):
-                names = [blake2b(name.encode(), digest_size=7).digest() for name in dataset.classes]
-                y = torch.tensor([int.from_bytes(name) for name in names])[y]
-            return Subset(Samples(x, y), torch.arange(len(y)))
-
-        return replace(
-            found, train=written(found.train), val=written(found.val), test=written(found.test)
-        )
 
     @property
     def schemas(self) -> list[Path]:

@@ -15,7 +15,7 @@ Failover and Encryption. 2021. https://arxiv.org/abs/2108.05475.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,13 +35,9 @@ from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.sealing import Party, Reader
 
 _BLOCK = 1 << 20  # numbers that are masked at a time
-_LIST = "members-"  # beginning of the names of files with lists of members
 LISTS = "lists"  # folder in the silo's folder, which stays when runs go
 MARK = 32  # hexadecimal digits at the beginning of a release
 Words = list["np.ndarray[Any, Any]"]
-Members = np.ndarray[Any, np.dtype[np.uint64]]
-"""(n,) numbers that name what is in a sum; what is in it twice is there twice"""
-_KINDS = 16  # of members, by which combinations of sums are told apart quickly
 
 
 @dataclass(frozen=True)
@@ -50,19 +46,9 @@ class PartMasks:
 
     party: Party  # the silo, with its key of the run
     members: tuple[Reader, ...]  # all who give a part, with their keys
-    # fewest members of a sum. Two lists of members must differ by this number of silos, too.
-    fewest: int
+    fewest: int  # fewest members of a sum
     name: str  # name of a sum that begins with this task
-    # the run's folder at the silo, where it keeps which masks it has used, and for which members
-    folder: Path
-    # whether a silo agrees that sums of some silos are opened with it and without it
-    released: Callable[[str, Sequence[str]], bool] = lambda name, silos: False
-    # beginning of the names of files with lists of members that must differ by `fewest` silos
-    lists: str = _LIST
-    # whether another sum of the run may have other members, and a sum is formed again without those
-    # who are missing.
-    # Then a list counts when the part leaves this silo (`leave`), and one list a sum.
-    regroups: bool = False
+    folder: Path  # the run's folder at the silo, where it keeps which masks it has used
 
     @cached_property
     def digest(self) -> str:
@@ -147,98 +133,8 @@ class PartMasks:
         if own.key != sealing.public_of(self.party.private):
             raise UserError(f"the list of members names another key of {me} than it has: refused")
 
-    def _check_lists(self) -> None:
-        """Refuse a list that differs from an earlier one by too few silos, of any run here.
-
-        The difference of the two totals would be the part of these silos, unless they agree to
-        that. The same holds for combinations of up to four sums, as far as this silo gave its part
-        to all of them.
-        """
-        names = [m.name for m in self.members]
-        if self.regroups and self._opened.exists():
-            self._check_opened(self._opened.read_bytes())
-        runs = self.folder.parent
-        files = [*runs.glob(f"*/{self.lists}*"), *(runs.parent / LISTS).glob(f"{self.lists}*")]
-        kept = {
-            file.read_text(encoding="utf-8"): file
-            for file in sorted(files)
-            if file.parent != self.folder
-        }
-        lists, places = [text.split(",") for text in kept], [*kept.values()]
-        for used, apart in self._shown(names, lists):
-            if all(self.released(name, names) for name in apart):
-                continue
-            sums = " and of ".join(sorted(",".join(sorted(lists[place])) for place in used))
-            how = (
-                "the difference"
-                if len(used) == 1
-                else "what is left if they are added and subtracted"
-            )
-            raise UserError(
-                f"{self.party.name} gave its part to a sum of {sums}: with a sum of "
-                f"{','.join(sorted(names))}, {how} "
-                f"would be the part of {','.join(apart)}, who did not agree to that (`ekiden silo "
-                "release`); see "
-                f"limits.min_clients, or {places[used[0]]}"
-            )
-
-    def _shown(
-        self, names: Sequence[str], lists: Sequence[Sequence[str]]
-    ) -> Iterator[tuple[tuple[int, ...], list[str]]]:
-        """Yield which of the earlier lists show too few silos together with this list of names, and
-        these silos.
-
-        If two lists share enough silos for a sum, and a few silos are in one of them alone, those
-        of the other list who know their own sum, or give it to a sum without this silo, see the
-        part of these few.
-        """
-        for place, one in enumerate(lists):
-            shared, sides = {*names} & {*one}, ({*names} - {*one}, {*one} - {*names})
-            apart = sorted(name for side in sides if len(side) < self.fewest for name in side)
-            both = len(shared) >= self.fewest and not any(shared == {*other} for other in lists)
-            if apart and (both or len(sides[0] | sides[1]) < self.fewest):
-                yield (place,), apart
-        known = sorted({*names, *(name for one in lists for name in one)})
-        now, *before = (
-            np.array([known.index(name) for name in one], "<u8") for one in (names, *lists)
-        )
-        for used, left in nearly_cancelled(now, before, self.fewest):
-            if len(used) > 1:
-                yield used, [known[int(one)] for one in left]
-
-    def leave(self) -> None:
-        """Note the list of members, before the part leaves this silo; the coordinator could open
-        the sum then.
-        """
-        self._check_lists()
-        names = ",".join(m.name for m in self.members).encode()
-        kept = self.folder.parent.parent / LISTS
-        if self.regroups:  # where a silo allows differences, there may be one in each round
-            self._check_opened(write_once(self._opened, names))
-            kept = self.folder
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_once(kept / f"{self.lists}{self.digest[:32]}", names)
-
-    @property
-    def _opened(self) -> Path:
-        """The file with the list under which the part of this sum has left the silo."""
-        return self.folder / f"opened-{custody.digest([self.name.encode()])[:32]}"
-
-    def _check_opened(self, before: bytes) -> None:
-        if before != (names := ",".join(m.name for m in self.members)).encode():
-            raise UserError(
-                f"{self.party.name} gave its part of sum {self.name} to {before.decode()}, and "
-                "gives none of it to "
-                f"{names}: the difference could be the part of one silo; start the missing silos, "
-                "then `ekiden resume`"
-            )
-
     def _use(self, name: str, part: str) -> None:
         """Note that the masks of a sum are used for a part with this digest."""
-        if self.regroups:
-            self._check_lists()
-        else:
-            self.leave()
         file = self.folder / f"mask-{custody.digest([self.digest.encode(), name.encode()])[:32]}"
         if write_once(file, part.encode()) != part.encode():
             raise UserError(
@@ -265,67 +161,26 @@ def release_text(
     return b"ekiden release\n" + json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
 
 
-def released(
-    terms: Agreement, public: Callable[[str], str], folder: Path, name: str, silos: Sequence[str]
-) -> bool:
-    """Return whether a silo agrees to the sums of this run among `silos`, next to those of the run
-    that it replaces.
+def released(terms: Agreement, public: str, folder: Path) -> bool:
+    """Return whether the silo with this key, which a run leaves out or adds, agrees to the run next
+    to the one that it replaces.
 
     An agreement is for the first run that uses it; `folder` keeps which one that is.
     """
     revision = terms.revision
-    if revision is None or revision.client != name or {*silos} != {*terms.clients}:
-        return False
+    assert revision is not None
     mark, signature = revision.release[:MARK], revision.release[MARK:]
-    text = release_text(name, mark, revision.run, terms.recipe, terms.data, silos)
-    if not keys.proves(public(name), text, signature):
+    text = release_text(
+        revision.client, mark, revision.run, terms.recipe, terms.data, terms.clients
+    )
+    if not keys.proves(public, text, signature):
         return False
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    used = write_once(
-        folder / f"release-{custody.digest([text])[:32]}", terms.run.encode()
-    ).decode()
+    file = folder / f"release-{custody.digest([text])[:32]}"
+    used = write_once(file, terms.run.encode()).decode()
     if used != terms.run:
         raise UserError(
-            f"{name} agreed to one run, which is {used}: let it sign again (`ekiden silo release`)"
+            f"{revision.client} agreed to one run, which is {used}: let it sign again (`ekiden silo "
+            "release`)"
         )
     return True
-
-
-def nearly_cancelled(
-    now: Members, before: Sequence[Members], least: int
-) -> Iterator[tuple[tuple[int, ...], Members]]:
-    """Yield which earlier sums, at most three, combined with a new one leave some members, but
-    fewer than `least`.
-
-    Single ones come first. Each sum is given by its members, and may be added or subtracted. What
-    is yielded: places of the earlier sums, and the members that are left.
-    """
-    kinds = [
-        np.bincount((one % np.uint64(_KINDS)).astype(np.int64), minlength=_KINDS)
-        for one in (now, *before)
-    ]
-    signed = np.stack(
-        [np.zeros_like(kinds[0]), *kinds[1:], *(-each for each in kinds[1:])]
-    )  # the first stands for none
-    sizes, k = signed.sum(1), len(before)
-    same = [
-        place for place, one in enumerate(before, 1) if np.array_equal(np.sort(now), np.sort(one))
-    ]
-    for a in range(2 * k + 1):
-        # Few combinations leave few in all, and fewer leave few of each kind.
-        b, c = np.nonzero(
-            np.triu(np.abs(len(now) + sizes[a] + sizes[a:, None] + sizes[a:]) < least)
-        )
-        near = np.abs(kinds[0] + signed[a] + signed[b + a] + signed[c + a]).sum(1) < least
-        for found in np.stack([np.full_like(b, a), b + a, c + a], 1)[near].tolist():
-            used = [place for place in found if place]
-            if {place - k for place in used} & {*used, *same}:
-                continue  # one is added and subtracted
-            sums = [now, *(before[(place - 1) % k] for place in used)]
-            signs = [1, *(1 if place <= k else -1 for place in used)]
-            members, which = np.unique(np.concatenate(sums), return_inverse=True)
-            rest = np.abs(
-                np.bincount(which, np.repeat(signs, [*map(len, sums)]), len(members))
-            ).astype(np.int64)
-            if 0 < rest.sum() < least:
-                yield tuple((place - 1) % k for place in used), np.repeat(members, rest)

@@ -1,0 +1,62 @@
+"""What a silo told of its samples without noise: of one version of them, one set of features, among
+one list of silos.
+
+Two totals, subtracted, are what only one of them has: the few rows that were added in between, or
+one silo. Equations about other features of the same rows add up, too. So there is one of each, and
+anything else needs noise.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import lock_file, locked, write
+
+FILE = "told.json"
+"""file in the silo's folder: what was told of samples of each kind, never changed"""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is told of some samples."""
+
+    kind: str  # the samples, whatever version: training rows with these columns, for example
+    about: Mapping[str, str]  # what stays the same: `rows`, `features`, `members` and the like
+    # whether the silo that makes the difference agrees to other `members`
+    released: Callable[[], bool] = lambda: False
+
+
+def note(folder: Path, told: Told, *, write_down: bool = True) -> None:
+    """Refuse what differs from what was told before; note the rest in the silo's folder.
+
+    Raises:
+        UserError: names what was another one.
+    """
+    kind, about = told.kind, told.about
+    file = folder / FILE
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(lock_file(file)):
+        known = _read(file)
+        before = known.get(kind, {})
+        for what, value in about.items():
+            if before.get(what, value) == value or (what == "members" and told.released()):
+                continue
+            raise UserError(
+                f"sums of {kind} were told with other {what} before: the difference could show "
+                "single samples or one silo. Use those again, give --dp, or if nobody read those "
+                f"sums, remove {file}"
+            )
+        if write_down and {**before, **about} != before:
+            write(file, [json.dumps({**known, kind: {**before, **about}}).encode()])
+
+
+def _read(file: Path) -> dict[str, dict[str, str]]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {str(kind): dict(about) for kind, about in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{file} is damaged ({error}): restore it from a backup") from None
