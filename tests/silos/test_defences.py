@@ -234,12 +234,6 @@ DEFENCES = {
         "if self._moved < 0:",
         "tests/silos/test_attacks.py::test_values_that_move_are_limited_like_tasks",
     ),
-    "a release is for one run": (
-        f"{FLOWER}/trust/masking.py",
-        "    if used != terms.run:\n",
-        "    if used == '':\n",
-        "tests/silos/test_masking.py::test_an_agreement_to_leave_one_run_is_for_no_other",
-    ),
     "a release names settings": (
         f"{FLOWER}/trust/masking.py",
         "about = [name, mark, run, recipe.to_json(), data, sorted(silos)]",

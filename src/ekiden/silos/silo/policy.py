@@ -178,7 +178,7 @@ def released(file: SiloFile, agreed: Agreement) -> bool:
     if revision is None:
         return False
     path = file.beside(file.link.peers) / f"{revision.client}.pub"
-    return masking.released(agreed, keys.read_public(path), file.folder / masking.LISTS)
+    return masking.released(agreed, keys.read_public(path))
 
 
 def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> None:

@@ -35,7 +35,6 @@ from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.sealing import Party, Reader
 
 _BLOCK = 1 << 20  # numbers that are masked at a time
-LISTS = "lists"  # folder in the silo's folder, which stays when runs go
 MARK = 32  # hexadecimal digits at the beginning of a release
 Words = list["np.ndarray[Any, Any]"]
 
@@ -161,11 +160,9 @@ def release_text(
     return b"ekiden release\n" + json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
 
 
-def released(terms: Agreement, public: str, folder: Path) -> bool:
+def released(terms: Agreement, public: str) -> bool:
     """Return whether the silo with this key, which a run leaves out or adds, agrees to the run next
     to the one that it replaces.
-
-    An agreement is for the first run that uses it; `folder` keeps which one that is.
     """
     revision = terms.revision
     assert revision is not None
@@ -173,14 +170,4 @@ def released(terms: Agreement, public: str, folder: Path) -> bool:
     text = release_text(
         revision.client, mark, revision.run, terms.recipe, terms.data, terms.clients
     )
-    if not keys.proves(public, text, signature):
-        return False
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = folder / f"release-{custody.digest([text])[:32]}"
-    used = write_once(file, terms.run.encode()).decode()
-    if used != terms.run:
-        raise UserError(
-            f"{revision.client} agreed to one run, which is {used}: let it sign again (`ekiden silo "
-            "release`)"
-        )
-    return True
+    return keys.proves(public, text, signature)
