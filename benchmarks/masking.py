@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from ekiden.core.base.sums import Sums
 from ekiden.core.engine import wire
+from ekiden.core.training.gram import Sums
 from ekiden.core.training.weights import Weights
 from ekiden.methods.blocks.rounds import ModelSums
 from ekiden.silos.trust import keys, sealing

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from ekiden.core.base.sums import measure
+from ekiden.core.training.gram import measure
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.patches import Patches, filters_of, from_images
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ekiden
-from ekiden.care import spelling
+from ekiden.care import units
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.readers.moments import ColumnMoments
 from ekiden.readers.sources import join
@@ -99,7 +99,7 @@ def test_one_silo_in_another_unit_is_the_only_one_named(
     with pytest.warns(
         DataWarning, match=f"of s{odd % silos} differs from other silos by a factor of about"
     ) as seen:
-        spelling.compare_units(each)
+        units.compare_units(each)
     assert str(seen[0].message).count("differs") == 1
 
 

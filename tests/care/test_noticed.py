@@ -13,7 +13,7 @@ from PIL import Image
 
 import ekiden
 from ekiden.care.seen import rows_of_several
-from ekiden.care.spelling import compare_units
+from ekiden.care.units import compare_units
 from ekiden.core.base.errors import UserError
 from ekiden.data import load
 from ekiden.readers.cells import garbled

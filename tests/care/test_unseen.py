@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 from torch.utils.data import DataLoader, TensorDataset
 
 import ekiden
-from ekiden.care.spelling import compare_units
+from ekiden.care.units import compare_units
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import from_tensors, load
 from ekiden.readers.kinds import Images, Tokens

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, load_model, run
 from ekiden.cli.app import main
 from ekiden.core.base import outside
-from ekiden.core.base.sums import WIDE
 from ekiden.core.engine.drive import outline
 from ekiden.core.engine.method import Method, Size
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.engine.worker import Setup
 from ekiden.core.tasks import Classification
+from ekiden.core.training.gram import WIDE
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny, files, same, watched

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
-from ekiden.core.base.sums import Rounded, Rounding, measure, size
 from ekiden.core.engine import wire
 from ekiden.core.engine.method import Size
 from ekiden.core.engine.setup import of_method
@@ -19,6 +18,7 @@ from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.models import build
 from ekiden.core.models.split import as_split
 from ekiden.core.tasks import Classification
+from ekiden.core.training.gram import Rounded, Rounding, measure, size
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny

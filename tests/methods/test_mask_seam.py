@@ -10,8 +10,8 @@ import torch
 
 from ekiden import Hardware, run
 from ekiden.core.base.settings import Training
-from ekiden.core.base.sums import Sums
 from ekiden.core.engine.worker import Client
+from ekiden.core.training.gram import Sums
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedGram, FedSeq, with_lap
 from ekiden.runs.result import Result

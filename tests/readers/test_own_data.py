@@ -125,8 +125,8 @@ def test_a_rare_category_and_a_rare_gap_are_not_told_of() -> None:
 
 
 def test_sums_are_what_is_told_and_add_up() -> None:
-    from ekiden.readers.agreement import agree
     from ekiden.readers.moments import ColumnSums, told_by
+    from ekiden.readers.scaling import agree
 
     raw = load(
         patients(),

@@ -26,13 +26,13 @@ from ekiden.clinic.counting import binned, counting_of, edges, real
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import verified
 from ekiden.core.base.settings import Hardware
-from ekiden.core.base.sums import size
 from ekiden.core.data.augment import Augment
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Outline, outline
 from ekiden.core.engine.method import INITIAL, Method, payload_types
 from ekiden.core.engine.wire import SERVER, Encoded, Ref
 from ekiden.core.models import build
+from ekiden.core.training.gram import size
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local, with_lap

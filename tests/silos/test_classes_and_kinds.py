@@ -13,7 +13,7 @@ from ekiden import Training
 from ekiden.core.base import outside
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.methods import FedAvg
-from ekiden.readers.agreement import agree_on
+from ekiden.readers.scaling import agree_on
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.remote_plan import RemotePlan

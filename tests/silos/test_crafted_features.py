@@ -19,7 +19,6 @@ from torch import Tensor
 from ekiden import FederatedData, federate, run
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.core.base.settings import Hardware
-from ekiden.core.base.sums import Sums
 from ekiden.core.data.samples import Subset
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import read_config
@@ -27,6 +26,7 @@ from ekiden.core.engine.method import INITIAL, Method, on_client
 from ekiden.core.engine.wire import Encoded
 from ekiden.core.models import build
 from ekiden.core.tasks import Classification
+from ekiden.core.training.gram import Sums
 from ekiden.core.training.weights import Weights
 from ekiden.methods import (
     GLM,

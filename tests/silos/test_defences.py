@@ -139,7 +139,7 @@ DEFENCES = {
         f"{CRAFTED}::test_colluding_silos_read_no_image_from_sums_of_seeded_features",
     ),
     "sums have noise": (
-        "core/base/sums.py",
+        "core/training/gram.py",
         "part.long().cpu() + drawn(s, part.numel()).view(part.shape)",
         "part.long().cpu()",
         f"{PRIVATE}::test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_the_third",

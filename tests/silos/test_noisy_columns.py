@@ -15,8 +15,8 @@ from ekiden.cli.silos import sums as write_sums
 from ekiden.core.base.errors import UserError
 from ekiden.core.training.private import DP, planned_sums
 from ekiden.readers import schema as schemas
-from ekiden.readers.agreement import agree_on
 from ekiden.readers.kinds import Table
+from ekiden.readers.scaling import agree_on
 from ekiden.silos.silo import noisy_columns
 from ekiden.silos.silo.budget import FILE
 from ekiden.silos.silo.silo_file import SiloFile, read

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.sums import NoisySums, measure
 from ekiden.core.engine import wire
 from ekiden.core.engine.method import INITIAL
 from ekiden.core.engine.worker import SeededNoise
+from ekiden.core.training.gram import NoisySums, measure
 from ekiden.core.training.private import (
     DP,
     Draw,

@@ -14,7 +14,7 @@ from ekiden import Training
 from ekiden.core.base.errors import PrivateError, UserError
 from ekiden.methods import FedAvg
 from ekiden.readers import schema as schemas
-from ekiden.readers.agreement import read_agreed
+from ekiden.readers.scaling import read_agreed
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.remote_plan import RemotePlan

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.sums import Sums
+from ekiden.core.training.gram import Sums
 from ekiden.core.data.samples import Subset
 from ekiden.methods import FedGram
 from ekiden.methods.exact.fedgram import Handoff

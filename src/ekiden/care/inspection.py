@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 from ekiden.care import doubts, seen
 from ekiden.care.spelling import (
     check_classes,
-    check_units,
-    check_values,
     merging,
     nothing_in_common,
     numbered_from_two,
     refuse_spellings,
     shortened,
-    some,
     spelled,
 )
+from ekiden.care.units import check_units, check_values, some
 from ekiden.core.base.errors import UserError, listed, tell
 from ekiden.core.data.samples import Dataset
 from ekiden.core.data.undecoded import Inputs, Raw

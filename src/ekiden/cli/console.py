@@ -13,7 +13,8 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.segment import Segment
-from rich.table import Column, Table
+from rich.table import Column
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ekiden.core.base.errors import UserError, visible
@@ -40,12 +41,12 @@ class TableConsole(Console):
         """Print; a table gets narrow gaps and, if the output is piped, neither lines nor spaces at
         the end.
         """
-        if len(objects) == 1 and isinstance(objects[0], Table):
+        if len(objects) == 1 and isinstance(objects[0], RichTable):
             self._table(objects[0], options)
         else:
             super().print(*objects, **options)
 
-    def _table(self, table: Table, options: dict[str, Any]) -> None:
+    def _table(self, table: RichTable, options: dict[str, Any]) -> None:
         table.box = box.SIMPLE_HEAD if self.is_terminal else None
         table.padding, table.pad_edge, table.collapse_padding = (0, 1), False, True
         if not self._fitted(table):
@@ -57,7 +58,7 @@ class TableConsole(Console):
                 super().print(table, **options)
             self.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
-    def _fitted(self, table: Table) -> bool:
+    def _fitted(self, table: RichTable) -> bool:
         """Give the columns widths with which the table fits; return whether there are such
         widths.
         """
@@ -80,7 +81,7 @@ class TableConsole(Console):
                 column.width = width
         return True
 
-    def _blocks(self, table: Table, options: dict[str, Any]) -> None:
+    def _blocks(self, table: RichTable, options: dict[str, Any]) -> None:
         """Print a table row by row: each line has the name of a column and its cell."""
         for text in (
             table.title,
@@ -160,9 +161,9 @@ def telling(command: Callable[[Any, Callable[[Any], None]], None]) -> Callable[[
     return function
 
 
-def table_of(*columns: str, right: Sequence[str] = ()) -> Table:
+def table_of(*columns: str, right: Sequence[str] = ()) -> RichTable:
     """Return a table with these columns, of which some have numbers."""
-    return Table(
+    return RichTable(
         *(Column(column, justify="right" if column in right else "left") for column in columns)
     )
 

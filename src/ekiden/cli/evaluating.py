@@ -8,7 +8,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from ekiden.cli.console import console, table_of
 from ekiden.clinic.answers import figures_of, subgroups_of
@@ -266,7 +266,7 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
     about = {"majority": found.majority or 0.0, "metrics": found.values}
     if line := of_imbalanced({**about, "confusion": found.confusion}, task, classes):
         console.print(line, soft_wrap=True)
-    table = Table("figure", "value", "95 % interval", "error by bins")
+    table = RichTable("figure", "value", "95 % interval", "error by bins")
     known = {metric.name: (metric.shown, metric.unit, metric.scale) for metric in measured(task)}
     names = [name for name in known if name in found.values]
     if line:
@@ -294,7 +294,7 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
     for at in found.survival:
         brier = f"{at.brier:.4f} ({at.interval[0]:.4f} to {at.interval[1]:.4f}), of guessing {at.guess:.4f}"
         console.print(f"survival at {at.time:g}: Brier score {brier}", soft_wrap=True)
-        table = Table("samples", "predicted %", "observed %", "95 % interval")
+        table = RichTable("samples", "predicted %", "observed %", "95 % interval")
         for row in (*at.groups, at.whole):
             shown = (f"{100 * value:.1f}" for value in (row.predicted, row.observed, *row.interval))
             predicted, observed, low, high = shown
@@ -307,7 +307,7 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
             )
         console.print(table)
     if found.thresholds:
-        table = Table(
+        table = RichTable(
             "threshold",
             "at",
             "sensitivity %",
@@ -363,7 +363,7 @@ def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> N
             "samples",
             *(["positives"] if any("positives" in row for row in rows.values()) else []),
         ]
-        table = Table(column, *counts, *(f"{name} %" for name in names))
+        table = RichTable(column, *counts, *(f"{name} %" for name in names))
         for subgroup, row in rows.items():
             cells = [_cell(row, name, exact.get(column, {}).get(subgroup, {})) for name in names]
             table.add_row(subgroup, *(str(row.get(name, "")) for name in counts), *cells)
@@ -496,7 +496,7 @@ def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
     return found | {named: options.column}
 
 
-def _values(group: str, rows: dict[str, tuple[int, float]], metric: Metric) -> Table:
+def _values(group: str, rows: dict[str, tuple[int, float]], metric: Metric) -> RichTable:
     table = table_of(
         group, "samples", value := f"{metric.name}{metric.unit}", right=("samples", value)
     )

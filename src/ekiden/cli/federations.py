@@ -15,8 +15,8 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
 from ekiden.core.engine.folder import read_config
 from ekiden.core.tasks import ScaledTask
-from ekiden.readers.agreement import Scaling, agree_on
 from ekiden.readers.moments import read_sums
+from ekiden.readers.scaling import Scaling, agree_on
 from ekiden.readers.schema import read as read_schema
 from ekiden.runs.result import inputs_of, task_in
 from ekiden.silos import commands

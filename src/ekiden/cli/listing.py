@@ -5,7 +5,7 @@ clients).
 from dataclasses import dataclass
 from typing import Annotated
 
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from ekiden.cli.console import console, print_json
 from ekiden.commands import available, topology
@@ -27,7 +27,7 @@ def list_all(options: ListOptions) -> None:
     """`ekiden list`."""
     if options.json:
         return print_json(available())
-    table = Table("name", "what it is", title="methods", title_justify="left")
+    table = RichTable("name", "what it is", title="methods", title_justify="left")
     for method in METHODS:
         table.add_row(method.title(), summary_of(method))
     console.print(table)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ekiden.cli.console import console, print_json, telling
@@ -173,9 +173,9 @@ def _do(
         launch.submit(jobs, options.file, options.budget, options.device, options.on, asked, report)
 
 
-def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
+def _listed(swept: Sweep, cells: Sequence[Cell]) -> RichTable:
     columns = ("row", "column", "method", "printed", "scaled", "finished")
-    table = Table(*columns, title=Text(swept.experiment.title), title_justify="left")
+    table = RichTable(*columns, title=Text(swept.experiment.title), title_justify="left")
     for cell in cells:
         runs = swept.runs([cell])
         done = (

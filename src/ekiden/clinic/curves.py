@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from ekiden.core.base.errors import UserError
 from ekiden.readers.followed import Followed, Numbers
@@ -104,7 +104,7 @@ class Compared:
             "curves": {name: asdict(curve) for name, curve in self.curves.items()},
         }
 
-    def drawn(self) -> Table:
+    def drawn(self) -> RichTable:
         """Return the table for the terminal."""
         test = (
             ""
@@ -112,7 +112,7 @@ class Compared:
             else f"log-rank between silos: {self.statistic:.2f}, p {self.p:.3g}"
         )
         title = "survival %, 95 % interval, how far off it can be"
-        table = Table(title=title, title_justify="left", caption=test, caption_justify="left")
+        table = RichTable(title=title, title_justify="left", caption=test, caption_justify="left")
         for name in (self.name, *self.curves):
             table.add_column(name, justify="right")
         for time in sorted({time for curve in self.curves.values() for time in curve.times}):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from ekiden.core.base.errors import counted, listed
 from ekiden.core.base.files import disk_error
@@ -157,7 +157,7 @@ def held_names(fed: FederatedData) -> tuple[str, ...]:
     return fed.dataset.classes or ("texts",)
 
 
-def table(fed: FederatedData) -> Table:
+def table(fed: FederatedData) -> RichTable:
     """Return a table of the clients: samples of each class (training and validation together) and
     sizes of all parts.
 
@@ -167,7 +167,7 @@ def table(fed: FederatedData) -> Table:
     held = counts(fed)
     sizes = np.array([[len(c.train), len(c.val), len(c.test)] for c in fed.clients])
     wide = held.shape[1] > WIDE
-    out = Table(
+    out = RichTable(
         title=f"{_short(fed.dataset.name)}: {counted(len(fed.clients), 'client')}, {_kinds(fed)}"
     )
     out.add_column("client")

@@ -19,11 +19,11 @@ from ekiden.core.base.errors import UserError, at, counted, listed, tell, unknow
 from ekiden.core.data.samples import Dataset, FederatedData, Samples, Shares, coming_from
 from ekiden.core.tasks import Classification, ScaledTask, scaled
 from ekiden.readers import holdout
-from ekiden.readers.agreement import agreed
 from ekiden.readers.assemble import from_tensors
 from ekiden.readers.holdings import Source
 from ekiden.readers.holdout import DealtUnits, cut
 from ekiden.readers.kinds import Table
+from ekiden.readers.scaling import agreed
 
 Rows = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from ekiden.clinic.regressions import Coefficient
 from ekiden.core.base import outside
@@ -200,7 +200,7 @@ def _grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
     return groups
 
 
-def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> Table:
+def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> RichTable:
     """Return a table with a row for all runs that differ only in the seed: mean ± standard
     deviation over the seeds.
 
@@ -213,7 +213,7 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
     one = next(iter(shown.values())) if len(shown) == 1 else None
     named = "accuracy" if not shown else one.name if one else "headline metric"
     heading = f"{named}{' %' if not shown else one.unit if one else ''}"
-    table = Table(title=f"{named} on the union of all clients' test data", title_justify="left")
+    table = RichTable(title=f"{named} on the union of all clients' test data", title_justify="left")
     table.add_column("method")
     table.add_column("data")
     known = (
@@ -370,7 +370,7 @@ def going_on(run: Summary) -> str:
     return f"{why}, so continue it there: `ekiden.resume({str(run.folder)!r}{given})`"
 
 
-def shown(folder: Path, devices: Devices | None = None) -> list[str | Table]:
+def shown(folder: Path, devices: Devices | None = None) -> list[str | RichTable]:
     """Return what `ekiden show` prints: texts and tables."""
     run = summarise(folder)
     clock = simulated(run, devices)
@@ -385,7 +385,7 @@ def shown(folder: Path, devices: Devices | None = None) -> list[str | Table]:
         took = f"simulated time: {duration(clock.seconds[-1])}, {share}"
     said = (notes(run), network(run), sums(run), privacy(run.config), took, again)
     table = estimates(run)
-    parts: list[str | Table] = [
+    parts: list[str | RichTable] = [
         label(run.config),
         about(run),
         steps(run, clock),
@@ -395,12 +395,12 @@ def shown(folder: Path, devices: Devices | None = None) -> list[str | Table]:
     return [part for part in parts if part]
 
 
-def estimates(run: Summary) -> Table | None:
+def estimates(run: Summary) -> RichTable | None:
     """Return the table of a finished regression; None for other runs."""
     found = coefficients_of(run)
     if not found:
         return None
-    table = Table(title="coefficients, 95 % intervals", title_justify="left")
+    table = RichTable(title="coefficients, 95 % intervals", title_justify="left")
     several = len({one.output for one in found}) > 1
     for column in (*(["output"] if several else []), "column"):
         table.add_column(column)
@@ -423,11 +423,11 @@ def coefficients_of(run: Summary) -> tuple[Coefficient, ...]:
         return ()  # not finished
 
 
-def as_text(parts: Iterable[str | Table], width: int = 160) -> str:
+def as_text(parts: Iterable[str | RichTable], width: int = 160) -> str:
     """Return texts and tables as plain text."""
     console = Console(file=StringIO(), width=width, markup=False, emoji=False, highlight=False)
     for part in parts:
-        if isinstance(part, Table):
+        if isinstance(part, RichTable):
             part.box, part.pad_edge = None, False
         console.print(part, soft_wrap=isinstance(part, str))
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
@@ -508,14 +508,14 @@ def _crossed(row: dict[str, Any]) -> int:
     return int(row["sent"] + row["received"] + row["engine"])
 
 
-def steps(run: Summary, clock: Timed | None = None) -> Table:
+def steps(run: Summary, clock: Timed | None = None) -> RichTable:
     """Return a table with one row per step; with a clock, also when it was done in simulated
     time.
     """
     moved: dict[int, list[str]] = defaultdict(list)
     for row in read_ledger(run.folder):
         moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
-    table, seconds = Table(), dict(enumerate(clock.seconds, 1)) if clock else {}
+    table, seconds = RichTable(), dict(enumerate(clock.seconds, 1)) if clock else {}
     sized = any(
         "parameters" in row for row in run.metrics
     )  # if the result is not the clients' own network

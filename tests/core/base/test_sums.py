@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.sums import (
+from ekiden.core.training.gram import (
     FARTHEST,
     WIDE,
     Sums,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import ekiden
 from ekiden import DP, UserError
-from ekiden.core.base.sums import NoisySums, measure
+from ekiden.core.training.gram import NoisySums, measure
 from ekiden.core.training.private import (
     ROUNDED,
     Draw,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.sums import Sums, measure
+from ekiden.core.training.gram import Sums, measure
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 
 Array = NDArray[np.float64]

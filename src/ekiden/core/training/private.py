@@ -33,9 +33,9 @@ from torch.func import functional_call, vmap
 from ekiden.core.base.checks import Checked, Count, Positive, Range, admitted, hints_of
 from ekiden.core.base.errors import UserError, unknown
 from ekiden.core.base.settings import Training
-from ekiden.core.base.sums import LARGEST, NoisySums, measure, noisy
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.training import frozen
+from ekiden.core.training.gram import LARGEST, NoisySums, measure, noisy
 from ekiden.core.training.network import Network
 
 Loss = Callable[

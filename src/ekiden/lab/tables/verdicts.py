@@ -11,7 +11,8 @@ from math import hypot, sqrt
 from statistics import mean, stdev
 from typing import Any
 
-from rich.table import Column, Table
+from rich.table import Column
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ekiden.core.engine.method import Method
@@ -219,11 +220,11 @@ def obstacle(cell: Cell, experiment: Experiment) -> str:
     return "; ".join(filter(None, (scaled, tuning, cell.differs, experiment.differs)))
 
 
-def listing(experiment: Experiment, results: Sequence[CellResult]) -> Table:
+def listing(experiment: Experiment, results: Sequence[CellResult]) -> RichTable:
     """Show a line for each cell. The best compared value is bold, the second underlined."""
     places = ranks(experiment, results)
     numbers = (Column(name, justify="right") for name in ("ours", "seeds", "printed", "difference"))
-    made = Table(
+    made = RichTable(
         "row", "column", *numbers, title=Text(heading(experiment, results)), title_justify="left"
     )
     for r in results:
@@ -383,10 +384,10 @@ class Contrast:
         return f"Behind in {len(lost)} of {len(found)}{': ' if lost else ''}{'; '.join(lost)}."
 
     @property
-    def table(self) -> Table:
+    def table(self) -> RichTable:
         """The table for the terminal, with only the best other method."""
         title = f"{self.method} minus the best other method, paired by seed"
-        made = Table(
+        made = RichTable(
             title=Text(title),
             title_justify="left",
             caption=Text(self.behind),

@@ -25,10 +25,10 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.core.base.sums import WIDE, AnySums
 from ekiden.core.engine.method import Chooser, HasModel
 from ekiden.core.engine.wire import EVERYONE
 from ekiden.core.tasks import Need
+from ekiden.core.training.gram import WIDE, AnySums
 from ekiden.core.training.network import trial
 from ekiden.core.training.weights import Layout
 from ekiden.methods.exact.blocks import gaussian_heads as heads

@@ -23,7 +23,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.core.base.sums import FULL, LEAST, AnySums, NoisySums, Rounding
+from ekiden.core.training.gram import FULL, LEAST, AnySums, NoisySums, Rounding
 from ekiden.core.training.private import DP, width_for
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (

@@ -22,7 +22,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.core.base.sums import AnySums, Sums
+from ekiden.core.training.gram import AnySums, Sums
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FeaturesOfClasses,

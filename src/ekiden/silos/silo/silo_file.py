@@ -41,13 +41,13 @@ from ekiden.core.tasks import Classification, LanguageModelling, terms
 from ekiden.core.tasks.base import IGNORED
 from ekiden.methods import LAP, METHODS
 from ekiden.readers import schema as schemas
-from ekiden.readers.agreement import read_agreed
 from ekiden.readers.assemble import AskedData, assemble
 from ekiden.readers.columns import Reading, listed
 from ekiden.readers.holdings import hold
 from ekiden.readers.kinds import Table
 from ekiden.readers.moments import ColumnSums, told_by
 from ekiden.readers.partition import Iid, split
+from ekiden.readers.scaling import read_agreed
 from ekiden.readers.sources import NAMED, load
 from ekiden.readers.targets import in_order
 from ekiden.silos.metrics import Metrics

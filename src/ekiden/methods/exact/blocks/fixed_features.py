@@ -35,7 +35,14 @@ from ekiden.authoring import (
 )
 from ekiden.core.base.checks import Range
 from ekiden.core.base.errors import tell, unknown
-from ekiden.core.base.sums import (
+from ekiden.core.data.samples import Dataset, Subset
+from ekiden.core.engine.federation import in_order
+from ekiden.core.engine.folder import read_config, tensors_digest
+from ekiden.core.engine.method import Chooser
+from ekiden.core.models.split import SplitNetwork, as_split
+from ekiden.core.tasks import Classification, Need
+from ekiden.core.training import frozen
+from ekiden.core.training.gram import (
     FULL,
     LARGEST,
     AnySums,
@@ -45,13 +52,6 @@ from ekiden.core.base.sums import (
     size,
     size_of_targets,
 )
-from ekiden.core.data.samples import Dataset, Subset
-from ekiden.core.engine.federation import in_order
-from ekiden.core.engine.folder import read_config, tensors_digest
-from ekiden.core.engine.method import Chooser
-from ekiden.core.models.split import SplitNetwork, as_split
-from ekiden.core.tasks import Classification, Need
-from ekiden.core.training import frozen
 from ekiden.core.training.network import Network, trial
 from ekiden.methods.exact.blocks.patches import PatchSums, Pooling
 from ekiden.methods.exact.blocks.whole_features import (

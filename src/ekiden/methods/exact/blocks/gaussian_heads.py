@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import Task, UserError
-from ekiden.core.base.sums import AnySums, NoisySums, Sums
 from ekiden.core.tasks import Classification, MultiLabel
+from ekiden.core.training.gram import AnySums, NoisySums, Sums
 
 GRID = tuple(
     10 ** (power / 4) for power in range(-24, 5)

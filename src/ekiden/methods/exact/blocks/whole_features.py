@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.sums import LARGEST
+from ekiden.core.training.gram import LARGEST
 from ekiden.methods.exact.blocks import patches
 
 EXACT = (

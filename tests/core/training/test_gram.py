@@ -10,20 +10,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.sums import (
+from ekiden.core.base.sums import pack, unpack
+from ekiden.core.training.gram import (
     Rounded,
     Rounding,
     Sums,
     TargetSums,
     measure,
     measure_targets,
-    pack,
     rounded,
     rounded_size,
-    unpack,
 )
-from ekiden.core.base.sums import size as sums_size
-from ekiden.core.base.sums import size_of_targets as targets_size
+from ekiden.core.training.gram import size as sums_size
+from ekiden.core.training.gram import size_of_targets as targets_size
 
 
 def drawn(n: int = 2000, width: int = 30, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -66,7 +65,8 @@ def test_numbers_come_back_modulo_a_power_of_two(b: int, numbers: list[int]) -> 
 def test_many_products_are_packed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = drawn()
     whole = of(x, y, Rounding(13, 2048))
-    monkeypatch.setattr("ekiden.core.base.sums._BLOCK", 16)
+    monkeypatch.setattr("ekiden.core.base.sums.BLOCK", 16)
+    monkeypatch.setattr("ekiden.core.training.gram.BLOCK", 16)
     assert bits(of(x, y, Rounding(13, 2048))) == bits(whole)
 
 

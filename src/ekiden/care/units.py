@@ -1,0 +1,381 @@
+"""Find columns in another unit: by what silos tell, or hold, they have another mean and spread."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, pairwise
+from math import floor, inf, log10
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ekiden.care.spelling import nothing_in_common, shortened
+from ekiden.core.base.errors import listed, tell
+from ekiden.readers.kinds import Inputs, Table
+from ekiden.readers.kinds.tables import Numbers
+from ekiden.readers.moments import ColumnMoments, ColumnSums, target
+
+_FACTOR = 5.0  # times as large, in mean and in deviation: another unit
+_ALIKE = 0.4  # difference of the two factors' decimal logarithms
+_NARROW = (
+    3.0  # deviations between the mean and zero from which less tells another unit, such as pounds
+)
+_LEAST_FACTOR, _VERY_ALIKE = 2.0, 0.1
+_AWAY = 2.0  # deviations between means of columns that may have changed places
+_OTHER = 0.3  # difference of deviations' decimal logarithms of such columns
+_FAR = 8.0  # deviations between means
+_ROWS = 10  # values from which a silo's moments are compared
+_FLAT_ROWS = 20  # values from which nearly one value means something: a silo hides up to 9 others
+_UNLIKE = 0.2  # between deviations of columns of which only one is standardised
+_WIDE = 20.0  # times as large a deviation, as of a logarithm
+# times the range of the other silos' means: silos that differ by themselves leave no such gap
+_GAP = 1.5
+_CHANCE = 4.0  # squared standard errors that a mean is off by chance
+_ALL = "the input"  # all values of images and arrays
+_CHANNELS = 32  # of a signal that are compared one by one
+_LOOKED_AT = 200  # samples of images and arrays that are compared
+
+
+def check_units(told: Sequence[ColumnSums]) -> None:
+    """Name silos whose columns or targets are in another unit than the others', or do not vary."""
+    if len(told) < 2:
+        return
+    compare_units({one.silo: {_shown(name): m for name, m in one.moments.items()} for one in told})
+    compare_categories(told)
+    empty = {
+        name: [one.silo for one in told if not one.moments[name].count and one.missing[name]]
+        for name in told[0].missing
+    }
+    empty |= {
+        name: [one.silo for one in told if {*one.categories[name]} == {""}]
+        for name in told[0].categories
+    }
+    _say_empty(empty, len(told))
+
+
+def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
+    """Name parts of a data set (silos, or training and test) whose values are in another unit than
+    those of the others.
+
+    Of unscaled tables each column is compared, of signals each channel of some samples, of others
+    all values of some.
+    """
+    if len(parts) < 2 or any(
+        not x.is_floating_point() and x.dtype != torch.uint8 for x in parts.values()
+    ):
+        return  # nothing to compare, or tokens
+    table = Table.of(inputs)
+    names = table.numeric
+    whole = {
+        name: {_ALL: (part if names else some(part)).double().cpu().numpy()}
+        for name, part in parts.items()
+    }
+    values = {
+        n: {f"column {c!r}": x[_ALL][:, k] for k, c in enumerate(names)} or x
+        for n, x in whole.items()
+    }
+    signals = all(part.ndim == 3 and 1 < part.shape[1] <= _CHANNELS for part in parts.values())
+    if not compare_units({name: _moments(each) for name, each in values.items()}) and signals:
+        channels = range(next(iter(parts.values())).shape[1])
+        each = {
+            n: {f"channel {k} of {_ALL}": x[_ALL][:, k] for k in channels} for n, x in whole.items()
+        }
+        compare_units({name: _moments(parts_) for name, parts_ in each.items()})
+    lost = [[part for part, x in parts.items() if x[:, k].isnan().all()] for k in range(len(names))]
+    for k, known in enumerate(table.vocabularies, len(names)):
+        code = known.index("") + 1 if "" in known else -1
+        lost.append([part for part, x in parts.items() if (x[:, k] == code).all()])
+    _say_empty(dict(zip((*names, *table.categorical), lost, strict=True)), len(parts))
+
+
+def _moments(values: Mapping[str, Numbers]) -> dict[str, ColumnMoments]:
+    """Return the moments of the values that are there, by what they are."""
+    return {what: ColumnMoments.of(one[~np.isnan(one)], what) for what, one in values.items()}
+
+
+def some(part: Tensor) -> Tensor:
+    """Return at most some hundred rows, from all over a part."""
+    return part[:: max(1, len(part) // _LOOKED_AT)]
+
+
+def _shown(name: str) -> str:
+    """Return a column or target as messages name it."""
+    plain = name.removeprefix(target(""))
+    return f"column {name!r}" if plain == name else f"target {plain!r}"
+
+
+def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
+    """Name silos whose columns are in another unit than the others', or do not vary so; return
+    whether any were named.
+
+    They are a factor of at least 5, or 8 standard deviations (3 if the spread is another, too),
+    away from the others', or have one value. `silos` has the moments of each column of each silo.
+    """
+    lines, constant, coded, scaled = list[str](), list[str](), list[str](), list[str]()
+    for column in next(iter(silos.values()), ()):
+        each = {silo: told[column] for silo, told in silos.items() if told[column].count >= _ROWS}
+        lines += _units(column, each) if any(_low(one) is None for one in each.values()) else []
+        coded += _codes(column, each) if not column.endswith(_ALL) else []
+        scaled += _standardised(column, each) if not column.endswith(_ALL) else []
+        flat = {
+            s: f"{told.mean:.4g}"
+            for s, told in each.items()
+            if not told.deviation and told.count >= _FLAT_ROWS
+        }
+        varied = {silo: told for silo, told in each.items() if told.deviation}
+        usual = ColumnMoments.together(list(varied.values()))
+        flat = {silo: value for silo, value in flat.items() if not _rarely_else(each[silo], usual)}
+        constant += _constant(column, flat, list(varied))
+    _say(lines, "check units")
+    _say(_swapped(silos), "check the names of columns there")
+    _say(constant, "check how it was filled in there")
+    _say(coded, "use the same codes at all silos")
+    _say(scaled, "scale it at all silos, or leave it as it was measured")
+    return bool(lines + constant + coded + scaled)
+
+
+def compare_categories(told: Sequence["ColumnSums"]) -> None:
+    """Name silos in which a column has one category, while it has several at others; or none that
+    others have.
+    """
+    lines, strange = list[str](), list[str]()
+    for column in told[0].categories:
+        each = {one.silo: {c: n for c, n in one.categories[column].items() if c} for one in told}
+        strange += filter(
+            None, [nothing_in_common(each, f"category of column {column!r}"), shortened(each)]
+        )
+        least = {
+            one.silo: max(_FLAT_ROWS, one.least_rows) for one in told
+        }  # categories of few rows are not reported
+        flat = {
+            silo: repr(next(iter(names)))
+            for silo, names in each.items()
+            if len(names) == 1 and sum(names.values()) >= least[silo]
+        }
+        lines += _constant(
+            f"column {column!r}", flat, [silo for silo, names in each.items() if len(names) > 1]
+        )
+    _say(lines, "check how it was filled in there")
+    _say(strange, "check that categories mean the same everywhere")
+
+
+def _say_empty(empty: Mapping[str, Sequence[str]], parts: int) -> None:
+    """Name columns that have values at some silos, or in some parts, but not at all of them
+    (`empty`).
+    """
+    some = {name: at for name, at in empty.items() if 0 < len(at) < parts}
+    lines = [
+        f"column {name!r} has no values, or too few, at {listed(at)}" for name, at in some.items()
+    ]
+    _say(lines, "check whether it was filled in there, or leave it out with --drop-columns")
+
+
+def _constant(column: str, flat: Mapping[str, str], varied: Sequence[str]) -> list[str]:
+    """Return a line if a column has nearly one value at fewer silos (`flat`, with the value) than
+    it varies at.
+
+    Several silos with several values are such by nature, as schools for boys and for girls.
+    """
+    if not flat or len(flat) > len(varied) or (len(flat) > 2 and len({*flat.values()}) > 1):
+        return []
+    return [
+        f"{column} hardly varies at {listed(f'{s} ({v})' for s, v in flat.items())}, but does at "
+        "other silos"
+    ]
+
+
+def _say(lines: Sequence[str], check: str) -> None:
+    if lines:
+        tell(f"{listed(lines, sign='; ')}: {check}")
+
+
+def _rarely_else(flat: ColumnMoments, others: ColumnMoments) -> bool:
+    """Return whether a silo may have one value because the column nearly always has it, such as a
+    rare count.
+
+    By the inequality of Cauchy and Schwarz, at least this share of the others' values is not the
+    silo's. If they differ on one side only, few of that share would be expected at the silo, and a
+    silo tells no few.
+    """
+    apart = others.count * (others.mean - flat.mean) ** 2
+    share = apart / (apart + others.squares) if apart else 0.0
+    one_sided = share * others.count >= _CHANCE
+    return one_sided and share < 0.5 and share * flat.count < 2 * _ROWS
+
+
+def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
+    """Return a line for each silo that is far from the others."""
+    if len(silos) < 2:
+        return []
+    usual = [m for m in silos.values() if m.deviation] or list(
+        silos.values()
+    )  # not halved by constants
+    mean, spread = median(m.mean for m in usual), median(m.deviation for m in usual)
+    if len(silos) == 2:
+        (one, here), (other, there) = silos.items()
+        apart = _apart(here, there.mean, there.deviation)
+        means = f"means {here.mean:.4g} and {there.mean:.4g}"
+        return [f"{column} of {one} and {other} differs by {apart} ({means})"] if apart else []
+    found = {silo: apart for silo, here in silos.items() if (apart := _apart(here, mean, spread))}
+    usual = [here for silo, here in silos.items() if silo not in found]
+    return [
+        f"{column} of {silo} differs from other silos by {apart} (mean {silos[silo].mean:.4g}, "
+        f"others' {mean:.4g})"
+        for silo, apart in found.items()
+        if _leaves_gap(silos[silo], usual, [*silos.values()], apart)
+    ]
+
+
+def _swapped(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> list[str]:
+    """Return a line for two columns of a silo that lie where the other one lies at other silos."""
+    found = list[str]()
+    for silo, told in [*silos.items()] if len(silos) > 2 else [*silos.items()][:1]:
+        others = [each for name, each in silos.items() if name != silo]
+        usual = {
+            c: (
+                median(each[c].mean for each in others),
+                median(each[c].deviation for each in others),
+            )
+            for c, own in told.items()
+            if own.count >= _ROWS and all(each[c].count for each in others)
+        }
+        moved = [
+            c
+            for c, (mean, spread) in usual.items()
+            if abs(told[c].mean - mean) > _AWAY * spread > 0
+            or (told[c].deviation and spread and abs(log10(told[c].deviation / spread)) > _OTHER)
+        ]
+        found += [
+            f"{one} and {other} of {silo if len(silos) > 2 else ' or '.join(silos)} seem to have "
+            "changed places"
+            for one, other in combinations(moved, 2)
+            if all(
+                abs(told[a].mean - usual[b][0]) < usual[b][1] / 2
+                and abs(log10(told[a].deviation / usual[b][1])) < _OTHER / 2
+                for a, b in ((one, other), (other, one))
+            )
+        ]
+    return found
+
+
+def _leaves_gap(
+    here: ColumnMoments, usual: Sequence[ColumnMoments], every: Sequence[ColumnMoments], apart: str
+) -> bool:
+    """Return whether there is a gap between a silo that is far from the usual ones (`apart` says
+    how) and these.
+
+    Large and small silos, or rich and poor ones, differ step by step; another unit leaves a gap.
+    """
+
+    def level(told: ColumnMoments) -> float:
+        if "factor" not in apart:
+            return told.mean
+        return log10(abs(told.mean)) if positive else log10(told.deviation or 1.0)
+
+    positive = all(
+        abs(told.mean) >= told.deviation and here.mean * told.mean > 0 for told in (here, *usual)
+    )
+    own, levels = level(here), sorted(map(level, usual))
+    if not levels:
+        return True
+    nearest = min(levels, key=lambda one: abs(one - own))
+    low, high = sorted((own, nearest))
+    steps = sorted(map(level, every)) if positive or "factor" not in apart else []
+    way = [low, *(one for one in steps if low < one < high), high]
+    return max(b - a for a, b in pairwise(way)) >= _GAP * (levels[-1] - levels[0])
+
+
+def _codes(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
+    """Return a line if all values are 0 and 1 at some silos, and 1 and 2, or others next to each
+    other, elsewhere.
+    """
+    coded: dict[int, list[str]] = {}
+    for silo, told in silos.items():
+        if (low := _low(told)) is not None:
+            coded.setdefault(low, []).append(silo)
+    if len(coded) < 2:
+        return []
+    return [
+        f"{column} is "
+        f"{', but '.join(f'{low} or {low + 1} at {listed(at)}' for low, at in sorted(coded.items()))}"
+    ]
+
+
+def _standardised(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
+    """Return a line if a column has the mean 0 and the deviation 1 at some silos, and others
+    elsewhere.
+    """
+    held = [
+        silo
+        for silo, m in silos.items()
+        if max(abs(m.mean), abs(m.deviation - 1)) < max(0.02, 2 * m.count**-0.5)
+    ]
+    others = [m for silo, m in silos.items() if silo not in held]
+    away = [
+        m for m in others if abs(m.mean) > max(1.0, m.deviation) and abs(m.deviation - 1) > _UNLIKE
+    ]
+    if not held or not away or len(away) < len(others):
+        return []
+    return [
+        f"{column} has the mean 0 and the standard deviation 1 at {listed(held)}, and others "
+        "elsewhere"
+    ]
+
+
+def _low(told: ColumnMoments) -> int | None:
+    """Return the lower of the two values if all are two whole numbers that are next to each other,
+    otherwise None.
+
+    The variance of values between two such numbers is largest if they are these numbers.
+    """
+    low = floor(told.mean)
+    share = told.mean - low
+    return (
+        low
+        if 0 < share < 1 and abs(told.squares / told.count - share * (1 - share)) < 1e-9
+        else None
+    )
+
+
+def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
+    """Return in words how far a silo is from this mean and standard deviation; empty if it is
+    not.
+    """
+    if here.deviation and spread:
+        factor = here.deviation / spread
+        ends = abs(here.mean) / here.deviation, abs(mean) / spread
+        unlike = abs(log10(here.mean / mean / factor)) if here.mean * mean > 0 else inf
+        narrow = min(ends) >= _NARROW and unlike < _VERY_ALIKE
+        centred = max(ends) < 1
+        if (
+            here.mean * mean < 0
+            and min(ends) >= _AWAY
+            and abs(log10(-here.mean / mean)) < _ALIKE / 2 > abs(log10(factor))
+        ):
+            return "its sign"
+        if max(factor, 1 / factor) >= (_LEAST_FACTOR if narrow else _FACTOR) and (
+            centred or unlike < _ALIKE
+        ):
+            times = factor if centred else here.mean / mean
+            return f"a factor of about {_round(max(times, 1 / times)):,g}"
+        if max(factor, 1 / factor) >= _WIDE:
+            return f"a factor of about {_round(max(factor, 1 / factor)):,g} between standard deviations"
+    far, widest, least = (
+        abs(here.mean - mean),
+        max(here.deviation, spread),
+        min(here.deviation, spread),
+    )
+    limit = (
+        _NARROW if 0 < _FACTOR * least <= widest else _FAR
+    )  # a logarithm, or standardised, has another spread, too
+    return f"{far / widest:,.0f} standard deviations" if widest and far > limit * widest else ""
+
+
+def _round(times: float) -> float:
+    """Return a factor with two digits, or a power of ten if that is near."""
+    power = 10.0 ** round(log10(times))
+    return (
+        power
+        if abs(log10(times / power)) < (0.1 if power > 10 else 0.02)
+        else float(f"{times:.2g}")
+    )
