@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ekiden
-from ekiden.care import units
+from ekiden.care import spelling, units
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.readers.moments import ColumnMoments
 from ekiden.readers.sources import join
