@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.training.gram import Sums
 from ekiden.core.data.samples import Subset
+from ekiden.core.training.gram import Sums
 from ekiden.methods import FedGram
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.silos.silo import told
