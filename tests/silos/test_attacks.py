@@ -517,7 +517,7 @@ def test_a_silo_shows_nothing_of_its_own_unless_its_file_says_so(tmp_path: Path)
     assert 0.45 < float((noise > 0).double().mean()) < 0.55
     total = total_of(found, 3)
     assert total is not None
-    assert int(total.own[0, 0]) == 3
+    assert int(total.own["reports"]) == 3
 
 
 def error(image: torch.Tensor) -> float:

@@ -302,3 +302,18 @@ def test_external_data_are_measured_whole_at_one_silo_that_agrees(
 def text_of(run: Path) -> str:
     """The terms of its evaluation."""
     return (run / EVALUATIONS / "one" / agreements.AGREEMENT).read_text()
+
+
+def test_four_silos_tell_how_they_differ_under_masks_and_fewer_do_not(tmp_path: Path) -> None:
+    nodes, public = trained(tmp_path, FedSeq(epochs=1), "[limits]\nmin_clients = 2\n")
+    run = tmp_path / "run"
+    row = again(nodes, public, run, FOUR, "all")
+    found = row["heterogeneity"]["accuracy"]  # type: ignore[index]
+    assert found["silos"] == 4
+    low, high = found["interval"]
+    assert low < found["mean"] < high
+    assert found["prediction"][0] <= low
+    assert "clients" not in row
+    assert verify(run, public).wrong == ()
+    other = trained(tmp_path / "other", FedSeq(epochs=1), "[limits]\nmin_clients = 2\n")
+    assert "heterogeneity" not in again(*other, tmp_path / "other" / "run", FOUR[2:], "two")

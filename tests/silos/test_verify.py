@@ -36,7 +36,7 @@ from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import no_samples
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
-from ekiden.silos.trust.report import Reported, SiloReport
+from ekiden.silos.trust.report import FIRST, Reported, SiloReport
 from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.silos.test_remote import assert_equal, far, here
 
@@ -384,7 +384,7 @@ def signed(made: Made, row: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 COUNTING = counting_of(Classification(), 10, full=True)
-EMPTY = SiloReport(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64))
+EMPTY = SiloReport(torch.zeros(1, 1, dtype=torch.int64), {})
 
 
 def test_what_silos_sign_follows_from_the_method_and_from_each_other(
@@ -432,9 +432,9 @@ def test_what_silos_sign_follows_from_the_method_and_from_each_other(
     assert "does not open" in wrong(4, **report(masked=replace(found.masked, numbers=numbers)))
     assert "give no sum" in wrong(4, **report(masked=None, shown=EMPTY))
     for name, value in (("samples", 10**9), ("right", -1)):
-        shown = SiloReport(
-            torch.zeros(1, COUNTING.size, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.int64)
-        )
+        own = {name: torch.tensor(0) for name in FIRST}
+        own |= {m.name: torch.zeros(7, 2, dtype=torch.int64) for m in COUNTING.task.metrics}
+        shown = SiloReport(torch.zeros(1, COUNTING.size, dtype=torch.int64), own)
         COUNTING.split(shown.counts[0])[name].fill_(value)
         assert "test samples, it has" in wrong(4, **report(shown=shown))
     assert "what client-1 signed of its tests after step 3 cannot be read" in wrong(4, report="!")

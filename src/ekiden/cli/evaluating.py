@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from rich.table import Table as RichTable
 
 from ekiden.cli.console import console, table_of
-from ekiden.clinic.answers import figures_of, subgroups_of
+from ekiden.clinic.answers import between_silos, figures_of, subgroups_of
 from ekiden.clinic.figures import Figures
 from ekiden.clinic.ranked import Wanted
 from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
@@ -143,7 +143,7 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     headline = test.task.headline
     wanted = Wanted(options.threshold, options.sensitivity)
     parts = [scores.at(client.test.rows) for client in data.clients]
-    told = figures_of(test, scores, wanted, parts)
+    told, apart = figures_of(test, scores, wanted, parts), between_silos(test, parts)
     if options.calibrate:
         _calibrate(options, told)
     table = subgroups_of(test, scores, by, wanted) if by else {}
@@ -166,7 +166,7 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
             "samples": len(scores),
             "rows": given,
         }
-        more = {"metrics": scores.metrics(), "figures": told.to_json()}
+        more = {"metrics": scores.metrics(), "figures": told.to_json(), "heterogeneity": apart}
         print(json.dumps({**found, **more, **table, **groups}))
         return
     tuned = " (the run's --tune)" if said_in(config).get("tune") and not options.data else ""
@@ -177,6 +177,7 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}"
     )
     _show_figures(told, test.task, data.dataset.classes)
+    _show_between(apart, test.task)
     if by:
         show_subgroups(table["subgroups"], table["groups"])
     for group, rows in groups.items():
@@ -256,6 +257,24 @@ def _calibrate(options: EvaluateOptions, found: Figures) -> None:
         "the model before it"
     )
     print(line, file=sys.stderr if options.json else sys.stdout)
+
+
+def _show_between(found: Mapping[str, Any], task: Task) -> None:
+    """Print how figures differ between silos, if that is known."""
+    if not found:
+        return
+    table = RichTable(
+        "between silos", "silos", "mean", "95 % interval", "deviation", "95 % of new silos"
+    )
+    for metric in task.metrics:
+        if (one := found.get(metric.name)) is None:
+            continue
+        ends = [" to ".join(map(metric.shown, one[what])) for what in ("interval", "prediction")]
+        mean, deviation = metric.shown(one["mean"]), metric.shown(one["deviation"])
+        table.add_row(
+            metric.name + metric.unit, str(one["silos"]), mean, ends[0], deviation, ends[1]
+        )
+    console.print(table)
 
 
 def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None:
@@ -439,6 +458,7 @@ def _on_silos(options: EvaluateOptions) -> None:
         print(json.dumps(row))
         return
     _show_figures(found, task, config["classes"])
+    _show_between(row.get("heterogeneity", {}), task)
     if "subgroups" in row:
         show_subgroups(row["subgroups"])
     means = row["silo_means"]

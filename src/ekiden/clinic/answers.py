@@ -9,16 +9,38 @@ from torch import Tensor
 from ekiden.clinic import subgroups
 from ekiden.clinic.counting import EXACT, at_times, counting_of
 from ekiden.clinic.figures import Figures, Told, figures
+from ekiden.clinic.heterogeneity import heterogeneity
 from ekiden.clinic.ranked import Wanted
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.evaluation import MOST_CLIENTS_LISTED, TestSet
 from ekiden.core.tasks import Scores, Survival
-from ekiden.core.tasks.counts import PlaceCounts
+from ekiden.core.tasks.counts import Counts, PlaceCounts
 
 
 def further(test: TestSet, scores: Scores, parts: Sequence[Scores]) -> dict[str, Any]:
-    """Return `figures` of one model, with intervals, for a row of metrics; see `Figures`."""
-    return {"figures": figures_of(test, scores, parts=parts).to_json()}
+    """Return `figures` of one model, with intervals, for a row of metrics; see `Figures`. Of four
+    silos and more also their `heterogeneity`; see `Between`.
+    """
+    found: dict[str, Any] = {"figures": figures_of(test, scores, parts=parts).to_json()}
+    if told := between_silos(test, parts):
+        found["heterogeneity"] = told
+    return found
+
+
+def between_silos(test: TestSet, parts: Sequence[Scores]) -> dict[str, Any]:
+    """Return how figures differ between the silos that have parts of the test samples."""
+    if len(parts) > MOST_CLIENTS_LISTED:
+        return {}
+    each = [figures(test.task, Told(_counts(part)), Wanted()) for part in parts if len(part)]
+    return heterogeneity(each, test.task)
+
+
+def _counts(scores: Scores) -> Counts:
+    """Return what is counted of answers, with what intervals need."""
+    if isinstance(scores.counts, PlaceCounts):
+        return PlaceCounts.of(scores, spread=True)
+    found: Counts = scores.counts
+    return found
 
 
 def figures_of(
@@ -36,12 +58,10 @@ def figures_of(
         wanted: which thresholds are shown.
         parts: the same answers by client: those of survival are compared inside clients only.
     """
-    dataset, counts = test.data.dataset, scores.counts
-    if isinstance(counts, PlaceCounts):
-        counts = PlaceCounts.of(scores, spread=True)
+    dataset = test.data.dataset
     train = test.task.counts(dataset.train.y, dataset.outputs).double().numpy()
     survival = at_times(test.task, parts or [scores]) if isinstance(test.task, Survival) else ()
-    told = Told(counts, train=train, trained=len(dataset.train), survival=survival)
+    told = Told(_counts(scores), train=train, trained=len(dataset.train), survival=survival)
     return figures(test.task, told, wanted)
 
 

@@ -262,3 +262,16 @@ def test_accuracy_of_rare_events_is_not_success() -> None:
     wanted = "auroc 50.00 %, average_precision 3.50 %, sensitivity 0.00 %, never answers 'yes'"
     assert line == wanted
     assert not of_imbalanced(row | {"majority": 0.7}, Classification(), ("no", "yes"))
+
+
+def test_net_benefit_is_that_of_the_samples() -> None:
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 2, 300)
+    p = 1 / (1 + np.exp(-(draw.normal(size=300) + y - 0.5)))
+    found = exact(of_two(p, y)).decisions
+    assert [one.threshold for one in found][:3] == [0.01, 0.02, 0.05]
+    for one, binned in zip(found, told(of_two(p, y)).decisions, strict=True):
+        act, odds = p >= one.threshold, one.threshold / (1 - one.threshold)
+        assert one.model == pytest.approx((act & (y == 1)).mean() - odds * (act & (y == 0)).mean())
+        assert one.all == pytest.approx(y.mean() - odds * (1 - y).mean())
+        assert binned.model == pytest.approx(one.model, abs=0.01 * (1 + odds))

@@ -508,7 +508,7 @@ def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> Sil
     )
     groups = _divided(run, counting, answers[0], samples, care) if run.terms.by else None
     train = None if run.file.data.part else run.client.train.y
-    return reports.report(counting, answers, mine, care, train, groups)
+    return reports.report(counting, answers, mine, care, train, groups, len(clients))
 
 
 def _divided(

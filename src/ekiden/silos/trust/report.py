@@ -8,15 +8,18 @@ run may have only a limited number of models measured.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from math import nan
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ekiden.clinic import subgroups
-from ekiden.clinic.counting import FIXED, Care, Counting, counting_of
+from ekiden.clinic.counting import Care, Counting, counting_of, fixed, real
 from ekiden.clinic.figures import Figures, figures
+from ekiden.clinic.heterogeneity import FEWEST, Weighed, between, errors_of, heterogeneity, plain
 from ekiden.clinic.ranked import Wanted
+from ekiden.core.base.errors import UserError
 from ekiden.core.base.sums import Masked
 from ekiden.core.engine.evaluation import spread
 from ekiden.core.engine.transport import opened
@@ -24,7 +27,7 @@ from ekiden.core.tasks import Scores, Task
 from ekiden.silos.trust.agreement import Agreement
 
 FIRST = ("reports", "far")  # entries of `SiloReport.own` before those of the metrics
-_LARGEST = 2.0**30
+_LARGEST = 2.0**55  # of a number in a sum over silos
 _MOST_LISTED = 100  # classes whose metrics are listed
 
 
@@ -36,16 +39,17 @@ class SiloReport:
     # subgroups of the terms,
     # if they name columns; there is one model then.
     counts: Tensor
-    # (2, 2 + metrics) int64, about one model of each silo: its own, or the run's. First how many
-    # silos reported, and at
-    # how many the model has diverged; then for each metric the sum over silos, in fixed point. In
-    # the second row stands
-    # at how many silos it is defined.
-    own: Tensor
+    # int64, about one model of each silo, its own or the run's. `FIRST`: how many silos reported,
+    # and at how many the model has diverged. Then for each metric, by name, sums over silos as
+    # `fixed` has them (6, 2): its value, and what `Weighed` has.
+    own: dict[str, Tensor]
 
     def plus(self, other: "SiloReport") -> "SiloReport":
         """Return the report of both."""
-        return SiloReport(self.counts + other.counts, self.own + other.own)
+        if self.own.keys() != other.own.keys():
+            raise UserError("reports of other metrics cannot be added: use one version of Ekiden")
+        own = {name: part + other.own[name] for name, part in self.own.items()}
+        return SiloReport(self.counts + other.counts, own)
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,22 @@ def report(
     care: Care,
     train: Tensor | None,
     groups: Tensor | None = None,
+    silos: int = 0,
 ) -> SiloReport:
-    """Return what one silo reports."""
+    """Return what one silo of so many reports."""
     counts = torch.stack([counting.count(scores, care, train) for scores in answers])
-    metrics = counting.task.metrics
-    own = torch.zeros(2, len(FIRST) + len(metrics), dtype=torch.int64)
     split = counting.split(counts[mine])
-    own[0, : len(FIRST)] = torch.stack([split[name] for name in FIRST])
-    found = figures(counting.task, counting.told(counts[mine])).values
-    for i, metric in enumerate(metrics, start=len(FIRST)):
-        if metric.name in found and abs(found[metric.name]) < _LARGEST:
-            own[:, i] = torch.tensor([round(found[metric.name] * FIXED), 1])
+    own = {name: split[name] for name in FIRST}
+    found = figures(counting.task, counting.told(counts[mine]), Wanted())
+    errors = errors_of(found, counting.task)
+    for metric in counting.task.metrics:
+        value, weighed = found.values.get(metric.name, nan), Weighed()
+        if silos >= FEWEST and metric.name in errors:
+            weighed = Weighed.of(*errors[metric.name])
+        if not max(map(abs, weighed)) < _LARGEST:  # an error of nearly 0: no room, and no weight
+            weighed = Weighed()
+        sums = [value, 1.0, *weighed] if abs(value) < _LARGEST else [0.0] * 7
+        own[metric.name] = fixed(torch.tensor(sums, dtype=torch.float64))
     return SiloReport(counts if groups is None else torch.cat([counts, groups]), own)
 
 
@@ -96,11 +105,11 @@ def counting(task: Task, outputs: int, models: int, *, last: bool) -> Counting:
 
 def fits(found: SiloReport, counting: Counting, rows: int) -> bool:
     """Return whether a report has the numbers that it must have."""
-    kinds = {found.counts.dtype, found.own.dtype} == {torch.int64}
-    return kinds and (found.counts.shape, found.own.shape) == (
-        (rows, counting.size),
-        (2, len(FIRST) + len(counting.task.metrics)),
-    )
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(FIRST, ())
+    shapes |= {metric.name: (7, 2) for metric in counting.task.metrics}
+    whole = all(part.dtype == torch.int64 for part in (found.counts, *found.own.values()))
+    told = {name: tuple(part.shape) for name, part in found.own.items()}
+    return whole and found.counts.shape == (rows, counting.size) and told == shapes
 
 
 def total_of(found: Mapping[str, Reported], members: int) -> SiloReport | None:
@@ -143,11 +152,12 @@ def row_of(
     if not each[0].samples:
         return {}
     found = _values(each[results if personal else 0 :], counting.task)
-    reports, far = (int(total.own[0, FIRST.index(name)]) for name in FIRST)
+    reports, far = (int(total.own[name]) for name in FIRST)
     own = {
         name: figures(
             counting.task,
             counting.told(one.counts[results + agreed.clients.index(name) if personal else 0]),
+            wanted,
         )
         for name, one in shown.items()
     }
@@ -223,9 +233,14 @@ def _over_silos(
 
 def means_of(report: SiloReport, task: Task) -> dict[str, float]:
     """Return the mean of each metric over the silos at which it is defined."""
-    sums, numbers = (row[len(FIRST) :].tolist() for row in report.own)
-    triples = zip(task.metrics, sums, numbers, strict=True)
-    return {metric.name: value / FIXED / number for metric, value, number in triples if number}
+    each = {metric.name: real(report.own[metric.name].numpy()) for metric in task.metrics}
+    return {name: float(sums[0] / sums[1]) for name, sums in each.items() if sums[1]}
+
+
+def between_in(report: SiloReport, task: Task) -> dict[str, Any]:
+    """Return how figures differ between silos, of four and more; see `Between`."""
+    each = {m.name: Weighed(*real(report.own[m.name].numpy())[2:].tolist()) for m in task.metrics}
+    return plain({name: between(sums) for name, sums in each.items() if sums.silos >= FEWEST})
 
 
 def _everything(
@@ -255,6 +270,11 @@ def _everything(
     }
     if groups:
         found["groups"] = groups
+    apart = between_in(total, counting.task)
+    if len(own) == int(total.own["reports"]):
+        apart = heterogeneity([*own.values()], counting.task)
+    if apart:
+        found["heterogeneity"] = apart
     if one.confusion:
         found["confusion"] = [list(row) for row in one.confusion]
     return found

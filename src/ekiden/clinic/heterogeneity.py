@@ -1,0 +1,112 @@
+"""How a model's figures differ between silos: their random-effects mean, and what a new silo may see."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from typing import Any, NamedTuple
+
+from ekiden.clinic.figures import Figures
+from ekiden.clinic.ranked import Interval, Z
+from ekiden.core.tasks import Task
+
+FEWEST = 4  # silos: sums of fewer show about what each of them has
+
+
+class Weighed(NamedTuple):
+    """Sums over silos of a figure θ with the weight w, one over the square of its standard error."""
+
+    silos: float = 0.0
+    w: float = 0.0
+    wx: float = 0.0  # Σ wθ
+    wxx: float = 0.0  # Σ wθ²
+    ww: float = 0.0  # Σ w²
+
+    @classmethod
+    def of(cls, value: float, error: float) -> "Weighed":
+        """Return the part of one silo."""
+        w = 1 / error**2
+        return cls(1, w, w * value, w * value**2, w**2)
+
+    @property
+    def variance(self) -> float:
+        """The variance between silos, by the method of moments.
+
+        Rebecca DerSimonian, Nan Laird: Meta-analysis in clinical trials. Controlled Clinical Trials
+        7, 1986.
+        """
+        spread = self.wxx - self.wx**2 / self.w - (self.silos - 1)
+        return max(spread / (self.w - self.ww / self.w), 0.0)
+
+
+@dataclass(frozen=True)
+class Between:
+    """A figure over silos."""
+
+    silos: int
+    mean: float  # random-effects mean
+    interval: Interval  # of the mean, 95 %
+    deviation: float  # standard deviation between silos
+    prediction: Interval  # of the figure at a new silo, 95 %
+
+
+def between(sums: Weighed, each: Sequence[tuple[float, float]] = ()) -> Between:
+    """Return what follows for a figure.
+
+    Args:
+        sums: over all silos.
+        each: value and standard error of each, if they are known. Then silos have the weights
+            1 / (error² + τ²) of DerSimonian and Laird; otherwise those of the sums, with an error
+            that knows τ (Masayuki Henmi, John Copas: Confidence intervals for random effects
+            meta-analysis and robustness to publication bias. Statistics in Medicine 29, 2010).
+
+    The prediction is that of Julian Higgins et al.: A re-evaluation of random-effects
+    meta-analysis. JRSS A 172, 2009.
+    """
+    from scipy.special import stdtrit  # few need it
+
+    variance = sums.variance
+    mean, squared = sums.wx / sums.w, 1 / sums.w + variance * sums.ww / sums.w**2
+    if each:
+        weights = [1 / (error**2 + variance) for _, error in each]
+        squared = 1 / sum(weights)
+        mean = squared * sum(w * value for w, (value, _) in zip(weights, each, strict=True))
+    reach = Z * sqrt(squared)
+    far = float(stdtrit(sums.silos - 2, 0.975)) * sqrt(variance + squared)
+    ends = (mean - reach, mean + reach), (mean - far, mean + far)
+    return Between(int(sums.silos), mean, ends[0], sqrt(variance), ends[1])
+
+
+def errors_of(found: Figures, task: Task) -> dict[str, tuple[float, float]]:
+    """Return value and standard error of each metric that has an interval."""
+    known = {metric.name for metric in task.metrics} & found.intervals.keys()
+    halves = {name: found.intervals[name][1] - found.intervals[name][0] for name in known}
+    return {name: (found.values[name], halves[name] / (2 * Z)) for name in known if halves[name]}
+
+
+def total(parts: Sequence[Weighed]) -> Weighed:
+    """Return the sums of all parts."""
+    return Weighed(*(sum(column) for column in zip(*parts, strict=True)))
+
+
+def heterogeneity(each: Sequence[Figures], task: Task) -> dict[str, Any]:
+    """Return each metric over silos, as plain values; nothing for fewer than four."""
+    found = [errors_of(one, task) for one in each if one.samples]
+    of_metric = {
+        metric.name: [one[metric.name] for one in found if metric.name in one]
+        for metric in task.metrics
+    }
+    return plain(
+        {
+            name: between(total([Weighed.of(*one) for one in values]), values)
+            for name, values in of_metric.items()
+            if len(values) >= FEWEST
+        }
+    )
+
+
+def plain(found: Mapping[str, Between]) -> dict[str, Any]:
+    """Return what follows for each figure as a row of metrics has it."""
+    return {
+        name: {**asdict(one), "interval": [*one.interval], "prediction": [*one.prediction]}
+        for name, one in found.items()
+    }
