@@ -1,5 +1,6 @@
 """A run that the command line submits ends with a line that says why."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 
+from ekiden import FederatedData, steps
+from ekiden.cli.app import call
 from ekiden.core.base.errors import UserError
+from ekiden.core.engine.folder import note_end
+from ekiden.lab.conformance.small_runs import Tiny
+from ekiden.methods import FedSeq
 from ekiden.silos import commands
 from ekiden.silos.control import RunAtLink
 from ekiden.silos.coordinator.session import ENDED
@@ -109,3 +115,21 @@ def test_the_app_declares_what_a_run_sets(tmp_path: Path, monkeypatch: pytest.Mo
         for one in (declared, link.given["settings"])
     ]
     assert kinds[0] == kinds[1]
+
+
+def test_why_a_run_stopped_is_in_its_folder(
+    blobs: FederatedData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`show` and `log` say it until the run is started again; a folder of others moves no cursor."""
+    folder = tmp_path / "run"
+    for _ in steps(FedSeq(epochs=1), blobs, Tiny, folder=folder):
+        break
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"on": "flower", "sealed": True}))
+    note_end(folder, "silo b: \x1b[2Jno")
+    for command in ("show", "log"):
+        call([command, str(folder)])
+        said = " ".join(capsys.readouterr().out.split())
+        assert "silo b: [2Jno; `ekiden resume" in said
+    lines = (folder / "attempts.jsonl").read_text().splitlines()
+    assert [set(json.loads(line)) for line in lines][-1] == {"ended", "reason"}

@@ -457,6 +457,47 @@ def test_absent_silos_are_skipped_as_in_one_process(
     assert not {(h.client, h.step) for h in verdict.hops} & {(c, s) for c in gone for s in gone[c]}
 
 
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_run_begins_without_a_silo_that_is_away(comes: bool, tmp_path: Path) -> None:
+    """It counts as missing in each step until it comes; the bits are those of one process."""
+    nodes, public = sealed_in(tmp_path)
+    away_node, gone = nodes.files.pop(101), {"client-1": {0, 1} if comes else {0, 1, 2}}
+    tasks: list[int] = []
+
+    def look(node: int, data: bytes) -> Lost | None:
+        ask, _ = unpack(data, Ask)
+        if ask.kind == "task" and ask.step == 1 and comes:
+            nodes.files[101] = away_node
+        tasks.append(ask.step)
+        return None
+
+    nodes.lose = look
+    method = FedAvg(rounds=3, epochs=1)
+    result = far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.3)
+    missing = {(r.source, r.step) for r in result.ledger if r.missing}
+    assert missing == {(c, s) for c in gone for s in gone[c]}
+    expected = here(method, away(gone))  # which measures its test samples, too
+    assert same(result.weights, expected.weights)
+    assert result.ledger == expected.ledger
+    assert verify(tmp_path / "run", public).wrong == ()
+    assert bool(read_config(tmp_path / "run")["clients"]["client-1"]) is False
+
+
+def test_all_silos_refuse_a_plan_in_one_line_before_anything_else(tmp_path: Path) -> None:
+    """Without their data, and also if one of them does not answer."""
+    files, public = with_keys(tmp_path, NAMES)
+    files = [replace(f, limits=replace(f.limits, methods=("fedseq",))) for f in files[:2]] + files[
+        2:
+    ]
+    nodes = FakeNodes(files)
+    with pytest.raises(UserError, match=r"silo client-0: .*'fedavg'.*; silo client-1: .*'fedavg'"):
+        far(FedAvg(rounds=1, epochs=1), nodes, tmp_path / "run", public)
+    asks = [unpack(data, Ask)[0] for _, data in nodes.log]
+    assert {ask.kind for ask in asks} == {"hello"}
+    assert all(ask.plan and not ask.agreement for ask in asks)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_silo_that_gives_the_result_is_skipped_only_where_nothing_is_sealed(
     tmp_path: Path,
 ) -> None:

@@ -484,7 +484,7 @@ def _as_measured(options: EvaluateOptions, why: str) -> None:
     for kind, values in row.get("groups", {}).items():
         groups[kind] = {name: one.get(metric.name) for name, one in values.items()}
     if options.json:
-        counts = {name: sizes[2] for name, sizes in run.config["clients"].items()}
+        counts = {name: sizes[2] for name, sizes in run.config["clients"].items() if sizes}
         print(
             json.dumps({metric.name: row[metric.name], "samples": sum(counts.values()), **groups})
         )

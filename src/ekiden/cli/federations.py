@@ -176,6 +176,9 @@ def add(options: AddOptions) -> None:
     """`ekiden federation add FOLDER NAME.key.pub ...`."""
     public = federations.named_keys(options.public_keys)
     _changed(federations.add(federations.read(options.folder), public), tuple(public))
+    say(
+        "runs include new silos as soon as all have joined by the new roster: until then, give --clients"
+    )
 
 
 def rotate(options: RotateOptions) -> None:

@@ -20,6 +20,7 @@ from ekiden.core.base.checks import Positional, Positive
 from ekiden.core.base.errors import UserError, counted
 from ekiden.core.base.files import read_regular, write
 from ekiden.core.base.outside import summary_of
+from ekiden.core.engine.folder import note_end
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.wire import EVERYONE
 from ekiden.core.training.private import DP
@@ -499,6 +500,9 @@ def verify(options: VerifyOptions) -> None:
         say(f"signed: this run replaces {revision.told()}")
     if agreed.recipe.dp:
         say(f"signed by each silo: it trained with differential privacy ({agreed.recipe.dp})")
+    run = summary.summarise(options.run)
+    if not run.finished:
+        say(f"stopped after step {run.last.get('step', 0)}: {summary.going_on(run)}")
     result = ", and the result is what they gave" if found.result else ""
     later = f"; {counted(measured, 'later evaluation')}, signed by all silos" if measured else ""
     say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}{later}")
@@ -706,6 +710,8 @@ def _submit(
         ended = commands.run(plan, link, security, folder, public_keys, follow)
     begun = (folder / "config.json").exists()
     if ended:
+        if begun:
+            note_end(folder, ended)
         more = (
             f"; `ekiden resume {folder}` goes on" if begun and "ekiden resume" not in ended else ""
         )

@@ -25,7 +25,14 @@ from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import said_in
 from ekiden.core.engine import evaluation
 from ekiden.core.engine.drive import told
-from ekiden.core.engine.folder import read_config, read_ledger, read_lines, read_passes, settings_in
+from ekiden.core.engine.folder import (
+    read_config,
+    read_ledger,
+    read_lines,
+    read_passes,
+    settings_in,
+    why_ended,
+)
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Transfer
 from ekiden.core.engine.wire import SERVER
@@ -363,9 +370,11 @@ def about(run: Summary) -> str:
 
 
 def going_on(run: Summary) -> str:
-    """Say how to continue a run."""
+    """Say why a run ended early, if that is known, and how to continue it."""
     if run.config.get("on") or not (why := in_memory(run.config)):
-        return f"`ekiden resume {run.folder}`"
+        resume = f"`ekiden resume {run.folder}`"
+        reason = why_ended(run.folder)
+        return f"{reason}; {resume}" if reason else resume
     given = ", silos" if "data" in why else ", network=..." if "network" in why else ", metric=..."
     return f"{why}, so continue it there: `ekiden.resume({str(run.folder)!r}{given})`"
 
@@ -374,7 +383,8 @@ def shown(folder: Path, devices: Devices | None = None) -> list[str | RichTable]
     """Return what `ekiden show` prints: texts and tables."""
     run = summarise(folder)
     clock = simulated(run, devices)
-    attempts = read_lines(folder / "attempts.jsonl", "lost_transfers")
+    rows = read_lines(folder / "attempts.jsonl")
+    attempts = [row for row in rows if "lost_transfers" in row]
     lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
     again = f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {size(lost)}"
     took = ""

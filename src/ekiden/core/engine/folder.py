@@ -6,7 +6,8 @@ environment.json    on which machine, with which packages
 metrics.jsonl       one line a step, the same bits in every repetition
 ledger.jsonl        one line a transfer, also the same bits
 passes.jsonl        one line a step: what each task computed; of a step that was done again, the last line counts
-attempts.jsonl      one line each time the run was started, with the transfers of the attempt before that were lost
+attempts.jsonl      one line each time the run was started, with the transfers of the attempt before that were lost; and
+                    one with the reason if a run between machines ended early
 times.jsonl         seconds of each step
 state.safetensors   the state after the last step, or one up to a second before it, synced
 latest-...          the state after the last step, if that is not synced; ends with the machine's
@@ -461,6 +462,20 @@ def read_passes(folder: Path) -> dict[int, Sequence[TaskPasses]]:
         except (TypeError, ValueError):
             raise UserError(f"{folder / _PASSES} cannot be read: {_DAMAGED}") from None
     return found
+
+
+def note_end(folder: Path, reason: str) -> None:
+    """Write down why an attempt at a run ended early."""
+    row = {"ended": datetime.now(UTC).isoformat(timespec="seconds"), "reason": reason}
+    with open(folder / "attempts.jsonl", "ab") as file:
+        file.write(json.dumps(row).encode() + b"\n")
+
+
+def why_ended(folder: Path) -> str:
+    """Return why the last attempt at a run ended early; empty if nobody wrote it down."""
+    rows = read_lines(folder / "attempts.jsonl")
+    reason = str(rows[-1].get("reason", "")) if rows else ""
+    return "".join(c if c.isprintable() else " " for c in reason)  # the folder may be of anybody
 
 
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:

@@ -631,7 +631,9 @@ def _config(
     reported before.
     """
     recipe = agreed.recipe
-    samples = read_config(folder)["clients"] if (folder / "config.json").exists() else {}
+    samples: dict[str, list[int]] = {name: [] for name in plan.names}
+    if (folder / "config.json").exists():
+        samples |= read_config(folder)["clients"]
     samples |= {name: list(hello.samples) for name, hello in hellos.items()}
     return {
         "on": "flower",

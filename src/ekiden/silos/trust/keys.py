@@ -119,7 +119,8 @@ def read_public(path: Path) -> str:
         text = read_text(path, _LONGEST).strip()
     except OSError:
         raise UserError(
-            f"there is no public key {path}: get it from the silo, `ekiden silo keys` made it"
+            f"there is no public key {path}: `ekiden silo join silo.toml roster.json` takes it from "
+            "the coordinator's roster"
         ) from None
     check(text)
     return text
