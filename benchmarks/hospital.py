@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="which faults (default 0)")
     parser.add_argument("--faults", type=int, default=6, help="how many (default 6)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the blocks below end what they began
     with TemporaryDirectory(prefix="undisturbed-") as here, hospitals() as made:
         scope: dict[str, Any] = {}
         exec(OWN, scope)

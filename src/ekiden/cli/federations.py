@@ -136,14 +136,6 @@ class AgreeOptions:
     """also show means and shares of all columns at each silo, of training rows"""
 
 
-_REMEDY = {
-    "connected": "",
-    "away": "there: ekiden silo status silo.toml",
-    "never": "there: ekiden silo join, then ekiden silo start",
-}
-"""what to do about a silo in each state"""
-
-
 def init(options: InitOptions) -> None:
     """`ekiden federation init FOLDER NAME.key.pub ... --host NAME`."""
     names = tuple(name.strip() for name in options.silos.split(",")) if options.silos else ()
@@ -227,7 +219,9 @@ def status(options: StatusOptions) -> None:
     for silo in silos:
         seen = "" if silo.seen is None else f"{silo.seen:.0f}"
         if running:
-            table.add_row(silo.name, silo.state, seen, silo.fingerprint, _REMEDY[silo.state])
+            table.add_row(
+                silo.name, silo.state, seen, silo.fingerprint, commands.REMEDY[silo.state]
+            )
         else:
             table.add_row(silo.name, "unknown", seen, silo.fingerprint, "")
     console.print(table)

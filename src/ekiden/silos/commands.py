@@ -29,6 +29,7 @@ from ekiden.silos.coordinator.session import ENDED
 from ekiden.silos.logs import OURS, Log
 from ekiden.silos.metrics import Metrics, served
 from ekiden.silos.security import Say, Security, without_proxy
+from ekiden.silos.status_page import Section, page
 from ekiden.silos.trust import keys
 
 if TYPE_CHECKING:
@@ -277,9 +278,10 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
                 unfinished = False
                 let_in(federation, federation.silos, log)
                 state = partial(health, federation)
-                with served(metrics, "ekiden_link", partial(counted, federation), state) as port:
+                about = (partial(counted, federation), state, partial(operators_page, federation))
+                with served(metrics, "ekiden_link", *about) as port:
                     if port:
-                        log(f"health and metrics: http://{metrics.host}:{port}/metrics")
+                        log(f"health and metrics, and a page: http://{metrics.host}:{port}/")
                     log(
                         f"silos reach the SuperLink at {federation.address}, the coordinator here at {federation.link}"
                     )
@@ -313,6 +315,33 @@ def health(federation: Federation) -> tuple[bool, str]:
     return True, f"the SuperLink runs; its certificate ends in {left} days" + (
         f": {renew}" if left < _SOON else ""
     )
+
+
+REMEDY = {
+    "connected": "",
+    "away": "there: ekiden silo status silo.toml",
+    "never": "there: ekiden silo join, then ekiden silo start",
+}
+"""what to do about a silo in each state"""
+
+
+def operators_page(federation: Federation) -> str:
+    """Return the coordinator's page: who is connected, and the runs."""
+    silos = [
+        (silo.name, silo.state, "" if silo.seen is None else f"{silo.seen:.0f}", REMEDY[silo.state])
+        for silo in status(read(federation.folder))
+    ]
+    runs: list[tuple[str, ...]] = []
+    with suppress(UserError):
+        known = connect(federation.link, Security(federation.certificate)).runs()
+        runs = [(run.run, run.name, run.state, run.since[:19], run.reason) for run in known[:100]]
+    columns = ("silo", "state", "last seen (s)", "what to do")
+    about = ("run", "what", "state", "since (UTC)", "reason")
+    sections = (
+        Section("Silos", columns, silos, "No silo is let in: ekiden federation add"),
+        Section("Runs", about, runs, "No run was started yet."),
+    )
+    return page(f"Federation {federation.folder.name}", health(federation), sections)
 
 
 def counted(federation: Federation) -> Mapping[str, float]:

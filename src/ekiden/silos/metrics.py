@@ -1,7 +1,8 @@
-"""Health and metrics of a silo or a coordinator for a monitor: counts only, over HTTP, on loopback
-by default.
+"""Health and metrics of a silo or a coordinator for a monitor, counts only, and a page for its
+operator; over HTTP, on loopback by default.
 """
 
+import ipaddress
 import re
 import socket
 import threading
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 
 from ekiden.core.base.checks import Checked, Range
 from ekiden.core.base.errors import UserError
+from ekiden.silos.status_page import POLICY
 
 Counts = Callable[[], Mapping[str, float]]
 _PATIENCE = 5.0  # seconds until a request must have arrived
@@ -43,19 +45,26 @@ class Metrics(Checked):
 
 @contextmanager
 def served(
-    where: Metrics, prefix: str, counts: Counts, health: Callable[[], tuple[bool, str]]
+    where: Metrics,
+    prefix: str,
+    counts: Counts,
+    health: Callable[[], tuple[bool, str]],
+    page: Callable[[], str] | None = None,
 ) -> Iterator[int]:
     """Answer a monitor until the block ends, and give the port; 0 if nothing is served.
 
-    Counts are named as Prometheus writes them, behind a prefix, with labels.
+    Counts are named as Prometheus writes them, behind a prefix, with labels. The page is only for
+    browsers on this machine.
     """
     if not where.port:
         yield 0
         return
 
     class Answers(_Answers):
-        def answer(self, path: str) -> tuple[int, str]:
+        def answer(self, path: str, host: str) -> tuple[int, str]:
             match path:
+                case "/" if page is not None and self._is_at_home(host):
+                    return 200, page()
                 case "/health":
                     good, words = health()
                     return (200 if good else 503), f"{words}\n"
@@ -112,9 +121,18 @@ class _Server(ThreadingTCPServer):
 class _Answers(BaseRequestHandler):
     """Reads one short request, and answers GET of two paths; it opens no file and reads no body."""
 
-    def answer(self, path: str) -> tuple[int, str]:
-        """Return status and text for a path."""
+    def answer(self, path: str, host: str) -> tuple[int, str]:
+        """Return status and text for a path at the host that the browser names."""
         raise NotImplementedError
+
+    def _is_at_home(self, host: str) -> bool:
+        """Return whether a browser on this machine asks, and asks this machine by its own name.
+
+        A page of somebody else whose name leads to this machine names another host.
+        """
+        name = host.rpartition(":")[0] if not host.endswith("]") else host
+        own = (name or host) in ("127.0.0.1", "localhost", "[::1]")
+        return own and ipaddress.ip_address(self.client_address[0]).is_loopback
 
     def handle(self) -> None:
         """Answer one request and close the connection, within some seconds."""
@@ -136,10 +154,21 @@ class _Answers(BaseRequestHandler):
             elif words[0] != b"GET":
                 status, text = 405, "only GET\n"
             else:
-                status, text = self.answer(words[1].decode("latin-1"))
+                named = [line[5:] for line in head.split(b"\r\n") if line[:5].lower() == b"host:"]
+                host = b"".join(named).decode("latin-1").strip()
+                status, text = self.answer(words[1].decode("latin-1"), host)
             body = text.encode()
-            about = f"HTTP/1.1 {status} -\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n"
-            self.request.sendall(f"{about}Connection: close\r\n\r\n".encode() + body)
+            kind = (
+                "text/html; charset=utf-8" if text.startswith("<") else "text/plain; version=0.0.4"
+            )
+            lines = [
+                f"HTTP/1.1 {status} -",
+                f"Content-Type: {kind}",
+                f"Content-Length: {len(body)}",
+            ]
+            lines += [f"Content-Security-Policy: {POLICY}", "X-Content-Type-Options: nosniff"]
+            about = "\r\n".join([*lines, "Referrer-Policy: no-referrer", "Connection: close"])
+            self.request.sendall(f"{about}\r\n\r\n".encode() + body)
         finally:
             alarm.cancel()
 

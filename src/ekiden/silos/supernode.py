@@ -19,12 +19,13 @@ from ekiden.silos.commands import QUIET, interrupt
 from ekiden.silos.logs import Log
 from ekiden.silos.metrics import LogCounts, served
 from ekiden.silos.security import Security, without_proxy
-from ekiden.silos.silo import connection
+from ekiden.silos.silo import approval, budget, connection, participation, policy
 from ekiden.silos.silo.approval import PLANS
 from ekiden.silos.silo.participation import FILE as LOG
 from ekiden.silos.silo.participation import folders, sizes
 from ekiden.silos.silo.shelf import drop_old_runs
 from ekiden.silos.silo.silo_file import Held, SiloFile
+from ekiden.silos.status_page import Section, page
 
 _RESTART, _LONGEST = (
     10.0,
@@ -118,9 +119,10 @@ def start(file: SiloFile, security: Security, log: Log, *, seconds: float | None
     with forks.programs(client_app.jobs(file)) as (folder, lines):
         log.follow(lines)
         watched = Monitored(file)
-        with served(file.metrics, "ekiden_silo", watched.counts, watched.health) as port:
+        about = (watched.counts, watched.health, watched.page)
+        with served(file.metrics, "ekiden_silo", *about) as port:
             if port:
-                log(f"health and metrics: http://{file.metrics.host}:{port}/metrics")
+                log(f"health and metrics, and a page: http://{file.metrics.host}:{port}/")
             drop = partial(drop_old_runs, file.folder / "runs")
             _keep_running([str(folder / command[0]), *command[1:]], log, seconds, watched, drop)
 
@@ -137,6 +139,29 @@ class Monitored:
         """Return whether the silo is connected, and in words since when, or why not."""
         return connection.health(self._file.folder)
 
+    def page(self) -> str:
+        """Return the operator's page."""
+        return page(f"Silo {self._file.name}", self.health(), self._sections())
+
+    def _sections(self) -> Iterator[Section]:
+        file = self._file
+        plans = [
+            (digest, _lines(approval.told(file, one))) for digest, one in approval.waiting(file)
+        ]
+        do = f"Read: ekiden silo approve {file.path}"
+        yield Section("Plans that wait", ("plan", do), plans, "No plan waits for approval.")
+        most = file.limits.evaluations
+        spent = [
+            (f"models measured {name}".strip(), f"{policy.measured(file, name)} of {most}")
+            for name in file.named or ("",)
+        ]
+        if file.limits.epsilon is not None:
+            spent.append(("epsilon", f"{budget.promised(file):.3g} of {file.limits.epsilon:g}"))
+        yield Section("Spent, over all runs", ("what", "how much"), spent, "")
+        lines = [line.split(" ", 1) for line in participation.last_lines(file.folder)]
+        told = "What was asked, what was told and to whom (requests.log)"
+        yield Section(told, ("time (UTC)", "what"), lines[::-1], "Nothing was asked yet.")
+
     def counts(self) -> Mapping[str, float]:
         """Return counts and sizes."""
         runs = self._file.folder / "runs"
@@ -148,6 +173,10 @@ class Monitored:
             "plans_waiting": sum(1 for _ in (self._file.folder / PLANS).glob("*.json")),
             **self._log(),
         }
+
+
+def _lines(texts: Mapping[str, str]) -> str:
+    return "\n".join(f"{name}: {text}" for name, text in texts.items())
 
 
 def _keep_running(

@@ -76,6 +76,15 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
         log.warning("cannot write %s: %s", file, error.strerror)
 
 
+def last_lines(folder: Path, most: int = 200) -> list[str]:
+    """Return the last lines of the log; the oldest first."""
+    try:
+        lines = (folder / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return lines[-most:]
+
+
 def _log_sizes(folder: Path) -> dict[str, int]:
     """Return how many bytes each run, and strangers today, have written."""
     try:

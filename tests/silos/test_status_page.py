@@ -1,0 +1,76 @@
+"""The operator's page shows what happens, runs nothing that others wrote, and is for this machine."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ekiden.silos import supernode
+from ekiden.silos.metrics import Metrics, served
+from ekiden.silos.silo.participation import log_request
+from ekiden.silos.silo.silo import Silo
+from ekiden.silos.trust.parcel import Ask, pack
+from tests.silos.fakes import mine, silo_file
+from tests.silos.test_metrics import asked, free_port
+from tests.silos.test_silo import TERMS
+
+ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)> & \"'"
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> supernode.Monitored:
+    """A silo with a plan that waits, spent epsilon, and a log with text of somebody else."""
+    file = silo_file(tmp_path, "client-0", "[limits]\napprove = true\n")
+    Silo(file, mine("client-0")).answer(pack(Ask("hello", TERMS.text(), "0")))
+    log_request(file.folder, f"refused hello: {ATTACK}")
+    return supernode.Monitored(file)
+
+
+@pytest.fixture
+def port(watched: supernode.Monitored) -> Iterator[int]:
+    about = (dict, watched.health, watched.page)
+    with served(Metrics(port=free_port()), "ekiden_silo", *about) as found:
+        yield found
+
+
+def test_the_page_shows_what_waits_and_what_was_asked(watched: supernode.Monitored) -> None:
+    text = watched.page()
+    assert "Silo client-0" in text
+    assert "not connected yet" in text
+    assert re.search(r"<td>[0-9a-f]{64}</td>", text), "a plan waits"
+    assert "method: " in text
+    assert "0 of 1000" in text
+    assert "refused hello: " in text
+
+
+def test_text_of_others_is_text(watched: supernode.Monitored, port: int) -> None:
+    """Neither a script nor a picture, also for a browser that ignores the policy."""
+    found = asked(port, b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n").decode()
+    head, _, body = found.partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200")
+    assert "Content-Type: text/html" in head
+    assert "Content-Security-Policy: default-src 'none'" in head
+    assert "script-src" not in head
+    assert not re.search(r"<(script|img|iframe|form)\b|javascript:|https?://", body)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in body
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"127.0.0.1:9100", 200),
+        (b"localhost", 200),
+        (b"[::1]:9100", 200),
+        (b"hospital.example.org:9100", 404),
+        (b"localhost.example.org", 404),
+        (b"", 404),
+    ],
+)
+def test_only_this_machine_by_its_own_name_gets_the_page(
+    host: bytes, status: int, port: int
+) -> None:
+    """A web page whose name was turned to this machine (DNS rebinding) reads nothing."""
+    found = asked(port, b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+    assert found.startswith(f"HTTP/1.1 {status} ".encode())
+    assert (b"client-0" in found) == (status == 200)
