@@ -23,7 +23,8 @@ from ekiden.data import load, parse, split
 from ekiden.runs.result import Result
 from ekiden.silos import commands
 from ekiden.silos.coordinator.federation import Federation as Parts
-from ekiden.silos.trust.keys import make_certificates
+from ekiden.silos.security import Security
+from ekiden.silos.trust.keys import make_certificates, read_public
 from tests.warm import WarmProcess, command, ekiden
 
 NAMES = ("client-0", "client-1", "client-2")
@@ -232,11 +233,8 @@ def running(
     try:
         federation.prepare()
         federation.start_link()
-        files = [f"keys/{name}.pub" for name in names]
-        said = federation.ekiden(
-            "silo", "register", *files, "--link", federation.link, "--certificate", "ca.crt"
-        )
-        assert said.count("registered") >= len(names), said
+        link = commands.connect(federation.link, Security(folder / "ca.crt"))
+        assert all(link.register(read_public(folder / "keys" / f"{name}.pub")) for name in names)
         for name in names:
             start(federation, name)
         yield federation

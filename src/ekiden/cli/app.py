@@ -44,7 +44,6 @@ COMMANDS = {
     "silo join": "cli.silos:join_roster",
     "silo start": "cli.silos:start",
     "silo keys": "cli.silos:make_keys",
-    "silo register": "cli.silos:register",
     "silo status": "cli.silos:status",
     "silo sums": "cli.silos:sums",
     "silo release": "cli.silos:release",

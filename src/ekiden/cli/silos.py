@@ -50,7 +50,7 @@ from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo_file import Limits, SiloFile
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
-from ekiden.silos.trust.agreement import check_name, read_roster
+from ekiden.silos.trust.agreement import read_roster
 from ekiden.silos.trust.masking import MARK, release_text
 
 Place: TypeAlias = Literal["here", "flower"]
@@ -740,14 +740,6 @@ class LinkOptions:
 
 
 @dataclass(frozen=True)
-class RegisterOptions(LinkOptions):
-    """Let silos with these public keys connect to a SuperLink."""
-
-    public_keys: Positional[tuple[Path, ...]] = ()
-    """files that `ekiden silo keys` made"""
-
-
-@dataclass(frozen=True)
 class PsOptions(LinkOptions):
     """List the runs that a SuperLink knows, and whether they are still running."""
 
@@ -762,18 +754,6 @@ class StopOptions(LinkOptions):
     run: Positional[str] = ""
     """run folder, or the number that `ekiden run` and `ekiden ps` show (then also --federation, or
     --link)"""
-
-
-def register(options: RegisterOptions) -> None:
-    """`ekiden silo register NAME.pub ... --link HOST:PORT`."""
-    if not options.public_keys:
-        raise UserError("name the public keys to register: NAME.pub ...")
-    superlink = commands.connect(*_reached(options))
-    for path in options.public_keys:
-        check_name(path.stem, str(path))
-        if not superlink.register(keys.read_public(path)):
-            raise UserError(f"{path} is registered already: its holder may connect")
-        say(f"registered {path.stem}")
 
 
 def ps(options: PsOptions) -> None:

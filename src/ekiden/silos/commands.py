@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -202,21 +201,6 @@ def app_name(name: str) -> str:
 def read_keys(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
     """Return the public keys NAME.pub of all silos."""
     return {name: keys.read_public(folder / f"{name}.pub") for name in names}
-
-
-def path() -> str:
-    """Return the path with this Python's commands first, even if its environment is not
-    activated.
-    """
-    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-
-
-def flower(command: str) -> str:
-    """Return the path of a Flower command."""
-    found = shutil.which(command, path=path())
-    if found is None:
-        raise UserError(f"{command} is not installed: pip install 'ekiden[flower]'")
-    return found
 
 
 def superlink_command(federation: Federation) -> list[str]:

@@ -44,7 +44,8 @@ def digest(file: SiloFile, terms: Agreement) -> str:
         if certificate and certificate.is_file()
         else ""
     )
-    text = json.dumps([replace(terms, run=_NO_RUN).text(), file.link.address, link])
+    query = file.holding(terms.data).query  # an agreement is about these rows
+    text = json.dumps([replace(terms, run=_NO_RUN).text(), file.link.address, link, query])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -146,6 +147,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
     """Return everything that a plan says, in words; long texts with their digest."""
     recipe, method = terms.recipe, terms.recipe.method
     about = summary_of(type(method))
+    query = file.holding(terms.data).query
     lines = {
         "what": f"measure the model {terms.measures}, train nothing" if terms.measures else "train",
         "measured on": "validation samples" if terms.validation else "test samples",
@@ -179,6 +181,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         if terms.revision
         else "no run",
         "code": terms.version,
+        "rows": f"of the query with SHA-256 {query}" if query else "of files, or of own code",
         "coordinator at": file.link.address or "not named",
     }
     return {name: _line(text) for name, text in lines.items()}

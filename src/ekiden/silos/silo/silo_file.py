@@ -40,6 +40,7 @@ from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Samples
 from ekiden.core.tasks import Classification, LanguageModelling, terms
 from ekiden.core.tasks.base import IGNORED
 from ekiden.methods import LAP, METHODS
+from ekiden.readers import query
 from ekiden.readers import schema as schemas
 from ekiden.readers.assemble import AskedData, assemble
 from ekiden.readers.columns import Reading, listed
@@ -170,6 +171,8 @@ class Data(Reading):
     path: str = ""
     """a data set: a folder of class folders, a table, a file of arrays, or a name (see `ekiden
     list`)"""
+    sql: str = ""
+    """a file with an SQL query that gives the rows of a table; see `ekiden.readers.query`"""
     python: str = ""
     """FILE.py:FUNCTION; the function takes nothing and returns an `ekiden.data` Dataset or
     FederatedData"""
@@ -426,7 +429,7 @@ class SiloFile:
             reading = replace(reading, sample_kind=f"{self.beside(file).absolute()}:{name}")
         if self.schema:
             reading = replace(reading, schema=str(self.schemas[-1])).with_schema()
-        own = self.beside(data.path)
+        own = self._queried() if data.sql else self.beside(data.path)
         known = read_agreed(self.beside(data.agreed)) if data.agreed else None
         if known and known.scales:
             reading = reading.like(known.table)
@@ -456,6 +459,18 @@ class SiloFile:
                     **how,
                 )
         return _of_one_length(found) if found.inputs.ragged else found
+
+    def _queried(self) -> Path:
+        """Return a file with the rows of the query, in the silo's folder, which is private."""
+        file = self.folder / f"{Path(self.data.sql).stem}.parquet"
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(file, [query.rows(self.beside(self.data.sql))])
+        return file
+
+    @property
+    def query(self) -> str:
+        """Return the digest of the query that gives the data; empty without one."""
+        return query.digest(self.beside(self.data.sql)) if self.data.sql else ""
 
     def _call(self) -> Dataset | FederatedData:
         file, _, name = self.data.python.partition(":")
@@ -542,9 +557,9 @@ def read(path: Path) -> SiloFile:
     own = path.absolute().parent / Path(folder).expanduser()
     silo = SiloFile(path.absolute(), name, own, **parts, named=named, allow=allow, ruled=ruled)
     for key, data in (named or {"": silo.data}).items():
-        if bool(data.path) == bool(data.python):
+        if len([*filter(None, (data.path, data.sql, data.python))]) != 1:
             where = f"[data.{key}]" if key else "[data]"
-            raise UserError(f"{path}: say where the data are, by either path or python in {where}")
+            raise UserError(f"{path}: say where the data are, by path, sql or python in {where}")
     known = [title + lap for title in (m.title() for m in METHODS) for lap in ("", LAP)]
     for method in silo.limits.methods:
         if method not in (*known, EVALUATE):

@@ -1,0 +1,79 @@
+"""The rows that an SQL query gives, through DuckDB: of CSV and Parquet files, SQLite, PostgreSQL and
+MySQL.
+
+A query only reads. Its file holds one SELECT, after statements that say where the data are (ATTACH,
+READ_ONLY), load extensions that are installed (LOAD), or set options (SET).
+"""
+
+import hashlib
+from contextlib import chdir
+from io import BytesIO
+from pathlib import Path
+
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import read_text
+
+_LONGEST = 1 << 20
+_BEFORE = ("ATTACH", "LOAD", "SET")
+
+
+def digest(file: Path) -> str:
+    """Return the SHA-256 digest of a query's file."""
+    return hashlib.sha256(_text(file).encode()).hexdigest()
+
+
+def rows(file: Path) -> bytes:
+    """Return what a query gives as a Parquet file, in an order that follows from the rows alone.
+
+    Paths in the query are relative to its file.
+
+    Raises:
+        UserError: the query would change something, or fails.
+    """
+    from pyarrow import parquet
+
+    try:
+        import duckdb
+    except ImportError:
+        raise UserError("data.sql needs DuckDB: pip install 'ekiden[sql]'") from None
+    text = _text(file)
+    # No extension is downloaded: it would be code that nobody here named.
+    own = chdir(file.absolute().parent)
+    with (
+        own,
+        duckdb.connect(":memory:", config={"autoinstall_known_extensions": False}) as database,
+    ):
+        try:
+            *before, select = duckdb.extract_statements(text)
+            for statement in (*before, select):
+                _check(file, statement.type.name, statement.query, last=statement is select)
+            for statement in before:
+                database.execute(statement)
+            asked = select.query.strip().rstrip(";")
+            found = database.sql(f"SELECT * FROM ({asked}\n) ORDER BY ALL").to_arrow_table()
+        except (duckdb.Error, ValueError) as error:
+            why = " ".join(str(error).split())[:300]
+            raise UserError(f"{file}: the query fails: {why or 'it is empty'}") from None
+    content = BytesIO()
+    parquet.write_table(found, content)
+    return content.getvalue()
+
+
+def _check(file: Path, kind: str, text: str, *, last: bool) -> None:
+    """Refuse statements that could write."""
+    if kind == "ATTACH" and "READ_ONLY" not in text.upper():
+        raise UserError(
+            f"{file}: a database is attached to be read: ATTACH '...' AS name (READ_ONLY)"
+        )
+    installs = kind == "LOAD" and not text.strip().upper().startswith("LOAD")
+    if installs or kind not in (("SELECT",) if last else _BEFORE):
+        raise UserError(
+            f"{file}: {kind} is refused: write ATTACH (READ_ONLY), LOAD and SET first, then one SELECT"
+        )
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_text(file, _LONGEST)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
