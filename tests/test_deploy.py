@@ -10,6 +10,7 @@ import pytest
 from ekiden.cli.app import COMMANDS
 from ekiden.cli.federations import FederationStartOptions
 from ekiden.cli.flags import parse
+from ekiden.cli.silos import SiloStartOptions
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,15 @@ def test_the_image_is_made_of_what_is_here_and_is_not_run_by_root() -> None:
     assert re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)[-1] != "0"
 
 
+def test_nothing_but_the_sources_is_sent_to_the_builder() -> None:
+    """Neither keys nor runs nor data that lie next to them."""
+    kept = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert kept[0] == "*"
+    allowed = {line.removeprefix("!") for line in kept[1:] if line.startswith("!")}
+    needed = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
+    assert allowed == {file for line in needed for file in line.split()}
+
+
 def test_services_run_commands_and_have_few_rights() -> None:
     assert set(SERVICES) == {"silo", "coordinator"}
     for name, service in SERVICES.items():
@@ -44,6 +54,9 @@ def test_services_run_commands_and_have_few_rights() -> None:
     assert SERVICES["coordinator"]["ports"] == ["0.0.0.0:8000:8000"], (
         "the coordinator's own port stays inside"
     )
+    silo = parse(SiloStartOptions, SERVICES["silo"]["command"][2:], "ekiden silo start")
+    health = SERVICES["silo"]["healthcheck"]["test"][-1]
+    assert f"127.0.0.1:{silo.metrics_port}/health" in health, "without a line in silo.toml"
     started = parse(
         FederationStartOptions, SERVICES["coordinator"]["command"][2:], "ekiden federation start"
     )

@@ -159,6 +159,8 @@ class SiloStartOptions:
     """no TLS; to this machine only"""
     insecure_anywhere: bool = False
     """no TLS, also to other machines"""
+    metrics_port: int = 0
+    """port for /health and /metrics on this machine, instead of that in silo.toml"""
     log: Format = "text"
     """how lines are printed, each with its time and level: text or json"""
 
@@ -275,6 +277,8 @@ def join_roster(options: RosterOptions) -> None:
 def start(options: SiloStartOptions) -> None:
     """`ekiden silo start silo.toml`."""
     file = silo_file.read(options.file)
+    if options.metrics_port:
+        file = replace(file, metrics=replace(file.metrics, port=options.metrics_port))
     security = Security(
         file.beside(file.link.certificate) if file.link.certificate else None,
         options.insecure or options.insecure_anywhere,
