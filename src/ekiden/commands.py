@@ -16,7 +16,7 @@ from ekiden.clinic.answers import figures_of
 from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
 from ekiden.clinic.regressions import Baseline
 from ekiden.core import models
-from ekiden.core.base.checks import CountOrZero, Fraction, Positive, Range, checked, plain
+from ekiden.core.base.checks import Count, CountOrZero, Fraction, Positive, Range, checked, plain
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import is_held, path_of, read_text
 from ekiden.core.base.outside import require_extra, summary_of
@@ -42,7 +42,7 @@ from ekiden.runs import exporting, predictions, summary
 from ekiden.runs.api import as_federation, with_metric
 from ekiden.runs.clock import Devices, devices_of
 from ekiden.runs.loading import load_model, open_run
-from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
+from ekiden.runs.plan import federation_in, go_on_with, in_memory, plan_in, refuse_lost, rerun
 from ekiden.runs.predictions import column_in
 from ekiden.runs.recipe import recipe_of
 from ekiden.runs.result import LoadedModel, ModelSource, Part, Result
@@ -57,6 +57,7 @@ def resume(
     *,
     network: ModelSource | None = None,
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
+    laps: Count | None = None,
     track: str | Sequence[str] = (),
     quiet: bool = False,
 ) -> Result:
@@ -64,11 +65,12 @@ def resume(
 
     Args:
         folder: the run folder.
-        data: who holds what, as in `ekiden.run`, if the run was given data in Python; they must be
-            the same.
+        data: who holds what, as in `ekiden.run`, if the run was given data in Python; or the path
+            to which its file or folder was moved. They must be the same.
         network: the module that the run was started with, or a function that makes one, if the
             network is not in the library.
         metric: the headline metric, if that was a function.
+        laps: how many a regression may make that has not converged within its limit.
         track: as in `ekiden.run`.
         quiet: as in `ekiden.run`.
 
@@ -82,8 +84,13 @@ def resume(
         raise UserError(
             f"{path} is a run between machines: use `ekiden resume {path}` at its coordinator"
         )
+    moved = (os.fspath(data),) if isinstance(data, str | os.PathLike) else ()
+    if moved or laps:
+        go_on_with(path, moved, laps)
+        config, data = read_config(path), None if moved else data
     if data is None and network is None and not metric:
         plan = plan_in(config, path)
+        refuse_lost(plan, path)
         return plan.run(path, plan.federation(), track=trackers, quiet=quiet)
     held = federation_in(config, path) if data is None else as_federation(data)
     if network is None and config["network"] is None:

@@ -27,7 +27,7 @@ from ekiden.readers.columns import Reading
 from ekiden.readers.holdings import located_silo
 from ekiden.runs import reruns, summary, tracking
 from ekiden.runs.clock import devices_of
-from ekiden.runs.plan import Plan, TaskName, read, stored, written
+from ekiden.runs.plan import Plan, TaskName, go_on_with, read, refuse_lost, stored, written
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.result import Result
 
@@ -129,6 +129,10 @@ class ResumeOptions:
     """programs that draw the metrics as the run goes on: tensorboard, mlflow, wandb or trackio"""
     on: str = "here"
     """where the clients of simulated runs are: here, ray or ray:ADDRESS"""
+    data: tuple[str, ...] = ()
+    """where the data are now, if they were moved: as for `ekiden run --data`, or --silos"""
+    laps: Count | None = None
+    """laps that a regression may make which has not converged within its own limit"""
     json: bool = False
     """print the results as JSON, and all else to standard error; see docs/reference/json.md"""
 
@@ -261,9 +265,11 @@ def run(args: Sequence[str]) -> None:
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     tracking.check(options.track, options.out)
-    folders = [
-        launch.free_folder(options.out, f"{kind.title()}-{Path(one).stem}-seed{s}") for s in seeds
-    ]
+    titles = [f"{kind.title()}-{Path(one).stem}-seed{seed}" for seed in seeds]
+    folders = [launch.free_folder(options.out, name) for name in titles]
+    for path in (options.out / name for name in titles):
+        if (path / "config.json").exists() and not summary.summarise(path).finished:
+            say(f"{path} is not finished: `ekiden resume {path}` goes on (--data: moved data)")
     plans = [replace(plan, recipe=replace(plan.recipe, seed=seed)) for seed in seeds]
     more: dict[str, Any] = {"track": options.track, "on": options.on}
     _launch(
@@ -276,12 +282,17 @@ def resume(options: ResumeOptions) -> None:
     from ekiden.cli import silos as cli_silos  # most commands do not need it
 
     launch.transport_of(options.on)
+    for folder in options.runs if options.data or options.laps else ():
+        go_on_with(folder, options.data, options.laps)
     here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
     if here:
         tracking.check(options.track, here[0])
+        plans = [stored(folder) for folder in here]
+        for plan, folder in zip(plans, here, strict=True):
+            refuse_lost(plan, folder)
         jobs = [
-            launch.LaunchedRun(stored(folder), folder, track=options.track, on=options.on)
-            for folder in here
+            launch.LaunchedRun(plan, folder, track=options.track, on=options.on)
+            for plan, folder in zip(plans, here, strict=True)
         ]
         _launch(jobs, options.json)
 

@@ -343,6 +343,10 @@ def prepared(
     check_model(worker, data)
     described = describe(recipe, setup, clients.sizes, digests=path is not None)
     described |= {**(how.config or {}), "workers": workers}
+    if not (how.hardware or Hardware()).threads:
+        described["auto_threads"] = True
+    if method.traits.limit:
+        described["limit"] = method.traits.limit
     if "plan" not in described:  # all that the command line needs to go on with the run
         more = {
             "origin": data.origin and data.origin.to_json(),

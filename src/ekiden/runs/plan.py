@@ -18,7 +18,7 @@ from ekiden.core.base.files import read_text
 from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import Dataset, FederatedData, Origin
 from ekiden.core.engine.drive import Row
-from ekiden.core.engine.folder import read_config, settings_in
+from ekiden.core.engine.folder import read_config, settings_in, write_config
 from ekiden.core.engine.local import MakesTransport
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import check_same_data
@@ -28,7 +28,7 @@ from ekiden.methods import method_named
 from ekiden.readers.columns import Reading, listed
 from ekiden.readers.holdings import located_silo
 from ekiden.readers.partition import Iid, Unmet, parse, split
-from ekiden.readers.sources import join, load, silos
+from ekiden.readers.sources import join, load, located, silos
 from ekiden.runs import api
 from ekiden.runs.recipe import Recipe, recipe_of
 from ekiden.runs.result import ModelSource
@@ -241,6 +241,52 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
             if "plan" in config
             else _from_python(config)
         )
+
+
+def refuse_lost(plan: Plan[Any], folder: Path) -> None:
+    """Refuse to go on with a run whose data are not where they were."""
+    named = plan.silos or (plan.data,)
+    paths = [Path(one.rpartition("=")[2]) for one in named if not outside.is_file(one)]
+    if lost := next((path for path in paths if path.is_absolute() and not path.exists()), None):
+        raise UserError(f"{lost}, the data of {folder}, is not there: say where by --data")
+
+
+def go_on_with(folder: Path, data: Sequence[str] = (), laps: int | None = None) -> None:
+    """Note where the data of a run are now, and that it may make more laps.
+
+    Raises:
+        UserError: the data are others, or the run does not stop at a limit of laps.
+    """
+    config = read_config(folder)
+    if config.get("on") == "flower":
+        raise UserError(f"{folder} is a run between machines: start a new one, with more --laps")
+    recipe = recipe_of(config["recipe"])
+    if laps is not None:
+        if recipe.method.traits.limit != "laps":
+            raise UserError(f"{recipe.name} does not stop at a limit of laps: leave out --laps")
+        if laps <= config["recipe"]["hyperparameters"]["laps"]:
+            raise UserError(f"{folder} makes so many laps already: give more --laps than {laps}")
+        if (folder / "model.safetensors").exists():
+            raise UserError(f"{folder} has ended: leave out --laps")
+        recipe = replace(recipe, method=replace(recipe.method, **{"laps": laps}))
+        steps = recipe.method.steps(len(config["clients"]))
+        config |= {"recipe": recipe.to_json(), "steps": steps}
+    if data:
+        plan = plan_in(config, folder)
+        places, one = tuple(map(located_silo, data)), located(data[0])
+        plan = replace(plan, silos=places) if plan.silos else replace(plan, data=one)
+        held = plan.federation()
+        check_same_data(config, recipe.method, held, folder)
+        if json.loads(json.dumps(held.dataset.inputs.to_json())) != config["inputs"]:
+            raise UserError(
+                f"columns or scale of {data[0]} differ from what {folder} was made with"
+            )
+        config["dataset"] = held.dataset.name
+        if "plan" in config:
+            config["plan"] = {k: v for k, v in plan.to_json().items() if k != "recipe"}
+        else:
+            config["origin"] = held.origin.to_json() if held.origin else {}
+    write_config(folder, config)
 
 
 def federation_in(config: Mapping[str, Any], where: Path) -> FederatedData:

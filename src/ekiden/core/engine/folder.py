@@ -73,9 +73,10 @@ FORMAT = 2
 # also in the headers of model files
 _ABOUT = ("method", "network", "classes", "input", "inputs", "task", "train", "frozen")
 _DAMAGED = "the run folder is damaged, start a new run"
-BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin"}
+BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin", "auto_threads"}
 """Entries of the configuration on which the run does not depend: what wrote it, for which table,
-what its result is, and where the data lay (their digests count)."""
+what its result is, where the data lay (their digests count), and who chose the threads."""
+_DIFFER = ("python", "torch", "platform", "gpu", "threads")  # of environments that are compared
 _CONFIG = "config"
 _DATA = "data.jsonl"
 _MOST_NUMBERS = (
@@ -175,6 +176,8 @@ class RunFolder:
         self._clients = clients
         self._hashed = set(data_digests(path))
         self._config = config_digest(json.loads(_json(config)) if fresh else read_config(path))
+        threads = config.get("hardware", {}).get("threads")
+        self._environment = _environment() | {"threads": threads}
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = hold_lock(path / "lock", wait=False)
@@ -186,7 +189,7 @@ class RunFolder:
             ) from None
         if fresh:
             try:
-                write(path / "environment.json", [_json(_environment())])
+                write(path / "environment.json", [_json(self._environment)])
                 write(path / "config.json", [_json(config)])
             except UserError:
                 self.close()
@@ -206,6 +209,7 @@ class RunFolder:
         if file.name != "state.safetensors":
             for file in self.path.rglob("*.safetensors"):  # the killed process did not sync all
                 sync(file)
+        self._name_other_environment()
         lost = self._beyond("ledger.jsonl", marks.ledger).count(b"\n")
         transfers = read_ledger(self.path)
         self.append(
@@ -215,12 +219,25 @@ class RunFolder:
                 "from_step": state.step if state else 0,
                 "command": list(errors.typed),
                 "lost_transfers": transfers[len(transfers) - lost :],
+                "environment": self._environment,
             },
         )
         # Note first, then cut: after a kill in between, the rows are noted twice, not lost.
         self._cut("metrics.jsonl", marks.metrics)
         self._cut("ledger.jsonl", marks.ledger)
         return (state, marks) if state else None
+
+    def _name_other_environment(self) -> None:
+        """Say in what this attempt's environment differs from that of the one before."""
+        attempts = read_lines(self.path / "attempts.jsonl")
+        before = attempts[-1].get("environment", {}) if attempts else {}
+        changed = [
+            f"{key} {before[key]} before and {self._environment[key]} now"
+            for key in _DIFFER
+            if key in before and before[key] != self._environment[key]
+        ]
+        if changed:
+            errors.tell(f"{self.path}: {', '.join(changed)}; the last bits may differ")
 
     def transfer(self, row: Transfer) -> None:
         """Note a transfer as it happens."""
@@ -363,6 +380,11 @@ def read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         raise UserError(f"{path / 'config.json'} cannot be read: {_DAMAGED}") from None
     return check_config(config, path)
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Replace the configuration in a run folder by one with the same `config_digest`."""
+    write(path / "config.json", [_json(config)])
 
 
 def check_config(config: Any, path: Path) -> dict[str, Any]:
@@ -531,6 +553,8 @@ def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientDa
     found = read_config(path)
     wanted = json.loads(_json(config))
     found, wanted = _listed(found), _listed(wanted)
+    if wanted.get("auto_threads"):  # as many as this machine has
+        wanted["hardware"]["threads"] = found["hardware"]["threads"]
     keys = (wanted.keys() | found.keys()) - BESIDE - {"digests", "recipe"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
     before, now = found.get("digests", {}), wanted.get("digests", {})
@@ -553,9 +577,16 @@ def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientDa
 
 def config_digest(config: Mapping[str, Any]) -> str:
     """Return a digest of a configuration, without the entries on which the result does not
-    depend.
+    depend, where the data are, and the limit of steps.
     """
-    decisive = {key: value for key, value in config.items() if key not in BESIDE}
+    decisive = {k: v for k, v in config.items() if k not in BESIDE | {"steps", "dataset"}}
+    if "plan" in config:
+        plan = config["plan"].items()
+        decisive["plan"] = {k: v for k, v in plan if k not in ("data", "silos", "code")}
+    if limit := config.get("limit"):
+        given = config["recipe"]["hyperparameters"]
+        free = {name: value for name, value in given.items() if name != limit}
+        decisive["recipe"] = config["recipe"] | {"hyperparameters": free}
     return hashlib.blake2b(
         json.dumps(decisive, sort_keys=True).encode(), digest_size=16
     ).hexdigest()
