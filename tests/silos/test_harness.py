@@ -25,12 +25,22 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.settings import Hardware
 from ekiden.core.data.samples import Subset
 from ekiden.core.engine import wire
-from ekiden.core.engine.method import INITIAL, Method, payload_types
+from ekiden.core.engine.method import INITIAL, Method, payload_types, task_names
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.engine.wire import Ref
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
-from ekiden.methods import METHODS, FedAvg, FedPFT, FedSeq, RegMean, between_machines
+from ekiden.methods import (
+    METHODS,
+    FedAvg,
+    FedFisher,
+    FedLPA,
+    FedPFT,
+    FedSeq,
+    MAEcho,
+    RegMean,
+    between_machines,
+)
 from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Held, SiloFile
@@ -323,6 +333,13 @@ def attacks(kind: type[Method], level: str, folder: Path, draws: int) -> tuple[i
 KINDS = [pytest.param(kind, id=kind.title()) for kind in METHODS if not kind.traits.pools_data]
 
 
+def test_every_task_of_the_library_declares_what_it_gives() -> None:
+    """So that a new one is judged, and attacked below."""
+    for kind in METHODS:
+        tasks = () if kind.traits.pools_data else task_names(kind)
+        assert all(getattr(kind, name).__gives__ is not None for name in tasks), kind
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_sample_is_read_at_the_level_of_sums(kind: type[Method], tmp_path: Path) -> None:
     assert attacks(kind, "sums", tmp_path, 4) == (0, 0)
@@ -334,6 +351,9 @@ def test_no_sample_is_read_at_the_level_of_sums(kind: type[Method], tmp_path: Pa
         (FedAvg(rounds=1, epochs=1), "models", "mlp", 20),
         (FedSeq(epochs=1), "models", "mlp", 20),
         (RegMean(epochs=1), "all", "mlp", 20),
+        (FedLPA(epochs=1), "all", "mlp", 20),
+        (FedFisher(epochs=1), "all", "mlp", 20),
+        (MAEcho(epochs=1), "all", "mlp", 20),
         (FedPFT(mixtures=500, half=False), "all", "linear", 100),
     ],
     ids=lambda value: value.title() if isinstance(value, Method) else str(value),

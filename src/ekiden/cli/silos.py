@@ -51,7 +51,7 @@ from ekiden.silos.silo.silo_file import Limits, SiloFile
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import read_roster
-from ekiden.silos.trust.masking import MARK, release_text
+from ekiden.silos.trust.masking import release_text
 
 Place: TypeAlias = Literal["here", "flower"]
 LINK = "link.json"
@@ -419,16 +419,13 @@ def release(options: ReleaseOptions) -> None:
         raise UserError(
             f"{file.name} is the only silo of run {before.run}: nothing is left without it"
         )
-    recipe, mark = (
-        replace(before.recipe, method=among(before.recipe.method, names)),
-        token_hex(MARK // 2),
-    )
-    text = release_text(file.name, mark, before.run, recipe, before.data, names)
+    recipe = replace(before.recipe, method=among(before.recipe.method, names))
+    text = release_text(file.name, before.run, recipe, before.data, names)
     out = options.out or file.beside(f"{file.name}-release.txt")
-    write(out, [f"{mark}{keys.sign(file.beside(file.link.key), text)}\n".encode()])
+    write(out, [f"{keys.sign(file.beside(file.link.key), text)}\n".encode()])
     say(
         f"wrote {out}: with it, run {before.run} ({before.method}, seed {recipe.seed}) is made "
-        "again once, among "
+        "again among "
         f"{', '.join(names)}. The difference of the two shows the part of {file.name}; give the "
         "file to the coordinator"
     )

@@ -323,11 +323,6 @@ class SecureMethod(ParallelMethod):
     # differ, as those of silos that train in between do.
     regroups: ClassVar[bool] = True
 
-    @property
-    def gives_sums(self) -> bool:
-        """Whether masks hide what clients send."""
-        return self.secure
-
 
 @dataclass(frozen=True, eq=False)
 class ModelSums:

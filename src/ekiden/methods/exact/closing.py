@@ -126,11 +126,6 @@ class ClosingLap(Method):
         """Whoever has the model before the lap."""
         return "party"
 
-    @property
-    def gives_sums(self) -> bool:
-        """Whether masks hide all parts of sums: those of the lap are always sums."""
-        return True
-
     def fits(self) -> None:
         """No guarantee fits: the lap's sums have no noise."""
 

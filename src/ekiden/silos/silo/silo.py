@@ -135,6 +135,16 @@ def gather(
 
 
 @dataclass(frozen=True)
+class OpenedRequest:
+    """A request for a task, opened and checked."""
+
+    contents: Contents
+    given: GivenArguments  # the arguments
+    keep: frozenset[str]  # keys of values of final steps that the silo keeps
+    void: Sequence[int]  # steps in which the silo was missing, so that what it did does not count
+
+
+@dataclass(frozen=True)
 class SiloTasks:
     """Does the tasks of a run."""
 
@@ -142,9 +152,33 @@ class SiloTasks:
     shelf: Shelf  # holds what its tasks returned
 
     def do(self, ask: Ask, body: memoryview, data: bytes) -> bytes:
-        """Do a task, or find its earlier outcome; `data` is the complete request."""
+        """Do a task, or find its earlier outcome; `data` is the complete request.
+
+        The order of the steps matters. Nothing is forgotten before all is opened and checked: a
+        refused message must not make the silo forget anything. The private state is found before
+        that, as a lost one is made again from values that are then dropped. The answer goes out
+        when the outcome is on the disk.
+        """
+        self._refuse(ask, body)
+        request = self._open(ask, body)
+        private = self._private(ask, request.void)
+        self.shelf.settle(ask.settled, request.keep.__contains__, request.void)
+        digest = request.contents.digest(self.run.terms.digest, ask, private)
+        found = self.shelf.find((ask.step, ask.call), ask.task, digest)
+        if found is not None:
+            log.info("step %d: %s was done before", ask.step + 1, ask.task)
+            return self._answer(ask, *found)
+        done, value = self._do_once(ask, digest, request, private)
         place = (ask.step, ask.call)
-        if min(place) < 0:
+        with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed
+            kept = disk.submit(self._keep, place, ask.task, done, value, request.given, data)
+            answer = self._answer(ask, done, value)
+            kept.result()
+        return answer
+
+    def _refuse(self, ask: Ask, body: memoryview) -> None:
+        """Refuse what no run asks for, before anything is opened."""
+        if min(ask.step, ask.call) < 0:
             raise UserError("a task needs a step and a number: refused")
         settled = max(ask.settled, self.shelf.settled)
         if ask.step < settled:
@@ -153,51 +187,37 @@ class SiloTasks:
             )
         policy.check_task(self.run.worker.setup.method, ask.task)
         self.run.check_length(body)
-        plan = self.run.plan_without(ask.absent)
+
+    def _open(self, ask: Ask, body: memoryview) -> OpenedRequest:
+        """Open all that came with a request, and check it."""
+        name, plan = self.run.file.name, self.run.plan_without(ask.absent)
         contents = opened(ask, body, self.run.sealer, ask.absent if plan else ())
-        policy.check_request(self.run.file.name, self.run.terms, plan, ask, contents.arguments.data)
+        policy.check_request(name, self.run.terms, plan, ask, contents.arguments.data)
         given = self._arguments(ask.task, contents)
-        # This comes after all is opened and checked: a refused message must not make the silo
-        # forget anything.
-        keep = policy.kept(self.run.file.name, plan, ask)
-        void = (
-            [step for step, client in ask.absent if client == self.run.file.name]
-            if self.run.terms.skips
-            else []
-        )
-        private = self._private(
-            ask, void
-        )  # first: a lost state may need values that are dropped below
-        self.shelf.settle(ask.settled, keep.__contains__, void)
-        digest = contents.digest(self.run.terms.digest, ask, private)
-        found = self.shelf.find(place, ask.task, digest)
-        if found is None:
-            self.run.admission.check_disk()
-            self.shelf.discard(place)
-            outcome, done, value = self._execute(ask, digest, contents, given, private)
-            if outcome.private is not private:
-                self.shelf.put_private(place, outcome.private)
-            log.info("step %d: %s done", ask.step + 1, ask.task)
-            self.run.note(f", step {ask.step + 1}: {ask.task} done")
-        else:
-            done, value = found
-            log.info("step %d: %s was done before", ask.step + 1, ask.task)
-        key, state = (
-            f"{ask.step}-{ask.call}-{ask.task}",
-            text_of(self.shelf.last((ask.step, ask.call + 1))),
-        )
-        with ThreadPoolExecutor(
-            1
-        ) as disk:  # writes while the value is sealed; the answer is sent after both
-            kept = (
-                disk.submit(self._keep, place, ask.task, done, value, given, data)
-                if found is None
-                else None
-            )
-            answer = self._give(ask, key, done, value if ask.eager else None, state)
-            if kept is not None:
-                kept.result()
-        return answer
+        void = []
+        if self.run.terms.skips:
+            void = [step for step, client in ask.absent if client == name]
+        return OpenedRequest(contents, given, policy.kept(name, plan, ask), void)
+
+    def _do_once(
+        self, ask: Ask, digest: str, request: OpenedRequest, private: Any
+    ) -> tuple[Done, Encoded]:
+        """Do a task that was not done before, or that is asked for in another way now."""
+        place = (ask.step, ask.call)
+        self.run.admission.check_disk()
+        self.shelf.discard(place)
+        outcome, done, value = self._execute(ask, digest, request.contents, request.given, private)
+        if outcome.private is not private:
+            self.shelf.put_private(place, outcome.private)
+        log.info("step %d: %s done", ask.step + 1, ask.task)
+        self.run.note(f", step {ask.step + 1}: {ask.task} done")
+        return done, value
+
+    def _answer(self, ask: Ask, done: Done, value: Encoded) -> bytes:
+        """Return how a task ended, with its value if it is asked for now."""
+        state = text_of(self.shelf.last((ask.step, ask.call + 1)))
+        key = f"{ask.step}-{ask.call}-{ask.task}"
+        return self._give(ask, key, done, value if ask.eager else None, state)
 
     def show(self, ask: Ask) -> bytes:
         """Return a value that a task returned here."""

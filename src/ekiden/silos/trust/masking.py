@@ -35,7 +35,6 @@ from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.sealing import Party, Reader
 
 _BLOCK = 1 << 20  # numbers that are masked at a time
-MARK = 32  # hexadecimal digits at the beginning of a release
 Words = list["np.ndarray[Any, Any]"]
 
 
@@ -144,19 +143,18 @@ class PartMasks:
 
 
 def release_text(
-    name: str, mark: str, run: str, recipe: Recipe[Method], data: str, silos: Sequence[str]
+    name: str, run: str, recipe: Recipe[Method], data: str, silos: Sequence[str]
 ) -> bytes:
     """Return what a silo signs if it agrees that one run replaces another, without it or with it.
 
     Args:
         name: the silo.
-        mark: a random text, so that each agreement is another one.
         run: id of the run that is replaced.
         recipe: of the new run.
         data: the data set of all silos, see `Agreement.data`.
         silos: all of the new run.
     """
-    about = [name, mark, run, recipe.to_json(), data, sorted(silos)]
+    about = [name, run, recipe.to_json(), data, sorted(silos)]
     return b"ekiden release\n" + json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -166,8 +164,5 @@ def released(terms: Agreement, public: str) -> bool:
     """
     revision = terms.revision
     assert revision is not None
-    mark, signature = revision.release[:MARK], revision.release[MARK:]
-    text = release_text(
-        revision.client, mark, revision.run, terms.recipe, terms.data, terms.clients
-    )
-    return keys.proves(public, text, signature)
+    text = release_text(revision.client, revision.run, terms.recipe, terms.data, terms.clients)
+    return keys.proves(public, text, revision.release)
