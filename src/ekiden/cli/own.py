@@ -6,11 +6,17 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import ekiden
 from ekiden.cli.console import say
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Positional
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import disk_error
+from ekiden.core.base.files import write as write_file
+from ekiden.core.engine.method import Method
+from ekiden.methods import METHODS, method_named
+
+ROOT = Path(ekiden.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,9 @@ class NewOptions:
 
     name: Positional[str]
     """of the method, such as half_seq or HalfSeq"""
+    like: str = ""
+    """a method of the library to begin with a copy of, such as fedprox; in a checkout of Ekiden the
+    files go where they belong, and the method into the list of all methods"""
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class TrustOptions:
 
 def new(options: NewOptions) -> None:
     """`ekiden new method NAME`."""
-    files, kind = write(Path(), options.name)
+    files, kind = write(Path(), options.name, options.like)
     for file in files:
         say(f"wrote {file}")
     say(
@@ -60,11 +69,12 @@ def trust(options: TrustOptions) -> None:
         say(f"runs that name {file} may execute it, as it is now")
 
 
-def write(folder: Path, name: str) -> tuple[tuple[Path, Path, Path], str]:
+def write(folder: Path, name: str, like: str = "") -> tuple[tuple[Path, Path, Path], str]:
     """Write NAME.py, test_NAME.py and NAME.md into `folder`; return the files, and the name of the
     class.
 
-    The name is as in half_seq, half-seq or HalfSeq.
+    The name is as in half_seq, half-seq or HalfSeq. With `like` the method is a copy of that one,
+    and in a checkout of Ekiden (`folder` is its root) each file goes where such files are.
     """
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     kind = (
@@ -79,20 +89,55 @@ def write(folder: Path, name: str) -> tuple[tuple[Path, Path, Path], str]:
             f"{name!r} cannot name a Python file and a class: choose a name of letters, digits and "
             "_"
         )
-    files = folder / f"{module}.py", folder / f"test_{module}.py", folder / f"{module}.md"
+    places, texts, method = (folder, folder, folder), (_METHOD, _TEST, _PAGE), None
+    if like:
+        method = _of_library(like)
+        package = Path(*method.__module__.split("."))
+        text = (ROOT.parent / package).with_suffix(".py").read_text(encoding="utf-8")
+        texts = (re.sub(rf"\b{method.__name__}\b", "KIND", text), _LIKE_TEST, _PAGE)
+        if (folder / "src" / package).with_suffix(".py").is_file():
+            family = (folder / "src" / package).parent
+            places = (family, folder / "tests/methods", folder / "docs/methods")
+    files = (
+        places[0] / f"{module}.py",
+        places[1] / f"test_{module}.py",
+        places[2] / f"{module}.md",
+    )
     if there := [str(file) for file in files if file.exists()]:
         raise UserError(
             f"{', '.join(there)} exists already: choose another name; nothing was written"
         )
     if importlib.util.find_spec(module) is not None:
         raise UserError(f"Python has a module called {module} already: choose another name")
-    for file, text in zip(files, (_METHOD, _TEST, _PAGE), strict=True):
+    listed = places[0] != folder and method is not None
+    where = f"{method.__module__.rpartition('.')[0]}.{module}" if listed and method else module
+    for file, text in zip(files, texts, strict=True):
+        named = text.replace("OTHER", method.__name__ if method else "").replace("KIND", kind)
         try:
             with open(file, "x", encoding="utf-8") as new:
-                new.write(text.replace("KIND", kind).replace("MODULE", module))
+                new.write(named.replace("MODULE", module if file.suffix == ".md" else where))
         except OSError as error:
             raise disk_error(error, file) from error
+    if listed and method:
+        _list(folder / "src/ekiden/methods/__init__.py", method, where, kind)
     return files, kind
+
+
+def _of_library(name: str) -> type[Method]:
+    """Return a method of the library, by its name."""
+    kind = method_named(name)
+    if kind not in METHODS:
+        raise UserError(f"--like {name} is not a method of the library: choose one of ekiden list")
+    return kind
+
+
+def _list(file: Path, other: type[Method], module: str, kind: str) -> None:
+    """Name a new method next to another one in the list of all methods."""
+    text, own = file.read_text(encoding="utf-8"), f"import {other.__name__}\n"
+    text = text.replace(own, f"{own}from {module} import {kind}\n", 1)
+    imports, start, kinds = text.partition("SORTS")
+    kinds = re.sub(rf"\b{other.__name__}\b", f"{other.__name__}, {kind}", kinds, count=1)
+    write_file(file, [(imports + start + kinds).encode()])
 
 
 _METHOD = '''"""KIND: a method to start from. Replace the bodies of `run` and `train`."""
@@ -157,6 +202,28 @@ def test_nothing_changes_where_all_of_the_received_model_is_kept() -> None:
 def test_three_clients_receive_two_models() -> None:
     model = 4 * (4 * 2 + 2)  # bytes of 10 parameters
     assert ekiden.run(KIND(epochs=1), SILOS, torch.nn.Linear(4, 2)).bytes == 2 * model
+'''
+
+_LIKE_TEST = '''"""KIND: the contract of all methods, and what differs from OTHER."""
+
+import ekiden
+import torch
+from ekiden.lab.conformance import check
+from ekiden.methods import OTHER
+
+from MODULE import KIND
+
+SILOS = [(torch.randn(20, 4), torch.arange(20) % 2) for _ in range(3)]
+
+
+def test_it_keeps_the_contract() -> None:
+    assert [finding for finding in check(KIND) if not finding.holds] == []
+
+
+def test_it_is_the_other_one_until_it_is_changed() -> None:
+    network = torch.nn.Linear(4, 2)
+    one, other = (ekiden.run(kind(), SILOS, network, evaluate_every=0) for kind in (KIND, OTHER))
+    assert one.metrics[-1]["loss"] == other.metrics[-1]["loss"]
 '''
 
 _PAGE = """# KIND
