@@ -1,4 +1,4 @@
-"""The pages of the methods: one for each method, all in the form that CONTRIBUTING.md gives."""
+"""The pages of the methods: one for each method, all in the form that docs/how-to-add.md gives."""
 
 import re
 from pathlib import Path

@@ -34,9 +34,8 @@ from ekiden.readers.kinds.images import Images, decode
 from ekiden.readers.raster import split
 
 SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
-READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
+READABLE = (*frames.SUFFIXES, *arrays.SUFFIXES)
 """the names of file formats that are not images"""
-_TABLES = READABLE[:5]
 _CLUTTER = ("Thumbs.db", "desktop.ini", "DICOMDIR")
 _HIDDEN = (".", "__", "~$", "@eaDir", "$RECYCLE.BIN", "lost+found", "System Volume Information")
 _AGAIN = 4  # samples that are read twice
@@ -248,7 +247,10 @@ def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
     folders = [part for part in parts if part.is_dir()]
     images = [name.split("/")[:-1] for part in folders for name, _ in walked(part, reading)[0]]
     tables = [
-        path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES
+        path.name
+        for part in folders
+        for path in sorted(part.glob("*"))
+        if path.suffix in frames.SUFFIXES
     ]
     if tables and not images:
         raise UserError(

@@ -293,7 +293,7 @@ def test_an_installed_method_is_checked_by_its_name(command: Command) -> None:
 
 
 def test_contributing_has_the_lines_that_are_checked() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/how-to-add.md").read_text(encoding="utf-8")
     listed = " ".join(text[text.index("## The contract") :].split())
     places = [listed.index(f"- {line(one)}") for one in CHECKS]
     assert places == sorted(places)
@@ -301,7 +301,7 @@ def test_contributing_has_the_lines_that_are_checked() -> None:
 
 
 def test_contributings_example_runs_and_keeps_the_contract(folder: Path) -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/how-to-add.md").read_text(encoding="utf-8")
     block = re.search(r"^   ```python\n(.*?)^   ```", text, re.S | re.M)
     assert block
     (folder / "example.py").write_text(re.sub("^   ", "", block[1], flags=re.M))
