@@ -761,7 +761,9 @@ def test_the_client_that_diverges_is_named_and_the_model_before_it_is_kept() -> 
 
 
 @pytest.mark.parametrize(
-    "method", [FedSeq(epochs=2), FedELMY(2, 2, 2), Local(epochs=2)], ids=lambda m: m.title()
+    "method",
+    [FedSeq(epochs=2), FedELMY(models=2, epochs=2, warmup=2), Local(epochs=2)],
+    ids=lambda m: m.title(),
 )
 @pytest.mark.parametrize("model", [Tiny, Exploding])
 def test_clients_with_one_sample_or_one_class_take_part(

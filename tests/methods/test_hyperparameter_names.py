@@ -1,6 +1,7 @@
 """Hyperparameters: one name for what several methods share, with one type of value; and ranges that
 are kept."""
 
+import pickle
 from collections import defaultdict
 from typing import Any, Literal, get_origin, get_type_hints
 
@@ -70,3 +71,11 @@ def test_every_number_has_a_range_and_none_outside_is_accepted(kind: type[Method
             if wrong is not None:
                 with pytest.raises(UserError, match=name):
                     kind(**{name: wrong})
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
+def test_hyperparameters_are_named(kind: type[Method]) -> None:
+    """Five would be epochs of one method and rounds of another."""
+    with pytest.raises(UserError, match=rf"{kind.__name__}\(5\) does not say which hyperparameter"):
+        kind(5)
+    assert pickle.loads(pickle.dumps(kind())) == kind()

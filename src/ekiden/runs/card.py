@@ -10,12 +10,13 @@ from ekiden.clinic.recalibration import kept_subgroups, recalibration_in
 from ekiden.core.base import outside
 from ekiden.core.base.errors import counted
 from ekiden.core.data.samples import said_in
+from ekiden.core.engine.method import Method
 from ekiden.core.tasks import Classification, MultiLabel, Regression, Survival
 from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.readers.kinds import Table
 from ekiden.runs.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
-from ekiden.runs.summary import size, trained
+from ekiden.runs.summary import partition, size, trained
 
 _BODY = """
 `backbone/` is the body of the network for transformers, adapters merged into it:
@@ -108,6 +109,9 @@ def _summary(result: Result) -> str:
 def _model(config: Mapping[str, Any]) -> list[str]:
     task, given = task_in(config), config["input"]
     own = config.get("architecture", {}).get("class")
+    kind = known(config["recipe"]["method"])
+    if kind is not None and kind.own_network is not Method.own_network:
+        own = own or kind.title()  # the method made the network from the chosen one
     name = outside.short(config["network"] or own or config["recipe"]["model"])
     name = f"hf:{_short(name)}" if name.startswith("hf:/") else name
     network = f"`{name}`" + ("" if config["network"] else ", given from Python")
@@ -135,10 +139,9 @@ def _model(config: Mapping[str, Any]) -> list[str]:
 
 def _data(config: Mapping[str, Any]) -> list[str]:
     clients = {name: counts for name, counts in config["clients"].items() if counts}
-    plan = said_in(config)
     lines = [f"- Data set: {_short(config['dataset'])}."]
-    if "partition" in plan:
-        lines.append(f"- Divided among silos: {plan['partition']}.")
+    if "partition" in said_in(config):
+        lines.append(f"- Divided among silos: {partition(config)}.")
     if not clients:
         return [*lines, "- Samples of each silo: not known here."]
     rows = list(clients.items())[:_MOST]

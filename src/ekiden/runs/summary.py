@@ -39,6 +39,7 @@ from ekiden.core.engine.wire import SERVER
 from ekiden.core.tasks import Metric, Scores
 from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.methods import known
+from ekiden.readers.sources import NAMED
 from ekiden.runs.clock import Devices, Timed, timed
 from ekiden.runs.plan import in_memory
 from ekiden.runs.recipe import recipe_of
@@ -290,6 +291,23 @@ def divergence(run: Summary) -> str:
     lr = recipe_of(run.recipe).step_size if _method(run.config) else run.recipe["training"]["lr"]
     line = evaluation.divergence(run.last, guess, lr)
     return f"{run.folder}: {line}" if line else ""
+
+
+def partition(config: Mapping[str, Any]) -> str:
+    """Return how the data were divided. For `auto` this is what it stood for, if that is known."""
+    plan = said_in(config)
+    given = str(plan.get("partition", ""))
+    if given != "auto":
+        return given
+    named = NAMED.get(plan.get("data", ""))
+    if named and named.domains:
+        return "domains"
+    if plan.get("silos") or plan.get("reading", {}).get("group_column"):
+        return "natural"
+    clients = list(config["clients"])
+    if clients != [f"client-{k}" for k in range(len(clients))]:  # owners in the data have names
+        return "natural"
+    return "dirichlet:0.5" if named else given
 
 
 def imbalance(run: Summary) -> str:

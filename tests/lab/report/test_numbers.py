@@ -15,13 +15,13 @@ from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Transfer
 from ekiden.lab.reporting import figures
 from ekiden.lab.reporting.figures import flows, hops, lost_points
-from ekiden.lab.reporting.runs import Opener, accuracies, collect, partition
+from ekiden.lab.reporting.runs import Opener, accuracies, collect
 from ekiden.lab.reporting.tables import Entry, command
 from ekiden.lab.tables.experiment import Published
 from ekiden.methods import FedAvg, FedELMY, FedSeq
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
-from ekiden.runs.summary import summarise
+from ekiden.runs.summary import partition, summarise
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -133,3 +133,11 @@ def test_silos_of_a_column_are_the_same_setting_from_python_and_the_command_line
     column = {"group_column": "ward"}
     asked, split_up = ({"plan": {"partition": p, "reading": column}} for p in ("auto", "natural"))
     assert partition(asked) == partition(split_up) == "natural"
+
+
+def test_silos_with_names_of_their_own_are_natural() -> None:
+    plan = {"partition": "auto", "data": "digits"}
+    assert partition({"plan": plan, "clients": {"client-0": [], "client-1": []}}) == "dirichlet:0.5"
+    assert partition({"plan": plan, "clients": {"north": [], "south": []}}) == "natural"
+    own = {"partition": "auto", "silos": ["a=/x/a.csv", "b=/x/b.csv"]}
+    assert partition({"plan": own, "clients": {"client-0": [], "client-1": []}}) == "natural"

@@ -3,7 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_type_hints, overload
 
 from torch import nn
@@ -209,7 +209,7 @@ class Method(Checked, ABC):
             UserError: names the class and the task or field.
         """
         super().__init_subclass__(**kwargs)
-        fields = {
+        own = {
             name
             for name, kind in inspect.get_annotations(cls).items()
             if "ClassVar" not in str(kind)
@@ -220,17 +220,31 @@ class Method(Checked, ABC):
         inherited = {
             name for base in cls.__mro__[1:] for name in getattr(base, "__dataclass_fields__", ())
         }
-        for name in sorted(fields | tasks):
+        for name in sorted(own | tasks):
             what = "task" if name in tasks else "field"
             if hasattr(Method, name):
                 raise UserError(
                     f"{cls.__name__} has a {what} called {name}, which has a meaning in Method: "
                     "rename it"
                 )
-            if name in tasks and name in fields | inherited:
+            if name in tasks and name in own | inherited:
                 raise UserError(
                     f"{cls.__name__} has a task and a field that are both called {name}: rename one"
                 )
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse hyperparameters without a name: FedAvg(5) would be five rounds, FedSeq(5) epochs.
+
+        Raises:
+            UserError: names the first of them.
+        """
+        if args:
+            first = next((f.name for f in fields(cls) if f.init), "name")
+            raise UserError(
+                f"{cls.__name__}({args[0]!r}) does not say which hyperparameter it means: write "
+                f"{cls.__name__}({first}={args[0]!r})"
+            )
+        return super().__new__(cls)
 
     def own_network(
         self, network: nn.Module, shape: tuple[int, ...], classes: int, task: tasks.Task

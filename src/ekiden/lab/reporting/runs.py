@@ -22,7 +22,6 @@ from ekiden.lab.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, ru
 from ekiden.lab.tables.verdicts import CellResult, unmeasured
 from ekiden.methods import known
 from ekiden.readers.columns import Reading
-from ekiden.readers.sources import NAMED
 from ekiden.runs.loading import open_models
 from ekiden.runs.plan import TaskName, loaded, stored
 from ekiden.runs.result import ModelSource, Result
@@ -32,6 +31,7 @@ from ekiden.runs.summary import (
     going_on,
     headline,
     metric_of,
+    partition,
     revised,
     summarise,
     value_of,
@@ -165,17 +165,6 @@ def find(path: Path) -> list[Path]:
             "printed"
         )
     return found
-
-
-def partition(config: Mapping[str, Any]) -> str:
-    """Return how the data were divided. For `auto` this is what it stood for, if that is known."""
-    plan = said_in(config)
-    given = str(plan.get("partition", ""))
-    if given == "auto" and plan.get("reading", {}).get("group_column"):
-        return "natural"
-    if given == "auto" and plan.get("data") in NAMED:
-        return "domains" if NAMED[plan["data"]].domains else "dirichlet:0.5"
-    return given
 
 
 def _read(folder: Path) -> Summary:
