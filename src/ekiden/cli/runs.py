@@ -79,6 +79,7 @@ _BOXES: Boxes = (
             "without",
             "val_fraction",
             "size",
+            "subset",
             "task",
             "metric",
         ),

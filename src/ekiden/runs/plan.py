@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
+import torch
+
 from ekiden.core import models
 from ekiden.core.base import outside
 from ekiden.core.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain, reading
@@ -79,6 +81,8 @@ class Plan(Checked, Generic[M]):
     """number of processes for the independent tasks of one run"""
     data_seed: CountOrZero | None = None
     """seed of the partition, if not --seed: the same silos for all --seeds"""
+    subset: Count | None = None
+    """use only so many random training samples, to try a command quickly"""
     tune: bool = False
     """measure on the clients' validation data, not on the test data, to choose settings"""
 
@@ -112,11 +116,12 @@ class Plan(Checked, Generic[M]):
                 if (
                     self.partition != "auto"
                     or self.clients is not None
+                    or self.subset is not None
                     or self.reading != Reading()
                 ):
                     raise UserError(
-                        f"{self.data} says which silo holds what: leave out --partition, --clients "
-                        "and columns"
+                        f"{self.data} says which silo holds what: leave out --partition, "
+                        "--clients, --subset and columns"
                     )
                 if self.task not in ("auto", given.dataset.task.kind):
                     raise UserError(
@@ -145,7 +150,12 @@ class Plan(Checked, Generic[M]):
         """Return the data before they are divided, without some natural owners."""
         reading = self.reading.for_model(self.recipe.model)
         more = {"without": without} if without else {}
-        return loaded(self.data, self.silos, self.size, reading, self.task, **more)
+        found = loaded(self.data, self.silos, self.size, reading, self.task, **more)
+        if self.subset is None:
+            return found
+        draws = torch.Generator().manual_seed(self._data_seed)
+        rows = torch.randperm(len(found.train), generator=draws)[: self.subset].sort().values
+        return replace(found, train=found.train.taken(rows))
 
     def run(
         self,
@@ -189,8 +199,9 @@ class Plan(Checked, Generic[M]):
 
     def to_json(self) -> dict[str, Any]:
         values = plain(self) | {"recipe": self.recipe.to_json(), "reading": self.reading.chosen()}
-        if self.data_seed is None:
-            del values["data_seed"]
+        for name in ("data_seed", "subset"):
+            if values[name] is None:
+                del values[name]
         files = (
             self.recipe.name,
             self.recipe.model,
