@@ -175,6 +175,8 @@ class CompareOptions:
     TOML file; see docs/time.md"""
     json: bool = False
     """print JSON instead of tables; see docs/reference/json.md"""
+    latex: bool = False
+    """print a LaTeX table, for booktabs"""
 
 
 @dataclass(frozen=True)
@@ -342,7 +344,10 @@ def compare(options: CompareOptions) -> None:
         raise no_run(options.runs)
     if options.json:
         return print_json(summary.compared(runs, devices))
-    console.print(summary.comparison(runs, devices))
+    table = summary.comparison(runs, devices)
+    if options.latex:
+        return print(summary.latex(table))
+    console.print(summary.fitted(table, console))
 
 
 def data(options: DataOptions) -> None:

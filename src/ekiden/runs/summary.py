@@ -2,19 +2,23 @@
 
 import contextlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
+from math import inf
 from pathlib import Path
 from statistics import mean, stdev
+from textwrap import fill
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from ekiden.clinic.regressions import Coefficient
 from ekiden.core.base import outside
@@ -174,6 +178,7 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
                 "seeds": [run.config["recipe"]["seed"] for run in done],
                 "unfinished": len(group) - len(done),
                 "metric": metric.name,
+                "higher": metric.higher,
                 "values": values,
                 "mean": mean(values) if values else None,
                 "std": stdev(values) if len(values) > 1 else None,
@@ -213,7 +218,7 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
     deviation over the seeds.
 
     With devices it also has the simulated time on them, and the share of it in which clients
-    compute.
+    compute. The best value for the same data is bold.
     """
     groups = [[*group.values()] for group in _grouped(summaries).values()]
     every = [run for group in groups for run in group]
@@ -239,7 +244,9 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
     )
     for column in (*columns, *clocked):
         table.add_column(column, justify="right")
-    for row, group in zip(compared(every, devices), groups, strict=True):
+    rows = compared(every, devices)
+    best = {(row["data"], row["metric"]): row["mean"] for row in sorted(rows, key=_worth)}
+    for row, group in zip(rows, groups, strict=True):
         done, wild = [run for run in group if run.finished], row["diverged"]
         name = row["method"] + (f", {wild} of {len(done)} diverged" if wild else "")
         if not done:
@@ -252,8 +259,11 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
                 "-" if simulated is None else duration(simulated),
                 "-" if computing is None else f"{computing:.1%}",
             ]
+        alone = sum(other["data"] == row["data"] for other in rows) == 1
+        leads = not alone and row["mean"] == best[row["data"], row["metric"]]
+        value = Text(_result(done, alone=one is not None), style="bold" if leads else "")
         table.add_row(
-            *(name, row["data"], str(len(done)), _result(done, alone=one is not None)),
+            *(name, row["data"], str(len(done)), value),
             *((_majority(done),) * known),
             *(
                 size(row["bytes"]),
@@ -262,6 +272,59 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
             ),
         )
     return table
+
+
+def _worth(row: Mapping[str, Any]) -> float:
+    """Return a key by which rows of one metric are sorted, the best last."""
+    if row["mean"] is None:
+        return -inf
+    return float(row["mean"] if row["higher"] else -row["mean"])
+
+
+def fitted(table: RichTable, console: Console) -> RichTable:
+    """Break long cells between words, and leave out columns of costs, from the last one on, until
+    the rest fits.
+
+    `--json` and `--latex` have all columns.
+    """
+    for column in table.columns:
+        column.no_wrap = True
+        column._cells = [_broken(cell) for cell in column._cells]
+    wide = console.options.update(width=1000)  # measured as if there were room for all
+    while console.measure(table, options=wide).maximum > console.width and len(table.columns) > 5:
+        table.columns.pop()
+        table.caption = "a wider window, --json and --latex show all columns"
+    return table
+
+
+def _broken(cell: RenderableType) -> RenderableType:
+    """Break a text into lines of 28 characters, which leave room for five columns in 80."""
+    if not isinstance(cell, str):
+        return cell
+    return fill(cell, 28, break_long_words=False, break_on_hyphens=False)
+
+
+def latex(table: RichTable) -> str:
+    """Return a table as LaTeX; its preamble needs booktabs."""
+    lines = [[str(column.header) for column in table.columns]]
+    lines += [
+        [
+            rf"\textbf{{{_escaped(cell)}}}"
+            if isinstance(cell, Text) and cell.style
+            else _escaped(cell)
+            for cell in cells
+        ]
+        for cells in zip(*(column.cells for column in table.columns), strict=True)
+    ]
+    head, *rows = [rf"{' & '.join(line)} \\" for line in lines]
+    ends = "l" * 2 + "r" * (len(table.columns) - 2)
+    begin = [rf"\begin{{tabular}}{{{ends}}}", r"\toprule", _escaped(head, "%"), r"\midrule"]
+    return "\n".join([*begin, *rows, r"\bottomrule", r"\end{tabular}"])
+
+
+def _escaped(cell: object, marks: str = r"%_&#$") -> str:
+    text = re.sub(f"([{marks}])", r"\\\1", str(cell))
+    return text.replace("±", r"$\pm$")
 
 
 def _majority(runs: Sequence[Summary]) -> str:
