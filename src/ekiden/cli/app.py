@@ -32,6 +32,8 @@ COMMANDS = {
     "join": "cli.runs:join",
     "check": "cli.checking:check_method",
     "new method": "cli.own:new",
+    "new study": "cli.own:new_study",
+    "new hospital": "cli.own:new_hospital",
     "trust": "cli.own:trust",
     "federation init": "cli.federations:init",
     "federation start": "cli.federations:start_federation",
@@ -59,7 +61,7 @@ _HELP = """usage: ekiden COMMAND [arguments]        ekiden COMMAND --help
 
 train
   run METHOD        train over many data silos: ekiden run fedelmy --help
-  resume RUN...     go on with interrupted runs
+  resume RUN...     continue interrupted runs
 look
   show RUN          what a run folder holds
   log RUN -f        a line for each step, until the run ends
@@ -71,20 +73,22 @@ use the result
   predict RUN F...  predictions for images, tables, texts
   export RUN --to F the model as onnx, pt2 (torch.export) or hf, checked
   card RUN          a model card in Markdown
-  audit RUN         which training samples an attack finds, and who got what
-leave or join, exactly: runs of fedgram
-  forget RUN        take one client out
-  join RUN          add one client
+  audit RUN         a membership-inference attack, and who received which values
+change a finished run (cheap with fedgram), as if it were trained again
+  forget RUN        remove a client
+  join RUN          add a client
 data, networks, methods
   list              all of them
   data NAME         who holds what, as a table and a picture
   topology NAME     a graph of clients: its mixing matrix and spectral gap
 your own
   new method NAME   write a method to begin with, its test and its page
+  new study NAME    write a project: a study of several hospitals on one machine
+  new hospital NAME write a project: a study between hospitals
   check METHOD      whether FILE.py:CLASS keeps the contract of all methods
-  trust FILE...     let runs made elsewhere execute a Python file they name
+  trust FILE...     allow a run folder from someone else to load this Python file
 published tables
-  sweep FILE        run one, or go on with it
+  sweep FILE        run one, or continue it
   results SWEEP...  results next to the printed values
 between machines
   silo init FOLDER  a silo's key and file; its public key goes to the coordinator

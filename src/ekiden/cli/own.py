@@ -3,6 +3,7 @@
 import importlib.util
 import keyword
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,14 @@ class NewOptions:
 
 
 @dataclass(frozen=True)
+class ProjectOptions:
+    """Write a project to copy: data, settings, a script, its test and a README."""
+
+    name: Positional[Path]
+    """new folder"""
+
+
+@dataclass(frozen=True)
 class TrustOptions:
     """Allow runs that were made elsewhere to execute a Python file of yours, or to reach a
     SuperLink.
@@ -44,12 +53,57 @@ class TrustOptions:
 def new(options: NewOptions) -> None:
     """`ekiden new method NAME`."""
     files, kind = write(Path(), options.name, options.like)
-    for file in files:
-        say(f"wrote {file}")
+    _tell(files)
     say(
         f"next: ekiden check {files[0]}:{kind}; ekiden run {files[0]}:{kind} --data digits; pytest "
         f"{files[1]}"
     )
+
+
+def new_study(options: ProjectOptions) -> None:
+    """`ekiden new study NAME`."""
+    _project("study", options.name)
+
+
+def new_hospital(options: ProjectOptions) -> None:
+    """`ekiden new hospital NAME`."""
+    _project("hospital", options.name)
+
+
+def _project(kind: str, folder: Path) -> None:
+    if folder.exists():
+        raise UserError(f"{folder} exists already: choose another name; nothing was written")
+    _tell(_copied(kind, folder, {"NAME": folder.name}))
+    say(f"next: read {folder / 'README.md'}")
+
+
+def _tell(files: Iterable[Path]) -> None:
+    for file in files:
+        say(f"wrote {file}")
+
+
+def _copied(kind: str, folder: Path, words: Mapping[str, str]) -> list[Path]:
+    """Copy a template into a folder, with words in place of others; return the new files."""
+
+    def filled(text: str) -> str:
+        for word, instead in words.items():
+            text = text.replace(word, instead)
+        return text
+
+    template = Path(__file__).parent / "templates" / kind
+    made = []
+    for source in sorted(file for file in template.rglob("*") if file.is_file()):
+        # `.txt` keeps tests and checks from reading a template as code
+        name = filled(str(source.relative_to(template)).removesuffix(".txt"))
+        file = folder / name
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with open(file, "x", encoding="utf-8") as new:
+                new.write(filled(source.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise disk_error(error, file) from error
+        made.append(file)
+    return made
 
 
 def trust(options: TrustOptions) -> None:
