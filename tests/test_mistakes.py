@@ -165,7 +165,7 @@ COMMANDS: dict[str, str] = {
     "run fedseq --class died": "unknown flag --class: did you mean --label-column?",
     "run mine.py": "mine.py may hold several classes: name one, mine.py:CLASS",
     "run fedsq": "unknown method 'fedsq': did you mean 'fedseq'?\n",
-    "run --epochs 3": "METHOD is missing, which comes first",
+    "run --epochs 3": "missing METHOD (first argument)",
     "runn fedseq": "unknown command 'runn': did you mean 'run'?\n",
     "data digits --times 3": "--times is for --table-one: add it, or leave out --times",
     "run fedavg --dp 8": "--dp '8' is not a list of settings: write epsilon=8",

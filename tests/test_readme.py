@@ -27,4 +27,4 @@ def test_the_example_prints_what_stands_below_it(
 
 
 def test_the_number_of_methods_is_right() -> None:
-    assert f"{len(METHODS)} in all" in README.read_text(encoding="utf-8")
+    assert f"{len(METHODS)} methods in all" in README.read_text(encoding="utf-8")

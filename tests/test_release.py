@@ -54,10 +54,24 @@ def test_the_citation_is_valid_and_names_this_version() -> None:
             "family-names",
             "given-names",
         } <= set(author)
+    for paper in cited["references"]:
+        assert {"type", "title", "authors"} <= set(paper)
+        assert all({"family-names", "given-names"} <= set(author) for author in paper["authors"])
     assert cited["version"] == __version__
     assert f'license = "{cited["license"]}"' in (ROOT / "pyproject.toml").read_text(
         encoding="utf-8"
     )
+
+
+def test_a_tag_publishes_what_ci_has_built() -> None:
+    yaml = pytest.importorskip("yaml")
+    path = ROOT / ".github" / "workflows" / "publish.yml"
+    flow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert flow[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
+    build, publish = (flow["jobs"][name] for name in ("build", "publish"))
+    assert publish["needs"] == "build"
+    assert publish["permissions"] == {"id-token": "write"}, "a trusted publisher needs no token"
+    assert any("python -m build" in step.get("run", "") for step in build["steps"])
 
 
 def test_the_changelog_has_what_is_not_released_above_this_version() -> None:

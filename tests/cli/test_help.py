@@ -1,6 +1,9 @@
 """What the help pages show, and how."""
 
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -118,7 +121,7 @@ def test_every_command_has_its_help(words: list[str], capsys: pytest.CaptureFixt
 
 def test_a_group_of_commands_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     call(["silo"])
-    assert "ekiden silo init|join|start|keys|register|sums" in capsys.readouterr().out
+    assert "ekiden silo init|join|start|keys|register|status|sums" in capsys.readouterr().out
     with pytest.raises(UserError, match="unknown silo command 'stort': did you mean 'start'"):
         call(["silo", "stort"])
 
@@ -151,3 +154,43 @@ def test_flags_may_have_underscores_short_names_and_negative_numbers() -> None:
     )
     assert parse(ExportOptions, ["a", "-o", "x.csv", "b"], "ekiden export").out == Path("x.csv")
     assert parse(ExportOptions, ["a", "--", "b"], "ekiden export").paths == (Path("a"), Path("b"))
+
+
+@pytest.mark.parametrize("kind", ["study", "hospital"])
+def test_a_new_project_has_data_settings_a_script_a_test_and_a_readme(
+    kind: str, tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    folder = tmp_path / "mine"
+    code, said = command("new", kind, str(folder))
+    assert code == 0, said
+    files = {file.name for file in folder.rglob("*") if file.is_file()}
+    assert "README.md" in files
+    for suffix in (".csv", ".toml", ".py"):
+        assert any(name.endswith(suffix) for name in files), suffix
+    assert any(name.startswith("test_") for name in files)
+    assert not any(name.endswith(".txt") for name in files)
+    assert (folder / "README.md").read_text(encoding="utf-8").startswith("# mine\n")
+    for script in folder.glob("*.py"):
+        compile(script.read_text(encoding="utf-8"), str(script), "exec")
+    code, said = command("new", kind, str(folder))
+    assert (code, "exists already" in said) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["study", "hospital"])
+def test_the_test_of_a_new_project_passes(
+    kind: str, tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    assert command("new", kind, str(tmp_path / "mine"))[0] == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"],
+        cwd=tmp_path / "mine", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_argument_without_a_flag_names_the_flag_that_is_meant(
+    command: Callable[..., tuple[int, str]],
+) -> None:
+    code, said = command("forget", "runs/x", "client-1")
+    assert (code, "did you mean --client client-1?" in said) == (2, True)

@@ -166,8 +166,7 @@ def test_resume_after_ctrl_c_ends_with_the_same_bits(
             main()
     assert stop.value.code == 130
     assert (
-        "stopped; `ekiden resume RUN_FOLDER` goes on from the last saved step"
-        in capfd.readouterr().err
+        "stopped. To continue: ekiden resume runs/fedseq-digits-seed0-2" in capfd.readouterr().err
     )
     whole, folder = Path("runs/fedseq-digits-seed0"), Path("runs/fedseq-digits-seed0-2")
     assert "stopped after step" in call("show", folder)
@@ -192,7 +191,7 @@ def test_resume_after_ctrl_c_ends_with_the_same_bits(
 
 @pytest.mark.parametrize(
     ("command", "hint"),
-    [("sweep", "; the same command goes on from the last saved step"), ("report", "")],
+    [("sweep", ". To continue: run the same command again"), ("report", "")],
 )
 def test_ctrl_c_tells_of_resume_only_where_it_helps(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: str, hint: str
@@ -405,7 +404,7 @@ def test_divergence_without_infinity_is_said(call: Call) -> None:
 def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "unknown command 'rum': did you mean 'run'?" in refused("rum")
     assert "unknown method 'fedemly': did you mean 'fedelmy'?" in refused("run", "fedemly")
-    assert "METHOD is missing, which comes first: choose one of" in refused("run")
+    assert "missing METHOD (first argument). Choose one of" in refused("run")
     assert "unknown data set 'digit': did you mean 'digits'?" in refused(
         "run", "fedseq", "--data", "digit"
     )
@@ -465,7 +464,7 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
             "unknown --task 'classify': did you mean 'classification'? Known: auto, "
             "classification,",
         ),
-        (["stray"], "'stray' belongs to no flag: see ekiden run fedelmy --help"),
+        (["stray"], "unexpected argument 'stray'; see ekiden run fedelmy --help"),
         (["--clients", "2000"], "2000 clients cannot share"),
         (["--clients", "1500"], "1500"),
         (

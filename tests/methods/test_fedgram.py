@@ -411,7 +411,7 @@ def test_refuses_settings(settings: dict[str, Any], message: str) -> None:
 
 def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(
-        UserError, match=r"bytes 75B \(75 bytes\) has room for no feature: give 76B or more"
+        UserError, match=r"bytes 75B \(75 bytes\) has no room for a feature: give 76B or more"
     ):
         network(FedGram(bytes="75B"))
     assert cast(nn.Linear, network(FedGram(bytes="76B")).module.head).in_features == 1

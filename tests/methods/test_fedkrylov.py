@@ -179,7 +179,7 @@ def test_a_run_moves_no_more_than_its_bytes(laps: int) -> None:
 
 
 def test_bytes_that_are_too_few_are_refused() -> None:
-    with pytest.raises(UserError, match=r"has room for no feature: give .*B or more"):
+    with pytest.raises(UserError, match=r"has no room for a feature: give .*B or more"):
         go(silos(), FedKrylov(bytes="100B"))
 
 

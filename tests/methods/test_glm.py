@@ -91,7 +91,7 @@ def test_neither_division_nor_order_matters() -> None:
 def test_dependent_columns_are_named() -> None:
     table = cohort()
     with pytest.raises(
-        UserError, match=r"follow from each other: 'age', 'months'; leave one of them out"
+        UserError, match=r"columns 'age', 'months' are linearly dependent; leave one of them out"
     ) as refusal:
         go("linear", months=12 * table["age"] + 3)
     assert "\n" not in str(refusal.value)

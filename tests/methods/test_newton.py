@@ -191,7 +191,7 @@ def test_ridge_takes_columns_that_follow_from_each_other_and_classes_that_separa
     twice = np.c_[x, x[:, 0]]
     y = (x[:, 0] > 0).astype(int)
     with pytest.raises(
-        UserError, match="follow from each other: 'x0', 'x3'; leave one of them out"
+        UserError, match="columns 'x0', 'x3' are linearly dependent; leave one of them out"
     ):
         fit("logistic", with_constant(twice), y)
     found, _ = fit("logistic", with_constant(twice), y, ridge=1.0)

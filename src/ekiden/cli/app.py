@@ -139,14 +139,13 @@ def _main() -> None:
         what = "the output" if error.filename is None else error.filename
         print(f"ekiden: cannot read or write {what}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        resume = "; `ekiden resume RUN_FOLDER` goes on from the last saved step"
-        hints = {
-            "run": resume,
-            "resume": resume,
-            "sweep": "; the same command goes on from the last saved step",
-        }
-        print(f"\nekiden: stopped{hints.get(''.join(args[:1]), '')}", file=sys.stderr)
+    except KeyboardInterrupt as stop:  # its arguments are the folders of interrupted runs
+        hint = ""
+        if stop.args:
+            hint = f". To continue: ekiden resume {' '.join(map(str, stop.args))}"
+        elif args[:1] == ["sweep"]:
+            hint = ". To continue: run the same command again"
+        print(f"\nekiden: stopped{hint}", file=sys.stderr)
         sys.exit(130)
 
 

@@ -372,7 +372,9 @@ def _unread(arg: str, found: Sequence[Flag], prog: str) -> UserError:
     """Return the error for an argument that belongs to no flag."""
     given, more = arg.partition("=")[0], f"see {prog} --help"
     if not given.startswith("-"):
-        return UserError(f"{given!r} belongs to no flag: {more}")
+        near = nearest(given, [name for flag in found for name in flag.names], n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]} {given}?" if near else more
+        return UserError(f"unexpected argument {given!r}; {hint}")
     for flag in found:
         if flag.positional and given.removeprefix("--").rstrip("s") == flag.field.rstrip("s"):
             return UserError(f"{flag.value} comes without a flag: leave out {given}")

@@ -242,7 +242,7 @@ def run(args: Sequence[str]) -> None:
     rest = args[1:] if named else args
     first = parse_some(_First, rest, prog)
     if not named and first.config is None:
-        raise UserError(f"METHOD is missing, which comes first: choose one of {names}")
+        raise UserError(f"missing METHOD (first argument). Choose one of {names}")
     if first.on == "flower":
         from ekiden.cli import silos as cli_silos  # most commands do not need it
 
@@ -390,7 +390,7 @@ def data(options: DataOptions) -> None:
         )
         return
     datasets.draw(federation, file)
-    console.print(f"drawn to {file}")
+    console.print(f"saved the picture as {file}")
 
 
 def _draft(options: DataOptions, file: Path) -> None:
@@ -435,7 +435,10 @@ def _check(options: DataOptions) -> None:
 def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
     """Execute the runs and print the results."""
     with only_json(as_json) as tell:
-        outcomes = launch.launch(jobs, console)
+        try:
+            outcomes = launch.launch(jobs, console)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(*(job.folder for job in jobs)) from None
         if runs := [summary.summarise(o.folder) for o in outcomes if not o.error]:
             tell([summary.as_record(run) for run in runs])
             console.print(summary.comparison(runs))

@@ -81,7 +81,7 @@ def description(fed: FederatedData) -> Description:
         "range": _range(dataset),
         "labels": _labels(dataset),
         "silos": f"{len(fed.clients)} with {spread} samples for training and validation each{how}",
-        "subjects": "not named, so samples of one may be in training and test"
+        "subjects": "no column given; one patient's rows may be in both training and test (--subject-column)"
         if subject is None
         else f"{len(set(subject.tolist())):,} in training; none of them is in the test",
     }

@@ -29,7 +29,7 @@ class Recipe(Checked, Generic[M_co]):
     model: str = "auto"
     """network (see `ekiden list`); auto: the one that fits the data"""
     pretrained: str = ""
-    """safetensors file with the network's values, by name; a head of another size is left out.
+    """safetensors file with weights, matched by name; a classifier of another size is skipped.
     Between machines each silo has a file of this name in its own pretrained.folder"""
     train: str = "all"
     """the part that is trained: all; head; last:K, the last K blocks and the head;

@@ -271,7 +271,7 @@ SEEDED: dict[str, Any] = {"dictionary": "seed", "width": 8}
         (FedAvg(), "epsilon=1,honest=2", "shares the noise of sums, fedavg has none"),
         (FedGram(**SEEDED), "epsilon=1,honest=0", "honest"),
         (FedGram(**SEEDED), "epsilon=1,honest=1.5", "is not a number"),
-        (with_lap(FedSeq()), "epsilon=1", "tells more about its samples"),
+        (with_lap(FedSeq()), "epsilon=1", "is not supported with --dp"),
     ],
 )
 def test_what_would_show_more_than_one_noisy_sum_is_refused(

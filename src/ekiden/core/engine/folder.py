@@ -565,9 +565,9 @@ def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientDa
     )
     different += model_differences(before, now)
     if different:
-        more = "; seed torch before you make the model" if "the initial model" in different else ""
+        more = ""
         if found.get("ekiden") != __version__:
-            more += f"; Ekiden {found.get('ekiden')} began this run and can continue it"
+            more = f"; Ekiden {found.get('ekiden')} began this run and can continue it"
         raise UserError(
             f"{path} holds another run ({', '.join(different)} differ): choose another folder, or "
             "put back what differs"

@@ -393,9 +393,8 @@ class Method(Checked, ABC):
             return self
         if self.fits() is None:
             raise UserError(
-                f"{self.title()} tells more about its samples than the models that it trains, so "
-                "--dp promises nothing "
-                "for it: choose another method (docs/privacy.md lists them)"
+                f"{self.title()} is not supported with --dp: it sends more than noisy gradients "
+                "protect. Choose another method (docs/privacy.md lists them)"
             )
         if dp.honest > 1:
             raise UserError(

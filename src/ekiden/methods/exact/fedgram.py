@@ -80,8 +80,8 @@ class Summing(State):
 
 @dataclass(frozen=True)
 class FedGram(FixedFeatures):
-    """Clients add up products of fixed features, from which the last one solves for the classifier
-    of all data.
+    """Clients sum second moments of fixed features; the last one solves a ridge regression for the
+    classifier.
 
     Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating Heterogeneous
     Federated Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116

@@ -525,7 +525,7 @@ def _inverse(formula: Formula, hessian: Tensor, penalty: Tensor, *, first: bool)
                 raise _separated(formula, places)
             columns = list(dict.fromkeys(formula.columns[k] for k in places))
             raise UserError(
-                f"columns follow from each other: {_named(formula, places)}; leave one of them out "
+                f"columns {_named(formula, places)} are linearly dependent; leave one of them out "
                 f"(one of --drop-columns={columns}), or give --ridge=1"
             )
         inverse = (vectors / values) @ vectors.T * torch.outer(scale, scale)

@@ -131,7 +131,7 @@ def encode(raw: Any, what: str) -> Tensor:
         raise UserError(f"{what} is not an array of numbers ({error})") from None
     if x.ndim < 2 or not x.numel():
         raise UserError(
-            f"{what} has shape {tuple(x.shape)}: samples need (n, ...) with n at least 1"
+            f"{what} has shape {tuple(x.shape)}: it must be (n, features...) with n samples, at least 1"
         )
     bad = ~torch.isfinite(x).flatten(1).all(dim=1)
     if bad.any():

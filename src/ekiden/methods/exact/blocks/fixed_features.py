@@ -290,7 +290,7 @@ class Room:
             few = (
                 f"no room for {least} features, the fewest possible"
                 if least > 1
-                else "room for no feature"
+                else "no room for a feature"
             )
             raise UserError(
                 f"--bytes {self.text} ({self.bytes} bytes) has {few}: give {taken(least)}B or more"
