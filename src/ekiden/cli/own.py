@@ -3,7 +3,7 @@
 import importlib.util
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def new_hospital(options: ProjectOptions) -> None:
 def _project(kind: str, folder: Path) -> None:
     if folder.exists():
         raise UserError(f"{folder} exists already: choose another name; nothing was written")
-    _tell(_copied(kind, folder, {"NAME": folder.name}))
+    _tell(_copied(kind, folder))
     say(f"next: read {folder / 'README.md'}")
 
 
@@ -82,28 +82,19 @@ def _tell(files: Iterable[Path]) -> None:
         say(f"wrote {file}")
 
 
-def _copied(kind: str, folder: Path, words: Mapping[str, str]) -> list[Path]:
-    """Copy a template into a folder, with words in place of others; return the new files."""
-
-    def filled(text: str) -> str:
-        for word, instead in words.items():
-            text = text.replace(word, instead)
-        return text
-
+def _copied(kind: str, folder: Path) -> Iterator[Path]:
+    """Copy a template into a new folder, named after it, file by file."""
     template = Path(__file__).parent / "templates" / kind
-    made = []
     for source in sorted(file for file in template.rglob("*") if file.is_file()):
         # `.txt` keeps tests and checks from reading a template as code
-        name = filled(str(source.relative_to(template)).removesuffix(".txt"))
-        file = folder / name
+        file = folder / str(source.relative_to(template)).removesuffix(".txt")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with open(file, "x", encoding="utf-8") as new:
-                new.write(filled(source.read_text(encoding="utf-8")))
+            text = source.read_text(encoding="utf-8").replace("NAME", folder.name)
+            file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise disk_error(error, file) from error
-        made.append(file)
-    return made
+        yield file
 
 
 def trust(options: TrustOptions) -> None:
