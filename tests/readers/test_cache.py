@@ -219,7 +219,7 @@ from pathlib import Path
 import numpy as np, torch
 from ekiden.core.base import files
 from ekiden.data import cache
-from ekiden.core.data.undecoded import Raw
+from ekiden.readers.undecoded import Raw
 from ekiden.core.data.samples import Dataset, Samples
 import ekiden
 from ekiden.methods import FedSeq

@@ -18,11 +18,11 @@ from ekiden.care.seen import LARGE, ROWS_DIFFER, SeenData, chance, copied, impro
 from ekiden.care.spelling import bare_id, fold
 from ekiden.care.unlike import MORE_DOUBTS
 from ekiden.core.base.errors import counted, listed, tell
-from ekiden.core.data.undecoded import PARTS
 from ekiden.core.tasks import Classification, MultiLabel, Regression, ScaledTask
 from ekiden.readers.cells import DATE, garbled, is_text, short
 from ekiden.readers.kinds import Tokens
 from ekiden.readers.raster import split
+from ekiden.readers.undecoded import PARTS
 
 _ID = re.compile(
     r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row|record|encounter|admission"

@@ -15,11 +15,12 @@ from ekiden.care.spelling import (
 )
 from ekiden.care.units import check_units, check_values, some
 from ekiden.core.base.errors import UserError, listed, tell
+from ekiden.core.data.inputs import Inputs
 from ekiden.core.data.samples import Dataset
-from ekiden.core.data.undecoded import Inputs, Raw
 from ekiden.readers.columns import Reading
 from ekiden.readers.inspector import Inspector, Spelling
 from ekiden.readers.moments import ColumnSums
+from ekiden.readers.undecoded import Raw
 
 
 @dataclass(frozen=True)

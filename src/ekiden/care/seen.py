@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ekiden.core.base.errors import counted, listed
 from ekiden.core.data.samples import Dataset
-from ekiden.core.data.undecoded import Raw
 from ekiden.core.tasks import Classification
 from ekiden.readers.columns import Reading
 from ekiden.readers.kinds import Inputs, Table
+from ekiden.readers.undecoded import Raw
 
 FEATURES = 2
 """of a sample that is compared; rows of a single number are equal by chance"""

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.core.base.errors import UserError, listed, tell
-from ekiden.core.data.undecoded import Raw, natural
 from ekiden.readers.cells import garbled, is_text
 from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import Inputs, Table
 from ekiden.readers.moments import counted_together
+from ekiden.readers.undecoded import Raw, natural
 
 _YES, _NO = (
     ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"),

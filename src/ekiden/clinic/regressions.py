@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ekiden.core.base.checks import Checked, Positive
 from ekiden.core.base.errors import UserError
-from ekiden.core.data.undecoded import Inputs
+from ekiden.core.data.inputs import Inputs
 from ekiden.core.models.tables_and_texts import OTHER, Term, terms
 from ekiden.core.tasks import Regression, Survival, Task
 from ekiden.methods.statistics.hazards import Numbers, baseline, hazard_counts

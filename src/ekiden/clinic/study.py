@@ -19,7 +19,6 @@ from ekiden.clinic import curves
 from ekiden.core.base import outside
 from ekiden.core.base.errors import UserError, counted
 from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Subset
-from ekiden.core.data.undecoded import Raw, natural
 from ekiden.core.tasks import Classification
 from ekiden.readers import frames, sources, targets
 from ekiden.readers.cells import DATE, Writing
@@ -31,6 +30,7 @@ from ekiden.readers.kinds.arrays import is_list
 from ekiden.readers.moments import ColumnMoments, ColumnSums, target, told_by
 from ekiden.readers.schema import SAMPLES, SchemaError, Violation, key, string
 from ekiden.readers.sources import NAMED
+from ekiden.readers.undecoded import Raw, natural
 
 _MANY = 50  # different names; more are not listed
 _MOST = 1e300

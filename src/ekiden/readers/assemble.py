@@ -13,8 +13,8 @@ from torch import Tensor
 from ekiden.core.base.checks import checked
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.data.augment import Augment
+from ekiden.core.data.inputs import Encoding
 from ekiden.core.data.samples import Dataset, Samples
-from ekiden.core.data.undecoded import Encoding, Raw, composed, owners, subjects, times
 from ekiden.core.tasks import Classification, LanguageModelling, ScaledTask, Task, scaled
 from ekiden.core.tasks.base import IGNORED
 from ekiden.readers import holdout
@@ -25,6 +25,7 @@ from ekiden.readers.inspector import inspector
 from ekiden.readers.kinds import Images, Inputs, Tokens, of_tensor
 from ekiden.readers.kinds.images import sized_masks
 from ekiden.readers.targets import refuse_constant, targets
+from ekiden.readers.undecoded import Raw, composed, owners, subjects, times
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""

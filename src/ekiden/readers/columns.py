@@ -16,13 +16,13 @@ from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked, Count, CountOrZero, Range, made
 from ekiden.core.base.errors import UserError, counted, nearest, row_text, tell, unknown
 from ekiden.core.data.augment import Augment
-from ekiden.core.data.undecoded import Raw
 from ekiden.readers import frames
 from ekiden.readers import schema as schemas
 from ekiden.readers.cells import Cells, Writing, is_text
 from ekiden.readers.kinds import Arrays, Images, Inputs, Table, Tokens, named
 from ekiden.readers.kinds.arrays import is_list
 from ekiden.readers.kinds.images import holds_files, is_encoded, masks
+from ekiden.readers.undecoded import Raw
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.core.base.errors import UserError, counted, listed, row_text, tell
-from ekiden.core.data.undecoded import composed
 from ekiden.readers.cells import DELIMITER
+from ekiden.readers.undecoded import composed
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _INDEX, _NOT_READ = "the index", "of a frame is not read: make it a column by frame.reset_index()"

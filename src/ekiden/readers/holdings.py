@@ -22,7 +22,6 @@ from torch import Tensor
 from ekiden.core.base.errors import UserError, counted, listed, tell
 from ekiden.core.base.files import read_text
 from ekiden.core.data.samples import Dataset, Samples
-from ekiden.core.data.undecoded import PARTS, Raw, natural
 from ekiden.core.tasks import LanguageModelling, inferred
 from ekiden.readers import columns, frames, medical, raster
 from ekiden.readers import schema as schemas
@@ -32,6 +31,7 @@ from ekiden.readers.kinds import arrays
 from ekiden.readers.kinds.arrays import Arrays, noticed
 from ekiden.readers.kinds.images import Images, decode
 from ekiden.readers.raster import split
+from ekiden.readers.undecoded import PARTS, Raw, natural
 
 SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (*frames.SUFFIXES, *arrays.SUFFIXES)

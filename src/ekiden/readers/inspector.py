@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from ekiden.core.data.inputs import Inputs
 from ekiden.core.data.samples import Dataset
-from ekiden.core.data.undecoded import Inputs, Raw
+from ekiden.readers.undecoded import Raw
 
 if TYPE_CHECKING:
     from ekiden.readers.columns import Reading

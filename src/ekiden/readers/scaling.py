@@ -16,7 +16,6 @@ import numpy as np
 from ekiden.core.base.errors import UserError, counted, listed, nearest, tell
 from ekiden.core.base.files import read_text
 from ekiden.core.data.samples import Dataset, FederatedData, Subset
-from ekiden.core.data.undecoded import natural
 from ekiden.core.tasks import ScaledTask, Task
 from ekiden.readers import schema as schemas
 from ekiden.readers.inspector import Spelling, inspector
@@ -24,6 +23,7 @@ from ekiden.readers.kinds import Inputs, Table, from_json
 from ekiden.readers.kinds.tables import encode_again
 from ekiden.readers.moments import ColumnSums, counted_together, read_sums, target, told_by
 from ekiden.readers.schema import Schema
+from ekiden.readers.undecoded import natural
 
 _TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
 _TOLD = {"moments": "numbers", "categories": "categories"}

@@ -45,8 +45,8 @@ from ekiden.core.base.errors import (
     unknown,
 )
 from ekiden.core.base.files import read_text
-from ekiden.core.data.undecoded import Raw
 from ekiden.readers.cells import DATE, Cells, Writing
+from ekiden.readers.undecoded import Raw
 
 Kind = Literal["number", "date", "category", "text", "image", "array", "id"]
 SAMPLES = ("text", "image", "array")

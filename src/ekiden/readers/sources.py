@@ -17,7 +17,6 @@ from ekiden.core.base.errors import UserError, unknown
 from ekiden.core.base.outside import require_extra
 from ekiden.core.data.augment import Augment
 from ekiden.core.data.samples import Dataset, FederatedData, Origin, coming_from
-from ekiden.core.data.undecoded import Raw
 from ekiden.core.tasks import Task
 from ekiden.readers import cache, frames
 from ekiden.readers.assemble import AskedData, assemble, augmented, from_tensors
@@ -37,6 +36,7 @@ from ekiden.readers.holdings import (
 from ekiden.readers.kinds import Images
 from ekiden.readers.partition import Natural, split
 from ekiden.readers.targets import in_order, meant
+from ekiden.readers.undecoded import Raw
 
 
 @dataclass(frozen=True)

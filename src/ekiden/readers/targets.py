@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ekiden.core.base.errors import UserError, listed, tell, unknown
 from ekiden.core.data.samples import Dataset
-from ekiden.core.data.undecoded import Raw, natural
 from ekiden.core.tasks import (
     Classification,
     LanguageModelling,
@@ -29,6 +28,7 @@ from ekiden.core.tasks import (
 )
 from ekiden.core.tasks.base import IGNORED
 from ekiden.readers.cells import warn_of_marks
+from ekiden.readers.undecoded import Raw, natural
 
 _MANY = 50  # different whole numbers in a label; more are hardly classes
 _SEVERAL, _SELDOM = 20, 3  # nor are more than 20 of which each occurs less than 3 times

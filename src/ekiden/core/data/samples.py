@@ -19,7 +19,7 @@ from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import Place, place
 from ekiden.core.base.settings import Training
 from ekiden.core.data.augment import Augment
-from ekiden.core.data.undecoded import Inputs
+from ekiden.core.data.inputs import Inputs
 from ekiden.core.tasks import Classification, Need, Task
 
 _ROWS = 1024  # that are read at a time

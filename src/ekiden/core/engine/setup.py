@@ -26,8 +26,8 @@ from ekiden.core.base.checks import require
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import Damaged, read_tensors
 from ekiden.core.base.settings import Hardware, derive, seeded
+from ekiden.core.data.inputs import Inputs
 from ekiden.core.data.samples import ClientData, FederatedData, Sizes, Subset, held_by
-from ekiden.core.data.undecoded import Inputs
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import RunFolder, data_differences, model_digest, samples_digest
 from ekiden.core.engine.method import Method, Size

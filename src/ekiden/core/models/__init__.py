@@ -7,7 +7,7 @@ from torch import nn
 
 from ekiden.core.base import outside
 from ekiden.core.base.errors import UserError, unknown
-from ekiden.core.data.undecoded import Inputs
+from ekiden.core.data.inputs import Inputs
 from ekiden.core.models import images, pretrained
 from ekiden.core.models.pretrained import LITE, is_pretrained, load_weights, located, located_file
 from ekiden.core.models.split import Split, SplitNetwork

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.data.undecoded import Inputs
+from ekiden.core.data.inputs import Inputs
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.models.tables_and_texts import Tokenised
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.data.undecoded import Inputs
+from ekiden.core.data.inputs import Inputs
 from ekiden.core.models.split import SplitNetwork
 
 

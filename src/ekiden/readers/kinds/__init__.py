@@ -15,7 +15,7 @@ from torch import Tensor
 from ekiden.core.base import outside
 from ekiden.core.base.checks import made, reading
 from ekiden.core.base.errors import UserError, at, unknown
-from ekiden.core.data.undecoded import Inputs
+from ekiden.core.data.inputs import Inputs
 from ekiden.readers.kinds.arrays import Arrays
 from ekiden.readers.kinds.images import Images
 from ekiden.readers.kinds.tables import Table

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError, listed, row_text, tell
-from ekiden.core.data.undecoded import Encoding, Inputs, Raw, joined
+from ekiden.core.data.inputs import Encoding, Inputs, joined
 from ekiden.core.models.images import SHORTEST
 from ekiden.readers.cells import warn_of_marks
+from ekiden.readers.undecoded import Raw
 
 LEADS = 16
 """most channels that may be leads"""

@@ -20,11 +20,12 @@ from torch import Tensor
 from ekiden.core.base import files
 from ekiden.core.base.checks import CountOrZero
 from ekiden.core.base.errors import UserError, counted, row_text, tell
-from ekiden.core.data.undecoded import Encoding, Inputs, Raw
+from ekiden.core.data.inputs import Encoding, Inputs
 from ekiden.readers import frames, medical, raster
 from ekiden.readers.cells import is_text, short
 from ekiden.readers.kinds import arrays
 from ekiden.readers.raster import Loaded, Look, split
+from ekiden.readers.undecoded import Raw
 
 CHUNK = 128  # images that a thread decodes at a time
 _SCALE = 1.25  # times as large pixels as those of other silos

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError, listed, nearest, tell
-from ekiden.core.data.undecoded import Encoding, Inputs, Raw
+from ekiden.core.data.inputs import Encoding, Inputs
 from ekiden.readers import frames
 from ekiden.readers.cells import DATE, Cells, Writing
+from ekiden.readers.undecoded import Raw
 
 _FAR = 8.0  # deviations between the middle of a column and that of training
 Numbers = NDArray[np.float64]

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from ekiden.core.base.checks import Count, CountOrZero
 from ekiden.core.base.errors import UserError, at, tell
 from ekiden.core.base.files import read_regular
-from ekiden.core.data.undecoded import Encoding, Inputs, Raw
+from ekiden.core.data.inputs import Encoding, Inputs
 from ekiden.readers.cells import is_text
+from ekiden.readers.undecoded import Raw
 
 PAD = 0
 """the token that fills up short texts"""

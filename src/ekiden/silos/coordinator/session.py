@@ -26,7 +26,6 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_regular, write
 from ekiden.core.base.settings import Hardware
 from ekiden.core.data.augment import Augment
-from ekiden.core.data.undecoded import natural
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Row, outline, told
 from ekiden.core.engine.evaluation import Built, divergence
@@ -50,6 +49,7 @@ from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_o
 from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import Images, of_terms
 from ekiden.readers.kinds import terms as inputs_terms
+from ekiden.readers.undecoded import natural
 from ekiden.runs.recipe import recipe_of
 from ekiden.runs.result import Result, inputs_of, task_in
 from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
