@@ -95,14 +95,6 @@ def test_what_flower_printed_is_shown_only_after_a_failure(
     assert said[-1] == "\n".join(traceback)
 
 
-def test_a_run_that_nobody_serves_is_named() -> None:
-    for state in ("pending", "running"):
-        said: list[str] = []
-        link: Any = Link([], state)
-        commands._say_if_pending(link, "7", said.append)
-        assert bool(said) == (state == "pending")
-
-
 def test_the_app_declares_what_a_run_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower refuses a setting that the app does not declare, or of another type."""
     import tomllib

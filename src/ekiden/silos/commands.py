@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -16,7 +15,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from ekiden._version import __version__
@@ -34,7 +32,6 @@ from ekiden.silos.trust import keys
 if TYPE_CHECKING:
     from ekiden.silos.control import RunAtLink, SuperLink
 
-_PENDING = 45.0  # seconds in which a run at the SuperLink begins
 _SOON = 30  # days
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 DATABASE = "link.db"  # file in a federation's folder with the SuperLink's messages
@@ -87,21 +84,15 @@ def run(
         number = superlink.start(app, settings)
     say(f"run {number} at the SuperLink")
     heard = Heard(say)
-    unserved = Timer(_PENDING, _say_if_pending, (superlink, number, say))
-    unserved.daemon = True
-    unserved.start()
     try:
         for line in superlink.lines(number):
-            if heard(line):
-                unserved.cancel()
+            heard(line)
     except KeyboardInterrupt:
         say(f"stopping run {number} at the SuperLink")
         superlink.stop(number)
         raise
     except UserError as error:
         return f"the SuperLink is gone ({error})"
-    finally:
-        unserved.cancel()
     if heard.ended:
         return heard.ended
     return _reason(next(run for run in superlink.runs() if run.run == number), heard, say)
@@ -122,15 +113,6 @@ def _reason(run: "RunAtLink", heard: "Heard", say: Say) -> str:
     return f"run {run.run} failed: {run.reason or 'the lines above say why'}"
 
 
-def _say_if_pending(superlink: "SuperLink", number: str, say: Say) -> None:
-    with suppress(UserError):
-        if any(run.run == number and run.state == "pending" for run in superlink.runs()):
-            say(
-                f"run {number} still waits at the SuperLink: nothing there starts it; look at what "
-                "`ekiden federation start` prints, and start it again"
-            )
-
-
 class Heard:
     """Reads what a run's ServerApp prints: shows our lines to the user, and keeps others for an error."""
 
@@ -139,17 +121,14 @@ class Heard:
         self.others: deque[str] = deque(maxlen=100)
         self._say = say
 
-    def __call__(self, line: str) -> bool:
-        """Read a line; return whether it is ours."""
+    def __call__(self, line: str) -> None:
+        """Read a line."""
         if line.startswith(ENDED):
             self.ended = line.removeprefix(ENDED)
-            return True
-        if line.startswith(OURS):
+        elif line.startswith(OURS):
             self._say(line)
-            return True
-        if line:
+        elif line:
             self.others.append(line)
-        return False
 
 
 def interrupt(number: int, frame: object) -> None:
@@ -243,7 +222,6 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
             f"its certificate ends in {left} days: `ekiden federation rotate {federation.folder}` renews it",
             "WARNING",
         )
-    log(f"$ {shlex.join(command)}")
     signal.signal(signal.SIGTERM, interrupt)
     os.environ |= QUIET | without_proxy(os.environ)
     os.environ["FLWR_HOME"] = str(federation.folder.absolute() / "flower")

@@ -1,7 +1,6 @@
 """Run the SuperNode of a silo, and start it again when it ends."""
 
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -111,7 +110,6 @@ def start(file: SiloFile, security: Security, log: Log, *, seconds: float | None
     from ekiden.silos import client_app
 
     command = command_of(file, security)
-    log(f"$ {shlex.join(command)}")
     signal.signal(signal.SIGTERM, interrupt)
     os.environ |= QUIET | without_proxy(os.environ)
     os.environ["FLWR_HOME"] = str(file.folder / "flower")
