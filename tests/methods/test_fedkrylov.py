@@ -467,7 +467,7 @@ def test_scales_that_are_not_positive_are_refused(name: str) -> None:
     [
         (FedKrylov(width=5), r"width 5 is too small for features of this kind: give 8 or more"),
         (
-            FedKrylov(bytes="100B"),
+            FedKrylov(bytes="100B", dictionary="first"),
             r"bytes 100B \(100 bytes\) has no room for 8 features, the fewest possible: give 724B "
             r"or more",
         ),
@@ -480,7 +480,7 @@ def test_the_least_that_one_filter_needs_is_named(method: FedKrylov, says: str) 
     with pytest.raises(UserError, match=says):
         go(data, method)
     go(data, FedKrylov(width=8, laps=2))
-    go(data, FedKrylov(bytes="724B"))
+    go(data, FedKrylov(bytes="724B", dictionary="first"))
 
 
 @pytest.mark.parametrize(

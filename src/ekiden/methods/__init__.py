@@ -172,11 +172,9 @@ def between_machines(kind: type[Method]) -> Method:
         method = replace(method, sums="whole")
     if isinstance(method, Trees):
         return replace(method, min_active=10)
-    return (
-        replace(method, dictionary="seed", min_active=10)
-        if isinstance(method, FixedFeatures)
-        else method
-    )
+    if isinstance(method, FixedFeatures):
+        return replace(method, dictionary="seed", min_active=10)
+    return method
 
 
 def among(method: Method, clients: Sequence[str]) -> Method:

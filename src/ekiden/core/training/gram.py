@@ -16,7 +16,7 @@ from torch import Tensor
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.sums import BLOCK, Packed, Shared, pack, unpack
 
-LEAST = 12  # fewest bits of a product
+LEAST = 9  # fewest bits of a product
 FULL = 32  # bits of a product that is not rounded
 LARGEST = 127  # the largest absolute value of a feature
 WIDE = 2**15 - 1  # the largest absolute value of a feature whose sums travel as int64
@@ -33,7 +33,7 @@ _MOST = {
 class Rounding(NamedTuple):
     """How sums of products are rounded."""
 
-    bits: int  # b, from 12 to 31
+    bits: int  # b, from 9 to 31
     unit: int  # q; the sums become multiples of it
 
     @classmethod

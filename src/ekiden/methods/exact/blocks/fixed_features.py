@@ -53,6 +53,7 @@ from ekiden.core.training.gram import (
     size_of_targets,
 )
 from ekiden.core.training.network import Network, trial
+from ekiden.methods.exact.blocks.components import Components
 from ekiden.methods.exact.blocks.patches import PatchSums, Pooling
 from ekiden.methods.exact.blocks.whole_features import (
     BlockAverages,
@@ -73,8 +74,9 @@ _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 Settled = tuple[
     Tensor, ...
 ]  # What the first client decides about the features; see `WholeFeatures.tell`
-_FEATURES = ("auto", "patches", "random", "fourier", "network", "blocks")
+_FEATURES = ("auto", "patches", "components", "random", "fourier", "network", "blocks")
 _IMAGE = 16  # side in pixels from which patches are used
+_LARGE = 64  # side up to which the features of thousands of seed images take minutes at most
 _SAMPLES = 1024  # samples from which the first client sets the features
 
 
@@ -331,11 +333,12 @@ class FixedFeatures(Method):
     """
 
     features: str = "auto"
-    """φ: patches, answers to patches of the first client's images; random, random units of the
-    inputs; fourier, Fourier features of the inputs; network, the features of the given network and
-    random units of these; blocks, the same with what its blocks give, each averaged over the image,
-    without the last one; run:FOLDER, the features of a finished run's model; auto, patches for
-    images of 16 pixels a side or more, else random"""
+    """φ: patches, answers to patches of images; components, the principal components that such
+    answers have on images of the seed; random, random units of the inputs; fourier, Fourier
+    features of the inputs; network, the features of the given network and random units of these;
+    blocks, the same with what its blocks give, each averaged over the image, without the last one;
+    run:FOLDER, the features of a finished run's model; auto, patches for images of 16 pixels a side
+    or more, else random"""
     bytes: str = "M"
     """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the
     number of features: M (as much as a model of the network), 5% (of that), 250kB, 11.5MB; or own,
@@ -361,10 +364,12 @@ class FixedFeatures(Method):
     those whose features say most about its labels"""
     bandwidth: Positive = 1.0
     """σ of Fourier features, in median distances between samples of the first client"""
-    dictionary: Literal["first", "all", "seed"] = "first"
-    """what filters and scales follow from: samples of the first client, who can choose them; the
+    dictionary: Literal["auto", "seed", "first", "all"] = "auto"
+    """what filters and scales follow from: seed, the seed alone, which makes images of its own, so
+    that nobody can choose them; first, samples of the first client, who can choose them; all, the
     same, but with random filters whitened by the moments of all clients' patches, so that no patch
-    travels and the clients are passed twice; or the seed alone, so that nobody can choose them"""
+    travels and the clients are passed twice; auto, seed for patches without `candidates`, else
+    first"""
     min_active: CountOrZero = 0
     """k; left out of a client's sums: samples of classes with fewer than k samples there, and
     features that have their usual value for all but fewer than k samples"""
@@ -392,8 +397,19 @@ class FixedFeatures(Method):
 
     @property
     def seeded(self) -> bool:
-        """Whether features follow from the seed, so that nobody can choose them."""
-        return self.dictionary == "seed"
+        """Whether features follow from the seed whatever the samples are, so that nobody can choose
+        them.
+        """
+        return self.dictionary == "seed" or self.features == "components"
+
+    def seeded_for(self, shape: tuple[int, ...]) -> bool:
+        """Whether features of samples of this shape follow from the seed."""
+        by_default = self.dictionary == "auto" and self.candidates == 1
+        return self.seeded or (by_default and self._has_patches(shape))
+
+    def _has_patches(self, shape: tuple[int, ...]) -> bool:
+        large = len(shape) == 3 and min(shape[1:]) >= _IMAGE
+        return self.features == "patches" or (self.features == "auto" and large)
 
     @property
     def chosen_by(self) -> Chooser:
@@ -419,9 +435,14 @@ class FixedFeatures(Method):
         """The features must be known, and the budget and the sizes of patches must be such."""
         if self.features not in _FEATURES and not self.of_run:
             raise unknown("features", self.features, (*_FEATURES, "run:FOLDER"))
-        if self.candidates > 1 and self.dictionary != "first":
+        if self.candidates > 1 and self.dictionary not in ("auto", "first"):
             raise UserError(
                 "--candidates chooses among patches of the first client: leave out --dictionary "
+                f"{self.dictionary}"
+            )
+        if self.features == "components" and self.dictionary not in ("auto", "seed"):
+            raise UserError(
+                "--features components follow from the seed: leave out --dictionary "
                 f"{self.dictionary}"
             )
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
@@ -489,10 +510,10 @@ class FixedFeatures(Method):
             self.bytes,
             model,
             lambda width: self.told(width, classes, task),
-            self.seeded,
+            self.seeded_for(shape),
         )
         features = self._features_for(network, shape, room)
-        if self.seeded:
+        if room.seeded:
             features.fix()
         return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
 
@@ -506,11 +527,11 @@ class FixedFeatures(Method):
             return frozen_network(
                 BlockAverages(body) if self.features == "blocks" else body, shape, room
             )
-        if self.features == "patches" or (
-            self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE
-        ):
+        if self._has_patches(shape):
             return self._patches(shape, room)
         inputs = torch.Size(shape).numel()
+        if self.features == "components":
+            return self._components(shape, room)
         # The inputs are features, too, if they take half of them at most.
         if self.features == "fourier":
             width = room.features(each=0, fixed=8 * inputs + 4)
@@ -520,6 +541,18 @@ class FixedFeatures(Method):
         width = room.features(each=4, fixed=8 * inputs)
         return RandomReLU(inputs, width, direct=2 * inputs <= width)
 
+    def _components(self, shape: tuple[int, ...], room: Room) -> Components:
+        if len(shape) != 3 or shape[1] != shape[2] or not _IMAGE <= shape[1] <= _LARGE:
+            raise UserError(
+                f"--features components are for square images of {_IMAGE} to {_LARGE} pixels a "
+                f"side, these samples have shape {shape}: give --features patches, or --size"
+            )
+        width = room.features(each=0, fixed=0, always=8 * shape[0])
+        return Components(shape, width, mirror=self._mirrors(shape))
+
+    def _mirrors(self, shape: tuple[int, ...]) -> bool:
+        return self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1)
+
     def _patches(self, shape: tuple[int, ...], room: Room) -> PatchFeatures:
         sizes = tuple(map(int, self.patch.split(",")))
         # A filter of the largest patches and its gain serve 2g² features, each of which has a
@@ -528,8 +561,9 @@ class FixedFeatures(Method):
         width = room.features(
             each=4 + -(-filter_ // together), fixed=0, least=together, always=8 * shape[0]
         )
-        mirror = self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1)
-        how = Pooling(self.pooling, mirror, self.soft_threshold, self.root, self.bilinear)
+        how = Pooling(
+            self.pooling, self._mirrors(shape), self.soft_threshold, self.root, self.bilinear
+        )
         return PatchFeatures(shape, width, sizes, how, candidates=self.candidates)
 
     def settled_by(
@@ -537,7 +571,7 @@ class FixedFeatures(Method):
     ) -> WholeFeatures:
         """Return features that are settled from some of the client's samples."""
         features = features_of(client.network(model))
-        if self.seeded:
+        if features.fixed:
             features.settle(client.unit(), client.scaling, torch.Generator())
             return features
         seen: list[tuple[Tensor, Tensor]] = []
@@ -563,7 +597,7 @@ class FixedFeatures(Method):
     def adopted(self, client: Client, model: Weights, settled: Settled) -> WholeFeatures:
         """Return the features as another client settled them."""
         features = features_of(client.network(model))
-        if self.seeded:
+        if features.fixed:
             own = self.settled_by(client, model).tell()
             if not all(a.equal(b) for a, b in zip(own, settled, strict=False)):
                 raise UserError(

@@ -4,7 +4,7 @@ filters are chosen.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from math import ceil, erf, exp, isqrt, log2, pi, sqrt
 from typing import NamedTuple
 
@@ -12,10 +12,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ekiden.core.base.errors import UserError
+from ekiden.methods.exact.blocks.seed_images import seed_images
 
 CONTRAST = 10  # added to the variance of a patch (bytes squared), so that flat patches stay small
 WHITENING = 0.1  # added to the eigenvalues of the patches' covariance
-USUAL = 0.9  # correlation of neighbouring pixels, and of the channels of a pixel, in usual images
+_IMAGES = 1000  # images of the seed, of which patches become filters
+_SIDE = 32  # of these images, in pixels
 SAMPLE = 20_000  # largest number of patches on which the whitening is measured
 _UNIT = 32  # contrast-normalised pixels are counted in 1/32 for sums that are exact
 _REACH = (
@@ -92,11 +94,12 @@ def from_images(images: Tensor, count: int, generator: Generator, size: int = 6)
     n, channels, height, width = images.shape
     rows, columns = height - size + 1, width - size + 1
     places = torch.randint(n * rows * columns, (SAMPLE,), generator=generator)
-    patches = _at(images, places, size)
+    pixels = _at(images, places, size)
+    patches, d = _normalised(pixels), pixels.shape[1]
     whitening = _whitening(patches.T @ patches / len(patches))
-
-    spread = patches.square().mean(1)  # v/(v + 10), v the variance of the bytes
-    textured = patches[spread > 0.5][:count]
+    # Whether the variance of the bytes is above `CONTRAST`, in whole numbers: no library decides.
+    spread = pixels.square().sum(1) * d - pixels.sum(1).square()
+    textured = patches[spread > CONTRAST * d * d][:count]
     directions = torch.cat(
         [
             textured @ whitening,
@@ -126,27 +129,34 @@ def from_sums(sums: PatchSums, count: int, generator: Generator, channels: int) 
     return _quantised(directions, whitening, (channels, size, size))
 
 
-def usual_filters(count: int, generator: Generator, channels: int, size: int) -> Dictionary:
-    """Make filters of random directions among whitened patches of usual images: they depend on no
-    image.
+def of_seed(
+    features: "Patches", sizes: Sequence[int], seed: int, reach: float
+) -> dict[str, Tensor]:
+    """Return filters, gains and scales of patch features by the seed alone.
+
+    Filters are patches of images that the seed makes. Whitened responses to patches with texture
+    are about normal, and a scale is `reach` times what they then add up to in a region.
 
     Args:
-        count: F, number of filters.
-        generator: on the CPU; decides the directions.
-        channels: C of the images.
-        size: p, side of the patches in pixels.
+        features: for which they are meant.
+        sizes: p of each dictionary.
+        seed: of the images and of the patches that are drawn.
+        reach: largest sum that a feature tells from larger ones, in usual sums.
     """
-    at = torch.stack(
-        torch.meshgrid(*[torch.arange(size, dtype=torch.float64)] * 2, indexing="ij")
-    ).flatten(1)
-    apart = (at[:, :, None] - at[:, None]).square().sum(0).sqrt()
-    colours = torch.full((channels, channels), USUAL, dtype=torch.float64).fill_diagonal_(1)
-    moments = torch.kron(colours, USUAL**apart)
-    centring = torch.eye(len(moments), dtype=torch.float64) - 1 / len(moments)
-    moments = centring @ moments @ centring
-    whitening = _whitening(moments * (len(moments) / moments.trace()))
-    directions = torch.randn(count, len(moments), generator=generator, dtype=torch.float64)
-    return _quantised(directions, whitening, (channels, size, size))
+    drawn, channels = Generator().manual_seed(seed), features.shape[0]
+    images = _images_of_seed(channels, max(_SIDE, *sizes), seed)
+    found = [
+        from_images(images, count, drawn, size)
+        for (count, _), size in zip(features.sizes, sizes, strict=True)
+    ]
+    gain = torch.cat([d.gain for d in found])
+    filters = torch.cat([d.filters.flatten() for d in found])
+    return {"filters": filters, "gain": gain, "scale": features.usual_sums(gain) * reach}
+
+
+@lru_cache(maxsize=8)
+def _images_of_seed(channels: int, side: int, seed: int) -> Tensor:
+    return torch.from_numpy(seed_images(_IMAGES, channels, side, seed))
 
 
 def _check(images: Tensor, size: int) -> None:
@@ -170,22 +180,20 @@ def _check(images: Tensor, size: int) -> None:
 
 
 def _at(images: Tensor, places: Tensor, size: int) -> Tensor:
-    """(k, d) float64 contrast-normalised patches at `places`, which count over images, rows and
-    columns.
-    """
+    """(k, d) float64 bytes of patches at `places`, which count over images, rows and columns."""
     _, channels, height, width = images.shape
     rows, columns = height - size + 1, width - size + 1
     image, y, x = places // (rows * columns), places // columns % rows, places % columns
     offset = torch.arange(size)
     y, x = (y[:, None] + offset)[:, None, :, None], (x[:, None] + offset)[:, None, None, :]
     patches = images[image[:, None, None, None], torch.arange(channels)[:, None, None], y, x]
-    return _normalised(patches.flatten(1))
+    return patches.flatten(1).double()
 
 
 def _normalised(patches: Tensor) -> Tensor:
     """(k, d) float64 patches minus their means, over the root of their variance + `CONTRAST`."""
     v = patches.double()
-    v -= v.mean(1, keepdim=True)
+    v = v - v.mean(1, keepdim=True)
     return v.div_((v.square().mean(1, keepdim=True) + CONTRAST).sqrt_())
 
 
@@ -333,7 +341,7 @@ class Patches(nn.Module):
             )
         self.shape, self.how, pool = shape, how, how.pool
         channels, height, width = shape
-        self._sizes: list[tuple[int, int]] = []  # F, p
+        self.sizes: list[tuple[int, int]] = []  # F, p
         for filters, _ in dictionaries:
             count, depth, size, _ = filters.shape
             if min(height, width) < size + pool - 1 or depth != channels:
@@ -342,8 +350,8 @@ class Patches(nn.Module):
                     "of "
                     f"{channels}x{height}x{width}: choose smaller patches"
                 )
-            self._sizes.append((count, size))
-        count = sum(count for count, _ in self._sizes)
+            self.sizes.append((count, size))
+        count = sum(count for count, _ in self.sizes)
         self.width = width_of(
             count, pool
         )  # D = 2·g²·F, number of features, ordered by filter, sign, row and column
@@ -400,7 +408,7 @@ class Patches(nn.Module):
         t = self.how.threshold
         above = exp(-t * t / 2) / sqrt(2 * pi) - t * (1 - erf(t / sqrt(2))) / 2  # E max(z - t, 0)
         parts, first = [], 0
-        for count, size in self._sizes:
+        for count, size in self.sizes:
             rows, columns = (self._regions(side - size + 1) for side in self.shape[1:])
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(self.shape[0] * size**2, int(area.max()))
@@ -411,6 +419,14 @@ class Patches(nn.Module):
             first += count
         found = torch.cat(parts).clamp(min=1)
         return found.double().sqrt().float() if self.how.root else found
+
+    def scale_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Take what was subtracted from each channel of the images, and what they were divided
+        by.
+        """
+        for buffer, values in ((self.mean, mean), (self.std, std)):
+            given = torch.tensor(values, device=buffer.device).view(-1, 1, 1)
+            buffer.copy_(given.expand_as(buffer))
 
     def bytes(self, x: Tensor) -> Tensor:
         """Float32 bytes 0 to 255 of normalised inputs, the nearest of what is beyond; bytes stay as
@@ -424,7 +440,7 @@ class Patches(nn.Module):
         """What the forward pass needs of each patch size."""
         channels, height, width = self.shape
         first, start = 0, 0
-        for count, size in self._sizes:
+        for count, size in self.sizes:
             depth = channels * size**2
             q = self.filters[start : start + count * depth].view(count, channels, size, size)
             rows, columns = (

@@ -358,7 +358,7 @@ class PatchFeatures(WholeFeatures):
         Inputs that do not come from bytes are scaled so that each channel of `x` goes from 0 to
         255.
         """
-        self._scale_by(*scaling)
+        self.patches.scale_by(*scaling)
         if self.fixed:
             return
         if moments is None and not self._are_bytes(x):
@@ -380,23 +380,12 @@ class PatchFeatures(WholeFeatures):
         self.patches.measure_scale(iter([x]))
 
     def fix(self) -> None:
-        """Random directions among patches of usual images, and scales of what they answer to these.
-
-        Neighbouring pixels of usual images are alike (`USUAL`). Whitened responses to patches with
-        texture are then about normal, and `scale` is `REACH` times what they add up to in a region.
-        """
-        drawn = torch.Generator().manual_seed(self.seed)
+        """Take filters from patches of images that the seed makes, and scales by formula."""
+        sizes = [side for _, side in self.sizes]
         with torch.no_grad(), torch.device("cpu"):
-            found = [
-                patches.usual_filters(count, drawn, self.patches.shape[0], side)
-                for count, side in self.sizes
-            ]
-            filters, gain = (
-                torch.cat([part.flatten() for part in parts]) for parts in zip(*found, strict=True)
-            )
-            scale = self.patches.usual_sums(gain) * REACH
-        for name, values in (("filters", filters), ("gain", gain), ("scale", scale)):
-            self.get_buffer(name).copy_(values)
+            values = patches.of_seed(self.patches, sizes, self.seed, REACH)
+        for name, value in values.items():
+            self.get_buffer(name).copy_(value)
         self.fixed, self.settled = True, {"mean": torch.float32, "std": torch.float32}
 
     def _from_images(
@@ -424,7 +413,7 @@ class PatchFeatures(WholeFeatures):
     def moments(self, batches: Iterable[Tensor], scaling: Scaling) -> tuple[patches.PatchSums, ...]:
         """Second moments of the patches of each size in batches of inputs, on the CPU."""
         total: tuple[patches.PatchSums, ...] = ()
-        self._scale_by(*scaling)
+        self.patches.scale_by(*scaling)
         for x in batches:
             if not self._are_bytes(x):
                 raise UserError(
@@ -437,16 +426,6 @@ class PatchFeatures(WholeFeatures):
             total = tuple(a.plus(b) for a, b in zip(total, own, strict=True)) if total else own
         return total
 
-    def _scale_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Take what was subtracted from each channel of the images, and what they were divided
-        by.
-        """
-        for name, values in (("mean", mean), ("std", std)):
-            buffer = self.get_buffer(name)
-            buffer.copy_(
-                torch.tensor(values, device=buffer.device).view(-1, 1, 1).expand_as(buffer)
-            )
-
     def _are_bytes(self, x: Tensor) -> bool:
         pixels = (x * self.get_buffer("std") + self.get_buffer("mean")) * 255
         return float(pixels.min()) >= -0.5 and float(pixels.max()) <= 255.5
@@ -455,7 +434,7 @@ class PatchFeatures(WholeFeatures):
         """Let each channel of `x` go from 0 to 255."""
         low, high = x.float().amin((0, 2, 3)).double(), x.float().amax((0, 2, 3)).double()
         span = torch.where(high > low, high - low, 1)
-        self._scale_by((-low / span).tolist(), (1 / span).tolist())
+        self.patches.scale_by((-low / span).tolist(), (1 / span).tolist())
 
     def _bytes(self, x: Tensor) -> Tensor:
         """The bytes (b, C, H, W) behind inputs, on the CPU."""

@@ -1,0 +1,204 @@
+"""Principal components of the features of seed images: few, nearly white, and chosen by nobody.
+
+A silo projects its patch features on them and adds up products of the results. These have about the
+same variance and hardly depend on each other, so sums of products need few bits, and a given number
+of them says more than as many patch features do.
+
+The basis must have the same bits on every machine, which eigenvectors in floating point do not. So
+all matrices here hold whole numbers, and float64 holds the sums of their products exactly, whatever
+the order of adding. What remains (roots, quotients, and Cholesky's method by rows) are single
+operations that IEEE 754 rounds right.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ekiden.core.base import files
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.sums import LARGEST
+from ekiden.methods.exact.blocks import patches
+from ekiden.methods.exact.blocks.patches import Patches, Pooling
+from ekiden.methods.exact.blocks.seed_images import seed_images
+from ekiden.methods.exact.blocks.whole_features import Scaling, WholeFeatures
+
+Matrix = NDArray[np.float64]
+
+UNIT = 32  # deviation of a component on seed images; beyond four of them it is cut off
+IMAGES = 4000  # seed images whose features are analysed
+FILTERS = 222  # 3,996 features with 3 x 3 parts of the image
+SIZES = (5, 8)  # sides of the patches in pixels
+REACH = 2.0  # largest sum that a feature tells from larger ones, in usual sums
+MOST = 1000  # components; of more the last ones would hold little but noise
+_BITS = 20  # of whole numbers in matrices: products of two, 4,096 times, stay below 2^53
+_PASSES = 4  # of subspace iteration
+_FINE = 2**20  # a component is counted in 1/_FINE of its unit before it is rounded
+_ROWS = 1024  # 127² times as many is below 2^24, so float32 is exact
+_VERSION = "1"  # of the basis: after a new number, files in the cache are not used
+
+
+class Basis(NamedTuple):
+    """How components follow from patch features f: ⌊(f·V - c)·k / 2^20⌉."""
+
+    projection: Tensor  # (D, r) int8 V
+    centre: Tensor  # (r,) int64 c
+    factor: Tensor  # (r,) int64 k
+
+
+class Components(WholeFeatures):
+    """Principal components of patch features, from the seed alone.
+
+    The first r components of D = 3,996 features of seed images, rotated among themselves: a
+    rotation changes no ridge regression, and what subspace iteration finds is one. Each has
+    deviation `UNIT` on seed images.
+    """
+
+    settled: Mapping[str, torch.dtype] = {"mean": torch.float32, "std": torch.float32}
+    fixed = True
+    # On six data sets, components had 0.18 to 2.06 times the variance that they have on seed
+    # images. Sums in which a variance is more than four times as large are noticed and refused.
+    variance: ClassVar[int] = 4 * UNIT**2
+
+    def __init__(self, shape: tuple[int, ...], width: int, *, mirror: bool) -> None:
+        """Prepare for images of `shape`.
+
+        Args:
+            shape: (C, H, W).
+            width: r, number of components.
+            mirror: whether features are averaged with those of the mirror image.
+        """
+        super().__init__()
+        if width > MOST:
+            raise UserError(
+                f"there are {MOST} components at most, not {width}: give --width or --bytes"
+            )
+        self.width, self.seed = width, torch.initial_seed()
+        counts = [FILTERS // len(SIZES)] * len(SIZES)
+        how = Pooling(pool=3, mirror=mirror, bilinear=True)
+        none = patches.blank(shape[0], counts, SIZES)
+        zero, one = (0.0,) * shape[0], (1.0,) * shape[0]
+        self.patches = Patches(shape, none, how, mean=zero, std=one)
+        rows = self.patches.width
+        self.register_buffer("projection", torch.zeros(rows, width))  # whole numbers
+        self.register_buffer("centre", torch.zeros(width, dtype=torch.int64))
+        self.register_buffer("factor", torch.zeros(width, dtype=torch.int64))
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The own one, or that of the patches."""
+        own = target in Basis._fields
+        return super().get_buffer(target) if own else self.patches.get_buffer(target)
+
+    def fix(self) -> None:
+        """Set filters and components from the seed."""
+        if self.get_buffer("projection").is_meta:  # a silo asks for the shapes with each message
+            return
+        with torch.no_grad(), torch.device("cpu"):
+            for name, values in patches.of_seed(self.patches, SIZES, self.seed, REACH).items():
+                self.get_buffer(name).copy_(values)
+            for name, values in self._basis()._asdict().items():
+                self.get_buffer(name).copy_(values)
+
+    def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
+        """Take how the inputs were normalised."""
+        self.patches.scale_by(*scaling)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, r) whole numbers from -127 to 127 of images (b, C, H, W)."""
+        with torch.autocast(x.device.type, enabled=False):
+            sums = self.patches(x).double() @ self.get_buffer("projection").double()
+            fine = (sums - self.get_buffer("centre")) * self.get_buffer("factor")
+            whole: Tensor = (fine / _FINE).round_().clamp_(-LARGEST, LARGEST)
+            return whole.float()
+
+    def _basis(self) -> Basis:
+        """Return the basis, from the cache if it was made before."""
+        shape = self.patches.shape
+        about = (_VERSION, shape, self.patches.how, self.seed, self.width, IMAGES, FILTERS, REACH)
+        name = hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
+        return _kept(f"components-{name}", self)
+
+
+@lru_cache(maxsize=4)
+def _kept(name: str, features: Components) -> Basis:
+    file = files.cache_folder() / f"{name}.safetensors"
+    with contextlib.suppress(UserError, OSError):
+        return Basis(**files.read_tensors(file)[0])
+    made = basis_of(features.patches, features.width, features.seed)
+    with contextlib.suppress(UserError, OSError):  # a folder that cannot be written to is no error
+        file.parent.mkdir(parents=True, exist_ok=True)
+        chunks = files.with_digest(files.safetensors_chunks(made._asdict(), {}))
+        files.write(file, chunks, sync=False)
+    return made
+
+
+def basis_of(features: Patches, width: int, seed: int) -> Basis:
+    """Return a basis of the first principal components of patch features of seed images.
+
+    Args:
+        features: with filters and scales, D features.
+        width: r.
+        seed: of the images.
+    """
+    channels, side, _ = features.shape
+    images = torch.from_numpy(seed_images(IMAGES, channels, side, seed))
+    total, products = np.zeros(features.width), np.zeros((features.width,) * 2)
+    for block in torch.split(images, _ROWS):
+        found = features(block)
+        products += (found.T @ found).numpy()
+        total += found.double().sum(0).numpy()
+    covariance = products / IMAGES - np.outer(total, total) / IMAGES**2
+    deviation = np.sqrt(np.maximum(np.diagonal(covariance), 1.0))
+    whole = np.rint(covariance / np.outer(deviation, deviation) * 2**_BITS)
+    start = np.random.Philox(key=seed % 2**64).random_raw(features.width * width) >> np.uint64(55)
+    subspace = start.astype(np.float64).reshape(features.width, width) - 256
+    for _ in range(_PASSES):
+        image = _shortened(whole @ subspace)[0]
+        subspace = _shortened(image @ _inverse_root(image.T @ image))[0]
+    image, shift = _shortened(whole @ subspace)
+    white = (
+        _shortened(subspace @ _inverse_root((subspace.T @ image) * shift))[0] / deviation[:, None]
+    )
+    projection = np.rint(white / np.abs(white).max(0) * LARGEST)
+    centre = np.floor(projection.T @ total / IMAGES)
+    # In units of 2^-10 a covariance has 22 bits, and the columns' sums of products have 41.
+    spread = np.floor(np.rint(covariance * 2**10) @ projection / 2**12)
+    variance = (spread * projection).sum(0) * 2**2
+    factor = np.rint(UNIT * _FINE / np.sqrt(np.maximum(variance, 1.0)))
+    return Basis(
+        torch.from_numpy(projection.astype(np.int8)),
+        torch.from_numpy(centre.astype(np.int64)),
+        torch.from_numpy(factor.astype(np.int64)),
+    )
+
+
+def _shortened(matrix: Matrix) -> tuple[Matrix, Matrix]:
+    """Return `matrix` with columns of whole numbers of `_BITS` bits, and the powers of two that
+    each counts in.
+    """
+    _, exponent = np.frexp(np.abs(matrix).max(0))
+    shift = np.ldexp(1.0, exponent - _BITS)
+    return np.floor(matrix / shift), shift
+
+
+def _inverse_root(gram: Matrix) -> Matrix:
+    """Return whole numbers W with WᵀGW diagonal, by Cholesky's method, one row after the other."""
+    size = np.sqrt(gram.diagonal())
+    work = gram / np.outer(size, size)
+    # Rounding could make a pivot negative. W may differ a little from the exact root: what counts
+    # is the space that its columns span, and the next pass starts from better columns.
+    np.fill_diagonal(work, 1 + 1e-9)
+    inverse = np.eye(len(work))
+    for k in range(len(work)):
+        pivot = np.sqrt(work[k, k])
+        column = work[k + 1 :, k] / pivot
+        inverse[k] /= pivot
+        inverse[k + 1 :] -= column[:, None] * inverse[k]
+        work[k + 1 :, k + 1 :] -= column[:, None] * column
+    return _shortened((inverse / size).T)[0]
