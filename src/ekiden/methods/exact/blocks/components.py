@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ekiden.core.base import files
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.sums import LARGEST
+from ekiden.core.training.gram import LARGEST
 from ekiden.methods.exact.blocks import patches
 from ekiden.methods.exact.blocks.patches import Patches, Pooling
 from ekiden.methods.exact.blocks.seed_images import seed_images
