@@ -1,5 +1,7 @@
 """Public components: nearly white on seed images, exact for any samples, and nobody's choice."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -88,7 +90,7 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("more", [{}, {"bits": 11, "samples": 240}], ids=["exact", "rounded"])
 def test_one_lap_learns_and_its_bits_do_not_depend_on_order_and_division(
-    more: dict[str, int],
+    more: dict[str, Any],
 ) -> None:
     x, y = pictures()
     method = FedGram(features="components", width=24, **more)
