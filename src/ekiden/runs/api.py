@@ -323,6 +323,7 @@ def prepared(
         payload_types(method, task)
     clients = held_by(holders(method, data))
     check_clients(clients.sizes, method)
+    tracking.check_names(how.track, clients)
     if recipe.dp:
         check_subjects(clients.clients)
         dp = DP.parse(recipe.dp)

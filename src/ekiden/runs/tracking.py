@@ -6,7 +6,7 @@ Trackers get each row, and cannot end a run.
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -224,6 +224,17 @@ def check(names: Sequence[str], folder: Path | None) -> None:
             raise UserError(f'tracker {name} needs an extra: pip install "ekiden[{package}]"')
     if names and folder is None:
         raise UserError("trackers follow a run that is kept: give folder=")
+
+
+def check_names(trackers: Sequence[str], clients: Iterable[str]) -> None:
+    """Refuse clients whose metrics MLflow would write under one name."""
+    known: dict[str, str] = {}
+    for name in clients if "mlflow" in trackers else ():
+        if (other := known.setdefault(_allowed(name), name)) != name:
+            raise UserError(
+                f"mlflow writes {other!r} and {name!r} as one name: give clients names that differ "
+                "in letters and digits"
+            )
 
 
 @contextmanager

@@ -25,14 +25,13 @@ from ekiden.silos.coordinator.remote_plan import RemotePlan, as_text
 from ekiden.silos.coordinator.session import ENDED
 from ekiden.silos.logs import OURS, Log
 from ekiden.silos.metrics import Metrics, served
-from ekiden.silos.security import Say, Security, without_proxy
+from ekiden.silos.security import SOON, Say, Security, without_proxy
 from ekiden.silos.status_page import Section, page
 from ekiden.silos.trust import keys
 
 if TYPE_CHECKING:
     from ekiden.silos.control import RunAtLink, SuperLink
 
-_SOON = 30  # days
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 DATABASE = "link.db"  # file in a federation's folder with the SuperLink's messages
 _SUPERLINK = "ekiden.silos.superlink"
@@ -217,7 +216,12 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
     from ekiden.silos import server_app, superlink  # noqa: F401
 
     command = superlink_command(federation)
-    if (left := _days_left(federation)) < _SOON:
+    if (left := _days_left(federation)) < 0:
+        raise UserError(
+            f"the SuperLink's certificate has expired: `ekiden federation rotate {federation.folder}` "
+            "renews it"
+        )
+    if left < SOON:
         log(
             f"its certificate ends in {left} days: `ekiden federation rotate {federation.folder}` renews it",
             "WARNING",
@@ -275,7 +279,7 @@ def health(federation: Federation) -> tuple[bool, str]:
     if not is_running(federation):
         return False, f"the SuperLink does not run: `ekiden federation start {federation.folder}`"
     return True, f"the SuperLink runs; its certificate ends in {left} days" + (
-        f": {renew}" if left < _SOON else ""
+        f": {renew}" if left < SOON else ""
     )
 
 

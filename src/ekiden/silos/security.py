@@ -1,13 +1,18 @@
 """How a SuperLink is reached: with which certificate, and past which proxy."""
 
 import ipaddress
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ekiden.core.base.errors import UserError
+from ekiden.silos.trust import keys
 
 Say = Callable[[str], None]
+SOON = 30  # days before its end from which a certificate is named
+_WAIT = 3.0  # seconds for a certificate
 _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -50,6 +55,24 @@ def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> No
             f"there is no certificate {security.certificate}: get the SuperLink's CA certificate "
             "first"
         )
+    else:
+        _check_date(address, host.strip("[]"), int(port), say)
+
+
+def _check_date(address: str, host: str, port: int, say: Say) -> None:
+    """Refuse a SuperLink whose certificate has expired, and say if it soon will; nothing if nobody
+    answers.
+    """
+    try:
+        certificate = ssl.get_server_certificate((host, port), timeout=_WAIT)
+    except OSError:
+        return
+    left = (keys.end_of(certificate.encode()) - datetime.now(UTC)).days
+    renew = "`ekiden federation rotate` at the coordinator renews it"
+    if left < 0:
+        raise UserError(f"the certificate of {address} has expired: {renew}")
+    if left < SOON:
+        say(f"WARNING: the certificate of {address} ends in {left} days: {renew}")
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ Locks exclude other processes of one machine. A lock is released when its proces
 kill.
 """
 
+import codecs
 import contextlib
 import errno
 import hashlib
@@ -199,10 +200,12 @@ def read_regular(path: Path, most: int = 1 << 31) -> bytes:
 
 def read_text(path: Path, most: int = 1 << 28) -> str:
     """Return the text of a file that others may have made, at most so many bytes; see
-    `read_regular`.
+    `read_regular`. A byte-order mark says whether it is UTF-16, as PowerShell writes it.
     """
+    data = read_regular(path, most)
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return read_regular(path, most).decode("utf-8-sig")
+        return data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path} is not text in UTF-8 (byte {error.start}): get it again from who made it"

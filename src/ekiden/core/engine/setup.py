@@ -8,6 +8,7 @@ initial weights of a run, and the files of its models.
 import copy
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -98,10 +99,19 @@ def check_clients(clients: Mapping[str, Sizes], method: Method) -> None:
     """
     if not clients:
         raise UserError("there is no client: give at least one data set")
+    files: dict[str, str] = {}  # the clients by the names of their files where case does not count
     for name, (train, val, _) in clients.items():
         if name in ("", ".", "..", SERVER, EVERYONE) or not _FORBIDDEN.isdisjoint(name):
             raise UserError(
                 f"a client cannot be called {name!r}: give it another name, of letters and digits"
+            )
+        if (size := len(name.encode())) > _LONGEST:
+            raise UserError(f"the name {name[:20]}... has {size} bytes: use {_LONGEST} at most")
+        file = unicodedata.normalize("NFC", name).casefold().rstrip(" .")
+        if (other := files.setdefault(file, name)) != name:
+            raise UserError(
+                f"clients {other!r} and {name!r} have one file on some machines: give them names "
+                "that differ in more than case, accents' spelling and trailing blanks"
             )
         if not train:
             raise UserError(
@@ -115,6 +125,7 @@ def check_clients(clients: Mapping[str, Sizes], method: Method) -> None:
 
 
 _FORBIDDEN = frozenset("/\\,\0\n")
+_LONGEST = 200  # bytes; file systems allow 255, of which endings of files take some
 
 
 def check_subjects(clients: Sequence[ClientData]) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from ekiden.core.base.checks import Checked, Range, made, plain, reading
 from ekiden.core.base.errors import UserError, unknown
-from ekiden.core.base.files import write
+from ekiden.core.base.files import read_text, write
 from ekiden.silos.silo import silo_file
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.trust import keys
@@ -243,12 +243,12 @@ def read(folder: Path) -> Federation:
     """Return the federation in `folder`."""
     file = folder / FILE
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_text(file))
     except OSError:
         raise UserError(
             f"there is no federation in {folder}: `ekiden federation init {folder}` makes one"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{file} is not valid TOML: {error}") from None
     with reading(str(file), "what `ekiden federation init` wrote"):
         return made(Federation, {"folder": folder} | values)

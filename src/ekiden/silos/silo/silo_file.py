@@ -34,7 +34,7 @@ from ekiden.core.base.checks import (
     made,
 )
 from ekiden.core.base.errors import PrivateError, UserError, at, command_line, unknown
-from ekiden.core.base.files import write
+from ekiden.core.base.files import read_text, write
 from ekiden.core.base.settings import Hardware
 from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Samples
 from ekiden.core.tasks import Classification, LanguageModelling, terms
@@ -509,12 +509,12 @@ class SiloFile:
 def read(path: Path) -> SiloFile:
     """Read the file at `path`, and check every field."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_text(path))
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror}): give the silo.toml of this silo"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     sections: dict[str, type[Any]] = {
         "data": Data,
@@ -697,11 +697,7 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
     wanted[certificate] = roster.certificate
     for path, text in wanted.items():
         name = CERTIFICATE if path == certificate else path.stem
-        if (
-            path.exists()
-            and path.read_text(encoding="utf-8").split() != text.split()
-            and name not in replace
-        ):
+        if path.exists() and read_text(path).split() != text.split() and name not in replace:
             raise UserError(
                 f"{path} has another key than the roster: ask its owner, by another way than the "
                 "coordinator, and "
@@ -714,7 +710,7 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
             path.unlink()
             told.append(f"{path.stem} left: its key is removed")
     for path, text in wanted.items():
-        if path.exists() and path.read_text(encoding="utf-8").split() == text.split():
+        if path.exists() and read_text(path).split() == text.split():
             continue
         write(path, [text.encode()])
         told.append(

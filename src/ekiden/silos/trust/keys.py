@@ -214,12 +214,17 @@ def renew(folder: Path, host: str) -> None:
 
 
 def valid_until(certificate: Path) -> datetime:
-    """Return when a certificate expires."""
-    x509, *_ = _certificates()
+    """Return when the certificate in a file expires."""
     try:
-        end: datetime = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+        return end_of(certificate.read_bytes())
     except (OSError, ValueError):
         raise UserError(f"{certificate} is not a certificate: restore it") from None
+
+
+def end_of(pem: bytes) -> datetime:
+    """Return when a certificate expires."""
+    x509, *_ = _certificates()
+    end: datetime = x509.load_pem_x509_certificate(pem).not_valid_after_utc
     return end
 
 
