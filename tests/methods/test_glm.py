@@ -249,3 +249,25 @@ def _reference() -> None:
 
 if __name__ == "__main__":
     _reference()
+
+
+@pytest.mark.parametrize("noise", [1e-7, 1e-3, 1e-2])
+def test_standard_errors_of_nearly_no_errors_are_right_or_not_told(noise: float) -> None:
+    """With R² above 1 - 1e-8 what is left is the rounding of the sums."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(400, 2))
+    y = x @ np.array([2.0, -1.0]) + 3 + noise * draw.normal(size=400)
+    silos = [
+        (torch.tensor(a).float(), torch.tensor(b))
+        for a, b in ((x[:200], y[:200]), (x[200:], y[200:]))
+    ]
+    fed = federate(silos, task="regression", val_fraction=0)
+    found = run(GLM(family="linear"), fed, evaluate_every=10**9, quiet=True).coefficients
+    rows = torch.cat([client.train.x for client in fed.clients]).double().numpy()
+    target = torch.cat([client.train.y for client in fed.clients]).numpy().ravel()
+    design = np.column_stack([rows, np.ones(len(rows))])
+    rest = target - design @ np.linalg.lstsq(design, target, rcond=None)[0]
+    squares = np.linalg.inv(design.T @ design).diagonal() * (rest @ rest) / (len(rows) - 3)
+    for one, error in zip(found, np.sqrt(squares), strict=True):
+        assert one.error is None or one.error == pytest.approx(error, rel=0.01)
+    assert (found[0].error is None) == (noise < 1e-3)

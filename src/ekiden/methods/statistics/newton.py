@@ -17,6 +17,7 @@ from ekiden.methods.statistics.hazards import baseline, hazard_counts
 Family = Literal["logistic", "linear", "poisson", "cox"]
 CONSTANT = "constant"
 _UNIT = 2.0**28  # the whole number that stands for 1 in sums
+_RESOLVED = 1024  # units above which a difference of sums is right to a thousandth
 _MOST = 2.0**62
 _ROWS = 8192  # samples that are multiplied together
 _DEPENDENT = 1e-9  # least eigenvalue of a correlation matrix that can be inverted
@@ -364,7 +365,10 @@ def solved(formula: Formula, before: Coefficients, totals: Derivatives) -> Solut
         rest = totals.squares.cpu().double() / _UNIT - (b * gradient).sum(1)
         if formula.ridge:
             rest -= (b * (gradient - (hessian @ b[:, :, None])[:, :, 0])).sum(1)
-        covariance = after.inverse * (rest.clamp(min=0) / free)[:, None, None]
+        # Of almost no errors, a difference of sums is rounding: 0 stands for errors nobody knows.
+        rounding = _RESOLVED / _UNIT * (1 + b.abs().sum(1))
+        rest = torch.where(rest > rounding, rest, 0.0)
+        covariance = after.inverse * (rest / free)[:, None, None]
         return Solution(after.values, covariance, torch.zeros(0))
     if after is None or not after.length < _CONVERGED:
         far = (
