@@ -176,6 +176,20 @@ def test_common_optimum_in_the_released_form(iterations: int, value: float) -> N
     assert iterate(MAEcho(step=1.0, iterations=iterations)) == [[value, value]]
 
 
+def test_factors_of_different_ranks_give_what_their_projectors_give() -> None:
+    draw = torch.Generator().manual_seed(5)
+    clients = torch.randn(3, 4, 9, generator=draw)
+    factors = [torch.linalg.qr(torch.randn(9, k, generator=draw))[0] for k in (1, 2, 4)]
+    factors[1] = 0.7 * factors[1]  # damped, as by the recursion: no projection
+    method = MAEcho(iterations=20)
+    whole = method.harmonise(clients[0], clients, [f @ f.T for f in factors])
+    torch.testing.assert_close(
+        method.harmonise(clients[0], clients, factors), whole, rtol=1e-5, atol=1e-5
+    )
+    changed = MAEcho(iterations=20, normalise=True).harmonise(clients[0], clients, factors)
+    assert not torch.allclose(changed, whole, atol=1e-2)
+
+
 def test_half_steps() -> None:
     fields: dict[str, Any] = {"form": "paper", "step": 0.5}
     assert iterate(MAEcho(iterations=1, **fields)) == [[0.75, 0.75]]

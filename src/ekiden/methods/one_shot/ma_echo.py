@@ -228,6 +228,9 @@ class MAEcho(Method):
 
     def harmonise(self, w: Tensor, clients: Tensor, projectors: Sequence[Tensor]) -> Tensor:
         """Iterate for one layer, from W (out, d), W_i (N, out, d) and P_i or F_i."""
+        plain = self.form == "released" and self.weighting == "uniform" and not self.normalise
+        if plain and all(p.shape[0] != p.shape[1] for p in projectors):
+            return harmonise_in_factors(w, clients, projectors, self.step, self.iterations)
         v = clients.clone()
         kept = 1.0 if self.form == "released" else self.mu / (1 + self.mu)
         for _ in range(self.iterations):
@@ -304,6 +307,36 @@ class MAEcho(Method):
             layer.inputs * (min(k, layer.inputs) if k else layer.inputs) for layer, k in sizes
         )
         return layout.classes + 4 * numbers
+
+
+def harmonise_in_factors(
+    w: Tensor, clients: Tensor, factors: Sequence[Tensor], step: float, iterations: int
+) -> Tensor:
+    """Return what the released form with α_i = 1/N gives, from factors of P_i = F_i F_iᵀ.
+
+    What an iteration needs of W - V_i is A_i = (W - V_i)F_i and the mean over i. So it computes
+    with (out, k) instead of (out, d) matrices, and with those of all clients in one product.
+
+    Args:
+        w: W, (out, d).
+        clients: W_i, (N, out, d).
+        factors: F_i, (d, k_i).
+        step: λ.
+        iterations: τ.
+    """
+    n, widths = len(clients), [f.shape[1] for f in factors]
+    joined = torch.cat([*factors], 1)  # (d, Σk)
+    grams = [f.T @ f for f in factors]
+    a = torch.cat([(w - v) @ f for v, f in zip(clients, factors, strict=True)], 1)
+    apart = w - clients[0] - (clients - clients[0]).mean(0)  # W - the mean of the V_i
+    for _ in range(iterations):
+        pull = a @ joined.T / n
+        w = w - step * pull
+        c = a - step * (pull @ joined)
+        apart = (1 - step) * (apart - step * pull) + step / n * (c @ joined.T)
+        kept = [part @ g for part, g in zip(torch.split(c, widths, 1), grams, strict=True)]
+        a = (1 - step) * c + step * torch.cat(kept, 1)
+    return w - apart
 
 
 def reduced(projector: Tensor) -> Tensor:
