@@ -3,7 +3,7 @@
     python -m benchmarks.speed [--networks lenet resnet18] [--threads 1] [--device cuda --batches
     50]
 
-Contestants take short turns in changing order, so that a machine that slows down slows all of them;
+On a CPU seconds are those of the processor. Contestants take short turns in changing order, so that a machine that slows down slows all of them;
 printed are medians of ratios within a turn.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -18,22 +19,22 @@ from torch import Tensor, nn
 
 from ekiden import Augment, Hardware, Training
 from ekiden.core import models
-from ekiden.core.training.feed import Feed
-from ekiden.core.training.fit import Bench, Penalty, fit
+from ekiden.core.training.feed import feed_for
+from ekiden.core.training.fit import Bench, Penalty, TaskLoss, fit
+from ekiden.core.training.gradients import Gradient
 from ekiden.core.training.network import Network
 from ekiden.data import Subset, from_tensors
 from ekiden.methods import FedELMY
-
-BATCH = 128
 
 
 def main() -> None:
     """Print one line per network and contestant."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--networks", nargs="+", default=["lenet", "resnet18"])
+    parser.add_argument("--networks", nargs="+", default=["mlp", "lenet", "resnet18"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=0, help="by default 60, with ResNet-18 7")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument(
         "--batches", type=int, default=0, help="a turn; by default 10, with ResNet-18 1"
     )
@@ -42,29 +43,35 @@ def main() -> None:
     for name in args.networks:
         large = name == "resnet18"
         batches, turns = args.batches or (1 if large else 10), args.turns or (7 if large else 60)
-        compare(name, batches, turns, args.threads, args.device)
+        compare(name, batches, turns, args.threads, args.device, args.batch)
 
 
-def compare(name: str, batches: int, turns: int, threads: int, device: str) -> None:
+def compare(name: str, batches: int, turns: int, threads: int, device: str, batch: int) -> None:
     """All contestants on one network, without augmentation and validation, which the bare loop does
     not have.
     """
-    n, size = batches * BATCH, 10 if name == "lenet" else 5
+    n, size = batches * batch, 10 if name == "lenet" else 5
     x = torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8)
     y = torch.randint(10, (n,))
     dataset = from_tensors((x, y), (x[:1], y[:1]), classes=tuple("abcdefghij"), augment=Augment())
     hardware = Hardware(device, threads)
-    training = Training(select="last")
+    training = Training(select="last", batch_size=batch)
     network = Network(models.build(name, (3, 32, 32), 10), device)
-    bench = Bench(network, Feed(dataset, hardware), training, hardware)
+    feed = feed_for(dataset, hardware, network.module, batch)
+    bench = Bench(network, feed, training, hardware)
+    loss, twin_of_ours = (
+        TaskLoss(dataset.task),
+        Network(models.build(name, (3, 32, 32), 10), device),
+    )
+    twin_of_ours.gradients[loss, hardware] = Gradient(twin_of_ours, hardware, loss)  # no shortcut
     train = Subset(dataset.train, torch.arange(n))
     start = network.weights()
     twin = models.build(name, (3, 32, 32), 10).to(device)
     x, y = x.to(device), y.to(device)
 
-    def ours(penalty: Penalty | None) -> Callable[[], object]:
+    def ours(penalty: Penalty | None, network: Network = network) -> Callable[[], object]:
         return lambda: fit(
-            bench,
+            replace(bench, network=network),
             start,
             train,
             Subset(dataset.train, torch.arange(0)),
@@ -82,24 +89,26 @@ def compare(name: str, batches: int, turns: int, threads: int, device: str) -> N
         return method.diversity(members, members[0])
 
     contestants = {
-        "bare loop": lambda: bare(twin, x, y),
+        "bare loop": lambda: bare(twin, x, y, batch),
         "fit": ours(None),
+        "fit by autograd": ours(None, twin_of_ours),
         f"released form, S = {size}": ours(pool(size, "released", 1.0)),
         "released form, S = 2": ours(pool(2, "released", 1.0)),
         f"paper form, S = {size}": ours(pool(size, "paper", 1.0)),
     }
+    clock = time.process_time if device == "cpu" else time.perf_counter
     times: dict[str, list[float]] = {contestant: [] for contestant in contestants}
     for turn in range(turns + 1):
         order = [*contestants][turn % len(contestants) :] + [*contestants][
             : turn % len(contestants)
         ]
         for contestant in order:
-            began = time.perf_counter()
+            began = clock()
             contestants[contestant]()
             if device != "cpu":
                 torch.cuda.synchronize()
             if turn:  # the first turn warms up
-                times[contestant].append(time.perf_counter() - began)
+                times[contestant].append(clock() - began)
     print(
         f"\n{name}, {sum(p.numel() for p in twin.parameters()):,} parameters, {threads} thread(s)"
     )
@@ -113,11 +122,11 @@ def compare(name: str, batches: int, turns: int, threads: int, device: str) -> N
         )
 
 
-def bare(module: nn.Module, x: Tensor, y: Tensor) -> None:
+def bare(module: nn.Module, x: Tensor, y: Tensor, batch: int) -> None:
     """What anybody would write over the same preloaded tensors."""
     optimizer = torch.optim.Adam(module.parameters(), 1e-3, weight_decay=1e-4)
     module.train()
-    for rows in torch.split(torch.randperm(len(x)), BATCH):
+    for rows in torch.split(torch.randperm(len(x)), batch):
         inputs = x[rows].float().div_(255)
         optimizer.zero_grad()
         F.cross_entropy(module(inputs), y[rows]).backward()  # type: ignore[no-untyped-call]

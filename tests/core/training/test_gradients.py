@@ -1,7 +1,6 @@
 """Shortcuts of a step give the bits of autograd, and where they do not, autograd does the work."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,25 +223,3 @@ def test_only_modules_that_do_the_same_in_each_step_are_recorded(
         on_gpu(Dropping((3, 8, 8))) is None
     )  # a module of the user's may do something else each time
     assert gradients.recorder(Network(images())) is None
-
-
-@pytest.mark.parametrize("shape", [(5,), (16,), (3, 8, 8)])
-@pytest.mark.parametrize("active", [False, True])
-def test_an_epoch_of_batches_is_what_single_batches_are(
-    shape: tuple[int, ...], active: bool
-) -> None:
-    if active and len(shape) == 1:
-        pytest.skip("only images are augmented")
-    data = dataset(shape, 70)
-    data = replace(data, augment=Augment(crop=2, flip=True) if active else Augment())
-    feed = Feed(data, HARDWARE)
-    train = Subset(data.train, torch.randperm(70, generator=torch.Generator().manual_seed(0)))
-    rows = list(torch.split(torch.arange(70), 16))
-    torch.manual_seed(9)
-    together = [(x.clone(), y, x.data_ptr() % 64) for x, y in feed.epoch(train, rows)]
-    torch.manual_seed(9)
-    for part, (x, y, place) in zip(rows, together, strict=True):
-        alone, labels = feed.batch(train, part, train=True)
-        assert torch.equal(x, alone)
-        assert torch.equal(y, labels)
-        assert place == 0

@@ -19,7 +19,7 @@ from ekiden.core.engine.method import Method, Size, task_of
 from ekiden.core.tasks import Scores, Task
 from ekiden.core.training import fit as fitting
 from ekiden.core.training import frozen
-from ekiden.core.training.feed import Feed
+from ekiden.core.training.feed import feed_for
 from ekiden.core.training.fit import Bench, Journal, Loss, Objective, Penalty, TaskLoss, Work
 from ekiden.core.training.network import Network, fresh
 from ekiden.core.training.private import (
@@ -509,8 +509,9 @@ class Worker:
         self._watch = watch
         self._most_epochs = most_epochs
         self._remembered: dict[tuple[str, str], Tensor] = {}
-        self._feed = Feed(setup.dataset.fed(setup.training), setup.hardware)
         self.network = Network(setup.build() if module is None else module, setup.hardware.device)
+        dataset, batch = setup.dataset.fed(setup.training), setup.training.batch_size
+        self._feed = feed_for(dataset, setup.hardware, self.network.module, batch)
 
     def execute(
         self,

@@ -1,11 +1,11 @@
 """Batches of a data set on a device, ready for the network."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ekiden.core.base import files
 from ekiden.core.base.settings import Hardware
@@ -24,6 +24,32 @@ class _Held:
     y: Tensor
     # of frozen parts, by their keys; None where they are too large to keep
     answers: dict[str, RememberedAnswers | None] = field(default_factory=dict)
+
+
+def feed_for(dataset: Dataset, hardware: Hardware, module: nn.Module, batch: int) -> "Feed":
+    """Return the feed of a network, in channels-last layout where that is faster, if it may be.
+
+    On a CPU each step then converts the weights. That pays if a mini-batch uses each of them 2,500
+    times on average (more than VGG-11's and fewer than ResNet-18's do with batches of 128 images of
+    32 x 32), or if they fit into the cache.
+    """
+    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    weights = sum(layer.weight.numel() for layer in convolutions)
+    if hardware.device != "cpu" or not hardware.channels_last or weights < 1_000_000:
+        return Feed(dataset, hardware)
+    places: list[int] = []
+
+    def see(layer: nn.Conv2d, args: object, output: Tensor) -> None:
+        places.append(layer.weight.numel() * output[0, 0].numel())
+
+    handles = [layer.register_forward_hook(see) for layer in convolutions]
+    was_training = module.training
+    with torch.inference_mode():
+        module.eval()(torch.zeros(1, *dataset.shape))
+    module.train(was_training)
+    for handle in handles:
+        handle.remove()
+    return Feed(dataset, replace(hardware, channels_last=batch * sum(places) >= 2500 * weights))
 
 
 class Feed:
