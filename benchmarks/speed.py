@@ -3,7 +3,8 @@
     python -m benchmarks.speed [--networks lenet resnet18] [--threads 1] [--device cuda --batches
     50]
 
-On a CPU seconds are those of the processor. Contestants take short turns in changing order, so that a machine that slows down slows all of them;
+On a CPU seconds are those of the processor. Contestants take short turns in changing order, so that
+a machine that slows down slows all of them;
 printed are medians of ratios within a turn.
 """
 
