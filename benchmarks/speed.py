@@ -58,7 +58,7 @@ def compare(name: str, batches: int, turns: int, threads: int, device: str, batc
     hardware = Hardware(device, threads)
     training = Training(select="last", batch_size=batch)
     network = Network(models.build(name, (3, 32, 32), 10), device)
-    feed = feed_for(dataset, hardware, network.module, batch)
+    feed = feed_for(dataset, hardware, network.module)
     bench = Bench(network, feed, training, hardware)
     loss, twin_of_ours = (
         TaskLoss(dataset.task),

@@ -510,8 +510,8 @@ class Worker:
         self._most_epochs = most_epochs
         self._remembered: dict[tuple[str, str], Tensor] = {}
         self.network = Network(setup.build() if module is None else module, setup.hardware.device)
-        dataset, batch = setup.dataset.fed(setup.training), setup.training.batch_size
-        self._feed = feed_for(dataset, setup.hardware, self.network.module, batch)
+        dataset = setup.dataset.fed(setup.training)
+        self._feed = feed_for(dataset, setup.hardware, self.network.module)
 
     def execute(
         self,

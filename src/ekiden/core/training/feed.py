@@ -26,30 +26,16 @@ class _Held:
     answers: dict[str, RememberedAnswers | None] = field(default_factory=dict)
 
 
-def feed_for(dataset: Dataset, hardware: Hardware, module: nn.Module, batch: int) -> "Feed":
-    """Return the feed of a network, in channels-last layout where that is faster, if it may be.
+def feed_for(dataset: Dataset, hardware: Hardware, module: nn.Module) -> "Feed":
+    """Return the feed of a network, in channels-last layout where that is not slower, if it may be.
 
-    On a CPU each step then converts the weights. That pays if a mini-batch uses each of them 2,500
-    times on average (more than VGG-11's and fewer than ResNet-18's do with batches of 128 images of
-    32 x 32), or if they fit into the cache.
+    On a CPU each step then converts the weights of convolutions, which must fit into its cache.
     """
-    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
-    weights = sum(layer.weight.numel() for layer in convolutions)
-    if hardware.device != "cpu" or not hardware.channels_last or weights < 1_000_000:
-        return Feed(dataset, hardware)
-    places: list[int] = []
-
-    def see(layer: nn.Conv2d, args: object, output: Tensor) -> None:
-        places.append(layer.weight.numel() * output[0, 0].numel())
-
-    handles = [layer.register_forward_hook(see) for layer in convolutions]
-    was_training = module.training
-    with torch.inference_mode():
-        module.eval()(torch.zeros(1, *dataset.shape))
-    module.train(was_training)
-    for handle in handles:
-        handle.remove()
-    return Feed(dataset, replace(hardware, channels_last=batch * sum(places) >= 2500 * weights))
+    convolutions = (part for part in module.modules() if isinstance(part, nn.Conv2d))
+    large = sum(layer.weight.numel() for layer in convolutions) >= 1_000_000
+    if large and hardware.device == "cpu":
+        hardware = replace(hardware, channels_last=False)
+    return Feed(dataset, hardware)
 
 
 class Feed:
