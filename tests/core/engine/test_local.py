@@ -8,16 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from ekiden import FederatedData, run
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.federation import Fed
-from ekiden.core.engine.local import Processes, _Workers
+from ekiden.core.engine.local import Processes, Shared, _Workers
 from ekiden.core.engine.method import Method, State, on_client
 from ekiden.core.engine.worker import Client, Job, Outcome, Setup
 from ekiden.core.training.fit import Work
+from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg
 
@@ -64,6 +66,30 @@ def test_a_value_of_another_type_than_announced_ends_the_run(
         match=r"step 1, a, share of share: payload does not hold .* types that the method",
     ):
         given(value, private, setup).result(timeout=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no such memory")
+def test_arguments_that_clients_of_a_step_share_are_written_once() -> None:
+    pool = Processes(Setup(Share(), Tiny, None), {}, 1)  # type: ignore[arg-type]
+    model = Weights(torch.ones(3), torch.ones(0), torch.ones(0, dtype=torch.int64))
+    other = Weights(model.params, model.buffers, model.counters)
+
+    def sent(step: int, client: str, *args: Any) -> Shared | bytes:
+        return pool._given(Job(step, 0, client, "share", args))
+
+    alone, *shared = (sent(0, client, model, 3) for client in "abc")
+    assert isinstance(alone, bytes)  # nobody knows yet that it is shared
+    assert isinstance(shared[0], Shared)
+    assert shared[0] is shared[1]
+    assert shared[0].path.read_bytes() == alone
+    assert sent(0, "d", other, 3) == alone  # it may hold other values by now
+    assert isinstance(sent(0, "d", other, 3), Shared)
+    assert sent(1, "a", other, 3) == alone
+    path = shared[0].path
+    assert path.exists()
+    shared.clear()
+    assert not path.exists()
+    pool.close()
 
 
 @pytest.mark.parametrize("inside", ["a lambda", "a class", "a module with a lambda"])

@@ -213,6 +213,8 @@ def test_only_modules_that_do_the_same_in_each_step_are_recorded(
     class Gpu:
         is_cuda = True
 
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
     def on_gpu(module: nn.Module) -> Any:
         network = Network(module)
         network.params = Gpu()  # type: ignore[assignment]

@@ -14,6 +14,7 @@ from multiprocessing import current_process, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
+from operator import is_
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any, Optional, Protocol
@@ -329,8 +330,27 @@ class _Workers(SpawnContext):
         return UserError("a worker process died (out of memory?): use fewer --workers, then resume")
 
 
+class Shared:
+    """A value in the wire format in memory that other processes of this machine open by its path.
+
+    The memory is given back with this object. A system without such memory has none of them.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._handle = os.memfd_create("ekiden")
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._handle}")
+        with open(self.path, "wb") as file:
+            file.writelines(wire.chunks(value))
+
+    def __del__(self) -> None:
+        os.close(self._handle)
+
+
 class Processes:
-    """Executes jobs in `workers` processes. Arguments and values travel in the wire format."""
+    """Executes jobs in `workers` processes. Arguments and values travel in the wire format.
+
+    The same arguments for several clients, such as the model of a round, are written once.
+    """
 
     def __init__(self, setup: Setup, clients: Mapping[str, ClientData], workers: int) -> None:
         script = getattr(sys.modules["__main__"], "__file__", None)
@@ -348,24 +368,38 @@ class Processes:
         ):  # of lambdas and of what is defined inside a function
             raise UserError(_UNREADABLE) from None
         self._setup = setup
+        self._sent: tuple[int, tuple[Any, ...], Shared | bytes] = -1, (), b""
         self._processes = _Workers()
         # pickling shares the samples' memory
         self._pool = ProcessPoolExecutor(workers, self._processes, _start, (setup, clients))
 
     def submit(self, job: Job, journal: Path | None) -> Pending:
         """Send the job to a free process."""
-        sent = (
-            replace(job, args=(), private=None),
-            wire.encode(list(job.args)),
-            wire.encode(job.private),
-        )
+        given = self._given(job)
+        args = given if isinstance(given, bytes) else given.path
+        sent = replace(job, args=(), private=None), args, wire.encode(job.private)
         try:
             running = self._pool.submit(_execute, *sent, journal)
         except BrokenProcessPool:
             raise self._processes.death() from None
         done: Future[Outcome] = Future()
-        running.add_done_callback(lambda finished: self._read(job, finished, done))
+
+        def read(finished: "Future[tuple[bytes, bytes, Work, bytes]]", given: Any = given) -> None:
+            self._read(job, finished, done)  # until then, `given` keeps the memory
+
+        running.add_done_callback(read)
         return done.result
+
+    def _given(self, job: Job) -> Shared | bytes:
+        """Return the arguments of a job: in shared memory if the job before had the same ones."""
+        step, args, given = self._sent
+        same = step == job.step and len(args) == len(job.args) and all(map(is_, args, job.args))
+        if not same:
+            given = wire.encode(list(job.args))
+        elif isinstance(given, bytes) and hasattr(os, "memfd_create"):
+            given = Shared(list(job.args))
+        self._sent = job.step, job.args, given
+        return given
 
     def close(self) -> None:
         """Stop the processes."""
@@ -425,11 +459,12 @@ def _start(setup: Setup, clients: Mapping[str, ClientData]) -> None:
 
 
 def _execute(
-    job: Job, args: bytes, private: bytes, journal: Path | None
+    job: Job, args: bytes | Path, private: bytes, journal: Path | None
 ) -> tuple[bytes, bytes, Work, bytes]:
     setup = _worker.setup
     kinds, _ = payload_types(setup.method, job.task)
-    values = wire.decode(args, tuple[tuple(kinds)]) if kinds else ()  # type: ignore[misc]
+    data = args if isinstance(args, bytes) else args.read_bytes()
+    values = wire.decode(data, tuple[tuple(kinds)]) if kinds else ()  # type: ignore[misc]
     job = replace(job, args=values, private=_private(setup, private))
     outcome = _worker.execute(job, journal_of(job, journal))
     return (

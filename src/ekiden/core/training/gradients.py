@@ -105,10 +105,10 @@ class Gradient:
 class Recording:
     """A pass over a batch on a GPU as a CUDA graph, which owns its inputs."""
 
-    def __init__(self, make: Pass, batch: tuple[Tensor, ...]) -> None:
+    def __init__(self, make: Pass, batch: tuple[Tensor, ...], pool: Any) -> None:
         self._batch = [tensor.clone() for tensor in batch]
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, pool=pool):
             self._loss = make(*self._batch)
 
     def __call__(self, *batch: Tensor) -> Tensor:
@@ -123,9 +123,11 @@ def recorder(network: Network) -> Callable[[Pass, tuple[Tensor, ...]], Pass | No
     if not network.params.is_cuda or not all(map(_does_the_same, network.module.modules())):
         return None
 
+    pool = torch.cuda.graph_pool_handle()  # one at a time is replayed, so they share their memory
+
     def record(make: Pass, batch: tuple[Tensor, ...]) -> Pass | None:
         try:
-            return Recording(make, batch)
+            return Recording(make, batch, pool)
         except RuntimeError:  # something waits for the GPU
             return None
 
