@@ -249,7 +249,7 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
 
 def test_a_refusal_is_one_line_among_flowers() -> None:
     said: list[str] = []
-    heard = commands.Heard(said.append)
+    heard = commands.RunOutput(said.append)
     for line in (
         "INFO :      Start `flwr-serverapp` process",
         "ekiden: step 1 of 3 done",

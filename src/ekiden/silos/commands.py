@@ -26,7 +26,7 @@ from ekiden.silos.coordinator.session import ENDED
 from ekiden.silos.logs import OURS, Log
 from ekiden.silos.metrics import Metrics, served
 from ekiden.silos.security import SOON, Say, Security, without_proxy
-from ekiden.silos.status_page import Section, page
+from ekiden.silos.status_page import StatusTable, page
 from ekiden.silos.trust import keys
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run(
         write_app(app, folder.name)
         number = superlink.start(app, settings)
     say(f"run {number} at the SuperLink")
-    heard = Heard(say)
+    heard = RunOutput(say)
     try:
         for line in superlink.lines(number):
             heard(line)
@@ -97,7 +97,7 @@ def run(
     return _reason(next(run for run in superlink.runs() if run.run == number), heard, say)
 
 
-def _reason(run: "RunAtLink", heard: "Heard", say: Say) -> str:
+def _reason(run: "RunAtLink", heard: "RunOutput", say: Say) -> str:
     """Return why a run ended that did not say so itself; empty if it was completed."""
     match run.state:
         case "completed":
@@ -112,7 +112,7 @@ def _reason(run: "RunAtLink", heard: "Heard", say: Say) -> str:
     return f"run {run.run} failed: {run.reason or 'the lines above say why'}"
 
 
-class Heard:
+class RunOutput:
     """Reads what a run's ServerApp prints: shows our lines to the user, and keeps others for an error."""
 
     def __init__(self, say: Say) -> None:
@@ -304,8 +304,8 @@ def operators_page(federation: Federation) -> str:
     columns = ("silo", "state", "last seen (s)", "what to do")
     about = ("run", "what", "state", "since (UTC)", "reason")
     sections = (
-        Section("Silos", columns, silos, "No silo is let in: ekiden federation add"),
-        Section("Runs", about, runs, "No run was started yet."),
+        StatusTable("Silos", columns, silos, "No silo is let in: ekiden federation add"),
+        StatusTable("Runs", about, runs, "No run was started yet."),
     )
     return page(f"Federation {federation.folder.name}", health(federation), sections)
 

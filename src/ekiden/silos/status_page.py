@@ -12,7 +12,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-an
 
 
 @dataclass(frozen=True)
-class Section:
+class StatusTable:
     """A table of texts, which anybody may have written."""
 
     title: str
@@ -28,7 +28,7 @@ class Section:
         return f"<section><h2>{escape(self.title)}</h2>{shown}</section>"
 
 
-def page(title: str, health: tuple[bool, str], sections: Iterable[Section]) -> str:
+def page(title: str, health: tuple[bool, str], sections: Iterable[StatusTable]) -> str:
     """Return the page; `health` says whether all is well, and in words what is to do."""
     good, words = health
     return Template(

@@ -24,7 +24,7 @@ from ekiden.silos.silo.participation import FILE as LOG
 from ekiden.silos.silo.participation import folders, sizes
 from ekiden.silos.silo.shelf import drop_old_runs
 from ekiden.silos.silo.silo_file import Held, SiloFile
-from ekiden.silos.status_page import Section, page
+from ekiden.silos.status_page import StatusTable, page
 
 _RESTART, _LONGEST = (
     10.0,
@@ -141,13 +141,13 @@ class Monitored:
         """Return the operator's page."""
         return page(f"Silo {self._file.name}", self.health(), self._sections())
 
-    def _sections(self) -> Iterator[Section]:
+    def _sections(self) -> Iterator[StatusTable]:
         file = self._file
         plans = [
             (digest, _lines(approval.told(file, one))) for digest, one in approval.waiting(file)
         ]
         do = f"Read: ekiden silo approve {file.path}"
-        yield Section("Plans that wait", ("plan", do), plans, "No plan waits for approval.")
+        yield StatusTable("Plans that wait", ("plan", do), plans, "No plan waits for approval.")
         most = file.limits.evaluations
         spent = [
             (f"models measured {name}".strip(), f"{policy.measured(file, name)} of {most}")
@@ -155,10 +155,10 @@ class Monitored:
         ]
         if file.limits.epsilon is not None:
             spent.append(("epsilon", f"{budget.promised(file):.3g} of {file.limits.epsilon:g}"))
-        yield Section("Spent, over all runs", ("what", "how much"), spent, "")
+        yield StatusTable("Spent, over all runs", ("what", "how much"), spent, "")
         lines = [line.split(" ", 1) for line in participation.last_lines(file.folder)]
         told = "What was asked, what was told and to whom (requests.log)"
-        yield Section(told, ("time (UTC)", "what"), lines[::-1], "Nothing was asked yet.")
+        yield StatusTable(told, ("time (UTC)", "what"), lines[::-1], "Nothing was asked yet.")
 
     def counts(self) -> Mapping[str, float]:
         """Return counts and sizes."""

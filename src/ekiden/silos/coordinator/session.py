@@ -115,6 +115,7 @@ class Roll:
         self._known: dict[int, str] = {}  # nodes that proved their names, and so are told the terms
         self._reasons: dict[str, str] = {}  # the silos' reasons for not taking part
         self._refused: dict[str, str] = {}  # reasons of silos that proved their names
+        self._others_until = 0.0  # when others have had time to refuse, too
 
     def gather(
         self, clients: Collection[str] = (), *, all_of_them: bool = True
@@ -127,7 +128,7 @@ class Roll:
         since, told = time.monotonic(), 0.0
         while True:
             self._call()
-            if self._refused and not (self._pending and time.monotonic() - since < _FOR_OTHERS):
+            if self._refused and not (self._pending and time.monotonic() < self._others_until):
                 raise UserError(
                     "; ".join(f"silo {name}: {why}" for name, why in self._refused.items())
                 )
@@ -280,6 +281,8 @@ class Roll:
         elif self._began:
             raise UserError(f"silo {name}: {why}")
         else:
+            if not self._refused:
+                self._others_until = time.monotonic() + _FOR_OTHERS
             self._refused[name] = why
 
 
