@@ -20,6 +20,8 @@ NOT_A_TABLE = {
     "export": "it writes a file",
     "card": "it prints Markdown",
     "new method": "it writes files",
+    "new study": "it writes files",
+    "new hospital": "it writes files",
     "trust": "it prints a line",
     "stop": "it prints a line",
     **{
