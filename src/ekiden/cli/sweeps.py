@@ -21,7 +21,7 @@ from ekiden.lab.tables.sweep import Sweep, SweepRun
 from ekiden.lab.tables.verdicts import contrasts
 from ekiden.runs import tracking
 from ekiden.runs.clock import devices_of
-from ekiden.runs.summary import divergence
+from ekiden.runs.summary import divergence, summarise
 
 
 @dataclass(frozen=True)
@@ -227,10 +227,21 @@ class ReportOptions(Checked):
     devices: str = ""
     """also draw results over simulated time on these devices: equal, hospitals, phones, or a TOML
     file; see docs/time.md"""
+    tripod: bool = False
+    """write nothing; list which item of TRIPOD+AI each run answers, and where"""
 
 
 def report(options: ReportOptions) -> None:
     """`ekiden report RUN... [-o FOLDER]`."""
+    if options.tripod:
+        from ekiden.lab.reporting.tripod import answered  # few need it
+
+        for folder in options.runs:
+            table = RichTable("item", "asks for", "answered by", title=Text(str(folder)))
+            for number, asks, where in answered(summarise(folder)):
+                table.add_row(number, asks, where or "not here")
+            console.print(table)
+        return
     require_extra("report", "ekiden report", "matplotlib", "jinja2")
     from ekiden.lab.reporting import report as write  # it needs an extra
 
