@@ -17,7 +17,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
     "core": 90_000,
-    "methods": 118_000,
+    "methods": 122_000,
     "readers": 62_500,
     "care": 20_000,
     "clinic": 22_000,

@@ -24,7 +24,7 @@ from ekiden.readers.undecoded import Raw
 
 
 @dataclass(frozen=True)
-class Care(Inspector):
+class DataInspector(Inspector):
     """Looks for all that this wing knows of."""
 
     def names(

@@ -64,6 +64,6 @@ class Inspector(Protocol):
 
 def inspector() -> Inspector:
     """Return what looks at data."""
-    from ekiden.care.inspection import Care  # the one place where readers know of care
+    from ekiden.care.inspection import DataInspector  # the one place where readers know of care
 
-    return Care()
+    return DataInspector()
