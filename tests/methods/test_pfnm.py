@@ -131,7 +131,8 @@ def test_a_class_counts_by_its_samples() -> None:
     assert torch.equal(last[2, :-1], torch.zeros(last.shape[1] - 1))
     assert float(last[2, -1]) == pytest.approx(0.1)
     own = module.head.bias.detach()
-    assert float(last[0, -1]) == pytest.approx(float((own[0] + 0.1) / 2))
+    # the sum may nearly cancel: its error is that of float32 numbers around 0.5
+    assert float(last[0, -1]) == pytest.approx(float((own[0] + 0.1) / 2), abs=1e-6)
     assert torch.isfinite(last).all()
 
 
