@@ -1,27 +1,23 @@
 """Tables of subgroups: figures against the scores themselves, gaps, and what subtracting tables
 shows."""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.clinic.counting import EXACT, Care, counting_of
+from ekiden.clinic.counting import counting_of
 from ekiden.clinic.figures import figures
 from ekiden.clinic.ranked import Wanted, wilson
-from ekiden.clinic.subgroups import Division, check_task, count, divisions, shift, table, told
-from ekiden.core.tasks import Classification, MultiLabel, Scores, Survival
+from ekiden.clinic.subgroups import Division, check_task, divisions, parts, shift, table
+from ekiden.core.tasks import Classification, MultiLabel
 from ekiden.readers.kinds import Table
 from tests.clinic.test_figures import two_classes
 
-CARE = Care(samples=10, positives=5, coarse=True)
 TABLE = Table(
     ("age", "lab"),
     ("sex",),
@@ -37,96 +33,11 @@ def rows_of(ages: list[float], sexes: list[str]) -> Tensor:
     return TABLE.scaled(numbers, [np.array(sexes)])
 
 
-def random_silo(seed: int, n: int = 60, columns: int = 2) -> tuple[Scores, list[Tensor]]:
-    """A silo with small subgroups, and with columns that divide each other."""
-    draw = np.random.default_rng(seed)
-    y = (draw.random(n) < 0.4).astype(int)
-    first = draw.choice(4, n, p=draw.dirichlet(np.ones(4) * 0.6))
-    second = np.where(draw.random(n) < 0.08, draw.integers(0, 4, n), first // 2)  # nearly nested
-    places = [
-        torch.from_numpy(np.asarray(at)) for at in (first, second, draw.integers(0, 3, n))[:columns]
-    ]
-    return two_classes(draw.random(n), y), places
-
-
-def differences(scores: Scores, places: list[Tensor], shown: Tensor) -> list[int]:
-    """Numbers of samples of a class in all sets that sums and differences of what is said about
-    this class can show."""
-    found = []
-    for kind in (0, 1):
-        inside = scores.y == kind
-        cells = [inside & (at == g) & shown for at in places for g in range(int(at.max()) + 1)]
-        sums = torch.stack([inside, *[cell for cell in cells if cell.any()]]).int()
-        signs = torch.tensor(list(product((-1, 0, 1), repeat=len(sums))), dtype=torch.int32)
-        totals = signs @ sums
-        sets = totals[(totals.amin(1) >= 0) & (totals.amax(1) == 1)]
-        found += sets.sum(1).tolist()
-    return found
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.integers(0, 10**6))
-def test_no_sums_and_differences_of_subgroups_show_few_samples(seed: int) -> None:
-    scores, places = random_silo(seed, n=90)
-    assert (
-        min(differences(scores, places, told(places, scores, CARE)), default=99) >= CARE.positives
-    )
-
-
-def test_without_cells_a_difference_shows_few_samples() -> None:
-    """The attack works where subgroups are left out only for being small themselves."""
-    worst = 99
-    for seed in range(6):
-        scores, places = random_silo(seed, n=90)
-        shown = torch.ones(90, dtype=torch.bool)
-        for at in places:
-            alike = (at[:, None] == at) & (scores.y[:, None] == scores.y)
-            shown &= alike.sum(1) >= CARE.positives
-        worst = min(worst, *differences(scores, places, shown))
-    assert worst < CARE.positives
-
-
-def test_a_small_subgroup_takes_another_one_with_it() -> None:
-    """Women are 3 of 60: the table without them, subtracted from all, would be theirs."""
-    sex = torch.tensor([0] * 3 + [1] * 57)
-    scores = two_classes(np.linspace(0.1, 0.9, 60), np.arange(60) % 2)
-    assert not told([sex], scores, CARE).any()
-    ward = torch.tensor([0] * 3 + [1] * 20 + [2] * 37)
-    shown = told([ward], scores, CARE)
-    assert shown[ward == 2].all()
-    assert 3 <= int((~shown).sum()) <= 23
-
-
-def test_what_is_left_out_does_not_depend_on_what_was_asked() -> None:
-    """Two requests by one column each tell no more than one by both."""
-    scores, places = random_silo(3, n=200)
-    counting = counting_of(scores.task, 2, full=True)
-    sizes = [int(at.max()) + 1 for at in places]
-    both = count(counting, scores, places, sizes, CARE, [0, 1])
-    each = [count(counting, scores, places, sizes, CARE, [c]) for c in (0, 1)]
-    assert torch.equal(both, torch.cat(each))
-
-
-def test_a_subgroup_with_few_of_a_class_tells_of_the_other_class_only() -> None:
-    y = np.array([1] * 2 + [0] * 30 + [1] * 30 + [0] * 30)
-    group = torch.tensor([0] * 32 + [1] * 60)
-    shown = told([group], two_classes(np.linspace(0, 1, 92), y), CARE)
-    assert shown[torch.tensor(y) == 0].all()
-    assert not shown[torch.tensor(y) == 1].any()
-
-
-def test_subgroups_with_few_events_tell_no_pairs() -> None:
-    y = torch.stack([torch.arange(60.0), (torch.arange(60) < 20).float()], 1)
-    scores = Scores(Survival(), 1, y, torch.randn(60, 1), torch.ones(60))
-    few = torch.tensor([0] * 17 + [1] * 43)  # 17 and 3 events
-    assert not told([few], scores, CARE).any()
-    assert told([torch.arange(60) % 2], scores, CARE).all()
-
-
 def made_table(p: Any, y: Any, group: Any, threshold: float | None = None) -> Any:
     scores = two_classes(p, y)
     counting = counting_of(scores.task, 2, full=True)
-    numbers = count(counting, scores, [torch.tensor(group)], [2], EXACT, [0])
+    rows = parts(torch.arange(len(scores)), torch.tensor(group), 2)
+    numbers = [counting.count(scores.at(part)) for part in rows]
     whole = figures(counting.task, counting.told(counting.count(scores)), Wanted())
     return table(counting, {"sex": dict(zip(("f", "m"), numbers, strict=True))}, whole, threshold)
 

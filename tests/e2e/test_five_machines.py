@@ -196,9 +196,8 @@ def test_five_machines_run_by_the_commands_on_the_page(
 ) -> None:
     """Exactly those of the page, except for scp, which copies on one disk here."""
     lines = [line.partition("#")[::2] for line in commands()]
-    (make, at), (bring, _), (init, _), (copy, _), (join, _), (start, _), (silo, where), (run, _) = (
-        lines
-    )
+    (make, at), (bring, _), (init, _), (copy, _), (join, _), (start, _), *others = lines
+    (silo, where), (asked, _), (approve, _), (run, _) = others
     assert at.strip() == where.strip() == "at a; the same at b, c and d"
     link = machines["link"]
     for name in SILOS:
@@ -225,6 +224,12 @@ def test_five_machines_run_by_the_commands_on_the_page(
         }
         assert {place for place, open_ in reached.items() if open_} == {(HOST, 8000)}
     assert link.reaches("127.0.0.1", 8001)
+    refused = " ".join(link.type(f"{asked} || true", timeout=560).split())
+    assert "has approved this plan" in refused
+    for name in SILOS:
+        read = approve.strip().replace("a/silo.toml", f"{name}/silo.toml")
+        plan = machines[name].type(read).split("plan ")[1].split()[0]
+        machines[name].type(f"{read} {plan}")
     said = link.type(run, timeout=560)
     (there,) = (link.folder / "runs").iterdir()
     here = tmp_path / "here"

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from ekiden.cli.app import call
-from ekiden.clinic.counting import binned, counting_of, edges, real
+from ekiden.clinic.counting import counting_of, real
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import verified
 from ekiden.core.base.settings import Hardware
@@ -36,7 +36,6 @@ from ekiden.core.training.gram import size
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local, with_lap
-from ekiden.methods.blocks.rounds import Reply
 from ekiden.methods.exact.fedgram import Summing
 from ekiden.readers.kinds import Images
 from ekiden.readers.kinds import terms as inputs_text
@@ -443,71 +442,10 @@ def stolen(
     return image
 
 
-def stolen_by_scores(measure: Callable[[list[Weights]], dict[str, torch.Tensor]]) -> torch.Tensor:
-    """The same from bins of scores: the sample found in 32 answers has a score of its own, which
-    carries a pixel."""
-    direction, inner = torch.randn(64, generator=torch.Generator().manual_seed(1)), edges(10)
-    usual = int(binned(torch.tensor([0.1]), inner))
-
-    def elsewhere(model: Weights) -> torch.Tensor:
-        counts = measure([model])["scores"][0].sum(0)
-        counts[usual - 1 : usual + 2] = 0
-        return counts
-
-    def edge(number: int) -> float:
-        low, high = -50.0, 50.0
-        for _ in range(16):
-            middle = (low + high) / 2
-            bias = torch.tensor([-middle, -middle]) * 1e4 - torch.tensor([0.0, 1.0])
-            above = int(
-                elsewhere(through(torch.stack([direction, direction]) * 1e4, bias, 3.0)).sum()
-            )
-            low, high = (middle, high) if above >= number else (low, middle)
-        return (low + high) / 2
-
-    first, second = edge(1), edge(2)
-    scale = 10 / max(first - (first + second) / 2, 1e-6)
-    bias = torch.tensor([-(first + second) / 2] * 2) * scale
-    image = torch.zeros(64)
-    for pixel in PIXELS:
-        carrying = direction * scale
-        carrying[pixel] += 1
-        places = (
-            elsewhere(through(torch.stack([carrying, direction * scale]), bias, 8.0))
-            .nonzero()
-            .flatten()
-        )
-        if len(places):
-            score = float(
-                torch.sigmoid(
-                    (inner[places[-1] - 1] + inner[min(int(places[-1]), len(inner) - 1)]) / 2
-                )
-            )
-            image[pixel] = math.log(9 * score / (1 - score)) / 8
-    return image
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("least", [1, 10])
-def test_a_hundred_histograms_show_a_test_image_unless_sparse_bins_are_joined(
-    least: int, tmp_path: Path
-) -> None:
-    """Within the default number of models: with min_samples = 1 the whole image; with the default,
-    none of it."""
-    nodes, _ = finished(tmp_path, FedAvg(rounds=1, epochs=1))
-    attacker = Attacker(nodes, terms_in(nodes))
-    nodes.files[100] = replace(
-        nodes.files[100],
-        limits=replace(nodes.files[100].limits, min_samples=least, own_figures=True),
-    )
-    found = error(stolen_by_scores(lambda models: attacker.numbers(100, models, step=1)))
-    assert found < 0.05 if least == 1 else found > 0.2
-
-
 def test_a_silo_shows_nothing_of_its_own_unless_its_file_says_so(tmp_path: Path) -> None:
     """Under masks the counts of one silo are noise; the sum of all opens."""
     nodes, _ = finished(tmp_path, FedAvg(rounds=1, epochs=1))
-    attacker, model = Attacker(nodes, terms_in(nodes)), layers({})
+    attacker, model = Attacker(nodes, terms_in(nodes)).under(run="a" * 16), layers({})
     found = {name: attacker.measure(100 + i, [model], step=1) for i, name in enumerate(NAMES)}
     assert all(one.shown is None for one in found.values())
     part = found["client-0"].masked
@@ -535,36 +473,37 @@ def test_no_test_image_comes_out_of_a_run_whose_server_reads_nothing(tmp_path: P
         assert error(stolen(lambda models: attacker.numbers(100, models, step=3))) > 0.05
 
 
-@pytest.mark.parametrize(
-    ("most", "loud"),
-    [
-        (8, 1.0),
-        *(
-            pytest.param(most, loud, marks=pytest.mark.slow)
-            for most, loud in ((50, 1.0), (10_000, 8.0), (10_000, 1e4))
-        ),
-    ],
-)
-def test_no_test_image_comes_out_of_a_run_whose_server_reads_models(
-    most: int, loud: float, tmp_path: Path
-) -> None:
-    """The number of models is limited, and without a limit the losses would still be too coarse."""
+def test_models_of_a_step_are_measured_once(tmp_path: Path) -> None:
+    """Where the server reads models, it makes them; a silo measures those of a step alone, and a change
+    of one weight by 1e-7 makes others."""
     nodes, _ = finished(tmp_path, FedAvg(rounds=1, epochs=1))
-    attacker = Attacker(nodes, terms_in(nodes))
-    limits = replace(nodes.files[100].limits, evaluations=most, own_figures=True)
-    nodes.files[100] = replace(nodes.files[100], limits=limits)
+    attacker, model = Attacker(nodes, terms_in(nodes)).under(run="a" * 16), layers({})
+    attacker.measure(100, [model], step=1)
+    attacker.measure(100, [model], step=1)
+    params = model.params.clone()
+    params[0] += 1e-7
+    with pytest.raises(UserError, match="has measured the models after step 1 of this run"):
+        attacker.measure(100, [model.with_params(params)], step=1)
 
-    def measure(models: list[Weights]) -> dict[str, torch.Tensor]:
-        return attacker.numbers(100, models, step=1)
 
-    found = torch.zeros(64)
-    with contextlib.suppress(UserError):
-        found = stolen(measure, loud)
-    assert error(found) > 0.2
-    if most <= 50:
-        model = wire.decode(given_in(nodes, 100, "0-0-train"), Reply).model
-        with pytest.raises(UserError, match=rf"{most} at most over all runs \(limits.evaluations"):
-            measure([model])
+def test_a_plan_names_the_steps_after_which_models_are_measured(tmp_path: Path) -> None:
+    """evaluate_every = 0: none of 25 made-up models before training, and none during it."""
+    nodes, _ = finished(tmp_path, FedAvg(rounds=3, epochs=1))
+    attacker = Attacker(nodes, replace(terms_in(nodes), run=secrets.token_hex(8)))
+    for number in range(25):
+        model = layers({})
+        model = model.with_params(model.params + number)
+        with pytest.raises(UserError, match=r"measures models after step 3, not after step [012]"):
+            attacker.measure(100, [model], step=number % 3, last=False)
+    with pytest.raises(UserError, match="measures models after step 3, not after step 3"):
+        attacker.measure(100, [layers({})], step=3, last=False)
+    two = tuple(attacker.as_reader(node, 0) for node in (100, 101))
+    with pytest.raises(UserError, match="measures models over all of them"):
+        attacker.measure(100, [layers({})], step=3, members=two)
+    recipe = replace(attacker.terms.recipe, evaluate_every=2)
+    seldom = Attacker(nodes, replace(attacker.terms, recipe=recipe, run="a" * 16))
+    assert seldom.terms.measured_steps == (2, 3)
+    assert seldom.measure(100, [layers({})], step=2, last=False).masked is not None
 
 
 def signed_hop(hop: custody.Hop, key: Path) -> custody.Record:
@@ -580,7 +519,7 @@ def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> Non
     before = nodes.said[[d for _, d in nodes.log].index(data)]
     again = wire.encode(attacker.measure(100, [result], step=3, records=ask.records))
     assert again == bytes(unpack(before, Answer)[1])
-    assert len(list((tmp_path / "client-0-silo").rglob("measured-*"))) == 1
+    assert len(list((tmp_path / "client-0-silo").rglob("measured-*.parcel"))) == 1
     # Another model with the result's record; a hop of the same run; the same hop of another run;
     # nobody's word.
     other = result.with_params(result.params * 2)
@@ -616,7 +555,7 @@ def test_a_last_silo_that_signs_two_results_gets_one_measured(tmp_path: Path) ->
     hop = replace(record.hop, model=custody.digest(wire.chunks(other)))
     forged = signed_hop(hop, tmp_path / "client-2.key")
     with pytest.raises(
-        UserError, match="has measured the result of this run, and measures no other model"
+        UserError, match="has measured the models after step 3 of this run, and measures no others"
     ):
         Attacker(nodes, terms_in(nodes)).measure(100, [other], step=3, records=(forged.line(),))
 
@@ -625,21 +564,8 @@ def test_of_few_samples_nothing_is_said(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path, "min_samples = 1000\n")
     result = far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
     assert "accuracy" not in result.metrics[-1]
-    for file in tmp_path.rglob("measured-*"):
+    for file in tmp_path.rglob("measured-*.parcel"):
         assert not unpack(verified(file.read_bytes()), SiloReport)[0].counts.any()
-
-
-def test_more_measuring_than_a_silo_allows_is_refused_before_the_run_starts(tmp_path: Path) -> None:
-    nodes, public = federation(tmp_path, "evaluations = 3\n")
-    with pytest.raises(
-        UserError,
-        match=r"the run measures models 4 times, client-0 allows 3 more \(limits.evaluations",
-    ):
-        far(FedAvg(rounds=7, epochs=1), nodes, tmp_path / "run", public, evaluate_every=2)
-    assert not (tmp_path / "run").exists()
-    far(FedAvg(rounds=3, epochs=1), nodes, tmp_path / "run", public, evaluate_every=1)
-    with pytest.raises(UserError, match=r"the run measures models 1 times, client-0 allows 0 more"):
-        far(FedAvg(rounds=1, epochs=1), nodes, tmp_path / "again", public)
 
 
 def test_whoever_runs_a_silo_sees_what_was_asked(tmp_path: Path) -> None:
@@ -647,14 +573,14 @@ def test_whoever_runs_a_silo_sees_what_was_asked(tmp_path: Path) -> None:
     attacker = Attacker(nodes, terms_in(nodes))
     attacker.ask(100, "value\nforged", key="x")
     with contextlib.suppress(UserError):
-        attacker.measure(100, [wire.decode(given_in(nodes, 102, "2-0-train"), Weights)])
+        attacker.measure(100, [wire.decode(given_in(nodes, 102, "2-0-train"), Weights)], step=3)
     text = (tmp_path / "client-0-silo" / "requests.log").read_text()
     run = attacker.terms.run
     for line in (
         f"run {run} begins: fedseq among client-0, client-1, client-2",
         f"run {run}, step 1: train done",
         f"run {run}: value 0-0-train sealed for client-1",
-        f"run {run}, after step 3: models measured: 1, 1 over all runs so far",
+        f"run {run}, after step 3: models measured: 1",
         f"refused evaluate of run {run}: in fedseq silos measure only the result",
     ):
         assert line in text

@@ -192,6 +192,30 @@ DEFENCES = {
         "return client.data.val if held_out else self.often_enough(client.data.train,",
         "tests/methods/test_fedkrylov.py::test_sums_leave_out_classes_with_few_validation_samples",
     ),
+    "models of a step are measured once": (
+        f"{FLOWER}/silo/silo.py",
+        "    if first != digest.encode():",
+        "    if not first:",
+        "tests/silos/test_attacks.py::test_models_of_a_step_are_measured_once",
+    ),
+    "measured steps are those of the plan": (
+        f"{FLOWER}/silo/policy.py",
+        "if ask.step not in steps or ask.last",
+        "if ask.step < 0 or ask.last",
+        "tests/silos/test_attacks.py::test_a_plan_names_the_steps_after_which_models_are_measured",
+    ),
+    "counts have noise": (
+        "clinic/noisy.py",
+        "square = (self.noise * part.norm * GRID) ** 2",
+        "square = (self.noise * part.norm) ** 2",
+        "tests/clinic/test_noisy.py::test_membership_of_a_known_record_shows_no_more_than_epsilon",
+    ),
+    "what is measured is bounded": (
+        f"{FLOWER}/silo/budget.py",
+        "if found > limits.evaluation_epsilon * _SLACK:",
+        "if found < 0:",
+        "tests/silos/test_evaluating.py::test_what_is_measured_is_bounded_over_all_runs",
+    ),
     "links in run folders": (
         "core/engine/folder.py",
         "        _refuse_links(path)\n",

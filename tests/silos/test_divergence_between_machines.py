@@ -1,4 +1,4 @@
-"""Silos report coarse losses: a model that diverged is noticed nevertheless."""
+"""A model that diverged is noticed nevertheless."""
 
 from math import log, nan
 from pathlib import Path
@@ -10,6 +10,7 @@ import torch
 
 from ekiden import Training
 from ekiden.clinic.counting import Care, counting_of
+from ekiden.clinic.noisy import Exact
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.method import Method
 from ekiden.core.tasks import Classification, Regression, Scores, Task
@@ -32,16 +33,17 @@ def report(task: Task, outputs: int, losses: list[float | None], mine: int) -> S
     counting, y = counting_of(task, outputs, full=False), torch.zeros(20, dtype=torch.int64)
     answers = y if isinstance(task, Classification) else torch.zeros(20, 1)
     scores = [Scores(task, outputs, y, answers, torch.full((20,), loss or 0.0)) for loss in losses]
-    return measured.report(
-        counting, scores, mine, Care(99 if None in losses else 10, coarse=True), y
-    )
+    care = Care(99 if None in losses else 10)
+    counts = torch.stack([counting.count(one, care, y) for one in scores])
+    return measured.report(Exact(counting), counts, mine)
 
 
 def noticed(silos: list[float | None], task: Task = Classification(), outputs: int = 10) -> bool:  # noqa: B008
     parts = [Reported(shown=report(task, outputs, [loss], 0)) for loss in silos]
     total = total_of(dict(zip("ab", parts, strict=False)), 0)
     assert total is not None
-    row = row_of(total, {}, TERMS, 1, counting_of(task, outputs, full=False), last=False)
+    told = Exact(counting_of(task, outputs, full=False))
+    row = row_of(total, {}, TERMS, 1, told, last=False)
     return bool(row.get("diverged", False))
 
 
@@ -66,9 +68,8 @@ def test_one_personal_model_that_diverged_is_noticed() -> None:
             for i, losses in enumerate(zip(*models, strict=True))
         ]
         total = parts[0].plus(parts[1])
-        return row_of(
-            total, {}, TERMS, 0, counting_of(Classification(), 10, full=False), last=False
-        )
+        told = Exact(counting_of(Classification(), 10, full=False))
+        return row_of(total, {}, TERMS, 0, told, last=False)
 
     assert "diverged" not in row(GOOD)
     assert row(DIVERGED)["diverged"]

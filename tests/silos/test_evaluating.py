@@ -19,7 +19,7 @@ from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
 from ekiden.silos.coordinator.verify import signers, verify
 from ekiden.silos.silo import policy
 from ekiden.silos.silo.silo import Silo
-from ekiden.silos.silo.silo_file import read
+from ekiden.silos.silo.silo_file import Limits, read
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.parcel import Ask, unpack
@@ -58,7 +58,8 @@ def again(
 ) -> dict[str, object]:
     out = run / EVALUATIONS / to
     keys = {name: public[name] for name in names}
-    return evaluate(run, names, nodes, out, keys, lambda line: None, **SILENT)
+    told: dict[str, Any] = {"evaluate_dp": "exact", **SILENT}
+    return evaluate(run, names, nodes, out, keys, lambda line: None, **told)
 
 
 @pytest.mark.parametrize(
@@ -197,26 +198,44 @@ def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / EVALUATIONS / "three").exists()
 
 
-def test_evaluations_are_bounded_over_all_runs(tmp_path: Path) -> None:
+def test_what_is_measured_is_bounded_over_all_runs(tmp_path: Path) -> None:
     """Each evaluation is a run, so a coordinator could ask again and again; a silo counts what no
     run holds."""
-    nodes, public = trained(tmp_path, FedSeq(epochs=1), "[limits]\nevaluations = 2\n")
+    nodes, public = trained(tmp_path, FedSeq(epochs=1), "[limits]\nevaluation_epsilon = 3\n")
     run = tmp_path / "run"
-    for to in ("one", "two"):
-        assert again(nodes, public, run, FOUR[2:], to)["accuracy"]
-        shutil.rmtree(
-            tmp_path / "client-2-silo" / "runs"
-        )  # as after a month in which nobody asked for them
+
+    def noisily(to: str) -> dict[str, object]:
+        keys = {name: public[name] for name in FOUR[2:]}
+        out, more = run / EVALUATIONS / to, {"evaluate_dp": "epsilon=2,delta=1e-5", **SILENT}
+        return evaluate(run, FOUR[2:], nodes, out, keys, lambda line: None, **more)
+
+    row = noisily("one")
+    assert row["figures"]["noise"]["accuracy"] > 0  # type: ignore[index]
+    assert row["accuracy"] != again(nodes, public, run, FOUR[2:], "exact")["accuracy"]
+    assert verify(run).wrong == ()
+    shutil.rmtree(tmp_path / "client-2-silo" / "runs")  # as after a month
+    assert noisily("two")["accuracy"] is not None
     with pytest.raises(
         UserError,
-        match=r"client-[23] has measured 2 models .* 2 at most over all runs \(limits.eval",
+        match=r"client-[23] has told epsilon .* in 2 earlier runs and allows 3, .*evaluation_epsilon",
     ):
-        again(nodes, public, run, FOUR[2:], "three")
-    file = tmp_path / "client-2-silo" / "measured.json"
-    assert json.loads(file.read_text()) == {"": 2}
-    file.write_text("{")
-    with pytest.raises(UserError, match=r"measured.json is damaged"):
-        again(nodes, public, run, FOUR[2:], "four")
+        noisily("three")
+    file = tmp_path / "client-2-silo" / "evaluations.jsonl"
+    assert len(file.read_text().splitlines()) == 2
+    file.write_text("{\n")
+    with pytest.raises(UserError, match=r"evaluations.jsonl, line 1 is damaged"):
+        noisily("four")
+
+
+def test_exact_counts_are_for_silos_whose_files_say_so(tmp_path: Path) -> None:
+    assert not Limits().exact_evaluation
+    nodes, public = trained(tmp_path, FedSeq(epochs=1))
+    nodes.files = {
+        n: replace(f, limits=replace(f.limits, exact_evaluation=False))
+        for n, f in nodes.files.items()
+    }
+    with pytest.raises(UserError, match=r"adds noise: leave out evaluate_dp='exact'"):
+        again(nodes, public, tmp_path / "run", FOUR[2:], "one")
 
 
 def test_an_evaluation_needs_approval_like_a_run(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ekiden.clinic.counting import Care, counting_of, real
+from ekiden.clinic.noisy import Exact
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.sums import Masked
 from ekiden.core.tasks import (
@@ -156,12 +157,11 @@ def test_reports_add_up_and_fit_or_not() -> None:
     counting = counting_of(Classification(), 2, full=True)
     y = torch.arange(12) % 2
     answers = torch.stack([1 - y, y], 1).float() * 0.8 + 0.1
-    one = measured.report(
-        counting, [Scores(Classification(), 2, y, answers, torch.ones(12))], 0, Care(), y
-    )
-    assert fits(one, counting, 1)
-    assert not fits(one, counting, 2)
-    assert not fits(SiloReport(one.counts.float(), one.own), counting, 1)
+    told_ = counting.count(Scores(Classification(), 2, y, answers, torch.ones(12)), Care(), y)
+    one = measured.report(Exact(counting), told_[None], 0)
+    assert fits(one, Exact(counting), 1)
+    assert not fits(one, Exact(counting), 2)
+    assert not fits(SiloReport(one.counts.float(), one.own), Exact(counting), 1)
     both = total_of({"a": Reported(shown=one), "b": Reported(shown=one)}, 0)
     assert both is not None
     assert torch.equal(both.counts, 2 * one.counts)

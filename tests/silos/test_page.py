@@ -45,7 +45,6 @@ HELLO = {
     "augment": "augmentation",
     "samples": "numbers of training, validation and test samples",
     "inputs": "columns, categories",
-    "evaluations": "how many more models it measures",
     "signature": "",
     "sealing": "its key of the run",
     "proof": "",

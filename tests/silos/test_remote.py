@@ -115,6 +115,7 @@ def plan_of(method: Method, **changes: object) -> RemotePlan[Method]:
     recipe |= {
         name: changes.pop(name) for name in {f.name for f in fields(Recipe)} & changes.keys()
     }
+    changes = {"evaluate_dp": "exact", **changes}  # as on one machine
     return replace(RemotePlan(Recipe(method, **recipe), ",".join(NAMES)), **changes)  # type: ignore[arg-type]
 
 

@@ -236,7 +236,9 @@ def test_models_that_do_not_fit_are_refused(file: SiloFile) -> None:
         assert reason in said(file, task(model=bad))
     assert nothing_done(file)
     body = wire.encode([good.with_params(short)])
-    assert "another shape" in said(file, pack(Ask("evaluate", TERMS.text(), results=1), (body,)))
+    assert "another shape" in said(
+        file, pack(Ask("evaluate", TERMS.text(), results=1, last=True), (body,))
+    )
 
 
 def test_a_message_longer_than_64_models_is_refused(tmp_path: Path) -> None:
@@ -354,7 +356,8 @@ def test_a_result_is_of_as_many_clients_as_the_terms_say(tmp_path: Path) -> None
     def evaluate(named: int, asked: int) -> str:
         names = tuple(f"client-{i}" for i in range(named))
         agreed = terms(Ensemble(epochs=1), clients=names, run=f"{named:016x}")
-        ask = Ask("evaluate", agreed.text(), clients=asked, results=int(named > 1))
+        about: dict[str, Any] = {"clients": asked, "results": int(named > 1), "step": 1}
+        ask = Ask("evaluate", agreed.text(), last=True, **about)
         return said(file, pack(ask, (body,)))
 
     assert "a result of 1000 clients in a run of 1: refused" in evaluate(1, 1000)

@@ -87,6 +87,9 @@ class EvaluateOptions:
     clients: str = ""
     """with --on flower: names of the silos, separated by commas; by default those of the
     federation, or of the run"""
+    evaluate_dp: str = ""
+    """with --on flower: noise of what silos tell, epsilon=2,delta=1e-5 (see docs/evaluation.md), or
+    exact; by default as in the run"""
     json: bool = False
     """print JSON instead of tables"""
 
@@ -96,8 +99,8 @@ def evaluate(options: EvaluateOptions) -> None:
     _check_weights(options)
     if options.on == "flower":
         return _on_silos(options)
-    if options.federation or options.clients:
-        raise UserError("--federation and --clients are for silos: add --on flower")
+    if options.federation or options.clients or options.evaluate_dp:
+        raise UserError("--federation, --clients and --evaluate-dp are for silos: add --on flower")
     if options.calibrate and (options.data or options.client):
         raise UserError(
             "--calibrate is for the run's global model and own validation data: leave out --data, "
@@ -285,7 +288,8 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
     about = {"majority": found.majority or 0.0, "metrics": found.values}
     if line := of_imbalanced({**about, "confusion": found.confusion}, task, classes):
         console.print(line, soft_wrap=True)
-    table = RichTable("figure", "value", "95 % interval", "error by bins")
+    error = "noise (deviation)" if found.noise else "error by bins"
+    table = RichTable("figure", "value", "95 % interval", error)
     known = {metric.name: (metric.shown, metric.unit, metric.scale) for metric in measured(task)}
     names = [name for name in known if name in found.values]
     if line:
@@ -294,9 +298,11 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
         if name == "loss":
             continue
         text, unit, scale = known.get(name, ("{:.4g}".format, "", 1))
-        interval, error = found.intervals.get(name), found.errors.get(name)
+        interval, bins = found.intervals.get(name), found.errors.get(name)
         ends = f"{text(interval[0])} to {text(interval[1])}" if interval else ""
-        off = f"below {scale * error:.2g}" if error and error >= 1e-6 else ""
+        off = f"below {scale * bins:.2g}" if bins and bins >= 1e-6 else ""
+        if name in found.noise:
+            off = f"{scale * found.noise[name]:.2g}"
         table.add_row(name + unit, text(found.values[name]), ends, off)
     console.print(table)
     if found.majority is not None:
@@ -349,9 +355,9 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
                     one.rule,
                     f"{one.threshold:.4g}",
                     f"{100 * one.sensitivity:.1f}",
-                    within["sensitivity"],
+                    within.get("sensitivity", ""),
                 ),
-                *(f"{100 * one.specificity:.1f}", within["specificity"], *values),
+                *(f"{100 * one.specificity:.1f}", within.get("specificity", ""), *values),
             )
         console.print(table)
 
@@ -447,6 +453,7 @@ def _on_silos(options: EvaluateOptions) -> None:
         at=at,
         weights=options.weights,
         data=options.data,
+        evaluate_dp=options.evaluate_dp,
     )
     if by and not options.weights and "subgroups" in row:
         keep_subgroups(options.run, row["subgroups"])

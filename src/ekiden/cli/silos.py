@@ -43,7 +43,6 @@ from ekiden.silos.silo import (
     levels,
     noisy_columns,
     participation,
-    policy,
     silo_file,
 )
 from ekiden.silos.silo.levels import Level
@@ -96,7 +95,7 @@ _BOXES: Boxes = (
     ),
     ("network", "What is trained.", ("model", "pretrained", "train")),
     ("training", "", ("training",)),
-    ("privacy", "", ("dp",)),
+    ("privacy", "", ("dp", "evaluate_dp")),
     (
         "run",
         "The run as a whole.",
@@ -342,7 +341,7 @@ def status(options: SiloStatusOptions) -> None:
     if not supernode.is_started(file):
         good, words = False, f"not started: `ekiden silo start {file.path}`"
     plans = [digest for digest, _ in approval.waiting(file)]
-    spent = {name: policy.measured(file, name) for name in file.named or ("",)}
+    spent = {name: budget.told(file, name) for name in file.named or ("",)}
     epsilon = budget.promised(file)
     doubts = list(_doubts(file))
     if options.json:
@@ -360,8 +359,9 @@ def status(options: SiloStatusOptions) -> None:
     say(f"{file.name}: {words}")
     for digest in plans:
         say(f"plan {digest} waits: read it by `ekiden silo approve {file.path}`")
-    for name, count in spent.items():
-        say(f"models measured{f' on {name}' if name else ''}: {count} of {file.limits.evaluations}")
+    for name, told in spent.items():
+        on = f" on {name}" if name else ""
+        say(f"models measured{on}: epsilon {told:.3g} of {file.limits.evaluation_epsilon:g}")
     if file.limits.epsilon is not None:
         say(f"privacy spent: epsilon {epsilon:.3g} of {file.limits.epsilon:g}")
     for line in doubts:
@@ -631,6 +631,7 @@ def evaluate(
     by: Sequence[str],
     at: Mapping[float, float],
     weights: Path | None,
+    evaluate_dp: str = "",
 ) -> dict[str, Any]:
     """Measure the model of a run at silos, on validation or on test samples, and return the row of
     metrics.
@@ -660,6 +661,7 @@ def evaluate(
         if plan
         else RemotePlan(recipe, names, data)
     )
+    plan = replace(plan, evaluate_dp=evaluate_dp) if evaluate_dp else plan
     out = run / EVALUATIONS / token_hex(8)
     security, public_keys = _superlink_of(plan, link, anywhere=True)
     asked: dict[str, Any] = {"validation": validation, "by": by, "at": at, "weights": weights}

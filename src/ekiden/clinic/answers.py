@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden.clinic import subgroups
-from ekiden.clinic.counting import EXACT, at_times, counting_of
+from ekiden.clinic.counting import at_times, counting_of
 from ekiden.clinic.figures import Figures, Told, figures
 from ekiden.clinic.heterogeneity import heterogeneity
 from ekiden.clinic.ranked import Wanted
@@ -102,11 +102,10 @@ def subgroups_of(
             continue
         names = one.names(dataset.inputs, dataset.domains)
         places = one.places(dataset.test.x, dataset.inputs, dataset.test.domain)
-        parts = [
-            subgroups.count(counting, scores.at(rows), [places[rows]], [len(names)], EXACT, [0])
-            for rows in own
-        ]
-        counts[one.column] = dict(zip(names, torch.stack(parts).sum(0), strict=True))
+        counts[one.column] = {name: torch.zeros(counting.size).long() for name in names}
+        for rows in own:  # pairs of survival are inside clients
+            for name, part in zip(names, subgroups.parts(rows, places, len(names)), strict=True):
+                counts[one.column][name] += counting.count(scores.at(part))
         inside = {name: (places == g).nonzero().flatten() for g, name in enumerate(names)}
         exact[one.column] = {
             name: scores.metrics(rows) for name, rows in inside.items() if len(rows)

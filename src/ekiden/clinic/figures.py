@@ -105,6 +105,8 @@ class Figures:
     recalibration: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     confusion: tuple[tuple[int, ...], ...] = ()  # samples (pixels) by label and answer
     survival: tuple[AtTime, ...] = ()  # at the task's times, where silos tell it
+    # standard deviation of what the silos' noise adds to the values; intervals include it
+    noise: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values, as a file has them, without those that are empty."""

@@ -8,16 +8,15 @@ from itertools import pairwise
 from math import sqrt
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.clinic.counting import Care, Counting
+from ekiden.clinic.counting import Counting
 from ekiden.clinic.figures import Figures, figures
 from ekiden.clinic.ranked import Interval, Wanted
 from ekiden.core.base.errors import UserError, unknown
 from ekiden.core.data.samples import Dataset
-from ekiden.core.tasks import Classification, Regression, Scores, Survival, Task
+from ekiden.core.tasks import Classification, Regression, Survival, Task
 from ekiden.readers.kinds import Inputs, Table
 
 DOMAIN = "domain"  # the column whose subgroups are the domains of a data set
@@ -184,77 +183,9 @@ def check_task(task: Task) -> None:
         )
 
 
-def told(places: Sequence[Tensor], scores: Scores, care: Care) -> Tensor:
-    """Return the samples (n,) bool of which a silo tells in its subgroups; the others are in none
-    of them.
-
-    Samples that agree in all columns, and in their class, are a cell. Cells with fewer than
-    `care.positives` samples are left out, of numbers those with fewer than `care.samples`, of times
-    also those with fewer events than `care.positives`; and so are samples of which fewer than
-    `care.samples` agree in all columns. Subgroups are then unions of cells. So whatever sums of
-    subgroups, of any columns, are added and subtracted, a difference is of whole cells. If the
-    cells that were left out have few samples together, which the sum of all samples would show, the
-    smallest other cell is left out, too (complementary suppression).
-
-    Lawrence Cox: Suppression methodology and statistical disclosure control. JASA 75, 1980.
-
-    Args:
-        places: the subgroups (n,) of all columns of which the silo may ever tell, whether it is
-            asked for them or not.
-        scores: the answers, with labels.
-        care: what few samples are.
-    """
-    if not len(scores) or not places:
-        return torch.zeros(len(scores), dtype=torch.bool)
-    classes, events = isinstance(scores.task, Classification), isinstance(scores.task, Survival)
-    cells = torch.from_numpy(
-        np.unique(torch.stack(list(places), 1).numpy(), axis=0, return_inverse=True)[1].ravel()
-    )
-    kinds = scores.y if classes else torch.zeros_like(cells)
-    shape = int(cells.max()) + 1, int(kinds.max()) + 1
-    at = cells * shape[1] + kinds
-
-    def counted(rows: Tensor) -> Tensor:
-        return torch.bincount(at[rows], minlength=shape[0] * shape[1]).view(shape)
-
-    size = counted(torch.ones_like(at, dtype=torch.bool))
-    marks = [(size, care.positives if classes else care.samples)]
-    marks += [(counted(scores.y[:, 1] > 0), care.positives)] if events else []
-    shown = size > 0
-    while True:
-        before = shown
-        for of, least in marks:
-            shown = shown & (of >= least)
-        shown = shown & ((size * shown).sum(1, keepdim=True) >= care.samples)
-        rest = size * ~shown
-        few = torch.zeros(shape[1], dtype=torch.bool)
-        for of, least in marks:
-            few = few | (rest.sum(0) > 0) & ((of * ~shown).sum(0) < least)
-        if not few.any():
-            few = few | (rest.sum() > 0) & (rest.sum() < care.samples)
-        if (further := shown & few).any():
-            smallest = size.masked_fill(~further, int(size.max()) + 1).argmin()
-            shown = shown.flatten().index_fill(0, smallest, False).view(shape)
-        if torch.equal(shown, before):
-            return shown.flatten()[at]
-
-
-def count(
-    counting: Counting,
-    scores: Scores,
-    places: Sequence[Tensor],
-    sizes: Sequence[int],
-    care: Care,
-    asked: Sequence[int],
-) -> Tensor:
-    """Return what is counted of each subgroup of the columns `asked`, (subgroups, numbers) int64.
-
-    `places` are the subgroups (n,) of all columns of which the silo may tell, and `sizes` their
-    numbers.
-    """
-    shown = told(places, scores, care)
-    rows = [((places[c] == g) & shown).nonzero().flatten() for c in asked for g in range(sizes[c])]
-    return torch.stack([counting.count(scores.at(row), care) for row in rows])
+def parts(rows: Tensor, places: Tensor, groups: int) -> list[Tensor]:
+    """Return which of some rows are in each subgroup; `places` are the subgroups of all rows."""
+    return [rows[places[rows] == group] for group in range(groups)]
 
 
 class Gap(NamedTuple):
@@ -295,6 +226,18 @@ class Subgroups:
     # samples of which nothing was told, by column: in subgroups that are small, or would show small
     # ones
     untold: Mapping[str, int] = field(default_factory=dict)
+
+    def bare(self) -> "Subgroups":
+        """Return the table without intervals, which do not include noise."""
+        rows = [
+            replace(
+                row,
+                intervals={},
+                gaps={name: Gap(gap.value) for name, gap in row.gaps.items()},
+            )
+            for row in self.rows
+        ]
+        return replace(self, rows=tuple(rows))
 
 
 def table(

@@ -87,7 +87,13 @@ def main(grid: Grid, context: Context) -> None:
             )
             weights = Path(str(config["weights"])) if config["weights"] else None
             session.evaluate(
-                *about, validation=validation, by=by, at=at, weights=weights, data=plan.data
+                *about,
+                validation=validation,
+                by=by,
+                at=at,
+                weights=weights,
+                data=plan.data,
+                evaluate_dp=plan.evaluate_dp,
             )
             return
         result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)

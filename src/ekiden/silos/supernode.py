@@ -18,7 +18,7 @@ from ekiden.silos.commands import QUIET, interrupt
 from ekiden.silos.logs import Log
 from ekiden.silos.metrics import LogCounts, served
 from ekiden.silos.security import Security, without_proxy
-from ekiden.silos.silo import approval, budget, connection, participation, policy
+from ekiden.silos.silo import approval, budget, connection, participation
 from ekiden.silos.silo.approval import PLANS
 from ekiden.silos.silo.participation import FILE as LOG
 from ekiden.silos.silo.participation import folders, sizes
@@ -148,9 +148,9 @@ class Monitored:
         ]
         do = f"Read: ekiden silo approve {file.path}"
         yield StatusTable("Plans that wait", ("plan", do), plans, "No plan waits for approval.")
-        most = file.limits.evaluations
+        most = file.limits.evaluation_epsilon
         spent = [
-            (f"models measured {name}".strip(), f"{policy.measured(file, name)} of {most}")
+            (f"epsilon of measuring {name}".strip(), f"{budget.told(file, name):.3g} of {most:g}")
             for name in file.named or ("",)
         ]
         if file.limits.epsilon is not None:

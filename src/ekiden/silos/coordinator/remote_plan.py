@@ -43,6 +43,9 @@ class RemotePlan(Checked, Generic[M]):
     spelling: Spelling = ""
     """names of classes that silos write in several ways (Yes, yes, 1): merge takes them as one, the
     commonest spelling; keep as different. By default they are refused"""
+    evaluate_dp: str = agreements.NOISE
+    """noise of what silos tell about models, for each test sample in the whole run:
+    epsilon=2,delta=1e-5 (honest=h: shared by h silos), or exact, which silos refuse by default"""
     revises: Annotated[str, Mark.HIDDEN] = ""
     """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 
@@ -59,6 +62,8 @@ class RemotePlan(Checked, Generic[M]):
                 "--evaluate-on is for runs on one machine: silos have their own test data; leave "
                 "it out"
             )
+        dp = agreements.counted_with(self.evaluate_dp)
+        object.__setattr__(self, "evaluate_dp", agreements.EXACT if dp is None else str(dp))
         object.__setattr__(self, "recipe", self.recipe.located())
         names = self.names
         require(

@@ -306,6 +306,7 @@ def planned(plan: RemotePlan[Method], run_id: str, public_keys: Mapping[str, str
         spelling=plan.spelling,
         revises=plan.revises,
         data=plan.data,
+        evaluate_dp=plan.evaluate_dp,
     )
 
 
@@ -501,19 +502,6 @@ def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> 
     )
 
 
-def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> None:
-    """Refuse to measure more often than a silo still allows, before the run starts."""
-    steps = plan.recipe.method.steps(len(plan.names))
-    often = -(-steps // plan.recipe.evaluate_every) if plan.recipe.evaluate_every else 1
-    for name, hello in hellos.items():
-        if often > hello.evaluations:
-            raise UserError(
-                f"the run measures models {often} times, {name} allows {hello.evaluations} more "
-                "(limits.evaluations in "
-                "its silo.toml, over all runs): raise --evaluate-every"
-            )
-
-
 def run(
     plan: RemotePlan[Method],
     nodes: Nodes,
@@ -537,8 +525,6 @@ def run(
     roll = Roll(nodes, plan.names, public_keys, patience, say, plan.data, text)
     hellos = roll.gather(all_of_them=everybody)
     agreed = before or agree(plan, hellos, run_id, public_keys)
-    if before is None:
-        check_measuring(plan, hellos)
     if isinstance(now := agreed.recipe.method, FixedFeatures) and now != plan.recipe.method:
         say(f"{now.width} features: the smallest silo gives sums of no more")
         plan = replace(plan, recipe=replace(plan.recipe, method=now))
@@ -702,6 +688,7 @@ def evaluate(
     at: Mapping[float, float] = {},
     weights: Path | None = None,
     data: str = "",
+    evaluate_dp: str = "",
     seconds: float = _PATIENCE,
     poll: float = 1.0,
 ) -> dict[str, Any]:
@@ -719,11 +706,13 @@ def evaluate(
         at: times at which survival is measured, with the model's cumulative hazard there.
         weights: safetensors file of the values that are measured instead of the run's model.
         data: which of their data sets silos measure on, if it is not the one of the run.
+        evaluate_dp: noise of what they tell, as in `RemotePlan`; by default that of the run.
         seconds: time without a sign of life before a silo counts as missing.
         poll: longest time in seconds between two looks at the post.
     """
     before = made_by(run)
-    before = replace(before, data=data or before.data)
+    noise = evaluate_dp or before.evaluate_dp
+    before = replace(before, data=data or before.data, evaluate_dp=noise)
     agreed, model = terms_for(
         before, run, clients, public_keys, validation=validation, by=by, at=at, weights=weights
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ekiden.clinic.counting import Counting
+from ekiden.clinic.noisy import Exact
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Outline, outline
@@ -22,10 +22,9 @@ from ekiden.core.training.weights import Weights
 from ekiden.silos.coordinator.courier import Courier, Message
 from ekiden.silos.silo.shelf import is_place
 from ekiden.silos.trust import custody, parcel, sealing
-from ekiden.silos.trust import report as measured
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.custody import Record, SignedTally, Tally
-from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
+from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, telling, total_of
 from ekiden.silos.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
 Slot = tuple[
@@ -41,13 +40,13 @@ def check_answer(ref: Ref[Any], answer: parcel.Answer) -> None:
         raise unusable(ref.owner, f"account of {ref.key}", "it names no place of its private state")
 
 
-def report_in(body: memoryview, client: str, rows: int, counting: Counting) -> Reported:
+def report_in(body: memoryview, client: str, rows: int, told: Exact) -> Reported:
     """Return what a silo reported about some models."""
     try:
         found: Reported = wire.decode(body, Reported)
     except wire.WireError as error:
         raise unusable(client, "report of its tests", str(error)) from None
-    if found.shown is not None and not fits(found.shown, counting, rows):
+    if found.shown is not None and not fits(found.shown, told, rows):
         raise unusable(client, "report of its tests", f"it does not fit {rows} models or subgroups")
     if found.shown is None and found.masked is None:
         raise unusable(client, "report of its tests", "it is empty")
@@ -327,7 +326,7 @@ class Remote(Transport):
         clients: Sequence[str],
         models: Sequence[Weights],
         results: int,
-        counting: Counting,
+        told: Exact,
         *,
         last: bool,
     ) -> tuple[SiloReport | None, dict[str, SiloReport]]:
@@ -371,7 +370,7 @@ class Remote(Transport):
         )
         found = {}
         for client, message in messages.items():
-            reported = self._reported(message, len(models), results, digests, counting, last=last)
+            reported = self._reported(message, len(models), results, digests, told, last=last)
             if reported is not None:
                 found[client] = reported
         shown = {client: one.shown for client, one in found.items() if one.shown is not None}
@@ -383,7 +382,7 @@ class Remote(Transport):
         models: int,
         results: int,
         digests: tuple[str, ...],
-        counting: Counting,
+        told: Exact,
         *,
         last: bool,
     ) -> Reported | None:
@@ -394,7 +393,7 @@ class Remote(Transport):
                 raise
             return None
         client = message.client
-        found = report_in(body, client, rows(self._agreed, models), counting)
+        found = report_in(body, client, rows(self._agreed, models), told)
         if self._agreed.keys:
             given = (self._step, results, digests, bytes(body))
             self._note(checked_tally(self._agreed, client, answer.record, *given, last=last))
@@ -596,11 +595,9 @@ class SiloTests:
         if not models:
             return {}
         agreed = self._agreed
-        counting = measured.counting(agreed.labels, agreed.outputs, len(models), last=last)
-        total, shown = self._remote.evaluate(
-            agreed.clients, models, len(shared), counting, last=last
-        )
-        row = row_of(total, shown, agreed, len(shared), counting, last=last) if total else {}
+        told = telling(agreed, len(models), last=last)
+        total, shown = self._remote.evaluate(agreed.clients, models, len(shared), told, last=last)
+        row = row_of(total, shown, agreed, len(shared), told, last=last) if total else {}
         if row and personal:
             row["consensus"] = consensus(personal)
         return row

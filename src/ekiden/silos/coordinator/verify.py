@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 from torch import nn
 
-from ekiden.clinic.counting import Counting, OfClasses
+from ekiden.clinic.counting import OfClasses
+from ekiden.clinic.noisy import Exact, Noisy
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_regular
 from ekiden.core.base.settings import Hardware
@@ -36,8 +37,7 @@ from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.silos.trust.custody import Hop, Record, SignedTally, Tally
-from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
-from ekiden.silos.trust.report import counting as counting_of_models
+from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, telling, total_of
 
 # largest relative difference at which sums of the same numbers on two machines count as equal
 _EXACT = 1e-9
@@ -101,7 +101,8 @@ def check_settings(
         yield "config.json has no remote_plan"
         return
     wanted = {
-        name: getattr(signed.terms, name) for name in ("revises", "sealed", "spelling", "data")
+        name: getattr(signed.terms, name)
+        for name in ("revises", "sealed", "spelling", "data", "evaluate_dp")
     }
     wanted |= {"clients": ",".join(signed.terms.clients)}
     for name, value in wanted.items():
@@ -132,24 +133,26 @@ def check_samples(signed: Signed) -> Iterator[str]:
         if held.setdefault(hop.client, hop.held) != hop.held:
             yield f"{hop.client} signed {_short(hop.held)} samples in step {hop.step + 1}, {held[hop.client]} before"
     for tally in signed.tallies:
-        found, counting = _report(tally), _counting(tally, signed.terms)
+        found, about = _report(tally), _told(tally, signed.terms)
         told = rows(signed.terms, len(tally.models))
-        if found is None or (found.shown is not None and not fits(found.shown, counting, told)):
+        if found is None or (found.shown is not None and not fits(found.shown, about, told)):
             yield f"what {tally.client} signed of its tests after step {tally.step} cannot be read"
         elif found.shown is not None and tally.client in held:
-            yield from _shown(found.shown, counting, tally, held[tally.client][2])
+            yield from _shown(found.shown, about, tally, held[tally.client][2])
 
 
-def _shown(found: SiloReport, counting: Counting, tally: Tally, number: int) -> Iterator[str]:
+def _shown(found: SiloReport, told: Exact, tally: Tally, number: int) -> Iterator[str]:
     """Yield where a silo's own counts cannot be, from the number of its test samples."""
-    several = isinstance(
-        counting.task, Segmentation | LanguageModelling
-    )  # samples without labels do not count
+    counting = told.counting
+    # samples without labels do not count, and of subgroups the number has noise
+    several = isinstance(counting.task, Segmentation | LanguageModelling) or (
+        isinstance(told, Noisy) and not told.whole
+    )
     for numbers in found.counts:
-        split = counting.split(numbers)
+        split = counting.split(told.vector(numbers))
         samples = int(split["samples"])
         right = int(split["right"]) if isinstance(counting, OfClasses) else 0
-        whole = samples in (0, number) or (several and 0 < samples < number)
+        whole = samples in (0, number) or several
         if not (whole and 0 <= right <= samples):
             yield f"{tally.client} signed {right} right of {samples} test samples, it has {number}"
 
@@ -163,8 +166,8 @@ def _report(tally: Tally) -> Reported | None:
     return found
 
 
-def _counting(tally: Tally, terms: Agreement) -> Counting:
-    return counting_of_models(terms.labels, terms.outputs, len(tally.models), last=tally.last)
+def _told(tally: Tally, terms: Agreement) -> Exact:
+    return telling(terms, len(tally.models), last=tally.last)
 
 
 def transfers_in(folder: Path) -> list[Transfer]:
@@ -332,7 +335,7 @@ def _measured(
         return {}
     first, reports = next(iter(tallies.values())), {name: _report(t) for name, t in tallies.items()}
     readable = {name: one for name, one in reports.items() if one is not None}
-    counting, models = _counting(first, terms), len(first.models)
+    told, models = _told(first, terms), len(first.models)
     members = (
         max((len(tallies) if one.masked else 0) for one in readable.values()) if readable else 0
     )
@@ -342,10 +345,10 @@ def _measured(
         )
     except (UserError, wire.WireError) as error:
         return str(error)
-    if total is None or not fits(total, counting, rows(terms, models)):
+    if total is None or not fits(total, told, rows(terms, models)):
         return "the reports of the silos give no sum"
     shown = {name: one.shown for name, one in readable.items() if one.shown is not None}
-    found = row_of(total, shown, terms, first.results, counting, last=first.last)
+    found = row_of(total, shown, terms, first.results, told, last=first.last)
     if not found:
         return {}
     if result is None:

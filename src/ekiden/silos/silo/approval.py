@@ -151,7 +151,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
     lines = {
         "what": f"measure the model {terms.measures}, train nothing" if terms.measures else "train",
         "measured on": "validation samples" if terms.validation else "test samples",
-        "evaluations": str(len(terms.measured_steps)),
+        "evaluations": f"{len(terms.measured_steps)}, noise of counts: {terms.evaluate_dp}",
         **({"subgroups by": ", ".join(terms.by)} if terms.by else {}),
         **({"survival at": ", ".join(f"{time:g}" for time in terms.times)} if terms.times else {}),
         "method": f"{terms.method}: {about}",

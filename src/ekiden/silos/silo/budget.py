@@ -13,19 +13,24 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import TypeVar
 
 from ekiden.core.base.checks import Checked, CountOrZero, Fraction, NonNegative, Positive, made
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import lock_file, locked, write_once
-from ekiden.core.training.private import DP, Spent, composed
+from ekiden.core.training.private import DP, Noise, Spent, composed, noise_for
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust.agreement import Agreement
 
 FILE = "privacy.jsonl"
 """file in the silo's folder: a line for each training with noise, written before it begins, and for
 each release of noisy sums, written before it leaves; never changed"""
+EVALUATIONS = "evaluations.jsonl"
+"""file in the silo's folder: a line for each run that measures models with noise, written before its
+first counts leave; never changed"""
 _SECRET = "noise.key"
 _SLACK = 1 + 1e-9  # rounding, if the parts of a run are composed in another way than the whole
+L = TypeVar("L", bound=Checked)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,72 @@ def check(file: SiloFile, terms: Agreement) -> None:
             "over all runs: give "
             "--dp (limits.epsilon in its silo.toml)"
         )
-    _check_runs(file, terms.run, dp, _read(file.folder / FILE))
+    _check_runs(file, terms.run, dp, _read(file.folder / FILE, LedgerLine))
+
+
+@dataclass(frozen=True)
+class MeasuredLine(Checked):
+    """A line of the ledger of measurements."""
+
+    at: str  # when
+    run: str  # the run's id
+    data: str  # name of the data set
+    noise: Positive  # σ of one Gaussian release that tells as much as all counts of the run
+
+
+def check_measured(file: SiloFile, terms: Agreement) -> MeasuredLine | None:
+    """Refuse a run whose counts of test samples, with those of all earlier runs, would tell more than
+    the silo allows; return the line that the ledger lacks.
+    """
+    dp, limits = terms.measured_dp, file.limits
+    if dp is None:
+        if not limits.exact_evaluation:
+            raise UserError(
+                f"the run measures models without noise, {file.name} adds noise: leave out "
+                "--evaluate-dp=exact (limits.exact_evaluation in its silo.toml)"
+            )
+        return None
+    if dp.honest > limits.honest:
+        raise UserError(
+            f"the run shares noise among {dp.honest} silos, {file.name} allows {limits.honest} "
+            "(limits.honest in its silo.toml)"
+        )
+    before = [
+        one for one in _read(file.folder / EVALUATIONS, MeasuredLine) if one.data == terms.data
+    ]
+    if any(one.run == terms.run for one in before):
+        return None
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    line = MeasuredLine(now, terms.run, terms.data, noise_for(dp.epsilon, dp.delta, 1.0, 1))
+    told = [Spent(one.noise, 1.0, 1) for one in (*before, line)]
+    found = composed(told, limits.delta)
+    if found > limits.evaluation_epsilon * _SLACK:
+        raise UserError(
+            f"{file.name} has told epsilon {composed(told[:-1], limits.delta):.3g} about its test "
+            f"samples in {len(before)} earlier runs and allows {limits.evaluation_epsilon:g}, with "
+            f"this one it would be {found:.3g}: lower epsilon in --evaluate-dp "
+            "(limits.evaluation_epsilon in its silo.toml)"
+        )
+    return line
+
+
+def told(file: SiloFile, data: str) -> float:
+    """Return the epsilon, over all runs so far, of what was told about the test samples of a data set."""
+    lines = [one for one in _read(file.folder / EVALUATIONS, MeasuredLine) if one.data == data]
+    return composed([Spent(one.noise, 1.0, 1) for one in lines], file.limits.delta)
+
+
+def measured_noise(file: SiloFile, terms: Agreement, folder: Path, models: str) -> Noise:
+    """Return the noise of counts of models with this digest, the same after a crash, once it is
+    written down that the run tells something.
+    """
+    ledger = file.folder / EVALUATIONS
+    with locked(lock_file(ledger)):
+        if (line := check_measured(file, terms)) is not None:
+            _append(ledger, line)
+    secret = write_once(folder / _SECRET, secrets.token_bytes(32))
+    key = hashlib.blake2b(f"measured {models}".encode(), key=secret, digest_size=32)
+    return Noise(key.digest())
 
 
 @dataclass(frozen=True)
@@ -99,7 +169,7 @@ class LedgerKeeper:
         assert dp is not None, "noise is asked for where there is a promise"
         ledger = self.file.folder / FILE
         with locked(lock_file(ledger)):
-            lines = _read(ledger)
+            lines = _read(ledger, LedgerLine)
             mine = [line for line in lines if line.run == self.terms.run]
             if any(line.mark == mark for line in mine):
                 return key
@@ -122,13 +192,13 @@ def spend(file: SiloFile, dp: DP, spent: Spent) -> None:
     ledger, name = file.folder / FILE, f"sums-{secrets.token_hex(8)}"
     file.folder.mkdir(parents=True, exist_ok=True)
     with locked(lock_file(ledger)):
-        _check_runs(file, name, dp, _read(ledger))
+        _check_runs(file, name, dp, _read(ledger, LedgerLine))
         _append(ledger, _line(name, dp, "", spent))
 
 
 def promised(file: SiloFile) -> float:
     """Return the sum of epsilon over all runs so far."""
-    return sum(line.epsilon for line in _by_run(_read(file.folder / FILE)))
+    return sum(line.epsilon for line in _by_run(_read(file.folder / FILE, LedgerLine)))
 
 
 def _by_run(lines: Iterable[LedgerLine]) -> Collection[LedgerLine]:
@@ -165,7 +235,7 @@ def _exactly(number: float) -> Decimal:
     return Decimal(repr(number))
 
 
-def _read(ledger: Path) -> list[LedgerLine]:
+def _read(ledger: Path, kind: type[L]) -> list[L]:
     """Return the ledger's lines. What a crash left unfinished at its end was not spent: training
     had not begun.
     """
@@ -178,7 +248,7 @@ def _read(ledger: Path) -> list[LedgerLine]:
     lines = []
     for number, line in enumerate(text.split("\n")[:-1], 1):
         try:
-            lines.append(made(LedgerLine, json.loads(line)))
+            lines.append(made(kind, json.loads(line)))
         except (ValueError, UserError) as error:
             raise UserError(
                 f"{ledger}, line {number} is damaged ({error}): restore it from a backup"
@@ -186,7 +256,7 @@ def _read(ledger: Path) -> list[LedgerLine]:
     return lines
 
 
-def _append(ledger: Path, line: LedgerLine) -> None:
+def _append(ledger: Path, line: LedgerLine | MeasuredLine) -> None:
     """Append a line, and wait until it is on the disk."""
     with open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
         file.seek(file.read().rfind(b"\n") + 1)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ekiden.clinic.subgroups import divisions
 from ekiden.core.base.errors import PrivateError, UserError
-from ekiden.core.base.files import lock_file, locked, write
 from ekiden.core.data.samples import ClientData, Subset
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import EACH, Outline, TooLong, outline
@@ -41,9 +40,6 @@ from ekiden.silos.trust.sealing import Reader
 _EACH = 2  # samples for each feature
 _BITS = 16  # of a sum, about
 _ALONE = 0.99  # leverage of a row from which sums show it alone
-MEASURED = "measured.json"
-"""file in the silo's folder: how many models were measured on the samples of each data set, over
-all runs"""
 
 
 def check_terms(file: SiloFile, agreed: Agreement) -> None:
@@ -102,6 +98,7 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
             "silo.toml)"
         )
     budget.check(file, agreed)
+    budget.check_measured(file, agreed)
     if agreed.keys:
         _check_keys(file, agreed)
 
@@ -485,42 +482,19 @@ def check_result(
             )
 
 
-def measured(file: SiloFile, data: str) -> int:
-    """Return how many models were measured on a data set's samples, over all runs."""
-    return _measured(file).get(data, 0)
-
-
-def note_measured(file: SiloFile, data: str, models: int) -> int:
-    """Count models that are to be measured, before anything is reported, or refuse that; return the
-    sum over all runs.
-
-    The count is of no run, so no coordinator can start it again.
-    """
-    path, most = file.folder / MEASURED, file.limits.evaluations
-    with locked(lock_file(path)):
-        before = _measured(file)
-        now = before.get(data, 0) + models
-        if now > most:
-            raise UserError(
-                f"{file.name} has measured {now - models} models on its samples, {most} at most "
-                "over all runs "
-                "(limits.evaluations in its silo.toml): raise --evaluate-every, or let its owner "
-                "raise the limit"
-            )
-        write(path, [json.dumps(before | {data: now}).encode()])
-    return now
-
-
-def _measured(file: SiloFile) -> dict[str, int]:
-    path = file.folder / MEASURED
-    try:
-        return {
-            str(name): int(n) for name, n in json.loads(path.read_text(encoding="utf-8")).items()
-        }
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it from a backup") from None
+def check_measured(file: SiloFile, agreed: Agreement, ask: Ask) -> None:
+    """Refuse measurements that the plan does not name, and those of a part of the silos."""
+    steps = agreed.measured_steps
+    if ask.step not in steps or ask.last != (ask.step == steps[-1]):
+        raise UserError(
+            f"the plan measures models after step {', '.join(map(str, steps))[:80]}, not after "
+            f"step {ask.step}: {file.name} refuses"
+        )
+    if agreed.sealed and not agreed.skips and {m.name for m in ask.members} != {*agreed.clients}:
+        raise UserError(
+            f"a run among {', '.join(agreed.clients)[:200]} measures models over all of them: "
+            f"{file.name} refuses"
+        )
 
 
 def _place(ref: Ref[Any]) -> tuple[str, str, str]:

@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ekiden.clinic import subgroups
-from ekiden.clinic.counting import Care, Counting
+from ekiden.clinic.counting import Care
+from ekiden.clinic.noisy import Exact, Noisy
 from ekiden.clinic.subgroups import divisions
 from ekiden.core.base.errors import PrivateError, UserError
-from ekiden.core.base.files import Damaged, is_held, marked, verified, write
+from ekiden.core.base.files import Damaged, is_held, marked, verified, write, write_once
 from ekiden.core.base.sums import Masked
-from ekiden.core.data.samples import Subset
 from ekiden.core.engine import wire
 from ekiden.core.engine.evaluation import Built
 from ekiden.core.engine.folder import code_version
@@ -30,12 +31,12 @@ from ekiden.core.tasks import Scores
 from ekiden.core.tasks import terms as task_terms
 from ekiden.core.training import fit as fitting
 from ekiden.core.training.network import Network, adapted
-from ekiden.core.training.private import DP
+from ekiden.core.training.private import DP, Draw
 from ekiden.core.training.weights import Weights
 from ekiden.methods import FedGram
 from ekiden.readers.followed import Followed
 from ekiden.readers.kinds import terms as terms_of
-from ekiden.silos.silo import approval, participation, policy, told
+from ekiden.silos.silo import approval, budget, participation, policy, told
 from ekiden.silos.silo.budget import LedgerKeeper
 from ekiden.silos.silo.participation import Admission, Agreed, sign, take_part
 from ekiden.silos.silo.shelf import (
@@ -224,6 +225,10 @@ class SiloTasks:
         done, value = self._value(ask.key)
         return self._give(ask, ask.key, done, value if ask.eager else None)
 
+    @property
+    def _dp(self) -> DP | None:
+        return DP.parse(self.run.terms.recipe.dp)
+
     def _execute(
         self, ask: Ask, digest: str, contents: Contents, given: GivenArguments, private: Any
     ) -> tuple[Outcome, Done, Encoded]:
@@ -231,7 +236,7 @@ class SiloTasks:
         for one in policy.told_by(self.run.file, self.run.terms, self.run.own):
             told.note(self.run.file.folder, one)
         job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
-        masks = _masks(self.run, ask, f"{ask.step}-{ask.task}")
+        masks = _masks(self.run, ask, f"{ask.step}-{ask.task}", self._dp)
         place = f"{ask.step}-{ask.call} {digest}"
         keeper = LedgerKeeper(self.run.file, self.run.terms, self.run.admission.folder, place)
         outcome = self.run.worker.execute(
@@ -433,33 +438,29 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
         raise UserError(
             f"a result of {clients} clients may be larger than {run.file.name} takes: refused"
         )
+    policy.check_measured(run.file, run.terms, ask)
     plan = run.plan_without(ask.absent)
-    once = run.terms.sealed and plan is not None and not run.terms.measures
     digests = [custody.digest(wire.chunks(model)) for model in models]
     if run.terms.measures and (digests != [run.terms.measures] or ask.results != 1):
         raise UserError("silos measure only the model that the terms name: refused")
-    if once and plan is not None:
+    if run.terms.sealed and plan is not None and not run.terms.measures:
         initial = custody.digest(wire.chunks(initial_weights(setup)))
         policy.check_result(run.terms, plan, initial, digests, ask.records)
     digest = custody.digest([repr((ask.results, digests, ask.last)).encode()])
-    file = (
-        run.admission.folder / f"measured-{digest[:32]}.parcel"
-    )  # what was reported about exactly these models
+    folder = run.admission.folder
+    first = write_once(folder / f"measured-after-{ask.step}", digest.encode())
+    if first != digest.encode():
+        raise UserError(
+            f"{run.file.name} has measured the models after step {ask.step} of this run, and "
+            "measures no others: refused"
+        )
+    file = folder / f"measured-{digest[:32]}.parcel"  # what was reported about exactly these models
     if file.exists():
         found = _read(file)
     else:
-        if once and any(file.parent.glob("measured-*.parcel")):
-            raise UserError(
-                f"{run.file.name} has measured the result of this run, and measures no other "
-                "model: refused"
-            )
-        policy.note_measured(run.file, run.terms.data, len(models))
-        found = _measure(run, models, ask, once=once)
+        found = _measure(run, models, ask, digest)
         write(file, marked([pack(found)]))
-    total = policy.measured(run.file, run.terms.data)
-    run.note(
-        f", after step {ask.step}: models measured: {len(models)}, {total} over all runs so far"
-    )
+    run.note(f", after step {ask.step}: models measured: {len(models)}")
     given = wire.encode(_given(run, ask, found, digest))
     record = ""
     if run.terms.keys:
@@ -474,17 +475,19 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
 
 def _given(run: Agreed, ask: Ask, found: SiloReport, digest: str) -> Reported:
     """Return a report as it leaves the silo: under masks in a sealed run."""
-    masks = _masks(run, ask, f"measured-{digest[:32]}")
-    if masks:
+    dp = run.terms.measured_dp
+    masks = _masks(run, ask, f"measured-{digest[:32]}", dp)
+    if masks and (dp is None or dp.honest > 1):  # otherwise a silo's own noise hides its counts
         for one in policy.measured_by(run.file, run.terms, run.own):
             told.note(run.file.folder, one)
     masked = masks.added(None, found, None) if masks else found
     if not isinstance(masked, Masked):  # nothing is sealed, or the run is of this silo alone
         return Reported(shown=found)
-    return Reported(masked, found if run.file.limits.own_figures else None)
+    shows = run.file.limits.own_figures and (dp is None or dp.honest == 1)
+    return Reported(masked, found if shows else None)
 
 
-def _masks(run: Agreed, ask: Ask, name: str) -> PartMasks | None:
+def _masks(run: Agreed, ask: Ask, name: str, dp: DP | None) -> PartMasks | None:
     """Return the masks of what this silo adds to a sum; None if the run seals nothing."""
     party = run.sealer
     if not isinstance(party, Party):
@@ -496,17 +499,16 @@ def _masks(run: Agreed, ask: Ask, name: str) -> PartMasks | None:
             f"{run.file.name} gives its part to sums of all silos of a run, not of "
             f"{', '.join(sorted(members))[:200]}: two sums, subtracted, could show one silo"
         )
-    dp = DP.parse(run.terms.recipe.dp)  # fewer parts than share the noise have too little of it
     least = run.file.least_clients(measured=bool(run.terms.measures))
-    fewest = max(least, dp.honest if dp else 1)
+    fewest = max(least, dp.honest if dp else 1)  # fewer parts have too little of a shared noise
     return PartMasks(party, ask.members, fewest, name, run.admission.folder)
 
 
-def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> SiloReport:
+def _measure(run: Agreed, models: list[Weights], ask: Ask, digest: str) -> SiloReport:
     """Measure models, of which the first `ask.results` are the run's and not a client's own."""
     worker, setup, clients = run.worker, run.worker.setup, run.terms.clients
     build = Built(setup.method, setup.build, len(clients))
-    counting = reports.counting(run.terms.labels, run.terms.outputs, len(models), last=ask.last)
+    telling = reports.telling(run.terms, len(models), last=ask.last)
     answers, samples = [], run.client.val if run.terms.validation else run.client.test
     for i, model in enumerate(models):
         bench = worker.bench("evaluation")
@@ -514,35 +516,34 @@ def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> Sil
             bench.network = Network(adapted(build(), model), setup.hardware.device)
         check(model, bench.network, whole=True)
         bench.network.load(model)
-        answers.append(fitting.evaluate(bench, samples, full=counting.full))
-    limits = run.file.limits
-    times = (
-        Followed.of(samples.y.numpy(), limits.times, limits.min_positives).times
-        if run.terms.times
-        else None
-    )
-    care = Care(limits.min_samples, limits.min_positives, coarse=not once, times=times)
+        answers.append(fitting.evaluate(bench, samples, full=telling.counting.full))
     personal = len(models) > ask.results
     mine = (
         ask.results + clients.index(run.file.name) if personal and run.file.name in clients else 0
     )
-    groups = _divided(run, counting, answers[0], samples, care) if run.terms.by else None
-    train = None if run.file.data.part else run.client.train.y
-    return reports.report(counting, answers, mine, care, train, groups, len(clients))
+    count = _counted(run, telling, digest)
+    numbers = [count(scores) for scores in answers]
+    for one in divisions(run.terms.by):
+        inputs = setup.dataset.inputs
+        every = torch.arange(len(samples))
+        for part in subgroups.parts(every, one.places(samples.x, inputs), len(one.names(inputs))):
+            numbers.append(count(answers[0].at(part)))
+    return reports.report(telling, torch.stack(numbers), mine, len(clients))
 
 
-def _divided(
-    run: Agreed, counting: Counting, scores: Scores, samples: Subset, care: Care
-) -> Tensor:
-    """Return what is counted of the subgroups that the terms name; what is left out follows from
-    the silo's file.
-    """
-    inputs = run.worker.setup.dataset.inputs
-    allowed = divisions(run.file.limits.subgroups)
-    places = [one.places(samples.x, inputs) for one in allowed]
-    sizes = [len(one.names(inputs)) for one in allowed]
-    asked = [allowed.index(one) for one in divisions(run.terms.by)]
-    return subgroups.count(counting, scores, places, sizes, care, asked)
+def _counted(run: Agreed, telling: Exact, digest: str) -> Callable[[Scores], Tensor]:
+    """Return what counts answers, with noise once it is written down that the run tells something."""
+    limits, client = run.file.limits, run.client
+    if isinstance(telling, Noisy):
+        draw = Draw(budget.measured_noise(run.file, run.terms, run.admission.folder, digest))
+        return lambda scores: telling.release(scores, draw, limits.min_samples)
+    times = None
+    if run.terms.times:
+        ends = (client.val if run.terms.validation else client.test).y.numpy()
+        times = Followed.of(ends, limits.times, limits.min_positives).times
+    care = Care(limits.min_samples, limits.min_positives, times=times)
+    train = None if run.file.data.part else client.train.y
+    return lambda scores: telling.counting.count(scores, care, train)
 
 
 class Silo:
@@ -641,7 +642,6 @@ class Silo:
             (dataset.augment.crop, dataset.augment.flip, float(dataset.augment.rotation)),
             (len(client.train), len(client.val), len(client.test)),
             terms_of(dataset.inputs),
-            max(file.limits.evaluations - policy.measured(file, self._name), 0),
             task=task_terms(dataset.task),
             schema=file.schema,
             counts=dict(file.class_counts),

@@ -108,18 +108,22 @@ class Limits(Checked):
     their arguments may be five times as many values of other silos"""
     requests: Count = 20_000
     """largest number of requests of a run to this silo"""
-    evaluations: CountOrZero = 1000
-    """largest number of models that are measured on the samples of each data set, over all runs,
-    ever; how many were measured is in measured.json in the silo's folder"""
+    evaluation_epsilon: Positive = 8.0
+    """largest epsilon (at `delta`) of all that leaves about the test samples of each data set, over
+    all runs: counts of models' answers with noise. What was spent is in evaluations.jsonl in the
+    silo's folder"""
+    exact_evaluation: bool = False
+    """also measure models without noise (`--evaluate-dp exact`): whoever makes up models then reads
+    test samples from the counts"""
     epsilon: Positive | None = None
     """largest sum of epsilon over all runs with differential privacy (`--dp`), and then no others
     may train here; by default there is no limit. What was spent is in privacy.jsonl in the silo's
     folder"""
     delta: Fraction = 1e-4
-    """with `epsilon`: largest sum of delta over all runs"""
+    """with `epsilon`: largest sum of delta over all runs; with `evaluation_epsilon`: its delta"""
     honest: Count = 1
     """largest number of silos among which a run may share the noise of its sums (`honest` in
-    `--dp`); with 1 this silo adds all of it itself, and trusts nobody"""
+    `--dp` and `--evaluate-dp`); with 1 this silo adds all of it itself, and trusts nobody"""
     min_active: CountOrZero = 10
     """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k
     samples here, and samples of classes with fewer than k samples; histograms of `trees` are of

@@ -39,6 +39,8 @@ from ekiden.runs.recipe import Recipe, recipe_of
 from ekiden.silos.trust import keys
 
 AGREEMENT = "agreement.json"  # file in the run folder that holds the terms
+NOISE = "epsilon=2,delta=1e-05,clip=1"  # of counts, if nobody says anything else
+EXACT = "exact"
 RUN = re.compile(r"[0-9a-f]{16}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
@@ -126,9 +128,10 @@ class Agreement:
     validation: bool = (
         False  # whether they measure it on their validation samples instead of the test samples
     )
-    by: tuple[
-        str, ...
-    ] = ()  # columns by whose subgroups they also tell about it, as `Division.parse` reads them
+    # columns by whose subgroups they also tell about it, as `Division.parse` reads them
+    by: tuple[str, ...] = ()
+    # noise of what silos tell about models, as `DP` reads it; "exact": none
+    evaluate_dp: str = NOISE
 
     @property
     def method(self) -> str:
@@ -194,6 +197,11 @@ class Agreement:
         return {one.column: one.names(inputs) for one in divisions(self.by)}
 
     @property
+    def measured_dp(self) -> DP | None:
+        """What silos promise about test samples; None if their counts are exact."""
+        return counted_with(self.evaluate_dp)
+
+    @property
     def measured_steps(self) -> tuple[int, ...]:
         """The numbers of steps, counted from 1, after which silos measure models."""
         total = self.recipe.method.steps(len(self.clients))
@@ -223,6 +231,12 @@ class Agreement:
             raise UserError(
                 "--dp honest needs masks, which only sealed runs have: leave out honest or "
                 "--no-sealed"
+            )
+        check_honest(dp, self.clients)
+        dp = self.measured_dp
+        if dp is not None and dp.honest > 1 and not self.sealed:
+            raise UserError(
+                "--evaluate-dp honest needs masks, which only sealed runs have: leave out honest"
             )
         check_honest(dp, self.clients)
 
@@ -301,6 +315,8 @@ def parse(text: str) -> Agreement:
             "the terms of the run cannot be read: times are for finished models, and not for "
             "subgroups"
         )
+    if agreement.times and agreement.measured_dp is not None:
+        raise UserError("survival at times needs exact counts: add --evaluate-dp=exact")
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed
@@ -312,6 +328,14 @@ def parse(text: str) -> Agreement:
     for name in agreement.clients:
         check_name(name, "the terms of the run")
     return agreement
+
+
+def counted_with(text: str) -> DP | None:
+    """Return the promise in a text such as epsilon=2,delta=1e-5; None for "exact"."""
+    dp = None if text == EXACT else DP.parse(text)
+    if text != EXACT and (dp is None or dp.clip != 1):
+        raise UserError(f"--evaluate-dp {text!r}: write epsilon=2,delta=1e-5, or exact")
+    return dp
 
 
 def read(path: Path) -> Agreement:

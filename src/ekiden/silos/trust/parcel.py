@@ -112,7 +112,6 @@ class Hello:
     augment: tuple[int, bool, float]  # crop, flip and rotation in training
     samples: tuple[int, int, int]  # numbers of samples for training, validation and test
     inputs: str  # what the samples are, see `ekiden.readers.kinds.terms`
-    evaluations: int = 0  # number of models that it still measures, over all runs
     signature: str = (
         ""  # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
     )

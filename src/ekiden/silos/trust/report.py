@@ -1,29 +1,31 @@
 """What silos report about models on their own test samples, and the metrics that follow.
 
-Each answer reveals something about the samples. So silos add up what they report, under masks where
-a run is sealed; nothing is told about few samples; the same models get the same answer again; and a
-run may have only a limited number of models measured.
+Each answer reveals something about the samples. So silos add noise, and add up what they report,
+under masks where a run is sealed; nothing is told about few samples; and a run measures the models
+that its plan names, once.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from math import nan
+from math import nan, prod, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ekiden.clinic import subgroups
-from ekiden.clinic.counting import Care, Counting, counting_of, fixed, real
-from ekiden.clinic.figures import Figures, figures
+from ekiden.clinic.counting import counting_of, fixed, real
+from ekiden.clinic.figures import Figures
 from ekiden.clinic.heterogeneity import FEWEST, Weighed, between, errors_of, heterogeneity, plain
+from ekiden.clinic.noisy import Exact, Noisy
 from ekiden.clinic.ranked import Wanted
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.sums import Masked
 from ekiden.core.engine.evaluation import spread
 from ekiden.core.engine.transport import opened
-from ekiden.core.tasks import Scores, Task
+from ekiden.core.tasks import Task
+from ekiden.core.training.private import noise_for
 from ekiden.silos.trust.agreement import Agreement
 
 FIRST = ("reports", "far")  # entries of `SiloReport.own` before those of the metrics
@@ -63,30 +65,30 @@ class Reported:
     )
 
 
-def report(
-    counting: Counting,
-    answers: Sequence[Scores],
-    mine: int,
-    care: Care,
-    train: Tensor | None,
-    groups: Tensor | None = None,
-    silos: int = 0,
-) -> SiloReport:
-    """Return what one silo of so many reports."""
-    counts = torch.stack([counting.count(scores, care, train) for scores in answers])
-    split = counting.split(counts[mine])
+def report(telling: Exact, counts: Tensor, mine: int, silos: int = 0) -> SiloReport:
+    """Return what one silo of so many reports: counts of models and subgroups, and its own metrics.
+
+    The latter follow from the counts of model `mine` as they are told. If silos share the noise,
+    there are none, because one share hides too little.
+    """
+    task = telling.counting.task
+    split = telling.counting.split(telling.vector(counts[mine]))
     own = {name: split[name] for name in FIRST}
-    found = figures(counting.task, counting.told(counts[mine]), Wanted())
-    errors = errors_of(found, counting.task)
-    for metric in counting.task.metrics:
+    shared = isinstance(telling, Noisy) and telling.honest > 1
+    found = telling.figures(counts[mine], Wanted())
+    errors = errors_of(found, task)
+    for metric in task.metrics:
         value, weighed = found.values.get(metric.name, nan), Weighed()
         if silos >= FEWEST and metric.name in errors:
             weighed = Weighed.of(*errors[metric.name])
         if not max(map(abs, weighed)) < _LARGEST:  # an error of nearly 0: no room, and no weight
             weighed = Weighed()
-        sums = [value, 1.0, *weighed] if abs(value) < _LARGEST else [0.0] * 7
+        told = abs(value) < _LARGEST and not shared
+        sums = [value, 1.0, *weighed] if told else [0.0] * 7
         own[metric.name] = fixed(torch.tensor(sums, dtype=torch.float64))
-    return SiloReport(counts if groups is None else torch.cat([counts, groups]), own)
+    if shared:
+        own |= {"far": torch.zeros_like(own["far"])}
+    return SiloReport(counts, own)
 
 
 def rows(agreed: Agreement, models: int) -> int:
@@ -94,22 +96,33 @@ def rows(agreed: Agreement, models: int) -> int:
     return models + sum(map(len, agreed.subgroups.values()))
 
 
-def counting(task: Task, outputs: int, models: int, *, last: bool) -> Counting:
-    """Return what is counted of models: scores too after the last step, or if the headline metric
+def telling(agreed: Agreement, models: int, *, last: bool) -> Exact:
+    """Return what silos tell about models: scores too after the last step, or if the headline metric
     needs them.
 
-    Of personal models they are counted only for the headline metric.
+    Of personal models they are counted only for the headline metric. All that a run tells is one
+    Gaussian mechanism: each of its steps has an equal part, and there each model and column of
+    subgroups.
     """
-    return counting_of(task, outputs, full=task.headline.full or (last and models == 1))
+    task = agreed.labels
+    full = task.headline.full or (last and models == 1)
+    counting = counting_of(task, agreed.outputs, full=full)
+    dp = agreed.measured_dp
+    if dp is None:
+        return Exact(counting)
+    releases = len(agreed.measured_steps) * (models + len(agreed.subgroups))
+    noise = noise_for(dp.epsilon, dp.delta, 1.0, 1) * sqrt(releases)
+    places = prod(agreed.shape[-2:])
+    return Noisy(counting, noise, places, dp.honest, whole=not agreed.by)
 
 
-def fits(found: SiloReport, counting: Counting, rows: int) -> bool:
+def fits(found: SiloReport, telling: Exact, rows: int) -> bool:
     """Return whether a report has the numbers that it must have."""
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(FIRST, ())
-    shapes |= {metric.name: (7, 2) for metric in counting.task.metrics}
+    shapes |= {metric.name: (7, 2) for metric in telling.counting.task.metrics}
     whole = all(part.dtype == torch.int64 for part in (found.counts, *found.own.values()))
     told = {name: tuple(part.shape) for name, part in found.own.items()}
-    return whole and found.counts.shape == (rows, counting.size) and told == shapes
+    return whole and found.counts.shape == (rows, telling.size) and told == shapes
 
 
 def total_of(found: Mapping[str, Reported], members: int) -> SiloReport | None:
@@ -133,7 +146,7 @@ def row_of(
     shown: Mapping[str, SiloReport],
     agreed: Agreement,
     results: int,
-    counting: Counting,
+    telling: Exact,
     *,
     last: bool,
 ) -> dict[str, Any]:
@@ -142,38 +155,36 @@ def row_of(
     `shown` has the reports of those that show theirs. The first `results` models are the run's, the
     others clients' own.
     """
-    groups = agreed.subgroups
+    groups, task = agreed.subgroups, telling.counting.task
     counts, divided = (
         (total.counts[:results], total.counts[results:]) if groups else (total.counts, None)
     )
     personal = len(counts) > results
     wanted = Wanted() if last and len(counts) == 1 else None
-    each = [figures(counting.task, counting.told(numbers), wanted) for numbers in counts]
+    each = [telling.figures(numbers, wanted) for numbers in counts]
     if not each[0].samples:
         return {}
-    found = _values(each[results if personal else 0 :], counting.task)
+    found = _values(each[results if personal else 0 :], task)
     reports, far = (int(total.own[name]) for name in FIRST)
     own = {
-        name: figures(
-            counting.task,
-            counting.told(one.counts[results + agreed.clients.index(name) if personal else 0]),
-            wanted,
+        name: telling.figures(
+            one.counts[results + agreed.clients.index(name) if personal else 0], wanted
         )
         for name, one in shown.items()
     }
-    found |= _over_silos(total, own, agreed.clients, counting.task, reports)
+    found |= _over_silos(total, own, agreed.clients, task, reports)
     if far and (personal or far == reports):
         found["diverged"] = True
     if personal and results:
         found |= {
             f"global_{name}": value
-            for name, value in _values(each[:1], counting.task).items()
+            for name, value in _values(each[:1], task).items()
             if name != "metric"
         }
     if last and not personal:
-        found |= _everything(each[0], total, own, counting, agreed.classes)
+        found |= _everything(each[0], total, own, task, agreed.classes)
     if divided is not None or (shown and last and not personal and len(each) == 1):
-        found["subgroups"] = _divided(each[0], divided, groups, shown, counting)
+        found["subgroups"] = _divided(each[0], divided, groups, shown, telling)
     if last and "accuracy" in found and (majority := each[-1].majority) is not None:
         found["majority"] = majority
     return found
@@ -184,16 +195,17 @@ def _divided(
     counts: Tensor | None,
     groups: Mapping[str, Sequence[str]],
     shown: Mapping[str, SiloReport],
-    counting: Counting,
+    telling: Exact,
 ) -> dict[str, Any]:
     """Return the table of subgroups, with one of the silos that show their own counts."""
     each = dict[str, Mapping[str, Tensor]]()
     parts = () if counts is None else torch.split(counts, [*map(len, groups.values())])
     for (column, names), part in zip(groups.items(), parts, strict=True):
-        each[column] = dict(zip(names, part, strict=True))
+        each[column] = dict(zip(names, map(telling.vector, part), strict=True))
     if shown:
-        each["client"] = {name: one.counts[0] for name, one in shown.items()}
-    return subgroups.to_json(subgroups.table(counting, each, whole))
+        each["client"] = {name: telling.vector(one.counts[0]) for name, one in shown.items()}
+    found = subgroups.table(telling.counting, each, whole)
+    return subgroups.to_json(found.bare() if isinstance(telling, Noisy) else found)
 
 
 def _values(each: Sequence[Figures], task: Task) -> dict[str, Any]:
@@ -247,13 +259,13 @@ def _everything(
     one: Figures,
     total: SiloReport,
     own: Mapping[str, Figures],
-    counting: Counting,
+    task: Task,
     classes: Sequence[str],
 ) -> dict[str, Any]:
     """Return all metrics of a model: pooled, averaged over silos, of silos that show theirs, and of
     each class.
     """
-    names = [metric.name for metric in counting.task.metrics]
+    names = [metric.name for metric in task.metrics]
     groups: dict[str, Any] = {}
     if silos := {
         client: _listed(found.values, names) for client, found in own.items() if found.samples
@@ -265,14 +277,14 @@ def _everything(
         }
     found: dict[str, Any] = {
         "metrics": _listed(one.values, names),
-        "silo_means": means_of(total, counting.task),
+        "silo_means": means_of(total, task),
         "figures": one.to_json(),
     }
     if groups:
         found["groups"] = groups
-    apart = between_in(total, counting.task)
+    apart = between_in(total, task)
     if len(own) == int(total.own["reports"]):
-        apart = heterogeneity([*own.values()], counting.task)
+        apart = heterogeneity([*own.values()], task)
     if apart:
         found["heterogeneity"] = apart
     if one.confusion:

@@ -1,0 +1,468 @@
+"""Counts of a model's answers with noise: differential privacy of each test sample.
+
+One sample moves the numbers of a report by a vector of bounded length, part by part. Each part gets
+discrete Gaussian noise of its own, and all parts together are one Gaussian mechanism; see
+`ekiden.core.training.private`. Silos add up what they tell, and the noise adds up with it.
+
+Scores are counted in the nodes of a binary tree over few bins, and each silo tells the best estimate
+of the bins that follows from its noisy nodes. So the sum over many bins, of which areas under curves
+consist, has the noise of a few nodes.
+
+Michael Hay et al.: Boosting the Accuracy of Differentially Private Histograms Through Consistency.
+VLDB 2010. https://arxiv.org/abs/0904.0942. Hierarchical histograms for curves of federated
+classifiers: Xuefeng Xu, Graham Cormode: Federated Computation of ROC and PR Curves. 2025.
+https://arxiv.org/abs/2510.04979.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ekiden.clinic.counting import Counting, binned, fixed
+from ekiden.clinic.figures import Figures, figures
+from ekiden.clinic.ranked import Interval, Wanted, Z
+from ekiden.core.base.errors import UserError
+from ekiden.core.tasks.base import Scores, confusion
+from ekiden.core.tasks.counts import GROUPS, by_confidence, pairs
+from ekiden.core.tasks.labels import (
+    Classification,
+    MultiLabel,
+    Regression,
+    Survival,
+)
+from ekiden.core.tasks.measures import classes
+from ekiden.core.training.private import ROUNDED, Draw
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+GRID = 1 << 10  # the whole number that stands for 1
+MOST_LOSS = 10.0  # a larger loss of a sample counts as this
+_FAR = 9.0  # a mean loss above it is that of a model that has diverged
+_MOST = 1 << 28  # of the standard deviation, as it can be drawn
+_FEWEST = 16  # standard deviation below which sums of discrete Gaussians would not be one
+_REACH = 4.0  # standard deviations to which errors and targets are cut off
+_BINS, _UNIT = 64, 4  # bins of scores, and how many of them a unit of the logit has
+_REDRAWN = 50  # times that noise is drawn again to see how far it moves figures
+_UNBOUNDED = {"loss", "brier", "rmse", "mae", "mse", "perplexity"}
+_BELOW_ONE = {"r2", "calibration_slope", "calibration_in_the_large"}
+
+
+class Part(NamedTuple):
+    """Numbers that are told together."""
+
+    name: str
+    shape: tuple[int, ...]
+    norm: float  # the length of the vector by which one sample moves them at most
+    tree: bool = False  # whether the last axis has bins, which are counted in a tree
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What silos tell about answers, without noise."""
+
+    counting: Counting
+
+    @property
+    def size(self) -> int:
+        """The length of the vector of all numbers."""
+        return self.counting.size
+
+    def figures(self, told: Tensor, wanted: Wanted | None = None) -> Figures:
+        """Return what follows from what silos told together."""
+        return figures(self.counting.task, self.counting.told(told), wanted)
+
+    def vector(self, told: Tensor) -> Tensor:
+        """Return counts, as `Counting` has them."""
+        return told
+
+
+@dataclass(frozen=True)
+class Noisy(Exact):
+    """What silos tell with noise about answers, and which counts are likely then."""
+
+    noise: float  # σ of all that one silo tells, in lengths by which one sample moves it
+    places: int = 1  # of a sample that has several (pixels, tokens), how many
+    honest: int = 1  # silos that share the noise
+    whole: bool = True  # whether the number of samples is public, as it is of no subgroup
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """All that has noise."""
+        k, scored = self.counting.outputs, self.counting.scored
+        told = [Part("loss", (), MOST_LOSS)]
+        if not self.whole:
+            told.append(Part("samples", (), 1))
+        deep = math.sqrt(_BINS.bit_length())  # a sample is in one node of each level
+        scores = Part("scores", (scored, 2, _BINS), deep * math.sqrt(scored), tree=True)
+        full = self.counting.full and scored
+        match self.counting.task:
+            case Classification():
+                told += [Part("right", (), 1)]
+                tabled = any(part.name == "table" for part in self.counting.layout)
+                told += [Part("table", (k, k + 1), 1) if tabled else Part("each", (3, k), 3**0.5)]
+                told += [scores] if full else []
+                told += [Part("groups", (2, GROUPS), 2**0.5)] if full and k > 2 else []
+            case MultiLabel():
+                told += [Part("tables", (k, 2, 2), math.sqrt(k)), *([scores] if full else [])]
+            case Regression():
+                for name, power in _SUMS.items():
+                    told.append(Part(name, (k,), math.sqrt(k) * _REACH**power))
+            case Survival():  # both are divided by n: see `_bounded`
+                told += [Part("ordered", (), 3.01), Part("comparable", (), 1.51)]
+            case _:  # in samples
+                told += [Part("places", (), 1), Part("right", (), 1)]
+                if any(part.name == "table" for part in self.counting.layout):
+                    told.append(Part("table", (k, k + 1), 1))
+        return tuple(told)
+
+    @property
+    def size(self) -> int:
+        """The length of the vector of all numbers: first silos and samples, which are public."""
+        return 2 + sum(part.size for part in self.parts)
+
+    def deviation(self, part: Part) -> int:
+        """Return σ of one silo's noise for a part, in units of 1/GRID; all parts get equal shares."""
+        square = (self.noise * part.norm * GRID) ** 2 * len(self.parts)
+        found = math.ceil(math.sqrt((square + ROUNDED) / self.honest))
+        if found > _MOST:
+            raise UserError(
+                "--evaluate-dp needs too much noise: measure fewer models, or raise epsilon"
+            )
+        return max(found, _FEWEST)
+
+    def release(self, s: Scores, draw: Draw, least: int = 1) -> Tensor:
+        """Return what a silo tells, (size,) int64; zeros if it has fewer samples than `least`."""
+        if self.whole and len(s) < max(least, 1):
+            return torch.zeros(self.size, dtype=torch.int64)
+        exact = self._bounded(s)
+        told = [torch.tensor([1, len(s) if self.whole else 0])]
+        for part in self.parts:
+            numbers = (exact[part.name].double() * GRID).round().reshape(-1, *part.shape[-1:])
+            if part.tree:
+                nodes = numbers @ torch.from_numpy(_tree(_BINS)).T
+                drawn = draw.gaussian(self.deviation(part), nodes.numel()).view(nodes.shape)
+                numbers = (nodes + drawn) @ torch.from_numpy(_estimate(_BINS)).T
+            else:
+                drawn = draw.gaussian(self.deviation(part), numbers.numel())
+                numbers = numbers + drawn.view(numbers.shape)
+            told.append(numbers.round().long().reshape(-1))
+        return torch.cat(told)
+
+    def _bounded(self, s: Scores) -> dict[str, Tensor]:
+        """Return the numbers, to which each sample adds a vector that is no longer than the norm."""
+        k = self.counting.outputs
+        bounded = s.loss.double().nan_to_num(MOST_LOSS).clamp(-MOST_LOSS, MOST_LOSS)
+        found = {"loss": (bounded * GRID).round().sum() / GRID, "samples": torch.tensor(len(s))}
+        match self.counting.task:
+            case Classification():
+                answer = classes(s.answers)
+                hits = s.y[answer == s.y]
+                each = torch.stack(
+                    [torch.bincount(of, minlength=k)[:k] for of in (hits, s.y, answer)]
+                )
+                found |= {"right": s.right.sum(), "table": confusion(s), "each": each}
+                if s.answers.ndim == 2:
+                    p = s.answers.double().nan_to_num(0)
+                    most, answer = p.max(1)
+                    kinds = range(1, 2) if k == 2 else range(k)
+                    found["scores"] = torch.stack([_binned(p[:, c], s.y == c) for c in kinds])
+                    groups = by_confidence(most.numpy(), (answer == s.y).numpy())[:2]
+                    found["groups"] = torch.from_numpy(groups)
+            case MultiLabel():
+                p, there = s.answers.double().nan_to_num(0), s.y > 0.5
+                at = 2 * there.long() + (p >= 0.5)
+                tables = torch.stack([torch.bincount(of, minlength=4) for of in at.T])
+                found |= {"tables": tables.view(k, 2, 2)}
+                found["scores"] = torch.stack(
+                    [_binned(a, b) for a, b in zip(p.T, there.T, strict=True)]
+                )
+            case Regression(mean=mean, std=std):
+                centre, scale = torch.tensor([mean, std], dtype=torch.float64)
+                y = (s.y.double().view(s.answers.shape) - centre) / scale
+                errors = ((s.answers.double() - centre) / scale - y).nan_to_num(_REACH)
+                errors, y = errors.clamp(-_REACH, _REACH), y.clamp(-_REACH, _REACH)
+                values = (errors.abs(), errors.square(), y, y.square())
+                sums = [((one * GRID).round() / GRID).sum(0) for one in values]
+                found |= dict(zip(_SUMS, sums, strict=True))
+            case Survival():
+                # A sample is in fewer than n pairs; n, too, is one less without it.
+                ordered, comparable = (one.sum() // 2 / max(len(s), 1) for one in pairs(s))
+                found |= {"ordered": ordered, "comparable": comparable}
+            case _:
+                units = self.counting.task.units(s.y)
+                assert units is not None
+                share = units.double().clamp(max=self.places) / self.places
+                right = (s.right.double() * share * GRID).round().sum() / GRID
+                found |= {"places": (share * GRID).round().sum() / GRID, "right": right}
+                if any(part.name == "table" for part in self.parts):
+                    found["table"] = torch.zeros(k, k + 1, dtype=torch.float64)
+                    for i in range(len(s)):  # cut off, so that a sample's vector gets no longer
+                        own = confusion(s.at(torch.tensor([i]))).double() / self.places
+                        found["table"] += (own * GRID).floor() / GRID
+        return found
+
+    def split(self, told: Tensor) -> tuple[int, int, dict[str, Array]]:
+        """Return how many silos told something of how many samples, and the numbers by name."""
+        if told.dtype != torch.int64 or told.shape != (self.size,):
+            raise UserError(f"counts of {tuple(told.shape)} do not fit: refused")
+        first, *pieces = torch.split(told, [2, *(part.size for part in self.parts)])
+        pairs_ = zip(self.parts, pieces, strict=True)
+        found = {part.name: (one.double() / GRID).view(part.shape).numpy() for part, one in pairs_}
+        silos, samples = first.tolist()
+        if not self.whole:
+            samples = max(round(float(found["samples"])), 0)
+        return silos, samples, found
+
+    def vector(self, told: Tensor) -> Tensor:
+        """Return likely counts, as `Counting` has them without noise."""
+        return self._filled(*self.split(told))
+
+    def figures(self, told: Tensor, wanted: Wanted | None = None) -> Figures:
+        """Return what follows from likely counts.
+
+        Noise is drawn again to see how far it moves each figure. Intervals are wider by that.
+        """
+        silos, samples, found = self.split(told)
+        if not samples:
+            return Figures(0, silos)
+        likely = self._filled(silos, samples, found)
+        whole = figures(self.counting.task, self.counting.told(likely), wanted)
+        if wanted is None:
+            return whole
+        draw, others = np.random.default_rng(0), list[Mapping[str, float]]()
+        for _ in range(_REDRAWN):
+            again = {
+                part.name: found[part.name] + self._drawn(part, silos, draw) for part in self.parts
+            }
+            counts = self.counting.told(self._filled(silos, samples, again))
+            others.append(figures(self.counting.task, counts).values)
+        moved = dict[str, float]()
+        for name, value in whole.values.items():
+            apart = [(one[name] - value) ** 2 for one in others if name in one]
+            moved[name] = math.sqrt(sum(apart) / len(apart)) if apart else math.nan
+        ends = {
+            name: _wider(name, whole.values[name], at, moved[name])
+            for name, at in whole.intervals.items()
+            if name in moved
+        }
+        thresholds = tuple(replace(one, intervals={}) for one in whole.thresholds)
+        return replace(whole, intervals=ends, thresholds=thresholds, noise=moved)
+
+    def _drawn(self, part: Part, silos: int, draw: np.random.Generator) -> Array:
+        """Return noise as the sum of all silos has it."""
+        deviation = self.deviation(part) * math.sqrt(silos) / GRID
+        if not part.tree:
+            return np.asarray(draw.normal(0, deviation, part.shape))
+        nodes = draw.normal(0, deviation, (*part.shape[:-1], len(_tree(_BINS))))
+        return np.asarray(nodes @ _estimate(_BINS).T)
+
+    def _filled(self, silos: int, samples: int, found: Mapping[str, Array]) -> Tensor:
+        """Return counts that answers can have and are near to noisy numbers."""
+        n, layout = float(samples), self.counting.layout
+        likely: dict[str, Any] = {"reports": silos, "samples": samples}
+        loss = min(max(float(found["loss"]), -MOST_LOSS * n), MOST_LOSS * n)
+        likely |= {"loss": fixed(torch.tensor(loss)), "far": silos * (loss > _FAR * n)}
+        match self.counting.task:
+            case Classification():
+                likely["right"] = min(max(float(found["right"]), 0), n)
+                if "table" in found:
+                    likely["table"] = _rounded(_nearest(found["table"], n))
+                else:
+                    hits, labels, answers = (_rounded(_nearest(one, None)) for one in found["each"])
+                    hits = np.minimum(hits, np.minimum(labels, answers))
+                    likely |= {"hits": hits, "labels": labels, "answers": answers}
+            case MultiLabel():
+                likely["tables"] = np.stack([_rounded(_nearest(one, n)) for one in found["tables"]])
+            case Regression():
+                likely |= _of_normal({name: found[name] / n for name in _SUMS}, n)
+            case Survival():
+                likely |= _of_pairs(float(found["ordered"]), float(found["comparable"]), n)
+            case _:
+                places = min(max(float(found["places"]), 0), n) * self.places
+                likely |= {
+                    "places": places,
+                    "right": min(max(float(found["right"]) * self.places, 0), places),
+                }
+                if "table" in found:
+                    likely["table"] = _rounded(_nearest(found["table"] * self.places, places))
+        likely |= self._likely_scores(found, n)
+        filled = {part.name: torch.zeros(part.shape, dtype=torch.float64) for part in layout}
+        for name, numbers in likely.items():
+            if name in filled:
+                filled[name] = torch.as_tensor(numbers, dtype=torch.float64)
+        whole = [filled[part.name].reshape(part.size).round().long() for part in layout]
+        return torch.cat(whole)
+
+    def _likely_scores(self, found: Mapping[str, Array], n: float) -> dict[str, Any]:
+        """Return counts of scores that are near to noisy ones; none without scores."""
+        likely: dict[str, Any] = {}
+        if "scores" in found:
+            rows = _monotone(found["scores"], n)
+            likely["scores"] = self._spread(rows)
+            likely["groups"] = _by_confidence(rows)
+        if "groups" in found:
+            told = _rounded(_nearest(found["groups"][0], n))
+            likely["groups"] = np.stack([told, np.clip(np.round(found["groups"][1]), 0, told)])
+        if "groups" in likely:
+            middles = (np.arange(GROUPS) + 0.5) / GROUPS
+            likely["confidence"] = fixed(torch.from_numpy(likely["groups"][0] * middles))
+        return likely
+
+    def _spread(self, rows: Array) -> Array:
+        """Return counts by few bins as counts by the bins of `Counting`."""
+        inner = self.counting.edges
+        at = binned(torch.from_numpy(_middles()), inner).numpy()
+        fine = np.zeros((*rows.shape[:-1], len(inner) + 1))
+        for place, column in zip(at, np.moveaxis(rows, -1, 0), strict=True):
+            fine[..., place] += column
+        return fine
+
+
+_SUMS = {
+    "absolute": 1,
+    "squared": 2,
+    "target": 1,
+    "target_squared": 2,
+}  # powers of errors and targets
+
+
+def _edges() -> Tensor:
+    """Return the inner boundaries of the bins of scores, as logits."""
+    half = _BINS // 2
+    return torch.arange(1 - half, half, dtype=torch.float64) / _UNIT
+
+
+def _middles() -> Array:
+    """Return a probability within each bin."""
+    at = torch.arange(_BINS, dtype=torch.float64) + 0.5 - _BINS / 2
+    return np.asarray(torch.sigmoid(at / _UNIT).numpy())
+
+
+def _by_confidence(rows: Array) -> Array:
+    """Return samples and right answers by groups of the confidence, (2, groups), from bins of scores
+    without and with a label (..., 2, bins).
+    """
+    p, yes = _middles(), _middles() >= 0.5
+    group = np.clip(np.ceil(np.maximum(p, 1 - p) * GROUPS), 1, GROUPS).astype(int) - 1
+    low, high = rows.reshape(-1, 2, _BINS).sum(0)
+    both = (low + high, np.where(yes, high, low))
+    return np.stack([np.bincount(group, one, GROUPS) for one in both])
+
+
+def _binned(p: Tensor, rows: Tensor) -> Tensor:
+    """Count samples by row (0 or 1) and bin of their score, (2, bins)."""
+    at = rows.long() * _BINS + binned(p, _edges())
+    return torch.bincount(at, minlength=2 * _BINS).view(2, _BINS)
+
+
+@lru_cache
+def _tree(bins: int) -> Array:
+    """Return which of `bins` bins are below each node of a binary tree, (nodes, bins)."""
+    widths = [bins >> level for level in range(bins.bit_length())]
+    nodes = [np.kron(np.eye(bins // width), np.ones((1, width))) for width in widths]
+    return np.asarray(np.concatenate(nodes))
+
+
+@lru_cache
+def _estimate(bins: int) -> Array:
+    """Return the matrix that gives the best estimate of bins from noisy nodes (least squares)."""
+    return np.asarray(np.linalg.pinv(_tree(bins)))
+
+
+def _nearest(found: Array, total: float | None) -> Array:
+    """Return the nearest numbers that are not negative, and add up to a total if there is one."""
+    if total is None:
+        return np.asarray(np.maximum(found, 0))
+    if total <= 0:
+        return np.zeros_like(found)
+    ordered = np.sort(found, axis=None)[::-1]
+    over = (ordered.cumsum() - total) / np.arange(1, ordered.size + 1)
+    last = int(np.nonzero(ordered > over)[0][-1])
+    return np.asarray(np.maximum(found - over[last], 0))
+
+
+def _rounded(numbers: Array) -> Array:
+    """Return whole numbers with the same sum, if that is whole."""
+    ends = np.round(numbers.cumsum())
+    return np.asarray(np.diff(ends, prepend=0.0).reshape(numbers.shape))
+
+
+def _monotone(found: Array, n: float) -> Array:
+    """Return whole numbers that are not negative, of rows (..., 2, bins) that add up to n together.
+
+    Their running sums are the nearest ones that never fall. (Nearest counts would move all areas under
+    curves towards 1/2, because noise is spread over all bins and scores are not.)
+    """
+    sums = found.sum(-1)
+    share = np.clip((sums[..., 1] + n - sums[..., 0]) / 2, 0, n)
+    totals = np.round(np.stack([n - share, share], -1))[..., None]
+    found = found + (totals - sums[..., None]) / found.shape[-1]
+    running, bins = found.cumsum(-1), np.arange(found.shape[-1])
+    before = np.concatenate([np.zeros_like(totals), running.cumsum(-1)], -1)
+    above = bins[:, None] <= bins
+    means = (before[..., None, 1:] - before[..., :-1, None]) / np.maximum(
+        bins - bins[:, None] + 1, 1
+    )
+    least = np.minimum.accumulate(np.where(above, means, np.inf)[..., ::-1], -1)[..., ::-1]
+    most = np.maximum.accumulate(np.where(above, least, -np.inf), -2)
+    curve = np.clip(np.round(np.diagonal(most, axis1=-2, axis2=-1)), 0, totals)
+    curve[..., -1:] = totals
+    return np.asarray(np.diff(curve, prepend=0.0))
+
+
+def _of_normal(mean: Mapping[str, Array], n: float) -> dict[str, Any]:
+    """Return sums of powers, from noisy means of errors e and targets y and of their squares.
+
+    Higher powers, for intervals, are as if both were normal and did not depend on each other.
+    """
+    squared = np.maximum(mean["squared"], 1e-6)
+    target = mean["target"]
+    absolute = np.clip(mean["absolute"], 0, np.sqrt(squared))
+    spread = np.maximum(mean["target_squared"] - target**2, 1e-6)
+    squares = target**2 + spread
+    y3 = target**3 + 3 * target * spread
+    y4 = target**4 + 6 * target**2 * spread + 3 * spread**2
+    moments = np.stack([3 * squared**2, target * squared, squares * squared, y3, y4], 1)
+    sums = {"absolute": absolute, "squared": squared, "target": target}
+    sums |= {"target_squared": squares, "moments": moments}
+    return {name: fixed(torch.from_numpy(values * n)) for name, values in sums.items()}
+
+
+def _of_pairs(ordered: float, comparable: float, n: float) -> dict[str, Any]:
+    """Return pairs, from noisy numbers by sample; for the interval, those of n/2 samples each of which
+    is in one pair, which has at least the variance.
+
+    Wassily Hoeffding: A class of statistics with asymptotically normal distribution. Annals of
+    Mathematical Statistics 19, 1948.
+    """
+    pairs_ = max(comparable * n, n)
+    value = min(max(ordered * n / 2 / pairs_, 0.0), 1.0)
+    alike = (2 * pairs_) ** 2 / max(n, 1.0)  # Σ c², if all samples are in equally many pairs
+    spread = pairs_**2 * value * (1 - value) * 2 / max(n, 1.0)
+    return {
+        "ordered": 2 * value * pairs_,
+        "comparable": pairs_,
+        "squares": [4 * (value**2 * alike + spread), 2 * value * alike, alike],
+    }
+
+
+def _wider(name: str, value: float, ends: Interval, moved: float) -> Interval:
+    """Return an interval of a figure that noise moves by a standard deviation `moved`."""
+    if math.isnan(moved):
+        return ends
+    low, high = (math.hypot(end - value, Z * moved) for end in ends)
+    least = -math.inf if name in _BELOW_ONE else 0.0
+    most = (
+        math.inf if name in _UNBOUNDED | {"calibration_slope", "calibration_in_the_large"} else 1.0
+    )
+    return max(value - low, least), min(value + high, most)
