@@ -52,7 +52,7 @@ def vectors(folder: Path, classes: dict[str, tuple[str, ...]]) -> None:
         )
         np.savez(folder / f"{name}.npz", x=x.astype(np.float32), y=np.array(names)[y])
         (folder / f"{name}.toml").write_text(
-            f'name = "{name}"\n[data]\npath = "{name}.npz"\n[hardware]\nthreads = 1\n'
+            f'name = "{name}"\n[data]\npath = "{name}.npz"\n[hardware]\nthreads = 1\n[limits]\nlevel = "models"\n'
         )
 
 
@@ -94,7 +94,9 @@ def test_sums_with_classes_counted_from_0_and_from_1_are_refused(tmp_path: Path)
         draw = np.random.default_rng(seed)
         table = pd.DataFrame({"dose": draw.normal(size=60), "label": seed + np.arange(60) % 2})
         table.to_csv(tmp_path / f"{name}.csv", index=False)
-        (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\n[data]\npath = "{name}.csv"\n')
+        (tmp_path / f"{name}.toml").write_text(
+            f'name = "{name}"\n[data]\npath = "{name}.csv"\n[limits]\nlevel = "models"\n'
+        )
         files.append(tmp_path / f"{name}.json")
         files[-1].write_text(read(tmp_path / f"{name}.toml").sums().to_json())
     with pytest.raises(
@@ -112,7 +114,9 @@ def test_sums_with_classes_that_no_other_silo_has_are_named(tmp_path: Path) -> N
             {"dose": draw.normal(size=60), "label": [names[k % 2] for k in range(60)]}
         )
         table.to_csv(tmp_path / f"{silo}.csv", index=False)
-        (tmp_path / f"{silo}.toml").write_text(f'name = "{silo}"\n[data]\npath = "{silo}.csv"\n')
+        (tmp_path / f"{silo}.toml").write_text(
+            f'name = "{silo}"\n[data]\npath = "{silo}.csv"\n[limits]\nlevel = "models"\n'
+        )
         files.append(tmp_path / f"{silo}.json")
         files[-1].write_text(read(tmp_path / f"{silo}.toml").sums().to_json())
     with pytest.warns(
@@ -133,7 +137,9 @@ def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(spectrum(k + 100 * first))
         silo = f'name = "{name}"\n[data]\npath = "{name}/lab"\nsample_kind = "{name}/mine.py:Spectra"\n'
-        (tmp_path / f"{name}.toml").write_text(silo + "[hardware]\nthreads = 1\n")
+        (tmp_path / f"{name}.toml").write_text(
+            silo + '[hardware]\nthreads = 1\n[limits]\nlevel = "models"\n'
+        )
     return tmp_path
 
 

@@ -80,8 +80,8 @@ DEFENCES = {
     ),
     "no sum with too little noise": (
         f"{FLOWER}/silo/silo.py",
-        "max(file.limits.min_clients, dp.honest if dp else 1)",
-        "file.limits.min_clients",
+        "fewest = max(least, dp.honest if dp else 1)",
+        "fewest = least",
         f"{PRIVATE}::test_nobody_opens_a_sum_with_less_noise_than_was_promised",
     ),
     "allowed values": (
@@ -104,14 +104,14 @@ DEFENCES = {
     ),
     "an approval is for one coordinator": (
         f"{FLOWER}/silo/approval.py",
-        "file.link.address, link]",
-        '"", ""]',
+        "file.link.address, link, query]",
+        "query]",
         "tests/silos/test_approval.py::test_an_approval_is_for_one_coordinator",
     ),
     "a known key is not replaced": (
         f"{FLOWER}/silo/silo_file.py",
-        "and name not in replace:",
-        "and not name:",
+        "            and name not in replace\n",
+        "            and not name\n",
         "tests/silos/test_enrolment.py::test_a_coordinator_does_not_replace_a_key_that_a_silo_knows",
     ),
     "a revoked key is refused": (
@@ -188,8 +188,8 @@ DEFENCES = {
     ),
     "rare classes of validation samples are left out": (
         "methods/exact/blocks/fixed_features.py",
-        "return self.often_enough(client.data.val if held_out else client.data.train,",
-        "return client.data.val if held_out else self.often_enough(client.data.train,",
+        "            client.data.val if held_out else client.data.train, client.classes, client.task\n        )",
+        "            client.data.train, client.classes, client.task\n        ) if not held_out else client.data.val",
         "tests/methods/test_fedkrylov.py::test_sums_leave_out_classes_with_few_validation_samples",
     ),
     "models of a step are measured once": (
@@ -242,8 +242,8 @@ DEFENCES = {
     ),
     "columns of a regression": (
         f"{FLOWER}/silo/policy.py",
-        '        if file.limits.level == "sums":\n',
-        "        if False:\n",
+        'if method.least is None and file.limits.level == "sums":',
+        "if False:",
         f"{RECORDS}::test_a_regression_shows_no_record_that_differs_from_all_others",
     ),
     "masks are bound to what silos were sent": (
@@ -257,12 +257,6 @@ DEFENCES = {
         "if self._moved > EACH * self._most:",
         "if self._moved < 0:",
         "tests/silos/test_attacks.py::test_values_that_move_are_limited_like_tasks",
-    ),
-    "a release names settings": (
-        f"{FLOWER}/trust/masking.py",
-        "about = [name, mark, run, recipe.to_json(), data, sorted(silos)]",
-        "about = [name, mark, run, data, sorted(silos)]",
-        "tests/silos/test_masking.py::test_an_agreement_to_leave_one_run_is_for_no_other",
     ),
     "noise is shared only where a silo allows it": (
         f"{FLOWER}/silo/budget.py",
@@ -311,12 +305,6 @@ DEFENCES = {
         "return len(phi) - usual >= self.min_active",
         "return len(phi) - usual >= 0",
         f"{CRAFTED}::test_what_few_samples_show_is_left_out",
-    ),
-    "the log is chained": (
-        f"{FLOWER}/silo/participation.py",
-        "if found != _digest(before, text):",
-        "if not found:",
-        f"{LOG}::test_a_line_that_is_changed_or_taken_out_is_noticed",
     ),
     "the log is bounded for each peer": (
         f"{FLOWER}/silo/participation.py",

@@ -354,7 +354,7 @@ def tables(folder: Path) -> FakeNodes:
         path.write_text(
             f'name = "{name}"\n[data]\npath = "t.csv"\nlabel_column = "died"\ndrop_columns = '
             '["diagnosis"]\n'
-            'agreed = "agreed.json"\n[hardware]\nthreads = 1\n'
+            'agreed = "agreed.json"\n[hardware]\nthreads = 1\n[limits]\nlevel = "models"\n'
         )
         files.append(read(path))
     return FakeNodes(files)

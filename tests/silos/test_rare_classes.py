@@ -45,6 +45,7 @@ val_fraction = 0.3
 min_count = 3
 agreed = "agreed.json"
 [limits]
+level = "models"
 min_positives = 1
 min_samples = 1
 [hardware]
@@ -187,6 +188,8 @@ def unlike(folder: Path, kind: str) -> None:
             "val_fraction = 0.2",
             "[hardware]",
             "threads=1",
+            "[limits]",
+            'level = "models"',
         )
         (folder / f"{name}.toml").write_text("\n".join(lines))
 

@@ -732,7 +732,9 @@ def test_a_name_is_bound_to_its_key(tmp_path: Path) -> None:
 def test_silos_whose_data_do_not_go_together(tmp_path: Path) -> None:
     other = tmp_path / "client-1.toml"
     files = [silo_file(tmp_path, name) for name in NAMES]
-    other.write_text('name = "client-1"\n[data]\npath = "digits"\nsize = 16\n')
+    other.write_text(
+        'name = "client-1"\n[data]\npath = "digits"\nsize = 16\n[limits]\nlevel = "models"\n'
+    )
     with pytest.raises(UserError, match="client-0 and client-1 hold data of different shape"):
         far(
             FedSeq(epochs=1),
@@ -744,7 +746,9 @@ def test_silos_whose_data_do_not_go_together(tmp_path: Path) -> None:
 def test_a_method_that_needs_validation_data(tmp_path: Path) -> None:
     files = [silo_file(tmp_path, name) for name in NAMES]
     other = tmp_path / "client-1.toml"
-    other.write_text('name = "client-1"\n[data]\npath = "digits"\nval_fraction = 0\n')
+    other.write_text(
+        'name = "client-1"\n[data]\npath = "digits"\nval_fraction = 0\n[limits]\nlevel = "models"\n'
+    )
     files[1] = silo_toml.read(other)
     with pytest.raises(
         UserError, match="metafed needs validation data at every silo, client-1 has none"

@@ -63,7 +63,7 @@ def hospitals(folder: Path, more: str = 'schema = "study.toml"\n') -> None:
         )
         table.loc[3, "age"] = -1
         table.to_csv(folder / f"{name}.csv", index=False)
-        silo = f'name = "{name}"\n[data]\npath = "{name}.csv"\n{more}[hardware]\nthreads = 1\n'
+        silo = f'name = "{name}"\n[data]\npath = "{name}.csv"\n{more}[hardware]\nthreads = 1\n[limits]\nlevel = "models"\n'
         (folder / f"{name}.toml").write_text(silo)
 
 
