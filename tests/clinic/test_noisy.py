@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ekiden.clinic.counting import EXACT, counting_of
 from ekiden.clinic.figures import figures
-from ekiden.clinic.noisy import GRID, Noisy, Part, _estimate, _monotone, _nearest, _tree
+from ekiden.clinic.noisy import GRID, Noisy, NoisyPart, _estimate, _monotone, _nearest, _tree
 from ekiden.clinic.ranked import Wanted
 from ekiden.core.base.errors import UserError
 from ekiden.core.tasks import (
@@ -72,7 +72,7 @@ def noisy(name: str, noise: float = 1.0, **more: object) -> Noisy:
     return replace(Noisy(counting_of(task, outputs, full=True), noise, 16), **more)  # type: ignore[arg-type]
 
 
-def shift(telling: Noisy, part: Part, one: Scores, other: Scores) -> Tensor:
+def shift(telling: Noisy, part: NoisyPart, one: Scores, other: Scores) -> Tensor:
     """How far a part of what is told moves between two sets of samples, before noise: with bins, the nodes."""
     apart = telling._bounded(one)[part.name].double() - telling._bounded(other)[part.name].double()
     if part.tree:

@@ -100,7 +100,8 @@ class Federation:
         for i, name in enumerate(self.names):
             (self.folder / f"{name}.toml").write_text(
                 f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n'
-                f'[limits]\nmethods = ["fedelmy", "fedgram", "fedseq"]\napprove = false\nlevel = "models"\nmin_clients = 2\n'
+                f'[limits]\nmethods = ["fedelmy", "fedgram", "fedseq"]\n'
+                f'approve = false\nexact_evaluation = true\nlevel = "models"\nmin_clients = 2\n'
                 f'[link]\naddress = "{self.address}"\ncertificate = "ca.crt"\nkey = '
                 f'"{name}.key"\npeers = "keys"\n'
                 f"port = {self.ports[1 + i]}\n"
@@ -216,6 +217,8 @@ class Federation:
                     "64",
                     "--seed",
                     "3",
+                    "--evaluate-dp",  # as on one machine
+                    "exact",
                     *flags,
                 ),
                 timeout=timeout,

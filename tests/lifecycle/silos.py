@@ -53,6 +53,7 @@ class Silos:
             Recipe(method, model=self.kind.network(self.root), training=TRAINING, evaluate_every=0),
             ",".join(SILOS),
             patience=20.0,
+            evaluate_dp="exact",  # as on one machine
         )
         return session.run(
             plan, nodes or self.nodes(), folder, self.public, lambda line: None, poll=0

@@ -79,7 +79,7 @@ def test_status_says_what_waits_and_what_was_spent(
     call(["silo", "status", str(file.path)])
     said = capsys.readouterr().out
     assert f"not started: `ekiden silo start {file.path}`" in said.replace("\n", "")
-    assert "models measured: 0 of 1000" in said
+    assert "models measured: epsilon 0 of 8" in said
     assert "privacy spent: epsilon 0 of 3" in said
     with supernode.alone(file):
         call(["silo", "status", str(file.path), "--json"])

@@ -21,7 +21,9 @@ def test_a_model_is_measured_by_the_subgroups_that_were_named(
     asked: dict[str, Any] = {}
     monkeypatch.setattr(session, "evaluate", lambda *about, **more: asked.update(more))
     monkeypatch.setattr(
-        remote_plan, "from_json", lambda values: SimpleNamespace(names=("a", "b"), data="")
+        remote_plan,
+        "from_json",
+        lambda values: SimpleNamespace(names=("a", "b"), data="", evaluate_dp="exact"),
     )
     config = {
         "plan": "{}",
@@ -35,7 +37,14 @@ def test_a_model_is_measured_by_the_subgroups_that_were_named(
         run_config={**config, "by": text, "at": "[[365.0, 0.5]]", "weights": ""}, run_id=1
     )
     server_app.main(SimpleNamespace(), context)
-    assert asked == {"validation": False, "by": by, "at": {365.0: 0.5}, "weights": None, "data": ""}
+    assert asked == {
+        "validation": False,
+        "by": by,
+        "at": {365.0: 0.5},
+        "weights": None,
+        "data": "",
+        "evaluate_dp": "exact",
+    }
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

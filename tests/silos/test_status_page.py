@@ -40,7 +40,7 @@ def test_the_page_shows_what_waits_and_what_was_asked(watched: supernode.Monitor
     assert "not connected yet" in text
     assert re.search(r"<td>[0-9a-f]{64}</td>", text), "a plan waits"
     assert "method: " in text
-    assert "0 of 1000" in text
+    assert "0 of 8" in text
     assert "refused hello: " in text
 
 

@@ -52,7 +52,7 @@ _UNBOUNDED = {"loss", "brier", "rmse", "mae", "mse", "perplexity"}
 _BELOW_ONE = {"r2", "calibration_slope", "calibration_in_the_large"}
 
 
-class Part(NamedTuple):
+class NoisyPart(NamedTuple):
     """Numbers that are told together."""
 
     name: str
@@ -96,33 +96,37 @@ class Noisy(Exact):
     whole: bool = True  # whether the number of samples is public, as it is of no subgroup
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[NoisyPart, ...]:
         """All that has noise."""
         k, scored = self.counting.outputs, self.counting.scored
-        told = [Part("loss", (), MOST_LOSS)]
+        told = [NoisyPart("loss", (), MOST_LOSS)]
         if not self.whole:
-            told.append(Part("samples", (), 1))
+            told.append(NoisyPart("samples", (), 1))
         deep = math.sqrt(_BINS.bit_length())  # a sample is in one node of each level
-        scores = Part("scores", (scored, 2, _BINS), deep * math.sqrt(scored), tree=True)
+        scores = NoisyPart("scores", (scored, 2, _BINS), deep * math.sqrt(scored), tree=True)
         full = self.counting.full and scored
         match self.counting.task:
             case Classification():
-                told += [Part("right", (), 1)]
+                told += [NoisyPart("right", (), 1)]
                 tabled = any(part.name == "table" for part in self.counting.layout)
-                told += [Part("table", (k, k + 1), 1) if tabled else Part("each", (3, k), 3**0.5)]
+                told += [
+                    NoisyPart("table", (k, k + 1), 1)
+                    if tabled
+                    else NoisyPart("each", (3, k), 3**0.5)
+                ]
                 told += [scores] if full else []
-                told += [Part("groups", (2, GROUPS), 2**0.5)] if full and k > 2 else []
+                told += [NoisyPart("groups", (2, GROUPS), 2**0.5)] if full and k > 2 else []
             case MultiLabel():
-                told += [Part("tables", (k, 2, 2), math.sqrt(k)), *([scores] if full else [])]
+                told += [NoisyPart("tables", (k, 2, 2), math.sqrt(k)), *([scores] if full else [])]
             case Regression():
                 for name, power in _SUMS.items():
-                    told.append(Part(name, (k,), math.sqrt(k) * _REACH**power))
+                    told.append(NoisyPart(name, (k,), math.sqrt(k) * _REACH**power))
             case Survival():  # both are divided by n: see `_bounded`
-                told += [Part("ordered", (), 3.01), Part("comparable", (), 1.51)]
+                told += [NoisyPart("ordered", (), 3.01), NoisyPart("comparable", (), 1.51)]
             case _:  # in samples
-                told += [Part("places", (), 1), Part("right", (), 1)]
+                told += [NoisyPart("places", (), 1), NoisyPart("right", (), 1)]
                 if any(part.name == "table" for part in self.counting.layout):
-                    told.append(Part("table", (k, k + 1), 1))
+                    told.append(NoisyPart("table", (k, k + 1), 1))
         return tuple(told)
 
     @property
@@ -130,7 +134,7 @@ class Noisy(Exact):
         """The length of the vector of all numbers: first silos and samples, which are public."""
         return 2 + sum(part.size for part in self.parts)
 
-    def deviation(self, part: Part) -> int:
+    def deviation(self, part: NoisyPart) -> int:
         """Return σ of one silo's noise for a part, in units of 1/GRID; all parts get equal shares."""
         square = (self.noise * part.norm * GRID) ** 2 * len(self.parts)
         found = math.ceil(math.sqrt((square + ROUNDED) / self.honest))
@@ -258,7 +262,7 @@ class Noisy(Exact):
         thresholds = tuple(replace(one, intervals={}) for one in whole.thresholds)
         return replace(whole, intervals=ends, thresholds=thresholds, noise=moved)
 
-    def _drawn(self, part: Part, silos: int, draw: np.random.Generator) -> Array:
+    def _drawn(self, part: NoisyPart, silos: int, draw: np.random.Generator) -> Array:
         """Return noise as the sum of all silos has it."""
         deviation = self.deviation(part) * math.sqrt(silos) / GRID
         if not part.tree:
