@@ -1,4 +1,4 @@
-"""Files that ask for far more than they are: refused by what they say of themselves, before
+"""Files that ask for far more than they are: refused by what they declare, before
 anything is allocated."""
 
 import json

@@ -106,7 +106,7 @@ def test_another_environment_is_named_with_both_values(
 def test_threads_that_nobody_chose_may_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0 is as many as the machine has; a number that was chosen identifies the run."""
+    """0 is the number that the machine has; a number that was chosen identifies the run."""
     data = ekiden.split(ekiden.load(table(tmp_path / "t.csv"), label_column="label"), "iid", 3)
     method, usual = FedAvg(rounds=2, epochs=1), resolved_hardware
 

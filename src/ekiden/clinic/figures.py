@@ -57,7 +57,7 @@ class Told:
 
     counts: Counts
     silos: int = 1  # that told about their samples
-    # whether the samples are at hand; otherwise scores are in bins, and pairs inside silos
+    # whether the samples are available; otherwise scores are in bins, and pairs inside silos
     exact: bool = True
     # whether some silos moved scores in sparse bins, so that it is not known how far values can be
     # off
@@ -79,10 +79,11 @@ class Figures:
     # 95 % intervals of some of them, as if samples were drawn independently
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     # how far a value from binned scores can be from that of the scores themselves; absent if the
-    # scores were at hand,
+    # scores were available,
     # or if scores in sparse bins were moved
     errors: Mapping[str, float] = field(default_factory=dict)
-    # whether the samples were at hand. Otherwise scores are in bins, and times are compared inside
+    # whether the samples were available. Otherwise scores are in bins, and times are compared
+    # inside
     # silos.
     exact: bool = False
     # whether some silos moved scores in sparse bins to their neighbours, so that these errors are
@@ -295,7 +296,7 @@ def _around(
     `units` samples, where there are two limits.
     """
     reach = Z * mean(errors)
-    if reach > 1e-6 or (reach > 0 and not most - least < inf):  # below, as good as none
+    if reach > 1e-6 or (reach > 0 and not most - least < inf):  # below that it cannot matter
         return max(value - reach, least), min(value + reach, most)
     if not units > 0 or not most - least < inf:
         return nan, nan

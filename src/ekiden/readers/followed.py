@@ -1,4 +1,6 @@
-"""How many rows of a silo had an event between some times: what it tells of times and events."""
+"""How many rows of a silo had an event between some times: what it reports about times and
+events.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

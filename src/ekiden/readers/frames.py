@@ -179,7 +179,7 @@ def _file(path: Path) -> Any:
 
 @contextmanager
 def parquet(path: Path) -> Iterator[Any]:
-    """Open a Parquet file if what it says of itself can be read: a file of a kilobyte can say
+    """Open a Parquet file if what it declares can be read: a file of a kilobyte can say
     billions of values.
     """
     import pyarrow.parquet as pq

@@ -17,7 +17,7 @@ Spelling = Literal["", "merge", "keep"]
 
 
 class Inspector(Protocol):
-    """Says in one line each what may be wrong, or refuses it. Data do not change, but for names
+    """Says in one line each what may be wrong, or refuses it. Data do not change, except for names
     that are written in several ways, where the user asked for one.
     """
 
@@ -56,7 +56,8 @@ class Inspector(Protocol):
         """
 
     def sums(self, told: Sequence["ColumnSums"], spelling: Spelling | None) -> list["ColumnSums"]:
-        """Look at what silos tell of their columns, and return it with one spelling of each name.
+        """Look at what silos report about their columns, and return it with one spelling of each
+        name.
 
         `spelling` is None where names were compared before, in the rows themselves.
         """

@@ -21,7 +21,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from ekiden.core.base.errors import UserError
 from ekiden.silos.security import Security, without_proxy
 
-_IN_USE = "already in use"  # what the SuperLink says of a key that it knows
+_IN_USE = "already in use"  # what the SuperLink answers about a key that it knows
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class SuperLink:
         )
 
     def register(self, public_key: str) -> bool:
-        """Let the holder of a key (OpenSSH text) connect; return whether it was not known before."""
+        """Let the holder of a key (OpenSSH text) connect; return whether it was not known
+        before.
+        """
         key = public_key_to_bytes(load_ssh_public_key(public_key.encode()))
         try:
             with self._asking("take the key"):

@@ -17,7 +17,7 @@ RIGHT_TO_LEFT, ISOLATE, NOTHING = "\u202e", "\u2066", "\u200b"
 def test_text_of_others_is_read_within_bounds(tmp_path: Path) -> None:
     file = tmp_path / "sums.json"
     file.write_bytes(b"\xef\xbb\xbf{}")
-    assert read_text(file) == "{}", "the mark that some editors put in front is no text"
+    assert read_text(file) == "{}", "the mark that some editors put in front does not count as text"
     with pytest.raises(UserError, match="is not a file of at most 4 bytes"):
         read_text(file, 4)
     file.write_bytes(b'{"moments": "\xff"}')

@@ -553,7 +553,7 @@ def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientDa
     found = read_config(path)
     wanted = json.loads(_json(config))
     found, wanted = _listed(found), _listed(wanted)
-    if wanted.get("auto_threads"):  # as many as this machine has
+    if wanted.get("auto_threads"):  # the number that this machine has
         wanted["hardware"]["threads"] = found["hardware"]["threads"]
     keys = (wanted.keys() | found.keys()) - BESIDE - {"digests", "recipe"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))

@@ -1,4 +1,4 @@
-"""What was counted of a model's answers, from which all metrics follow: of samples at hand, or as
+"""What was counted of a model's answers, from which all metrics follow: of available samples, or as
 silos told it.
 """
 

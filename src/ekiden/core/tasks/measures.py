@@ -1,4 +1,6 @@
-"""The metrics of each task. Each follows from what was counted, of samples at hand or by silos."""
+"""The metrics of each task. Each follows from what was counted, of available samples or by
+silos.
+"""
 
 from collections.abc import Callable
 from math import exp, inf, nan

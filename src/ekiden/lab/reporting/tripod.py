@@ -15,7 +15,7 @@ class Item(NamedTuple):
     number: str
     asks: str  # in few words
     where: str  # what answers it; empty: nothing in a run's folder can
-    needs: str = ""  # the entry of the last row of metrics without which it is not answered
+    needs: str = ""  # the entry of the last row of metrics that answers it
 
 
 ITEMS = (

@@ -136,8 +136,8 @@ def _check_method(file: SiloFile, recipe: Recipe[Method]) -> None:
 
 
 def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[Told]:
-    """Return what a run tells of the silo's samples without noise, which has to be the same in all
-    runs: at the level of sums, as models show samples without that.
+    """Return what a run reports about the silo's samples without noise, which has to be the same in
+    all runs: at the level of sums, as models show samples without that.
 
     `client` has the samples in the file's own coding of classes; others choose that of a run.
     """
@@ -170,7 +170,9 @@ def measured_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[T
 
 
 def released(file: SiloFile, agreed: Agreement) -> bool:
-    """Return whether the silo that a run leaves out, or adds, agrees to sums with and without it."""
+    """Return whether the silo that a run leaves out, or adds, agrees to sums with and without
+    it.
+    """
     revision = agreed.revision
     if revision is None:
         return False

@@ -638,7 +638,7 @@ def make(
 
     Data are a path (relative to `silo.toml`), a name of a data set, or FILE.py:FUNCTION. The salt
     is proposed as a secret that silos share; the default is too short to be one. Without `approve`
-    nobody is asked before a run begins, as where one user has all silos.
+    nobody is asked before a run begins, as in a federation of one user.
     """
     check_name(name, "the silo")
     if not keys.is_name(name):

@@ -1,5 +1,5 @@
-"""What a silo told of its samples without noise: of one version of them, one set of features, among
-one list of silos.
+"""What a silo reported about its samples without noise: about one version of them, one set of
+features, among one list of silos.
 
 Two totals, subtracted, are what only one of them has: the few rows that were added in between, or
 one silo. Equations about other features of the same rows add up, too. So there is one of each, and
@@ -15,12 +15,12 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import lock_file, locked, write
 
 FILE = "told.json"
-"""file in the silo's folder: what was told of samples of each kind, never changed"""
+"""file in the silo's folder: what was reported about samples of each kind, never changed"""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What is told of some samples."""
+    """What is reported about some samples."""
 
     kind: str  # the samples, whatever version: training rows with these columns, for example
     about: Mapping[str, str]  # what stays the same: `rows`, `features`, `members` and the like

@@ -131,7 +131,7 @@ def _kept(name: str, features: Components) -> Basis:
     with contextlib.suppress(UserError, OSError):
         return Basis(**files.read_tensors(file)[0])
     made = basis_of(features.patches, features.width, features.seed)
-    with contextlib.suppress(UserError, OSError):  # a folder that cannot be written to is no error
+    with contextlib.suppress(UserError, OSError):  # the cache is a help, not a need
         file.parent.mkdir(parents=True, exist_ok=True)
         chunks = files.with_digest(files.safetensors_chunks(made._asdict(), {}))
         files.write(file, chunks, sync=False)

@@ -52,7 +52,7 @@ class _Draws:
         return part * bound >> 32
 
     def normal(self, many: int = 1) -> Ints:
-        """(n, many) sums of four bytes less their mean: about normal, with deviation 148."""
+        """(n, many) sums of four bytes minus their mean: about normal, with deviation 148."""
         total: Ints = self.below(256, 4 * many).reshape(len(self._raw), many, 4).sum(2)
         return total - 510
 
