@@ -118,11 +118,11 @@ def test_a_mistake_in_the_file_is_one_line(
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path, command: Command) -> None:
-    (tmp_path / "p.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "p.toml").write_bytes(b"\xff\xff")
     for name, line in (
         ("none.toml", "No such file"),
         (".", "cannot be read"),
-        ("p.toml", "not valid TOML"),
+        ("p.toml", "is not text in UTF-8"),
     ):
         code, said = command("run", "fedseq", "--config", str(tmp_path / name))
         assert (code, said.count("\n")) == (2, 1)

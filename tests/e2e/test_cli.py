@@ -153,11 +153,11 @@ def test_resume_after_ctrl_c_ends_with_the_same_bits(
     call(*flags)
     save, saved = RunFolder.save, list[object]()
 
-    def stopping(self: RunFolder, *args: object) -> None:
+    def stopping(self: RunFolder, *args: object, **how: object) -> None:
         if len(saved) == 1:
             raise KeyboardInterrupt
         saved.append(args)
-        save(self, *args)  # type: ignore[arg-type]
+        save(self, *args, **how)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "save", stopping)
@@ -422,9 +422,6 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         assert "damaged" not in (line := refused(command, "p.csv"))
         assert "p.csv is not a run folder" in line or "p.csv is a file: give run folders" in line
     assert "PATHS is missing" in refused("export", "-o", "out.csv")
-    assert "name the public keys to register" in refused(
-        "silo", "register", "--link", "localhost:1"
-    )
     assert "cannot write" in refused("data", "digits", "--draw", "nowhere/who.png")
     assert "there is no device 'gpu'" in refused("run", "fedseq", "--device", "gpu")
     assert nothing_begun()
@@ -464,7 +461,7 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
             "unknown --task 'classify': did you mean 'classification'? Known: auto, "
             "classification,",
         ),
-        (["stray"], "unexpected argument 'stray'; see ekiden run fedelmy --help"),
+        (["stray"], "unexpected argument 'stray'"),
         (["--clients", "2000"], "2000 clients cannot share"),
         (["--clients", "1500"], "1500"),
         (
@@ -656,8 +653,11 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
         assert "run-folder format 0, this version reads 2" in refused(
             command, damaged("config.json", old)
         )
-    for line in (b"null\n", b'{"a":1}\n'):
-        for name in ("ledger", "attempts", "times"):
+    for line, names in (
+        (b"null\n", ("ledger", "attempts", "times")),
+        (b'{"a":1}\n', ("ledger", "times")),  # lines of attempts are of two kinds
+    ):
+        for name in names:
             assert f"{name}.jsonl" in refused("show", damaged(f"{name}.jsonl", line))
     changed = json.loads(config)
     changed["recipe"]["hyperparameters"] = {"speed": 1}

@@ -32,7 +32,7 @@ def test_sums_that_are_not_text_are_one_line(
     flags: tuple[str, ...], tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
     file = tmp_path / "sums.json"
-    file.write_bytes(b"\xff\xfe{}")
+    file.write_bytes(b"\xff\xff{}")
     code, said = command("federation", "agree", str(file), *flags)
     assert (code, said.count("\n")) == (2, 1)
     assert "is not text in UTF-8" in said

@@ -152,7 +152,8 @@ def test_another_network_is_refused(blobs: FederatedData, tmp_path: Path) -> Non
     bent.__class__.__name__ = "Tiny"
     for other in (tiny(1), less_dropout, bent):
         with pytest.raises(
-            UserError, match=r"\(the initial model differ\): .*seed torch before you make the model"
+            UserError,
+            match=r"\(the initial model differ\): choose another folder, or put back what differs",
         ):
             run(ONE, blobs, other, folder=tmp_path / "run")
 

@@ -305,7 +305,7 @@ def test_methods_that_no_guarantee_fits_are_refused(kind: Any) -> None:
     if kind().fits() is not None:
         assert Recipe(kind(), dp="epsilon=8").training.select != "best"
         return
-    reason = "would show more" if kind.traits.releases else "is not supported with --dp"
+    reason = "would show more" if kind.traits.releases else "is not supported with dp"
     with pytest.raises(UserError, match=reason):
         Recipe(kind(), dp="epsilon=8")
 

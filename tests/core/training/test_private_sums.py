@@ -263,7 +263,7 @@ SEEDED: dict[str, Any] = {"dictionary": "seed", "width": 8}
 @pytest.mark.parametrize(
     ("method", "dp", "reason"),
     [
-        (FedGram(width=8), "epsilon=1", "dictionary first would show more: give dictionary seed"),
+        (FedGram(width=8), "epsilon=1", "dictionary auto would show more: give dictionary seed"),
         (FedGram(**SEEDED, head="lda"), "epsilon=1", "head lda would show more"),
         (FedGram(**SEEDED, personal=True), "epsilon=1", "personal would show more"),
         (FedGram(dictionary="seed", bits=16, samples=99), "epsilon=1", "bits 16 would show more"),
@@ -271,7 +271,7 @@ SEEDED: dict[str, Any] = {"dictionary": "seed", "width": 8}
         (FedAvg(), "epsilon=1,honest=2", "shares the noise of sums, fedavg has none"),
         (FedGram(**SEEDED), "epsilon=1,honest=0", "honest"),
         (FedGram(**SEEDED), "epsilon=1,honest=1.5", "is not a number"),
-        (with_lap(FedSeq()), "epsilon=1", "is not supported with --dp"),
+        (with_lap(FedSeq()), "epsilon=1", "is not supported with dp"),
     ],
 )
 def test_what_would_show_more_than_one_noisy_sum_is_refused(

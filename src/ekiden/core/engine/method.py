@@ -244,7 +244,7 @@ class Method(Checked, ABC):
                 f"{cls.__name__}({args[0]!r}) does not say which hyperparameter it means: write "
                 f"{cls.__name__}({first}={args[0]!r})"
             )
-        return super().__new__(cls)
+        return super().__new__(cls, **kwargs)
 
     def own_network(
         self, network: nn.Module, shape: tuple[int, ...], classes: int, task: tasks.Task
