@@ -20,7 +20,7 @@ from ekiden.methods.exact.fedgram import Handoff
 from ekiden.silos.silo import told
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile, read
-from ekiden.silos.silo.told import Told
+from ekiden.silos.silo.told import ToldSums
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.silos.test_remote import far
@@ -196,7 +196,7 @@ def test_other_features_of_the_same_rows_are_refused(tmp_path: Path) -> None:
 
     assert asked(safe) == asked(replace(safe, width=30)) == ""
     about = {"rows": mine(NAMES[1])[1].train.digest.hex(), "features": "others"}
-    told.note(file.folder, Told("training samples of shape (1, 8, 8)", about))
+    told.note(file.folder, ToldSums("training samples of shape (1, 8, 8)", about))
     assert "told with other features before" in asked(safe)
     classes = (*map(str, range(1, 10)), "0")  # another order hides nothing
     assert "told with other features" in asked(safe, spelling="keep", classes=classes)
@@ -209,15 +209,15 @@ def test_other_features_of_the_same_rows_are_refused(tmp_path: Path) -> None:
 def test_two_lists_that_differ_by_one_silo_need_its_agreement(tmp_path: Path) -> None:
     """The difference of the totals would be the part of this silo."""
     kind, agree = "test samples", [False]
-    told.note(tmp_path, Told(kind, {"members": "a, b, c"}))
-    two = Told(kind, {"members": "a, b"}, lambda: agree[0])
+    told.note(tmp_path, ToldSums(kind, {"members": "a, b, c"}))
+    two = ToldSums(kind, {"members": "a, b"}, lambda: agree[0])
     with pytest.raises(UserError, match="told with other members before"):
         told.note(tmp_path, two)
     agree[0] = True
     told.note(tmp_path, two, write_down=False)
     told.note(tmp_path, two)
     with pytest.raises(UserError, match="told with other members before"):
-        told.note(tmp_path, Told(kind, {"members": "a, b, c"}))
+        told.note(tmp_path, ToldSums(kind, {"members": "a, b, c"}))
 
 
 def test_a_silo_gives_its_part_to_sums_of_all_silos(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ekiden.clinic import subgroups
 from ekiden.clinic.counting import at_times, counting_of
-from ekiden.clinic.figures import Figures, Told, figures
+from ekiden.clinic.figures import CountedAnswers, Figures, figures
 from ekiden.clinic.heterogeneity import heterogeneity
 from ekiden.clinic.ranked import Wanted
 from ekiden.core.base.errors import UserError
@@ -31,7 +31,9 @@ def between_silos(test: TestSet, parts: Sequence[Scores]) -> dict[str, Any]:
     """Return how figures differ between the silos that have parts of the test samples."""
     if len(parts) > MOST_CLIENTS_LISTED:
         return {}
-    each = [figures(test.task, Told(_counts(part)), Wanted()) for part in parts if len(part)]
+    each = [
+        figures(test.task, CountedAnswers(_counts(part)), Wanted()) for part in parts if len(part)
+    ]
     return heterogeneity(each, test.task)
 
 
@@ -61,7 +63,9 @@ def figures_of(
     dataset = test.data.dataset
     train = test.task.counts(dataset.train.y, dataset.outputs).double().numpy()
     survival = at_times(test.task, parts or [scores]) if isinstance(test.task, Survival) else ()
-    told = Told(_counts(scores), train=train, trained=len(dataset.train), survival=survival)
+    told = CountedAnswers(
+        _counts(scores), train=train, trained=len(dataset.train), survival=survival
+    )
     return figures(test.task, told, wanted)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.clinic.figures import AtTime, Told, at_time
+from ekiden.clinic.figures import AtTime, CountedAnswers, at_time
 from ekiden.core.base.errors import UserError
 from ekiden.core.tasks.base import Scores, Task, confusion
 from ekiden.core.tasks.counts import (
@@ -195,14 +195,14 @@ class Counting(ABC):
             for part, piece in zip(self.layout, pieces, strict=True)
         }
 
-    def told(self, numbers: Tensor) -> Told:
+    def told(self, numbers: Tensor) -> CountedAnswers:
         """Return what the sum of the numbers of all silos says."""
         n = {name: values.double().numpy() for name, values in self.split(numbers).items()}
         samples, exact = int(n["samples"]), int(n["exact"])
         total = float(n["places"]) if "places" in n and exact == samples else samples
         loss = nan if n["broken"] or not total else float(real(n["loss"])) / total
         counts = self.counts(n, samples, loss) if samples else Counts(0, nan)
-        return Told(
+        return CountedAnswers(
             counts,
             int(n["reports"]),
             exact=False,

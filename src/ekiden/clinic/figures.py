@@ -52,7 +52,7 @@ class AtTime:
 
 
 @dataclass(frozen=True)
-class Told:
+class CountedAnswers:
     """What was counted of a model's answers, and of the training samples."""
 
     counts: Counts
@@ -115,7 +115,7 @@ class Figures:
         return {name: value for name, value in found.items() if value not in ([], {}, None, False)}
 
 
-def figures(task: Task, told: Told, wanted: Wanted | None = None) -> Figures:
+def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> Figures:
     """Return what follows from counts; without `wanted`, no intervals, thresholds and
     calibration.
     """
@@ -327,7 +327,7 @@ def _prevalence(c: Counts) -> tuple[float, ...]:
     return tuple((c.labels / c.labels.sum()).tolist())
 
 
-def _majority(told: Told) -> float | None:
+def _majority(told: CountedAnswers) -> float | None:
     """Return the accuracy of always giving the commonest label of the training samples."""
     c, train = told.counts, told.train
     if not isinstance(c, ClassCounts) or train is None or not len(train) or not c.labels.sum():

@@ -140,7 +140,7 @@ class Noisy(Exact):
         found = math.ceil(math.sqrt((square + ROUNDED) / self.honest))
         if found > _MOST:
             raise UserError(
-                "--evaluate-dp needs too much noise: measure fewer models, or raise epsilon"
+                "noise of evaluations is too large to add up: measure fewer models, or raise its epsilon"
             )
         return max(found, _FEWEST)
 

@@ -14,7 +14,14 @@ from ekiden.data import Reading
 from ekiden.methods import METHODS
 
 SOURCE = Path(ekiden.__file__).parent
-ONLY_COMMANDS = ("cli/", "lab/tables/", "silos/", "runs/plan.py", "lab/launch.py")
+ONLY_COMMANDS = (
+    "cli/",
+    "lab/tables/",
+    "silos/",
+    "runs/plan.py",
+    "runs/summary.py",
+    "lab/launch.py",
+)
 """Code of which Python has no function, or whose functions take a plan of the command line."""
 
 

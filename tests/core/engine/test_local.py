@@ -15,7 +15,7 @@ from ekiden import FederatedData, run
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.federation import Fed
-from ekiden.core.engine.local import Processes, Shared, _Workers
+from ekiden.core.engine.local import Processes, SharedArguments, _Workers
 from ekiden.core.engine.method import Method, State, on_client
 from ekiden.core.engine.worker import Client, Job, Outcome, Setup
 from ekiden.core.training.fit import Work
@@ -74,16 +74,16 @@ def test_arguments_that_clients_of_a_step_share_are_written_once() -> None:
     model = Weights(torch.ones(3), torch.ones(0), torch.ones(0, dtype=torch.int64))
     other = Weights(model.params, model.buffers, model.counters)
 
-    def sent(step: int, client: str, *args: Any) -> Shared | bytes:
+    def sent(step: int, client: str, *args: Any) -> SharedArguments | bytes:
         return pool._given(Job(step, 0, client, "share", args))
 
     alone, *shared = (sent(0, client, model, 3) for client in "abc")
     assert isinstance(alone, bytes)  # nobody knows yet that it is shared
-    assert isinstance(shared[0], Shared)
+    assert isinstance(shared[0], SharedArguments)
     assert shared[0] is shared[1]
     assert shared[0].path.read_bytes() == alone
     assert sent(0, "d", other, 3) == alone  # it may hold other values by now
-    assert isinstance(sent(0, "d", other, 3), Shared)
+    assert isinstance(sent(0, "d", other, 3), SharedArguments)
     assert sent(1, "a", other, 3) == alone
     path = shared[0].path
     assert path.exists()

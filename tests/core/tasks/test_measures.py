@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from ekiden.clinic.counting import counting_of
-from ekiden.clinic.figures import Figures, Told, figures
+from ekiden.clinic.figures import CountedAnswers, Figures, figures
 from ekiden.clinic.ranked import Wanted
 from ekiden.core.engine.evaluation import of_imbalanced
 from ekiden.core.tasks import Classification, MultiLabel, Regression, Scores, Survival, scaled
@@ -41,7 +41,7 @@ def of_two(p: Any, y: Any) -> Scores:
 
 
 def exact(s: Scores) -> Figures:
-    return figures(s.task, Told(s.counts), Wanted())
+    return figures(s.task, CountedAnswers(s.counts), Wanted())
 
 
 def told(s: Scores) -> Figures:

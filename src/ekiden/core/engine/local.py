@@ -330,7 +330,7 @@ class _Workers(SpawnContext):
         return UserError("a worker process died (out of memory?): use fewer --workers, then resume")
 
 
-class Shared:
+class SharedArguments:
     """A value in the wire format in memory that other processes of this machine open by its path.
 
     The memory is given back with this object. A system without such memory has none of them.
@@ -368,7 +368,7 @@ class Processes:
         ):  # of lambdas and of what is defined inside a function
             raise UserError(_UNREADABLE) from None
         self._setup = setup
-        self._sent: tuple[int, tuple[Any, ...], Shared | bytes] = -1, (), b""
+        self._sent: tuple[int, tuple[Any, ...], SharedArguments | bytes] = -1, (), b""
         self._processes = _Workers()
         # pickling shares the samples' memory
         self._pool = ProcessPoolExecutor(workers, self._processes, _start, (setup, clients))
@@ -390,14 +390,14 @@ class Processes:
         running.add_done_callback(read)
         return done.result
 
-    def _given(self, job: Job) -> Shared | bytes:
+    def _given(self, job: Job) -> SharedArguments | bytes:
         """Return the arguments of a job: in shared memory if the job before had the same ones."""
         step, args, given = self._sent
         same = step == job.step and len(args) == len(job.args) and all(map(is_, args, job.args))
         if not same:
             given = wire.encode(list(job.args))
         elif isinstance(given, bytes) and hasattr(os, "memfd_create"):
-            given = Shared(list(job.args))
+            given = SharedArguments(list(job.args))
         self._sent = job.step, job.args, given
         return given
 

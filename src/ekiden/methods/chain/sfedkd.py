@@ -34,7 +34,7 @@ from ekiden.methods.blocks.distillation import kl, without
 from ekiden.methods.blocks.rounds import participants
 
 
-class Counts(NamedTuple):
+class OwnCounts(NamedTuple):
     """The class counts (K,) int64 of a client."""
 
     of: Annotated[Tensor, OwnSamples]
@@ -152,9 +152,9 @@ class SFedKD(Method):
         return normalised(1 - d), normalised(d)
 
     @on_client(gives="model")
-    def count(self, client: Client) -> Counts:
+    def count(self, client: Client) -> OwnCounts:
         """Return the number of samples of each class at the client."""
-        return Counts(client.class_counts())
+        return OwnCounts(client.class_counts())
 
     @on_client(gives="model")
     def train(

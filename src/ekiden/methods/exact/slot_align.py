@@ -38,7 +38,7 @@ _CLOSE = 1e-6  # change of the barycentre, in its norm, at which it is taken as 
 _MOST = 200  # steps to the barycentre
 
 
-class Told(NamedTuple):
+class Described(NamedTuple):
     """What a client sends."""
 
     sums: AnySums  # over its samples, of each class
@@ -75,7 +75,7 @@ class Gaussian:
     classes: Tensor  # (K, D) Σ (φ - μ_k) over the samples of each class
 
     @classmethod
-    def of(cls, told: Told) -> "Gaussian":
+    def of(cls, told: Described) -> "Gaussian":
         """Return that of a client."""
         sums, n = told.sums, told.sums.samples
         assert isinstance(sums, Sums)
@@ -262,7 +262,7 @@ class SLOTAlign(FeaturesOfClasses):
         return with_rows(network, torch.zeros(client.classes, width), torch.zeros(client.classes))
 
     @on_client(gives="summary")
-    def describe(self, client: Client, model: Weights) -> Told:
+    def describe(self, client: Client, model: Weights) -> Described:
         """Return the sums over the client's own samples, and how far their covariance is shrunk."""
         phi, y = self.held(client, features_of(client.network(model)))
         if not len(phi):
@@ -271,7 +271,7 @@ class SLOTAlign(FeaturesOfClasses):
                 "out"
             )
         sums = sums_of(iter([(phi, y)]), client.task, client.classes, phi.shape[1], phi.device)
-        return Told(sums, ledoit_wolf(phi))
+        return Described(sums, ledoit_wolf(phi))
 
     @on_client(gives="nothing")
     def finish(self, client: Client, model: Weights, head: OwnHead) -> Weights:

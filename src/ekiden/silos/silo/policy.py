@@ -31,7 +31,7 @@ from ekiden.runs.recipe import Recipe
 from ekiden.silos.silo import budget, levels
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo_file import EVALUATE, Held, SiloFile
-from ekiden.silos.silo.told import Told
+from ekiden.silos.silo.told import ToldSums
 from ekiden.silos.trust import custody, keys, masking
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.parcel import Absence, Ask
@@ -135,7 +135,7 @@ def _check_method(file: SiloFile, recipe: Recipe[Method]) -> None:
         )
 
 
-def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[Told]:
+def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[ToldSums]:
     """Return what a run reports about the silo's samples without noise, which has to be the same in
     all runs: at the level of sums, as models show samples without that.
 
@@ -154,10 +154,10 @@ def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[Told]
         "members": ", ".join(sorted(agreed.clients)),
     }
     kind = f"training samples of shape {agreed.shape}"
-    return [Told(kind, same, partial(released, file, agreed))]
+    return [ToldSums(kind, same, partial(released, file, agreed))]
 
 
-def measured_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[Told]:
+def measured_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[ToldSums]:
     """Return among whom a sealed run counts the silo's test samples, which has to be the same in
     all runs at the level of sums.
     """
@@ -166,7 +166,7 @@ def measured_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[T
     part, what = (client.val, "validation") if agreed.validation else (client.test, "test")
     kind = f"{what} samples {part.digest.hex()[:32]}"
     same = {"members": ", ".join(sorted(agreed.clients))}
-    return [Told(kind, same, partial(released, file, agreed))]
+    return [ToldSums(kind, same, partial(released, file, agreed))]
 
 
 def released(file: SiloFile, agreed: Agreement) -> bool:

@@ -54,7 +54,7 @@ from ekiden.readers.targets import in_order
 from ekiden.silos.metrics import Metrics
 from ekiden.silos.silo import told
 from ekiden.silos.silo.levels import TELLS, Level
-from ekiden.silos.silo.told import Told
+from ekiden.silos.silo.told import ToldSums
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import Roster, check_name
 
@@ -343,7 +343,7 @@ class SiloFile:
         same = {"rows": client.train.digest.hex()}
         if times:
             same["times"] = " ".join(f"{time:g}" for time in times)
-        told.note(self.folder, Told(f"columns {columns}", same))
+        told.note(self.folder, ToldSums(f"columns {columns}", same))
         rows, secret = list[bytes](), ""
         if salt := self.data.fingerprints.encode():
             if not _LEAST_SALT <= len(salt) <= _MOST_SALT:

@@ -19,7 +19,7 @@ FILE = "told.json"
 
 
 @dataclass(frozen=True)
-class Told:
+class ToldSums:
     """What is reported about some samples."""
 
     kind: str  # the samples, whatever version: training rows with these columns, for example
@@ -28,7 +28,7 @@ class Told:
     released: Callable[[], bool] = lambda: False
 
 
-def note(folder: Path, told: Told, *, write_down: bool = True) -> None:
+def note(folder: Path, told: ToldSums, *, write_down: bool = True) -> None:
     """Refuse what differs from what was told before; note the rest in the silo's folder.
 
     Raises:
