@@ -266,8 +266,8 @@ DEFENCES = {
     ),
     "noise is shared only under masks": (
         f"{FLOWER}/trust/agreement.py",
-        "dp.honest > 1 and not self.sealed",
-        "dp.honest > 10**9",
+        "DP.parse(self.recipe.dp)\n        if dp is not None and dp.honest > 1 and not self.sealed:",
+        "DP.parse(self.recipe.dp)\n        if False:",
         f"{PRIVATE}::test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks",
     ),
     "sums with noise are counted": (
@@ -393,8 +393,8 @@ DEFENCES = {
     ),
     "connections are bounded": (
         f"{FLOWER}/superlink.py",
-        "if connections.total() >= most or connections[host] >= each:",
-        "if connections.total() < 0:",
+        "if crowd:",
+        "if False:",
         "tests/silos/test_link.py::test_connections_of_one_address_and_of_all_are_bounded",
     ),
 }

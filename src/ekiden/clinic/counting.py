@@ -262,12 +262,11 @@ class Scored(Counting):
             care: what is coarse.
         """
         size, columns = len(self.edges) + 1, zip(p.T, there.long().T, strict=True)
-        scores = torch.stack(
-            [
-                torch.bincount(b * size + binned(a, self.edges), minlength=2 * size).view(2, size)
-                for a, b in columns
-            ]
-        )
+        scores = torch.zeros(p.shape[1], 2, size, dtype=torch.int64)  # none, if no label is shown
+        for k, (a, b) in enumerate(columns):
+            bins = b * size + binned(a, self.edges)
+            rows = torch.bincount(bins, minlength=2 * size).view(2, size)
+            scores[k] = joined(rows, care.samples) if care.coarse else rows
         groups = torch.from_numpy(by_confidence(most.numpy(), right.numpy()))
         if not care.coarse:
             told = {
@@ -277,11 +276,7 @@ class Scored(Counting):
             return {"scores": scores, "groups": groups[:2], **told}
         groups = joined(groups, care.samples, groups[0])
         told = {"brier": torch.zeros(2), "confidence": _stepped(groups[2], 1.0)}
-        return {
-            "scores": torch.stack([joined(rows, care.samples) for rows in scores]),
-            "groups": groups[:2],
-            **told,
-        }
+        return {"scores": scores, "groups": groups[:2], **told}
 
     def ranked(self, n: Mapping[str, Floats]) -> tuple[Ranked, ...]:
         """Return the bins of each class or label, from sums over silos by name."""
