@@ -309,7 +309,7 @@ FUNCTIONS: dict[str, str] = {
 }
 """The function of `ekiden` that does what a command does."""
 NO_FUNCTION = {
-    "new method": "it writes files to edit",
+    **{name: "it writes files to edit" for name in COMMANDS if name.startswith("new ")},
     "trust": "a person decides at the terminal which files may run",
     **dict.fromkeys(("ps", "stop"), "it operates a service"),
     **{name: "it operates a service" for name in COMMANDS if name.startswith("federation ")},

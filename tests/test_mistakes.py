@@ -261,7 +261,7 @@ def test_python_suggests_a_public_name() -> None:
     assert nearest("FedSequ", dir(ekiden), n=1) == ["FedSeq"]
 
 
-def test_a_threshold_is_shown_with_all_metrics(command: Command, tmp_path: Path) -> None:
+def test_a_threshold_is_for_two_classes(command: Command, tmp_path: Path) -> None:
     data = ekiden.split(ekiden.load("digits"), "iid", 2)
     run(
         "average",
@@ -273,4 +273,4 @@ def test_a_threshold_is_shown_with_all_metrics(command: Command, tmp_path: Path)
     )
     code, said = command("evaluate", str(tmp_path / "run"), "--threshold", "0.4")
     assert code == 2
-    assert "--threshold is shown with all metrics: add a metric that measures them" in said
+    assert "--threshold is for two classes, and none follows from these data: leave it out" in said

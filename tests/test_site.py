@@ -108,6 +108,7 @@ def test_user_pages_name_no_tests(hooks: Any) -> None:
     }
     own = {
         "architecture.md",
+        "how-to-add.md",
         "own.md",
         "own-method.md",
         "own-transport.md",

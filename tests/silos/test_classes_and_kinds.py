@@ -132,6 +132,7 @@ def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for first, name in enumerate(NAMES):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.py").write_text(KIND)
+        outside.trust(f"{tmp_path}/{name}/mine.py:Spectra")
         for k in range(60):
             file = tmp_path / name / "lab" / "ab"[k % 2] / f"{k}.spc"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -156,6 +157,7 @@ def test_silos_with_another_file_are_refused_and_no_party_runs_what_it_was_not_t
     labs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (labs / "south" / "mine.py").write_text(KIND + "\n# changed\n")
+    outside.trust(f"{labs}/south/mine.py:Spectra")
     with pytest.raises(
         UserError, match="north and south read or scale their samples in different ways"
     ):

@@ -20,11 +20,11 @@ BUDGET = {
     "methods": 122_000,
     "readers": 62_500,
     "care": 20_000,
-    "clinic": 22_000,
+    "clinic": 25_600,
     "runs": 36_000,
     "silos": 64_000,
     "lab": 42_000,
-    "cli": 20_500,
+    "cli": 20_600,
     "doors": 3_500,
 }
 """tokens that a room may have; files on top are the room `doors`"""

@@ -147,6 +147,10 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     wanted = Wanted(options.threshold, options.sensitivity)
     parts = [scores.at(client.test.rows) for client in data.clients]
     told, apart = figures_of(test, scores, wanted, parts), between_silos(test, parts)
+    if options.threshold is not None and not told.thresholds:
+        raise UserError(
+            "--threshold is for two classes, and none follows from these data: leave it out"
+        )
     if options.calibrate:
         _calibrate(options, told)
     table = subgroups_of(test, scores, by, wanted) if by else {}
