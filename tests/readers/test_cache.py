@@ -218,7 +218,8 @@ import resource, sys
 from pathlib import Path
 import numpy as np, torch
 from ekiden.core.base import files
-from ekiden.data import cache
+from ekiden.readers import cache
+from ekiden.readers.kinds import of_tensor
 from ekiden.readers.undecoded import Raw
 from ekiden.core.data.samples import Dataset, Samples
 import ekiden

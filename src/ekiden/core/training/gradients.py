@@ -7,6 +7,7 @@ autograd for such a batch, with this network, on this machine. Otherwise autogra
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -123,11 +124,11 @@ def recorder(network: Network) -> Callable[[Pass, tuple[Tensor, ...]], Pass | No
     if not network.params.is_cuda or not all(map(_does_the_same, network.module.modules())):
         return None
 
-    pool = torch.cuda.graph_pool_handle()  # one at a time is replayed, so they share their memory
+    pool = cache(torch.cuda.graph_pool_handle)  # one is replayed at a time: they share memory
 
     def record(make: Pass, batch: tuple[Tensor, ...]) -> Pass | None:
         try:
-            return Recording(make, batch, pool)
+            return Recording(make, batch, pool())
         except RuntimeError:  # something waits for the GPU
             return None
 
