@@ -117,7 +117,7 @@ def test_columns_of_gaps_are_named_with_the_columns_that_leave_with_them() -> No
     with pytest.raises(
         UserError,
         match=r"columns 'high missing', 'low missing' are linearly dependent; "
-            r".*drop_columns=\['high', 'low'\]",
+        r".*drop_columns=\['high', 'low'\]",
     ):
         go("logistic", None, None, **pressure)
     with pytest.raises(

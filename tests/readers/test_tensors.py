@@ -138,7 +138,7 @@ def spoiled(value: float) -> tuple[Tensor, Tensor]:
     [
         (lambda: from_tensors(spoiled(float("nan"))), "train has NaN or infinity in row 3"),
         (lambda: from_tensors(features(), spoiled(float("inf"))), "test has NaN or infinity in row 3"),
-        (lambda: from_tensors((torch.empty(0, 3), torch.empty(0).long())), r"shape \(0, 3\): it must be \(n, features.* at least 1"),
+        (lambda: from_tensors((torch.empty(0, 3), torch.empty(0).long())), r"shape \(0, 3\): it must be .* at least 1"),
         (lambda: from_tensors([]), r"train has shape \(0,\)"),
         (lambda: from_tensors((torch.zeros(3), torch.zeros(3).long())), r"train has shape \(3,\)"),
         (lambda: from_tensors((torch.zeros(3, 2).long(), torch.zeros(3).long())), "int64 x .* uint8 images"),
