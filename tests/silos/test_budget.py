@@ -177,7 +177,7 @@ def test_a_silo_with_a_limit_trains_with_noise_only(file: SiloFile) -> None:
 
 def test_terms_cannot_promise_for_a_method_that_tells_more(file: SiloFile) -> None:
     text = said_of_recipe(method="fedelmy", hyperparameters={}, dp="epsilon=8")
-    assert "is not supported with --dp" in said(file, task(agreement=text))
+    assert "fedelmy is not supported with dp" in said(file, task(agreement=text))
 
 
 @pytest.mark.parametrize("line", ["{}", "nonsense", '{"at": "", "run": "", "epsilon": -8}'])

@@ -226,10 +226,9 @@ def test_who_is_connected_is_listed(fed: Federation, command: Command) -> None:
         ("c", "never"),
     ]
     assert found["silos"][0]["fingerprint"] == keys.fingerprint((fed.keys / "a.pub").read_text())
-    assert (
-        "does not run; its certificate is valid until"
-        in command("federation", "status", str(fed.folder))[1]
-    )
+    assert (found["good"], found["running"]) == (False, False)
+    said = command("federation", "status", str(fed.folder))[1]
+    assert f"the SuperLink does not run: `ekiden federation start {fed.folder}`" in said
 
 
 def _pem(public: Sequence[str]) -> list[bytes]:

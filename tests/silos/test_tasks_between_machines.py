@@ -376,7 +376,9 @@ def test_silos_agree_on_the_scale_of_what_is_predicted(
     assert "1 to predict" in said
     for file in files:
         file.write_text(
-            text[file] + 'task = "regression"\nagreed = "agreed.json"\n[hardware]\nthreads = 1\n'
+            text[file]
+            + 'task = "regression"\nagreed = "agreed.json"\n'
+            + '[limits]\nlevel = "models"\napprove = false\n[hardware]\nthreads = 1\n'
         )
     (one, a), (two, b) = (read(file).load() for file in files)
     assert one.task == two.task

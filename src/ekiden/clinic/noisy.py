@@ -288,7 +288,7 @@ class Noisy(Exact):
             case MultiLabel():
                 likely["tables"] = np.stack([_rounded(_nearest(one, n)) for one in found["tables"]])
             case Regression():
-                likely |= _of_normal({name: found[name] / n for name in _SUMS}, n)
+                likely |= _of_normal({name: found[name] / max(n, 1.0) for name in _SUMS}, n)
             case Survival():
                 likely |= _of_pairs(float(found["ordered"]), float(found["comparable"]), n)
             case _:

@@ -391,10 +391,12 @@ def forgets_what_died(make: MakesTransport) -> None:
         def dying(folder: Path, steps: int, method: Method = method) -> None:
             for last in range(steps):
 
-                def full(self: RunFolder, state: Any, *args: Any, last: int = last) -> None:
+                def full(
+                    self: RunFolder, state: Any, *args: Any, last: int = last, **how: Any
+                ) -> None:
                     if state.step > last:
                         raise _Died
-                    save(self, state, *args)
+                    save(self, state, *args, **how)
 
                 with patch.object(RunFolder, "save", full), suppress(_Died):
                     _run(method, folder=folder, transport=make)

@@ -343,7 +343,8 @@ class SiloFile:
         same = {"rows": client.train.digest.hex()}
         if times:
             same["times"] = " ".join(f"{time:g}" for time in times)
-        told.note(self.folder, ToldSums(f"columns {columns}", same))
+        kind = f"columns {columns}" if columns else "labels"
+        told.note(self.folder, ToldSums(kind, same))
         rows, secret = list[bytes](), ""
         if salt := self.data.fingerprints.encode():
             if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
