@@ -10,6 +10,7 @@ of what a run folder holds:
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -34,6 +35,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_the_format_of_today_is_stored() -> None:
     assert FORMAT in FORMATS
+
+
+def test_what_is_stored_is_read_after_another_start_of_the_machine() -> None:
+    assert not [*STORED.rglob("latest-*")]
 
 
 def test_a_stored_run_is_opened_resumed_and_used(
@@ -83,7 +88,8 @@ if __name__ == "__main__":
         clients=2,
         hardware=Hardware(threads=1, device="cpu"),
     )
-    plan.run(place, plan.federation(), stop_after=2)
+    with mock.patch("ekiden.core.engine.folder._boot", return_value=""):  # each state is synced
+        plan.run(place, plan.federation(), stop_after=2)
     (place / "lock").unlink()
     (place / "environment.json").write_text("{}\n")
     (place / "attempts.jsonl").unlink()
