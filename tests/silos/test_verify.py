@@ -217,16 +217,8 @@ def test_a_key_of_a_name_that_means_another_party_is_not_registered(
 ) -> None:
     (tmp_path / "server.pub").write_text(relay.public["client-0"])
     with pytest.raises(UserError, match="no silo can be called 'server'"):
-        call(
-            [
-                "silo",
-                "register",
-                str(tmp_path / "server.pub"),
-                "--link",
-                "127.0.0.1:9",
-                "--insecure",
-            ]
-        )
+        call(["federation", "init", str(tmp_path / "fed"), str(tmp_path / "server.pub")])
+    assert not (tmp_path / "fed").exists()
 
 
 # What the folder reports.
