@@ -66,18 +66,24 @@ class Feed:
         return self._batch(held, subset.rows[rows].to(self.device), train=train, light=light)
 
     def epoch(
-        self, subset: Subset, batches: Sequence[Tensor], *, light: bool = False
+        self,
+        subset: Subset,
+        batches: Sequence[Tensor],
+        *,
+        light: bool = False,
+        ahead: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what `batch` gives for each of the training `batches`, positions in `subset`.
 
-        On a GPU all is drawn first. On a CPU dropout draws from the same generator as augmentation,
-        so a batch is drawn when its turn comes.
+        On a GPU all is drawn first if it may be drawn `ahead`: if the loss draws nothing itself. On
+        a CPU dropout draws from the same generator as augmentation, so a batch is drawn when its
+        turn comes.
         """
         held = self._on_device(subset.samples)
         sizes = [len(rows) for rows in batches]
         indices = torch.split(subset.rows[torch.cat([*batches])].to(self.device), sizes)
         augment = self.dataset.augment
-        if augment.active and self.device.type != "cpu":
+        if ahead and augment.active and self.device.type != "cpu":
             draws = torch.cat([augment.draw(size) for size in sizes], 1).to(self.device)
             for index, drawn in zip(indices, torch.split(draws, sizes, 1), strict=True):
                 yield self._batch(held, index, train=True, draws=drawn)

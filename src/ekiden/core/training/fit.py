@@ -420,7 +420,7 @@ class _Run:
         # One sample has no batch statistics: such a client trains with the running ones.
         network.module.train(len(train) > 1)
         drawn = self.drawn(train)
-        inputs = bench.feed.epoch(train, drawn, light=self.light)
+        inputs = bench.feed.epoch(train, drawn, light=self.light, ahead=objective.fixed)
         losses = []
         for rows, (x, y) in zip(drawn, inputs, strict=True):
             losses.append(self._make_gradient(objective, x, y, self.taught(objective, x, rows)))
