@@ -201,7 +201,15 @@ def test_a_folder_of_others_leads_to_no_superlink(
         return "ended"
 
     monkeypatch.setattr(commands, "run", submit)
-    monkeypatch.setattr(commands, "stop", lambda number, link, *about: submitted.append(link))
+
+    class Link:
+        def __init__(self, link: str, security: Any) -> None:
+            self.link = link
+
+        def stop(self, number: str) -> None:
+            submitted.append(self.link)
+
+    monkeypatch.setattr(commands, "connect", Link)
 
     def refused(words: str) -> str:
         monkeypatch.setattr("sys.argv", ["ekiden", *words.split()])

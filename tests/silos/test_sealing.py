@@ -38,7 +38,7 @@ from tests.silos.test_remote import far, here, same
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 from ekiden.silos.trust import keys
 
-LIMITS = '[limits]\nmethods = ["fedseq", "fedavg", "fedtasuki", "dfedavgm"]\n'
+LIMITS = '[limits]\nlevel = "models"\nmethods = ["fedseq", "fedavg", "fedtasuki", "dfedavgm", "maecho"]\n'
 
 
 @pytest.fixture

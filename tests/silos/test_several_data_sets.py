@@ -31,6 +31,9 @@ python = "own.py:labs"
 python = "own.py:xray"
 [hardware]
 threads = 1
+[limits]
+level = "models"
+approve = false
 [link]
 key = "{name}.key"
 peers = "peers"

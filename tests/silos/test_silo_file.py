@@ -77,8 +77,8 @@ def test_a_path_that_is_not_there_is_named_with_the_file(tmp_path: Path) -> None
         ("name = 3\n", "give the silo a name"),
         ('name = "*"\n', "give the silo a name"),
         (GOOD.replace('"a"', '"server"'), "no silo can be called 'server'"),
-        ('name = "a"\n', "either path or python"),
-        ('name = "a"\n[data]\npath = "x"\npython = "y.py:z"\n', "either path or python"),
+        ('name = "a"\n', "by path, sql or python in"),
+        ('name = "a"\n[data]\npath = "x"\npython = "y.py:z"\n', "by path, sql or python in"),
         ('nam = "a"\n', "did you mean 'name'"),
         (GOOD + "siz = 3\n", "did you mean 'size'"),
         (
@@ -203,7 +203,7 @@ def test_a_file_may_name_several_data_sets(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="one without a name: leave out"):
         only.holding("labs")
     for wrong, line in (
-        (SEVERAL.replace('path = "mnist"', ""), r"either path or python in \[data.xray\]"),
+        (SEVERAL.replace('path = "mnist"', ""), r"by path, sql or python in \[data.xray\]"),
         (SEVERAL.replace("val_fraction", "val_fractoin"), "data.xray"),
         (SEVERAL.replace("[data.labs]", '[data]\npath = "digits"\n[data.labs]'), "data"),
     ):
@@ -486,6 +486,7 @@ def test_silos_whose_classes_differ_in_case_only_are_told_which(tmp_path: Path) 
         lines = "\n".join(f"{name} text {k},{labels[k % 2]}" for k in range(20))
         (tmp_path / f"{name}.csv").write_text("text,label\n" + lines + "\n")
         more = "text_length = 4\n[hardware]\nthreads = 1\n"
+        more += '[limits]\nlevel = "models"\napprove = false\n'
         text = f'name = "{name}"\n[data]\npath = "{name}.csv"\ntext_column = "text"\n'
         (tmp_path / f"{name}.toml").write_text(text + more)
     plan: RemotePlan[Any] = RemotePlan(Recipe(FedSeq(epochs=1), evaluate_every=0), "a,b")
