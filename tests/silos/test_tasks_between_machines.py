@@ -31,6 +31,7 @@ from ekiden.silos.coordinator.remote_plan import RemotePlan
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import read
+from ekiden.silos.trust.agreement import EXACT, NOISE
 from ekiden.silos.trust.parcel import Answer, unpack
 from ekiden.silos.trust.report import Reported
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
@@ -135,7 +136,7 @@ def far(
     plan: RemotePlan[Method] = RemotePlan(
         Recipe(method, model=MODELS[kind], training=TRAINING, seed=3, evaluate_every=0),
         ",".join(NAMES),
-        **more,
+        **{"evaluate_dp": "exact", **more},  # as on one machine
     )
     tell: Callable[[str], None] = said.append if said is not None else lambda line: None
     return session.run(plan, nodes, folder, nodes.public, tell, poll=0)
@@ -272,9 +273,10 @@ def test_errors_of_several_targets(tmp_path: Path) -> None:
     assert verify(tmp_path / "run", nodes.public).wrong == ()
 
 
-def test_nothing_is_told_of_few_samples_of_any_task(tmp_path: Path) -> None:
+@pytest.mark.parametrize("noise", [EXACT, NOISE])
+def test_nothing_is_told_of_few_samples_of_any_task(noise: str, tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "regression", "[limits]\nmin_samples = 1000\n")
-    result = far(FedSeq(epochs=1), nodes, tmp_path / "run", "regression")
+    result = far(FedSeq(epochs=1), nodes, tmp_path / "run", "regression", evaluate_dp=noise)
     assert not {"loss", "rmse", "clients"} & set(result.metrics[-1])
 
 
@@ -390,6 +392,7 @@ def test_silos_agree_on_the_scale_of_what_is_predicted(
     plan: RemotePlan[Any] = RemotePlan(
         Recipe(FedSeq(epochs=10), training=replace(TRAINING, batch_size=16), evaluate_every=0),
         "a,b",
+        evaluate_dp="exact",
     )
     result = session.run(
         plan, FakeNodes([read(f) for f in files]), tmp_path / "run", {}, lambda line: None, poll=0

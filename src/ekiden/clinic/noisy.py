@@ -449,7 +449,7 @@ def _of_pairs(ordered: float, comparable: float, n: float) -> dict[str, Any]:
     Wassily Hoeffding: A class of statistics with asymptotically normal distribution. Annals of
     Mathematical Statistics 19, 1948.
     """
-    pairs_ = max(comparable * n, n)
+    pairs_ = max(comparable * n, n, 1.0)
     value = min(max(ordered * n / 2 / pairs_, 0.0), 1.0)
     alike = (2 * pairs_) ** 2 / max(n, 1.0)  # Σ c², if all samples are in equally many pairs
     spread = pairs_**2 * value * (1 - value) * 2 / max(n, 1.0)

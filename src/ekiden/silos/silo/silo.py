@@ -541,7 +541,8 @@ def _counted(run: Agreed, telling: Exact, digest: str) -> Callable[[Scores], Ten
     if run.terms.times:
         ends = (client.val if run.terms.validation else client.test).y.numpy()
         times = Followed.of(ends, limits.times, limits.min_positives).times
-    care = Care(limits.min_samples, limits.min_positives, times=times)
+    coarse = times is not None  # groups of few samples are joined, whoever made the model
+    care = Care(limits.min_samples, limits.min_positives, coarse=coarse, times=times)
     train = None if run.file.data.part else client.train.y
     return lambda scores: telling.counting.count(scores, care, train)
 

@@ -129,8 +129,8 @@ class Limits(Checked):
     samples here, and samples of classes with fewer than k samples; histograms of `trees` are of
     groups of k samples or more"""
     min_samples: Count = 10
-    """nothing is told about fewer test samples than this. If the coordinator could have made a
-    model, bins of its scores with fewer samples are joined"""
+    """nothing is told about fewer test samples than this. Groups of predicted survival with fewer
+    (`ekiden evaluate --at`) are joined"""
     min_positives: Count = 5
     """samples of classes, and labels, with fewer test samples than this are left out of what is
     told by class"""
