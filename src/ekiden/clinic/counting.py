@@ -579,9 +579,9 @@ def _told_at(s: Scores, time: float, hazard: float, care: Care) -> tuple[Tensor,
     sums, errors, least = survival_sums(s, time, hazard)
     if care.times is not None and time not in care.times:
         sums, errors = torch.zeros_like(sums), torch.zeros_like(errors)
+    sums = joined(sums, care.samples, sums[0])  # no group of few samples, exact or not
     if not care.coarse or not sums.any():
         return fixed(sums), fixed(errors)
-    sums = joined(sums, care.samples, sums[0])
     most = 2.0 ** ceil(-log2(least))  # tells little of `least`
     largest = torch.tensor([1.0, 1.0, most, most, most**2, most**2], dtype=torch.float64)
     told = _stepped(sums, largest[:, None])
