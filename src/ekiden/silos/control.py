@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ class SuperLink:
         self._client: Any = ControlHttpClient.from_server_address(
             address, security.insecure, None if security.insecure else authority, ()
         )
+        weakref.finalize(
+            self, self._client.close
+        )  # or its sockets stay open until they are noticed
 
     def register(self, public_key: str) -> bool:
         """Let the holder of a key (OpenSSH text) connect; return whether it was not known

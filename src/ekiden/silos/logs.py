@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -47,7 +48,8 @@ class Log:
         """Write the lines of other processes as they come, in a thread."""
 
         def write() -> None:
-            for line in lines:
-                self.other(line)
+            with suppress(ValueError):  # the pipe was closed, because the other process is gone
+                for line in lines:
+                    self.other(line)
 
         threading.Thread(target=write, daemon=True).start()
