@@ -108,7 +108,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = page.file.src_uri
     if name in FIRST:  # a word in a title counts 1000 times as much as one in the text
         page.meta["search"] = {"boost": 3}
-    elif name in LAST or name.startswith("reference/"):
+    elif name in LAST or name.startswith(("reference/", "decisions/")):
         page.meta["search"] = {"boost": 0.001}
     markdown = PROMISE.sub("", markdown)
     if name == "leaderboard.md":
