@@ -10,9 +10,18 @@ import pytest
 import torch
 
 from ekiden import UserError
-from ekiden.clinic.counting import EXACT, SHARES, Care, counting_of, real
-from ekiden.clinic.figures import AtTime
+from ekiden.clinic.counting import (
+    SHARES,
+    actuarial_sums,
+    counting_of,
+    predicted_at,
+    status_at,
+)
+from ekiden.clinic.figures import AtTime, at_time
+from ekiden.clinic.noisy import Noisy
+from ekiden.clinic.ranked import Wanted
 from ekiden.core.tasks import Scores, Survival
+from ekiden.core.training.private import Draw, Noise, noise_for
 from tests.methods.survival_reference import HAZARD, TIMES, without_ties
 
 REFERENCE: dict[str, Any] = json.loads(
@@ -27,8 +36,8 @@ def answered(days: Any, died: Any, risk: Any) -> Scores:
     return Scores(TASK, 1, y, torch.tensor(np.asarray(risk))[:, None], torch.zeros(len(y)))
 
 
-def told(s: Scores, care: Care = EXACT) -> tuple[AtTime, ...]:
-    return COUNTING.told(COUNTING.count(s, care)).survival
+def told(s: Scores) -> tuple[AtTime, ...]:
+    return COUNTING.told(COUNTING.count(s)).survival
 
 
 def test_they_are_those_of_scikit_survival_and_lifelines() -> None:
@@ -71,6 +80,37 @@ def test_counts_of_silos_add_up_with_weights_of_their_own() -> None:
             assert share == pytest.approx(wanted, abs=1e-6)
 
 
+def test_with_noise_they_come_near_and_are_told_of_all_together() -> None:
+    """Of 2,000 samples; each silo's noise hides one of them."""
+    days, died, risk = (np.tile(each, 10) for each in without_ties())
+    s = answered(days, died, risk)
+    telling = Noisy(COUNTING, noise_for(2.0, 1e-5, 1.0, 1))
+    halves = [s.at(torch.arange(1000)), s.at(torch.arange(1000, 2000))]
+    reports = [telling.release(s, Draw(Noise(bytes([k] * 32)))) for k, s in enumerate(halves)]
+    found = telling.figures(reports[0] + reports[1], Wanted()).survival
+    for one, true in zip(found, told(s), strict=True):
+        assert one.whole.observed == pytest.approx(true.whole.observed, abs=0.08)
+        assert one.whole.predicted == pytest.approx(true.whole.predicted, abs=0.05)
+        assert one.brier == pytest.approx(true.brier, abs=0.05)
+        assert one != true
+
+
+def test_a_life_table_is_near_to_the_estimate_by_kaplan_and_meier() -> None:
+    s, counts = answered(*without_ties()), []
+    for time, hazard in zip(TIMES, HAZARD, strict=True):
+        without, had = status_at(s, time)
+        place, group = torch.where(without, 0, torch.where(had, 1, 2)), predicted_at(s, hazard)[1]
+        counts.append(torch.bincount(place * SHARES + group, minlength=3 * SHARES))
+    table = torch.stack(counts).view(-1, 3, SHARES).double().numpy()
+    for time, true, sums, errors in zip(TIMES, told(s), *actuarial_sums(table), strict=True):
+        assert float(sums[2:4].sum()) == pytest.approx(200), "the weights are those of all samples"
+        one = at_time(time, sums.numpy(), errors.numpy())
+        assert one.whole.observed == pytest.approx(true.whole.observed, abs=0.03)
+        assert one.brier == pytest.approx(true.brier, abs=0.02)
+    few = np.array([[[1.0] + [0.0] * 9, [0.0] * 10, [9.0] * 10]])
+    assert not actuarial_sums(few)[0].any()
+
+
 @pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     draw, hits = np.random.default_rng(0), np.zeros(2)
@@ -84,71 +124,13 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert (hits >= 0.92 * 200).all(), hits
 
 
-def test_a_model_that_may_be_made_up_gets_rounded_sums_of_enough_samples() -> None:
-    """Whatever it answers to one sample: that moves a number of samples by one, and a sum by a few
-    steps."""
+def test_nothing_is_told_where_few_would_be_followed() -> None:
     days, died, risk = without_ties()
-    near, exact = (
-        told(answered(days, died, risk), Care(10, 5, coarse=True)),
-        told(answered(days, died, risk)),
-    )
-    for one, true in zip(near, exact, strict=True):
-        assert all(row.samples >= 10 for row in one.groups)
-        assert one.whole.observed == pytest.approx(true.whole.observed, abs=0.01)
-        assert one.brier == pytest.approx(true.brier, abs=0.01)
-    said = set()
-    for answer in np.linspace(-0.01, 0.01, 12):
-        risk[0] = answer
-        said.add(
-            tuple(COUNTING.count(answered(days, died, risk), Care(10, 5, coarse=True)).tolist())
-        )
-    assert len(said) <= 4
-
-
-def test_nothing_is_told_where_few_would_be_followed_and_at_other_times_than_the_silos() -> None:
-    days, died, risk = without_ties()
-    assert [one.time for one in told(answered(days, died, risk), Care(10, 5, times=(200.0,)))] == [
-        200
-    ]
     early = died.astype(bool) | (np.arange(200) % 50 > 0)
     assert [
         one.time
         for one in told(answered(np.where(early, days.clip(max=150), days), 0 * died, risk))
     ] == [100]
-
-
-def test_two_evaluations_show_between_which_times_a_subject_had_the_event() -> None:
-    """The models differ in one subject's prediction; the coordinator knows nobody's times."""
-    days, died, _ = without_ties()
-    groups = np.where(np.arange(200) % 2, -3.0, 1.5)
-    for one in range(0, 200, 13):
-        reports = []
-        for place in (-3.0, 1.5):
-            groups[one] = place
-            found = COUNTING.count(answered(days, died, groups), Care(10, 5, coarse=True))
-            reports.append(torch.from_numpy(real(COUNTING.split(found)["grouped"].numpy())))
-        moved = (reports[1] - reports[0])[:, 2:4].clip(0).amax(
-            -1
-        ) > 0.5  # by time: without, with the event
-        truth = [[days[one] >= time, bool(died[one]) and days[one] <= time] for time in TIMES]
-        assert moved.tolist() == truth
-        groups[one] = -3.0 if one % 2 else 1.5
-
-
-def test_one_evaluation_shows_the_time_of_a_subject_to_who_knows_all_others() -> None:
-    """Of 15 times and both kinds of ends, few would give the same report."""
-    days, died, risk = (each[:40].copy() for each in without_ties())
-    care, left = Care(10, 5, coarse=True), set()
-    true, truth = COUNTING.count(answered(days, died, risk), care), (days[7], died[7])
-    for one in (
-        truth,
-        *((time, event) for time in np.linspace(5, 700, 15) for event in (0.0, 1.0)),
-    ):
-        days[7], died[7] = one
-        if torch.equal(COUNTING.count(answered(days, died, risk), care), true):
-            left.add(one)
-    assert truth in left
-    assert len(left) <= 5
 
 
 def test_each_time_has_a_hazard() -> None:

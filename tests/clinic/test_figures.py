@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ekiden import UserError
 from ekiden.clinic import ranked
-from ekiden.clinic.counting import EXACT, Care, Counting, counting_of, edges, joined, real
+from ekiden.clinic.counting import EXACT, Care, Counting, counting_of, real
 from ekiden.clinic.figures import Figures, figures
 from ekiden.clinic.ranked import Wanted, wilson
 from ekiden.core.base.checks import made
@@ -34,7 +34,6 @@ from ekiden.core.tasks.counts import ClassCounts
 from ekiden.core.tasks.ranked import Ranked
 
 Array = np.ndarray[Any, Any]
-COARSE = Care(samples=10, coarse=True)
 
 
 def two_classes(p: Array, y: Array) -> Scores:
@@ -308,16 +307,6 @@ def test_intervals_are_those_of_leaving_one_sample_out_or_wider(kind: str) -> No
         )
 
 
-def test_coarse_counts_give_intervals_of_numbers_and_none_of_pixels() -> None:
-    s, _ = answered("numbers", 400)
-    exact, coarse = told(s), told(s, COARSE)
-    for name, ends in exact.intervals.items():
-        assert coarse.intervals[name] == pytest.approx(ends, abs=0.08), name
-    pixels, _ = answered("pixels")
-    assert {"dice", "miou", "accuracy"} <= told(pixels).intervals.keys()
-    assert not told(pixels, COARSE).intervals
-
-
 def test_a_bootstrap_of_the_calibration_error_does_not_hold_its_true_value() -> None:
     """So there is none: chance makes the error larger, and drawing again adds chance a second
     time."""
@@ -426,33 +415,6 @@ def test_a_threshold_that_was_chosen_and_one_of_a_sensitivity() -> None:
     assert read.to_json() == found.to_json()
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=30),
-    st.integers(1, 12),
-)
-def test_joined_bins_have_enough_samples_or_none(counts: list[tuple[int, int]], least: int) -> None:
-    rows = torch.tensor(counts).T
-    found = joined(rows, least)
-    totals = found.sum(0)
-    assert bool(((totals == 0) | (totals >= least)).all())
-    assert found.sum(1).tolist() == (rows.sum(1).tolist() if int(rows.sum()) >= least else [0, 0])
-    assert torch.equal(joined(rows, 1), rows)
-
-
-def test_scores_in_sparse_bins_are_moved_if_the_model_may_be_made_up() -> None:
-    """Then nothing is said about the error; with many samples the values are as good."""
-    p, y = skewed(4000, 2)
-    s = two_classes(p, y)
-    coarse, exact = told(s, COARSE), told(s)
-    assert coarse.joined
-    assert not coarse.errors
-    assert coarse.values["auroc"] == pytest.approx(exact.values["auroc"], abs=2e-3)
-    assert coarse.values["brier"] == pytest.approx(exact.values["brier"], abs=1e-3)
-    counting, numbers = counted(s, COARSE)
-    scores = counting.split(numbers)["scores"][0].sum(0)
-    assert bool(((scores == 0) | (scores >= 10)).all())
-
-
 def test_too_few_samples_and_too_few_of_a_class_are_left_out() -> None:
     p, y = skewed(40, 2, 0.0)  # three of the second class
     s = two_classes(p, y)
@@ -514,20 +476,6 @@ def test_fixed_point_and_whole_numbers_only(task: Task) -> None:
     counting = counting_of(task, 4, full=True)
     assert sum(part.size for part in counting.layout) == counting.size
     assert of(counting, torch.zeros(counting.size, dtype=torch.int64)).values == {}
-
-
-def test_joined_bins_say_little_about_where_one_sample_is() -> None:
-    """Among 4 and 5 others it is the median; before, its exact bin was told, 12 bits for each
-    model."""
-    size, seen, exact = len(edges(1)) + 1, set(), set()
-    for place in range(0, size, 128):
-        rows = torch.zeros(2, size, dtype=torch.int64)
-        rows[0, 0], rows[0, size - 2], rows[0, size - 1] = 4, 5, 70
-        rows[0, place] += 1
-        exact.add(rows.numpy().tobytes())
-        seen.add(joined(rows, 10).numpy().tobytes())
-    assert len(exact) == len(range(0, size, 128))
-    assert len(seen) <= 3
 
 
 def test_the_interval_of_few_positives_is_no_narrower_than_that_of_as_few_draws() -> None:

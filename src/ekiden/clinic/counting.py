@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import asinh, ceil, floor, log2, log10, nan, prod
+from math import asinh, nan, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -44,12 +44,10 @@ from ekiden.core.tasks.labels import (
 from ekiden.core.tasks.ranked import Floats, Ranked
 
 FIXED = 1 << 20  # the whole number that stands for 1 in sums
-MOST_LOSS = 10.0  # largest loss of a sample in a coarse sum
 _FINE = 2.0**50  # parts of a number's second half, see `fixed`
 _DIGITS = 26  # binary digits of a small sum
-_LARGEST = 1e6  # loss of a sample in an exact sum; larger ones count as this
+_LARGEST = 1e6  # loss of a sample in a sum; larger ones count as this
 _ROOM = 2.0**61  # a sum below it has room in a whole number, also with those of other silos
-_STEPS = 16  # by which one sample moves a coarse sum at most
 _REACH = 104.0  # of the logit of a score: those of float32 end there
 _ONE = 36.0  # of the logit of a score: above, it is 1 in float64
 # bins of scores are about even in the logit up to here, and in its logarithm from here on
@@ -61,7 +59,8 @@ _MOST_TRAIN = 1000  # classes whose training labels are counted
 SHARES = 10  # groups of equal width of the predicted survival
 # of a silo's samples would be followed up to a time without events; with fewer it tells nothing
 # then
-_FOLLOWED = 0.05
+FOLLOWED = 0.05
+_SPREAD = 1 / 12 / SHARES**2  # variance of the predicted survival within a group
 
 
 class Counted(NamedTuple):
@@ -78,19 +77,11 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True)
 class Care:
-    """How carefully a silo tells about its samples."""
+    """How many samples a silo wants behind what it tells without noise."""
 
-    samples: int = (
-        1  # with fewer samples nothing is told. If `coarse`, bins of scores with fewer are joined.
-    )
+    samples: int = 1  # with fewer samples nothing is told
     # samples of classes, and labels, with fewer samples are left out of what is told by class
     positives: int = 1
-    # whether another party could have made the model, so that it answers to one sample. Then scores
-    # in sparse bins are
-    # moved to their neighbours, and one sample moves a sum by a few steps only.
-    coarse: bool = False
-    # between and after which enough samples end, so that survival is told there; None: of all times
-    times: tuple[float, ...] | None = None
 
 
 EXACT = Care()
@@ -121,17 +112,15 @@ class Counting(ABC):
         """All numbers, in order.
 
         reports: silos with enough samples; samples; broken: silos where a loss is not a number;
-        exact: samples of silos that were not coarse; loss: sum of the losses; far: silos where the
-        model has diverged; trained and train: training samples, and their labels.
+        loss: sum of the losses; far: silos where the model has diverged; trained and train:
+        training samples, and their labels.
         """
         train = (
             self.outputs
             if self.outputs <= _MOST_TRAIN and not isinstance(self.task, ScaledTask)
             else 0
         )
-        first = [
-            Counted(name) for name in ("reports", "samples", "broken", "exact", "far", "trained")
-        ]
+        first = [Counted(name) for name in ("reports", "samples", "broken", "far", "trained")]
         return (*first, Counted("loss", (2,)), Counted("train", (train,)), *self.parts())
 
     @property
@@ -154,7 +143,7 @@ class Counting(ABC):
 
         Args:
             s: the answers, with probabilities if `full`.
-            care: what is left out, or coarse.
+            care: what is left out.
             train: labels of the training samples; None if they are not counted.
         """
         units = self.task.units(s.y) if len(s) else None
@@ -171,8 +160,7 @@ class Counting(ABC):
             "reports": torch.tensor(1),
             "samples": torch.tensor(len(s)),
             "broken": loss.isnan().any().long(),
-            "exact": torch.tensor(0 if care.coarse else len(s)),
-            "loss": _coarse_loss(loss) if care.coarse else fixed(each.sum()),
+            "loss": fixed(each.sum()),
             "far": torch.tensor(int(mean != mean or mean > max(30.0, 10 * guess))),  # noqa: PLR0124  (NaN)
             **self._trained(care, train),
             **self.measure(s, care),
@@ -198,15 +186,15 @@ class Counting(ABC):
     def told(self, numbers: Tensor) -> CountedAnswers:
         """Return what the sum of the numbers of all silos says."""
         n = {name: values.double().numpy() for name, values in self.split(numbers).items()}
-        samples, exact = int(n["samples"]), int(n["exact"])
-        total = float(n["places"]) if "places" in n and exact == samples else samples
+        samples = int(n["samples"])
+        # with noise there are no squares, and the loss is a mean over samples
+        total = float(n["places"]) if "places" in n and n["squares"].any() else samples
         loss = nan if n["broken"] or not total else float(real(n["loss"])) / total
         counts = self.counts(n, samples, loss) if samples else Counts(0, nan)
         return CountedAnswers(
             counts,
             int(n["reports"]),
             exact=False,
-            joined=exact < samples and "scores" in n,
             train=n["train"] if n["trained"] else None,
             trained=int(n["trained"]),
             survival=self.survival(n),
@@ -249,9 +237,7 @@ class Scored(Counting):
             Counted("confidence", (GROUPS, 2)),
         ]
 
-    def measured(
-        self, p: Tensor, there: Tensor, most: Tensor, right: Tensor, care: Care
-    ) -> dict[str, Tensor]:
+    def measured(self, p: Tensor, there: Tensor, most: Tensor, right: Tensor) -> dict[str, Tensor]:
         """Return the numbers of scores.
 
         Args:
@@ -259,23 +245,17 @@ class Scored(Counting):
             there: (n, C) whether samples have this class or label.
             most: (m,) confidence of each answer.
             right: (m,) whether it is right.
-            care: what is coarse.
         """
         size, columns = len(self.edges) + 1, zip(p.T, there.long().T, strict=True)
         scores = torch.zeros(p.shape[1], 2, size, dtype=torch.int64)  # none, if no label is shown
         for k, (a, b) in enumerate(columns):
             bins = b * size + binned(a, self.edges)
-            rows = torch.bincount(bins, minlength=2 * size).view(2, size)
-            scores[k] = joined(rows, care.samples) if care.coarse else rows
+            scores[k] = torch.bincount(bins, minlength=2 * size).view(2, size)
         groups = torch.from_numpy(by_confidence(most.numpy(), right.numpy()))
-        if not care.coarse:
-            told = {
-                "brier": fixed((p - there.double()).square().sum()),
-                "confidence": fixed(groups[2]),
-            }
-            return {"scores": scores, "groups": groups[:2], **told}
-        groups = joined(groups, care.samples, groups[0])
-        told = {"brier": torch.zeros(2), "confidence": _stepped(groups[2], 1.0)}
+        told = {
+            "brier": fixed((p - there.double()).square().sum()),
+            "confidence": fixed(groups[2]),
+        }
         return {"scores": scores, "groups": groups[:2], **told}
 
     def ranked(self, n: Mapping[str, Floats]) -> tuple[Ranked, ...]:
@@ -293,8 +273,9 @@ class Scored(Counting):
         if "scores" not in n:
             return np.zeros((3, 0)), nan
         groups = np.concatenate([n["groups"], real(n["confidence"])[None]])
-        coarse = n["exact"] < n["samples"]
-        return groups, sum(one.brier()[0] for one in ranked) if coarse else float(real(n["brier"]))
+        if n["brier"].any():
+            return groups, float(real(n["brier"]))
+        return groups, sum(one.brier()[0] for one in ranked)  # with noise, bins alone are told
 
 
 class OfClasses(Scored):
@@ -334,9 +315,7 @@ class OfClasses(Scored):
         )
         most, answer = p.max(1)
         first, end = (1, 2) if self.outputs == 2 else (0, self.outputs)
-        return found | self.measured(
-            p[:, first:end], there[:, first:end], most, answer == s.y, care
-        )
+        return found | self.measured(p[:, first:end], there[:, first:end], most, answer == s.y)
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> ClassCounts:
         if (table := n.get("table")) is None:
@@ -375,7 +354,7 @@ class OfLabels(Scored):
             return found
         most = torch.where(answer, p, 1 - p)[:, shown].flatten()
         right = (answer == there)[:, shown].flatten()
-        told = self.measured(p[:, shown], there[:, shown], most, right, care)
+        told = self.measured(p[:, shown], there[:, shown], most, right)
         scores = torch.zeros(self.outputs, *told["scores"].shape[1:], dtype=torch.int64)
         scores[shown] = told["scores"]
         return found | told | {"scores": scores}
@@ -416,22 +395,12 @@ class OfNumbers(Counting):
         mean, std = torch.tensor([self.regression.mean, self.regression.std], dtype=torch.float64)
         y = (s.y.double().view(s.answers.shape) - mean) / std
         errors = (s.answers.double() - mean) / std - y
-        root = MOST_LOSS**0.5
-        if care.coarse:
-            errors, y = errors.nan_to_num(root).clamp(-root, root), y.clamp(-root, root)
         e2, y2 = errors.square(), y.square()
         values = [errors.abs(), e2, y, y2, e2.square(), e2 * y, e2 * y2, y2 * y, y2.square()]
         totals = torch.stack([one.sum(0) for one in values], 1)  # (K, 9)
         room = totals.abs() < _ROOM
         lost = torch.stack([~room[:, :4].all(), ~room[:, 4:].all()])
-        totals = torch.where(room, totals, 0.0)
-        if care.coarse:
-            most = torch.tensor(
-                [root**power for power in (1, 2, 1, 2, 4, 3, 4, 3, 4)], dtype=torch.float64
-            )
-            sums = _stepped(totals, most)
-        else:
-            sums = fixed(totals)
+        sums = fixed(torch.where(room, totals, 0.0))
         names = ("absolute", "squared", "target", "target_squared")
         found = dict(zip(names, sums.unbind(1), strict=False))
         return found | {"moments": sums[:, 4:], "lost": lost}
@@ -483,11 +452,11 @@ class OfTimes(Counting):
         found = dict[str, Tensor]()
         if self.labels.times:
             sums = [
-                _told_at(s, *at, care)
+                survival_sums(s, *at)
                 for at in zip(self.labels.times, self.labels.hazard, strict=True)
             ]
             found["grouped"], found["errors"] = (
-                torch.stack(parts) for parts in zip(*sums, strict=True)
+                fixed(torch.stack(parts)) for parts in zip(*sums, strict=True)
             )
         ordered, comparable = pairs(s)
         if int(s.y[:, 1].sum()) < care.positives:
@@ -496,18 +465,11 @@ class OfTimes(Counting):
             [(a * b).sum() for a, b in ((ordered,) * 2, (ordered, comparable), (comparable,) * 2)]
         )
         totals = {"ordered": ordered.sum() // 2, "comparable": comparable.sum() // 2}
-        if care.coarse:  # a sample is in fewer than n pairs
-            step = ceil(2 * len(s) / _STEPS)
-            totals = {name: (total / step).round().long() * step for name, total in totals.items()}
-            steps = torch.tensor([12, 6, 3]) * ceil(
-                len(s) ** 2 / _STEPS
-            )  # its pairs are also in those of others
-            squares = (squares / steps).round().long() * steps
         return found | totals | {"squares": squares}
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> PairCounts:
         comparable = float(n["comparable"])
-        ordered = min(float(n["ordered"]) / 2, comparable)  # coarse sums are rounded
+        ordered = min(float(n["ordered"]) / 2, comparable)  # with noise they are near, not equal
         return PairCounts(samples, loss, ordered, comparable, n["squares"])
 
     def survival(self, n: Mapping[str, Floats]) -> tuple[AtTime, ...]:
@@ -517,8 +479,8 @@ class OfTimes(Counting):
         return tuple(at_time(*one) for one in every if one[1][0].any())
 
 
-def survival_sums(s: Scores, time: float, hazard: float) -> tuple[Tensor, Tensor, float]:
-    """Return what is summed at a time, float64, and the least share that would be followed so long.
+def survival_sums(s: Scores, time: float, hazard: float) -> tuple[Tensor, Tensor]:
+    """Return what is summed at a time, float64.
 
     A sample counts as if it stood for those that were last seen earlier: its weight w is 1 / G,
     with G the share that would be followed so long without events, by Kaplan and Meier of these
@@ -536,19 +498,17 @@ def survival_sums(s: Scores, time: float, hazard: float) -> tuple[Tensor, Tensor
     Returns:
         (6, groups), by groups of equal width of the predicted survival S: samples, Σ S, sums of w
         of those without and with the event by then, and of w²; (2,) Σ w(S - o)², with o = 1 without
-        the event and 0 with it, and Σ w²(S - o)⁴; the least G.
+        the event and 0 with it, and Σ w²(S - o)⁴.
     """
     ends, event = s.y[:, 0].double(), s.y[:, 1] > 0
-    had = event & (ends <= time)
-    without = ~had & (ends >= time)
+    without, had = status_at(s, time)
     known, followed = had | without, _followed(ends, event, ends.clamp(max=time))
     least = float(followed[known].min()) if bool(known.any()) else 0.0
     sums = torch.zeros(6, SHARES, dtype=torch.float64)
-    if least < _FOLLOWED:
-        return sums, torch.zeros(2, dtype=torch.float64), least
+    if least < FOLLOWED:
+        return sums, torch.zeros(2, dtype=torch.float64)
     w = torch.where(known, 1 / followed, 0.0)
-    predicted = torch.exp(-hazard * s.answers[:, 0].double().exp()).nan_to_num(0)
-    group = (predicted * SHARES).long().clamp(0, SHARES - 1)
+    predicted, group = predicted_at(s, hazard)
     wrong = (predicted - without.double()).square() * w
     values = [
         torch.ones_like(w),
@@ -560,33 +520,68 @@ def survival_sums(s: Scores, time: float, hazard: float) -> tuple[Tensor, Tensor
     ]
     for row, one in zip(sums, values, strict=True):
         row.index_add_(0, group, one)
-    return sums, torch.stack([wrong.sum(), wrong.square().sum()]), least
+    return sums, torch.stack([wrong.sum(), wrong.square().sum()])
+
+
+def status_at(s: Scores, time: float) -> tuple[Tensor, Tensor]:
+    """Return of which samples it is known that they were without the event, or with it, at a time."""
+    ends = s.y[:, 0].double()
+    had = (s.y[:, 1] > 0) & (ends <= time)
+    return ~had & (ends >= time), had
+
+
+def predicted_at(s: Scores, hazard: float) -> tuple[Tensor, Tensor]:
+    """Return the predicted survival of each sample, and its group among those of equal width."""
+    predicted = torch.exp(-hazard * s.answers[:, 0].double().exp()).nan_to_num(0)
+    return predicted, (predicted * SHARES).long().clamp(0, SHARES - 1)
+
+
+def actuarial_sums(counts: Floats) -> tuple[Tensor, Tensor]:
+    """Return sums as `survival_sums` has them, by a life table over the times.
+
+    Who was last seen between two times counts as followed for half of it. A sample's predicted
+    survival is the middle of its group, give or take the variance of even draws from it.
+
+    Sidney Cutler, Fred Ederer: Maximum utilization of the life table method in analyzing survival.
+    Journal of Chronic Diseases 8, 1958.
+
+    Args:
+        counts: (times, 3, groups) samples without the event by a time, with it, and last seen
+            before.
+
+    Returns:
+        (times, 6, groups) and (times, 2).
+    """
+    n = alive = counts[0].sum()
+    sums, errors = np.zeros((len(counts), 6, SHARES)), np.zeros((len(counts), 2))
+    middle = (np.arange(SHARES) + 0.5) / SHARES
+    share, before = 1.0, np.zeros(3)
+    for k, (without, had, lost) in enumerate(counts):
+        ended = np.array([without.sum(), had.sum(), lost.sum()])
+        _, events, gone = np.maximum(ended - before, 0)  # noise can make them fall
+        share *= 1 - min(events / max(alive - gone / 2, 1), 1)
+        alive, before = ended[0], ended
+        if not alive * share or alive < FOLLOWED * n * share:
+            continue
+        # The weights of all add up to n.
+        late, early = n * share / alive, n * (1 - share) / max(ended[1], 1)
+        total = without + had + lost
+        sums[k, :4] = total, total * middle, late * without, early * had
+        sums[k, 4:] = late**2 * without, early**2 * had
+        wrong = late * ((1 - middle) ** 2 + _SPREAD), early * (middle**2 + _SPREAD)
+        errors[k] = [wrong[0] ** p @ without + wrong[1] ** p @ had for p in (1, 2)]
+    return torch.from_numpy(sums), torch.from_numpy(errors)
 
 
 def at_times(task: Survival, parts: Sequence[Scores]) -> tuple[AtTime, ...]:
     """Return how well survival is predicted at the task's times; weights are those of each part."""
     found = []
     for time, hazard in zip(task.times, task.hazard, strict=True):
-        sums = [survival_sums(part, time, hazard)[:2] for part in parts]
+        sums = [survival_sums(part, time, hazard) for part in parts]
         grouped, errors = (torch.stack(each).sum(0).numpy() for each in zip(*sums, strict=True))
         if grouped[0].any():
             found.append(at_time(time, grouped, errors))
     return tuple(found)
-
-
-def _told_at(s: Scores, time: float, hazard: float, care: Care) -> tuple[Tensor, Tensor]:
-    """Return the sums at a time as whole numbers; 0 at those that the silo does not tell."""
-    sums, errors, least = survival_sums(s, time, hazard)
-    if care.times is not None and time not in care.times:
-        sums, errors = torch.zeros_like(sums), torch.zeros_like(errors)
-    sums = joined(sums, care.samples, sums[0])  # no group of few samples, exact or not
-    if not care.coarse or not sums.any():
-        return fixed(sums), fixed(errors)
-    most = 2.0 ** ceil(-log2(least))  # tells little of `least`
-    largest = torch.tensor([1.0, 1.0, most, most, most**2, most**2], dtype=torch.float64)
-    told = _stepped(sums, largest[:, None])
-    told[0] = fixed(sums[0])
-    return told, _stepped(errors, largest[[2, 4]])
 
 
 def _followed(ends: Tensor, event: Tensor, times: Tensor) -> Tensor:
@@ -610,7 +605,7 @@ class OfPlaces(Counting):
     among them.
 
     table: places by label and answer, of up to 100 classes. squares and overlaps: see
-    `PlaceCounts`; 0 in coarse counts.
+    `PlaceCounts`.
     """
 
     @property
@@ -630,10 +625,6 @@ class OfPlaces(Counting):
         found = {"places": units.sum(), "right": (s.right.double() * units).round().sum()}
         if self.tabled:
             found["table"] = confusion(s)
-        if care.coarse:  # a small change of one sample would show in some of many products
-            step = max(float(units.max()) / _STEPS, 1.0)
-            found = {name: (numbers / step).round() * step for name, numbers in found.items()}
-            return found | {"squares": torch.zeros(3), "overlaps": torch.zeros(3, self.outputs)}
         c = PlaceCounts.of(s, spread=True)
         return found | {
             "squares": torch.from_numpy(c.squares),
@@ -643,8 +634,7 @@ class OfPlaces(Counting):
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> PlaceCounts:
         places = float(n["places"])
         accuracy = float(n["right"]) / places if places else nan
-        fine = bool(n["exact"] == samples)
-        squares = n["squares"] if fine else NONE
+        squares = n["squares"] if n["squares"].any() else NONE  # with noise there are none
         if (table := n.get("table")) is None:
             return PlaceCounts(
                 samples, loss, accuracy, NONE, NONE, NONE, places=places, squares=squares
@@ -700,35 +690,6 @@ def binned(p: Tensor, inner: Tensor) -> Tensor:
     return torch.bucketize(torch.logit(p.double()), inner, right=True)
 
 
-def joined(rows: Tensor, least: int, totals: Tensor | None = None) -> Tensor:
-    """Return counts (R, bins) in which bins with fewer than `least` samples are joined with their
-    neighbours.
-
-    The samples of the joined bins are counted in the bin between the first and the last of them
-    whose number is divisible by the largest power of two. It says little about where a single
-    sample is; their median would be the bin of one of them. `totals` (bins,) are the samples; by
-    default the sums of the rows.
-    """
-    found = torch.zeros_like(rows)
-    totals = rows.sum(0) if totals is None else totals
-    inside: list[int] = []
-    cells: list[list[int]] = []
-    for place in totals.nonzero().flatten().tolist():
-        inside.append(place)
-        if int(totals[inside].sum()) >= least:
-            cells.append(inside)
-            inside = []
-    if inside and cells:
-        cells[-1] += inside
-    for cell in cells:
-        low, high = cell[0], cell[-1]
-        place = high
-        while (rounder := place & (place - 1)) >= low and place:  # without its last bit
-            place = rounder
-        found[:, place] = rows[:, cell].sum(1)
-    return found
-
-
 def fixed(totals: Tensor) -> Tensor:
     """Return numbers as pairs of whole numbers (..., 2): n and m stand for n + m / 2^50.
 
@@ -745,22 +706,3 @@ def fixed(totals: Tensor) -> Tensor:
 def real(numbers: Floats) -> Floats:
     """Return the numbers (...) that pairs (..., 2), or sums of them, stand for."""
     return np.asarray(numbers[..., 0] + numbers[..., 1] / _FINE)
-
-
-def _stepped(totals: Tensor, most: float | Tensor) -> Tensor:
-    """Return sums in steps of which a sample, that adds `most` at most, adds at most 16."""
-    step = most / _STEPS
-    return fixed((totals / step).round() * step)
-
-
-def _coarse_loss(loss: Tensor) -> Tensor:
-    """Return the sum of the losses, from a mean of two significant digits, or in steps of 10/n if
-    these are larger.
-
-    One sample moves the mean by one step at most.
-    """
-    samples, mean = len(loss), float(loss.nan_to_num(MOST_LOSS).clamp(max=MOST_LOSS).mean())
-    share = MOST_LOSS / samples
-    digit = 10.0 ** floor(log10(share))
-    step = max(ceil(share / digit) * digit, 10.0 ** (floor(log10(mean)) - 1) if mean > 0 else 0.0)
-    return fixed(torch.tensor(round(mean / step) * step * samples, dtype=torch.float64))

@@ -59,9 +59,6 @@ class CountedAnswers:
     silos: int = 1  # that told about their samples
     # whether the samples are available; otherwise scores are in bins, and pairs inside silos
     exact: bool = True
-    # whether some silos moved scores in sparse bins, so that it is not known how far values can be
-    # off
-    joined: bool = False
     train: Floats | None = None  # (K,) labels of the training samples; None if nobody told
     trained: int = 0  # training samples
     survival: tuple[AtTime, ...] = ()  # at the task's times
@@ -79,16 +76,12 @@ class Figures:
     # 95 % intervals of some of them, as if samples were drawn independently
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     # how far a value from binned scores can be from that of the scores themselves; absent if the
-    # scores were available,
-    # or if scores in sparse bins were moved
+    # scores were available, or if counts have noise
     errors: Mapping[str, float] = field(default_factory=dict)
     # whether the samples were available. Otherwise scores are in bins, and times are compared
     # inside
     # silos.
     exact: bool = False
-    # whether some silos moved scores in sparse bins to their neighbours, so that these errors are
-    # not known
-    joined: bool = False
     each: tuple[Mapping[str, float], ...] = ()  # the metrics of each class, label or target
     prevalence: tuple[float, ...] = ()  # share of each class, or of samples with each label
     majority: float | None = (
@@ -134,9 +127,8 @@ def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> F
         told.silos,
         {name: float(value) for name, value in values.items() if not isnan(value)},
         {name: ends for name, ends in intervals.items() if not isnan(ends[0])},
-        {} if told.joined else _errors(c),
+        _errors(c),
         told.exact,
-        told.joined,
         _rows(each),
         _prevalence(c),
         _majority(told),

@@ -24,7 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.clinic.counting import Counting, binned, fixed
+from ekiden.clinic.counting import (
+    SHARES,
+    Counting,
+    actuarial_sums,
+    binned,
+    fixed,
+    predicted_at,
+    status_at,
+)
 from ekiden.clinic.figures import Figures, figures
 from ekiden.clinic.ranked import Interval, Wanted, Z
 from ekiden.core.base.errors import UserError
@@ -121,8 +129,10 @@ class Noisy(Exact):
             case Regression():
                 for name, power in _SUMS.items():
                     told.append(NoisyPart(name, (k,), math.sqrt(k) * _REACH**power))
-            case Survival():  # both are divided by n: see `_bounded`
+            case Survival(times=times):  # the first two are divided by n: see `_bounded`
                 told += [NoisyPart("ordered", (), 3.01), NoisyPart("comparable", (), 1.51)]
+                if times:  # a sample is in one group at each
+                    told.append(NoisyPart("at", (len(times), 3, SHARES), math.sqrt(len(times))))
             case _:  # in samples
                 told += [NoisyPart("places", (), 1), NoisyPart("right", (), 1)]
                 if any(part.name == "table" for part in self.counting.layout):
@@ -198,10 +208,13 @@ class Noisy(Exact):
                 values = (errors.abs(), errors.square(), y, y.square())
                 sums = [((one * GRID).round() / GRID).sum(0) for one in values]
                 found |= dict(zip(_SUMS, sums, strict=True))
-            case Survival():
+            case Survival() as task:
                 # A sample is in fewer than n pairs; n, too, is one less without it.
                 ordered, comparable = (one.sum() // 2 / max(len(s), 1) for one in pairs(s))
                 found |= {"ordered": ordered, "comparable": comparable}
+                if task.times:
+                    hazards = zip(task.times, task.hazard, strict=True)
+                    found["at"] = torch.stack([_grouped(s, *one) for one in hazards])
             case _:
                 units = self.counting.task.units(s.y)
                 assert units is not None
@@ -241,6 +254,7 @@ class Noisy(Exact):
             return Figures(0, silos)
         likely = self._filled(silos, samples, found)
         whole = figures(self.counting.task, self.counting.told(likely), wanted)
+        whole = replace(whole, errors={})  # how far bins are from scores is little next to noise
         if wanted is None:
             return whole
         draw, others = np.random.default_rng(0), list[Mapping[str, float]]()
@@ -291,6 +305,9 @@ class Noisy(Exact):
                 likely |= _of_normal({name: found[name] / max(n, 1.0) for name in _SUMS}, n)
             case Survival():
                 likely |= _of_pairs(float(found["ordered"]), float(found["comparable"]), n)
+                if "at" in found:
+                    near = np.stack([_rounded(_nearest(one, n)) for one in found["at"]])
+                    likely["grouped"], likely["errors"] = map(fixed, actuarial_sums(near))
             case _:
                 places = min(max(float(found["places"]), 0), n) * self.places
                 likely |= {
@@ -338,6 +355,15 @@ _SUMS = {
     "target": 1,
     "target_squared": 2,
 }  # powers of errors and targets
+
+
+def _grouped(s: Scores, time: float, hazard: float) -> Tensor:
+    """Count samples without the event by a time, with it, and last seen before, by groups of the
+    predicted survival, (3, groups).
+    """
+    without, had = status_at(s, time)
+    at = torch.where(without, 0, torch.where(had, 1, 2)) * SHARES + predicted_at(s, hazard)[1]
+    return torch.bincount(at, minlength=3 * SHARES).view(3, SHARES)
 
 
 def _edges() -> Tensor:

@@ -34,7 +34,6 @@ from ekiden.core.training.network import Network, adapted
 from ekiden.core.training.private import DP, Draw
 from ekiden.core.training.weights import Weights
 from ekiden.methods import FedGram
-from ekiden.readers.followed import Followed
 from ekiden.readers.kinds import terms as terms_of
 from ekiden.silos.silo import approval, budget, participation, policy, told
 from ekiden.silos.silo.budget import LedgerKeeper
@@ -533,17 +532,12 @@ def _measure(run: Agreed, models: list[Weights], ask: Ask, digest: str) -> SiloR
 
 def _counted(run: Agreed, telling: Exact, digest: str) -> Callable[[Scores], Tensor]:
     """Return what counts answers, with noise once it is written down that the run tells something."""
-    limits, client = run.file.limits, run.client
+    limits = run.file.limits
     if isinstance(telling, Noisy):
         draw = Draw(budget.measured_noise(run.file, run.terms, run.admission.folder, digest))
         return lambda scores: telling.release(scores, draw, limits.min_samples)
-    times = None
-    if run.terms.times:
-        ends = (client.val if run.terms.validation else client.test).y.numpy()
-        times = Followed.of(ends, limits.times, limits.min_positives).times
-    coarse = times is not None  # groups of few samples are joined, whoever made the model
-    care = Care(limits.min_samples, limits.min_positives, coarse=coarse, times=times)
-    train = None if run.file.data.part else client.train.y
+    care = Care(limits.min_samples, limits.min_positives)
+    train = None if run.file.data.part else run.client.train.y
     return lambda scores: telling.counting.count(scores, care, train)
 
 

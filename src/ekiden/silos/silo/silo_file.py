@@ -129,8 +129,7 @@ class Limits(Checked):
     samples here, and samples of classes with fewer than k samples; histograms of `trees` are of
     groups of k samples or more"""
     min_samples: Count = 10
-    """nothing is told about fewer test samples than this. Groups of predicted survival with fewer
-    (`ekiden evaluate --at`) are joined"""
+    """nothing is told about fewer test samples than this"""
     min_positives: Count = 5
     """samples of classes, and labels, with fewer test samples than this are left out of what is
     told by class"""
@@ -140,8 +139,7 @@ class Limits(Checked):
     or not at all, so list few"""
     times: tuple[Positive, ...] = ()
     """of times and events: times, ascending, at which `ekiden evaluate --at` may compare predicted
-    survival with what was observed. Those between which fewer than `min_positives` test samples end
-    are left out, so list few"""
+    survival with what was observed"""
     approve: bool = True
     """a run begins only after `ekiden silo approve` has agreed to its plan, and ends with the last
     day of the approval; a table [allow.METHOD] with a last day, until = 2027-01-31, agrees to all

@@ -315,8 +315,6 @@ def parse(text: str) -> Agreement:
             "the terms of the run cannot be read: times are for finished models, and not for "
             "subgroups"
         )
-    if agreement.times and agreement.measured_dp is not None:
-        raise UserError("survival at times needs exact counts: add --evaluate-dp=exact")
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed
