@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ekiden.core.base.memory import limited
 from ekiden.core.data.samples import Subset
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import read
@@ -29,16 +30,13 @@ def mine():
 
 def take(file: Path) -> None:
     """Allocate in a process of its own what fits, then what does not."""
-    from ekiden.silos.client_app import (
-        limit_memory,  # with all of Flower, which no other test needs
-    )
-
-    limit_memory(300_000_000)
-    torch.ones(50_000_000)
-    try:
-        torch.ones(100_000_000)
-    except RuntimeError as error:
-        file.write_text(str(error))
+    with limited(300_000_000):
+        torch.ones(50_000_000)
+        try:
+            torch.ones(100_000_000)
+        except RuntimeError as error:
+            file.write_text(str(error))
+    torch.ones(100_000_000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.core.base.errors import UserError, counted, listed, row_text, tell
-from ekiden.readers.cells import DELIMITER
+from ekiden.core.base.memory import limited
+from ekiden.readers.cells import DELIMITER, is_text
 from ekiden.readers.undecoded import composed
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
@@ -27,6 +28,9 @@ _MOST_VALUES, _MOST_BYTES = (
     1 << 30,
     1 << 34,
 )  # of a Parquet file: 8 GB of numbers, 16 GB of texts and images
+_ROOM, _UNPACKED = 1 << 30, 64
+"""bytes that a file of any size may take in memory, and how many for each byte of it: tables of few
+different values take 20"""
 _HEAD = 1 << 16  # bytes from which we learn how a text file is written
 _UNSEEN = " \t\r\n\u00a0\u200b\ufeff"  # characters around a name that nobody sees
 
@@ -150,31 +154,57 @@ def _reader(source: Any) -> Callable[[Any], Any] | None:
 
 def _file(path: Path) -> Any:
     import pyarrow as pa
-    from pyarrow import feather
 
     suffix = path.suffix.lower()
     if not path.is_file():
         raise UserError(f"there is no file {str(path)!r}: check the path")
     if not path.stat().st_size:
         raise UserError(f"{path} is empty: it needs a header and rows")
+    most = _ROOM + _UNPACKED * path.stat().st_size
     try:
-        if suffix == ".parquet":
-            with parquet(path) as file:
-                return _of_pandas_file(file.read())
-        if suffix in (".feather", ".arrow"):
-            return _of_pandas_file(feather.read_table(path))
-        return _text(path)
-    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        with limited(most):
+            return _within(most, path, _READ_FILES.get(suffix, _text)(path))
+    except MemoryError:
+        raise UserError(
+            f"{path} needs more memory than its size allows ({most >> 20:,} MB): if it is right, "
+            "write it in parts"
+        ) from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if "invalid UTF8" in str(error):
             raise UserError(f"{path} is not written in UTF-8: save it as CSV UTF-8") from None
         if "Empty CSV" in str(error):
             raise UserError(f"{path} has no row: it needs a header and rows") from None
-        kind = {".parquet": "Parquet", ".feather": "Feather", ".arrow": "Feather"}.get(
-            suffix, "CSV"
-        )
+        kind = suffix.removeprefix(".").capitalize()
         raise UserError(
             f"{path} cannot be read as {kind}, copy or write it again ({first(error)})"
         ) from error
+
+
+def _within(most: int, path: Path, table: Any) -> Any:
+    """Return a table if its categories, written out, take at most so many bytes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    size = 0
+    for column in table.columns:
+        if pa.types.is_dictionary(column.type) and is_text(column.type.value_type):
+            for chunk in column.chunks:
+                lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
+                size += pc.sum(lengths.cast("int64")).as_py() or 0
+    if size > most:
+        raise MemoryError
+    return table
+
+
+def _of_parquet(path: Path) -> Any:
+    with parquet(path) as file:
+        return _of_pandas_file(file.read())
+
+
+def _of_feather(path: Path) -> Any:
+    from pyarrow import feather
+
+    return _of_pandas_file(feather.read_table(path))
 
 
 @contextmanager
@@ -361,6 +391,9 @@ def _text(path: Path) -> Any:
             "values, add a header"
         )
     return table.slice(1).rename_columns(names).replace_schema_metadata({DELIMITER: delimiter})
+
+
+_READ_FILES = {".parquet": _of_parquet, ".feather": _of_feather, ".arrow": _of_feather}
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
 from ekiden.core.base.errors import UserError, warnings_as_lines
+from ekiden.core.base.memory import limited
 from ekiden.silos.envelope import content, wrap
 from ekiden.silos.forks import Jobs
 from ekiden.silos.logs import OURS
@@ -101,30 +102,14 @@ def jobs(file: SiloFile) -> Jobs:
     """Return what a silo does in place of programs that Flower starts."""
 
     def answer_one() -> None:
+        most = file.limits.memory
         with suppress(UserError):  # the answer reports it
-            limit_memory(read(file.path).limits.memory)
-        run()
+            most = read(file.path).limits.memory
+        with limited(most):
+            run()
 
     return {
         "flower-supernode": partial(node.run, file.folder),
         "flower-superexec": flower_superexec,
         "flwr-clientapp": answer_one,
     }
-
-
-def limit_memory(most: int) -> None:
-    """Let this process allocate at most `most` bytes more, on systems that can limit it; further
-    allocations fail.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        import resource  # Linux alone has both
-
-        kib = next(
-            int(line.split()[1])
-            for line in status.read_text().splitlines()
-            if line.startswith("VmData")
-        )
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = 1024 * kib + most
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))

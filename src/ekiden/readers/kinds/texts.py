@@ -3,6 +3,9 @@
 import hashlib
 import json
 import re
+import signal
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.core.base.checks import Count, CountOrZero
-from ekiden.core.base.errors import UserError, at, tell
+from ekiden.core.base.errors import UserError, tell
 from ekiden.core.base.files import read_regular
+from ekiden.core.base.outside import require_extra
 from ekiden.core.data.inputs import Encoding, Inputs
 from ekiden.readers.cells import is_text
+from ekiden.readers.kinds import tokenising
 from ekiden.readers.undecoded import Raw
 
 PAD = 0
@@ -29,8 +34,9 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 _UNSEEN = re.compile(
     "[\u00ad\u200b-\u200f\u2060\ufeff]"
 )  # characters of no width: soft hyphens, byte order marks
-_SIMPLE = re.compile(r"\\[^gk\d]|\[(?:\\.|[^\]\\])*\]")  # an escaped character, or a class of them
 _LARGEST = 1 << 28  # bytes of a tokenizer's file
+_SECONDS = 10
+"""to load a tokenizer, and then for each batch of texts; the largest load in one"""
 # of hashed words; one in nine of the 1000 commonest words shares its token with another of them
 _VOCABULARY = 8192
 
@@ -66,15 +72,13 @@ class Tokens(Inputs):
                 [_word(w, self.vocabulary) for w in found] for found in words
             ]
         else:
-            made, digest = _loaded(self.tokenizer)
+            _, digest = _file(self.tokenizer)
             if digest != self.digest:
                 raise UserError(
                     f"{self.tokenizer} holds another tokenizer than the data were read with: put "
                     "it back"
                 )
-            made.no_padding()
-            made.enable_truncation(self.length)
-            each = [found.ids for found in made.encode_batch(texts)]
+            each = _ask(self.tokenizer, texts, self.length)["texts"]
         longest = max(1, *map(len, each)) if each else 1
         out = np.full((len(each), longest), self.pad, dtype=np.int64)
         for row, ids in enumerate(each):
@@ -155,23 +159,17 @@ def tokens_for(tokenizer: str, length: int) -> Tokens:
     """Return the `Tokens` of this tokenizer."""
     if tokenizer == "words":
         return Tokens("words", _VOCABULARY, length)
-    made, digest = _loaded(tokenizer)
-    pad = made.token_to_id(_pad(made)) if _pad(made) else None
-    return Tokens(
-        str(Path(tokenizer).absolute()),
-        made.get_vocab_size(),
-        length,
-        digest,
-        PAD if pad is None else pad,
-    )
+    about = _ask(tokenizer)
+    path = str(Path(tokenizer).absolute())
+    return Tokens(path, about["vocabulary"], length, _file(tokenizer)[1], about["pad"])
 
 
 def decode(ids: Sequence[int], tokens: Tokens) -> list[str] | None:
     """Return each token as text; None for hashed words, which nobody can tell."""
     if tokens.tokenizer == "words":
         return None
-    made, _ = _loaded(tokens.tokenizer)
-    return [made.decode([token], skip_special_tokens=False) for token in ids]
+    texts: list[str] = _ask(tokens.tokenizer, ids=ids)["ids"]
+    return texts
 
 
 @lru_cache(1 << 18)
@@ -184,8 +182,8 @@ def _word(word: str, vocabulary: int) -> int:
 
 
 @cache
-def _loaded(name: str) -> tuple[Any, str]:
-    """Return the tokenizer in a file or folder, and the digest of its file."""
+def _file(name: str) -> tuple[str, str]:
+    """Return what is in the file of a tokenizer, and its digest."""
     path = Path(name).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
@@ -193,49 +191,37 @@ def _loaded(name: str) -> tuple[Any, str]:
             f"there is no tokenizer {name!r}: give `words`, or a folder with the tokenizer.json of "
             "a model"
         )
-    try:
-        from tokenizers import Tokenizer  # an extra
-    except ImportError:
-        raise UserError(
-            'a tokenizer of a model needs the package tokenizers: pip install "ekiden[text]"'
-        ) from None
+    require_extra("text", "a tokenizer of a model", "tokenizers")
     content = read_regular(file, _LARGEST)
-    try:
-        with at(str(file)):
-            json.loads(content, object_hook=_checked)
-        return Tokenizer.from_str(content.decode()), hashlib.blake2b(
-            content, digest_size=16
-        ).hexdigest()
-    except UserError:
-        raise
-    except Exception as error:  # it has no error of its own
-        raise UserError(
-            f"{file} is not a tokenizer ({str(error)[:100]}): give the tokenizer.json of a model"
-        ) from None
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return content.decode(errors="replace"), digest
 
 
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a regular expression that can take exponential time: one that repeats a group, or
-    calls one.
-    """
-    expression = str(values.get("Regex", ""))
-    if re.search(r"\)\s*[*+{]|\\[gk\d]", _SIMPLE.sub("x", expression)):
-        raise UserError(
-            f"its expression {expression[:80]!r} repeats a group, which can take forever: use "
-            "another"
-        )
-    return values
-
-
-def _pad(made: Any) -> str:
-    """Return the name of the padding token, if the tokenizer has one."""
-    if made.padding:
-        return str(made.padding["pad_token"])
-    return next(
-        (
-            name
-            for name in ("[PAD]", "<pad>", "<|endoftext|>")
-            if made.token_to_id(name) is not None
-        ),
-        "",
+def _ask(
+    name: str, texts: Sequence[str] = (), length: int = 1, ids: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return what `tokenising` answers: the tokens of texts, and the texts of tokens."""
+    content, _ = _file(name)
+    asked = {
+        "tokenizer": content,
+        "seconds": _SECONDS,
+        "texts": list(texts),
+        "length": length,
+        "ids": list(ids),
+    }
+    # -P: the files next to it have names that other packages have as well
+    command = [sys.executable, "-P", tokenising.__file__]
+    done = subprocess.run(
+        command, input=json.dumps(asked), capture_output=True, text=True, check=False
     )
+    if done.returncode == -signal.SIGALRM:
+        raise UserError(
+            f"the tokenizer {name} takes too long: its expressions backtrack, so use another"
+        )
+    if done.returncode:
+        why = [*done.stderr.strip().splitlines(), "it ends without a word"][-2:][0]
+        raise UserError(
+            f"{name} is not a tokenizer ({why[:100]}): give the tokenizer.json of a model"
+        )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
