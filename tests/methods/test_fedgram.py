@@ -210,7 +210,7 @@ def test_bytes_decide_how_many_features(text: str, budget: int) -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
-@pytest.mark.parametrize("features", ["random", "fourier", "network"])
+@pytest.mark.parametrize("features", ["random", "network"])
 def test_bytes_are_those_of_the_formula(shape: Any, features: Any) -> None:
     data, method = (
         silos(torch.split(torch.arange(60, 300), 80)),
@@ -219,7 +219,7 @@ def test_bytes_are_those_of_the_formula(shape: Any, features: Any) -> None:
     inputs, units = (
         (8, 12) if features == "network" else (4, 16)
     )  # in addition to the inputs themselves
-    settled = 8 * inputs + (4 if features == "fourier" else 4 * units)
+    settled = 8 * inputs + 4 * units
     sums = 2 * 20 * 21 + 4 * 3 * 20 + 8 * 3
     hops = 3 if shape == "chain" else 4
     result = run(method, data, Tiny, hardware=Hardware(threads=1))
@@ -234,13 +234,6 @@ def test_a_run_is_loaded_as_any_other(tmp_path: Path, pooled: Result) -> None:
     loaded = load_model(tmp_path / "run", network=Tiny)
     with torch.no_grad():
         assert torch.equal(loaded(x), pooled.model(x))
-
-
-def test_fourier_features_give_the_same_bits_in_any_division() -> None:
-    method = FedGram(features="fourier", width=24, bandwidth=0.5)
-    whole = go(silos([torch.arange(60, 300)]), method)
-    assert whole.accuracy > 0.6
-    assert bits(go(silos(torch.split(torch.arange(60, 300), 70)), method)) == bits(whole)
 
 
 def pictures() -> FederatedData:
@@ -325,44 +318,6 @@ def test_options_of_patches_are_for_patches() -> None:
             go(silos([torch.arange(60, 300)]), replace(METHOD, **options))
 
 
-def test_filters_from_all_are_the_same_whoever_begins(tmp_path: Path) -> None:
-    method, options = (
-        FedGram(width=32, patch="3,6", dictionary="all"),
-        {"model": "lenet", "seed": 3},
-    )
-    whole = run(method, pictures(), folder=tmp_path / "whole", **options)  # type: ignore[arg-type]
-    assert [row["step"] for row in whole.metrics] == [1, 2, 3, 4, 5, 6, 7]
-    assert whole.accuracy > 0.9
-    star = run(replace(method, topology="star"), pictures(), **options)  # type: ignore[arg-type]
-    assert bits(star) == bits(whole)
-    other = run(replace(method, order="client-2,client-0,client-1"), pictures(), **options)  # type: ignore[arg-type]
-    filters = [features_of(result.model).tell()[0] for result in (whole, other)]
-    assert torch.equal(*filters)
-    first = run(replace(method, dictionary="first"), pictures(), **options)  # type: ignore[arg-type]
-    assert not torch.equal(filters[0], features_of(first.model).tell()[0])
-    for stop in (2, 4, 6):
-        run(method, pictures(), folder=tmp_path / f"{stop}", stop_after=stop, **options)  # type: ignore[arg-type]
-        assert bits(run(method, pictures(), folder=tmp_path / f"{stop}", **options)) == bits(whole)  # type: ignore[arg-type]
-    moments = 8 + 8 * 27**2 + 8 + 8 * 108**2
-    assert whole.bytes == first.bytes + 3 * moments
-    lenet = Size.of(
-        network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16)
-    )
-    for made in (whole, star):
-        assert (
-            replace(method, topology="star" if made is star else "chain").cost(3, lenet)
-            == made.bytes
-        )
-    with pytest.raises(UserError, match="dictionary='all' is for patches of images"):
-        go(silos([torch.arange(60, 300)]), replace(METHOD, dictionary="all"))
-
-
-def test_filters_from_all_are_not_drawn_from_one_in_their_stead() -> None:
-    method = FedGram(width=32, dictionary="all")
-    with pytest.raises(UserError, match="lost the moments of all clients' patches"):
-        run(method, pictures(), "lenet", absent=lambda step, client: step < 3)
-
-
 @pytest.mark.parametrize(
     ("mirror", "channels", "expected"),
     [("colour", 3, True), ("colour", 1, False), ("always", 1, True), ("never", 3, False)],
@@ -402,7 +357,7 @@ def test_images_too_small_for_patches_get_random_units() -> None:
         ({"head": "qda"}, "head 'qda' is unknown"),
         ({"candidates": 0}, "candidates 0 is out of range"),
         (
-            {"candidates": 2, "dictionary": "all"},
+            {"candidates": 2, "dictionary": "seed"},
             "candidates chooses among patches of the first client",
         ),
     ],

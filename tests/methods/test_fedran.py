@@ -211,8 +211,6 @@ def test_with_all_directions_it_is_ridge_regression_on_all_samples() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UserError, match="needs one more pass, which FedGram makes"):
-        FedRAN(dictionary="all")
     told = Scatter.of(torch.rand(9, 4, dtype=torch.float64), torch.arange(9) % 3, 3).told(2)
     assert told.checked(4, 3, 2) is told
     wrong: list[SketchedScatter] = [

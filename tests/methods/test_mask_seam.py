@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from ekiden import Hardware, run
+from ekiden import run
 from ekiden.core.base.settings import Training
 from ekiden.core.engine.worker import Client
 from ekiden.core.training.gram import Sums
 from ekiden.lab.conformance.small_runs import Tiny
-from ekiden.methods import FedGram, FedSeq, with_lap
+from ekiden.methods import FedSeq, with_lap
 from ekiden.runs.result import Result
 from tests.core.base.test_sums import gram
-from tests.methods.test_fedgram import METHOD, bits, go, pictures, silos
+from tests.methods.test_fedgram import METHOD, bits, go, silos
 
 Part = Any
 CLIENTS = 5
@@ -53,12 +53,6 @@ CASES: dict[str, Callable[[], Result]] = {
 def test_every_part_passes_the_seam_once(case: str, parts: list[str]) -> None:
     assert CASES[case]().weights is not None
     assert sorted(parts) == [f"client-{i}" for i in range(CLIENTS)]
-
-
-def test_so_do_the_moments_of_patches(parts: list[str]) -> None:
-    held = pictures()
-    run(FedGram(width=16, dictionary="all"), held, hardware=Hardware(threads=1))
-    assert sorted(parts) == sorted([c.name for c in held.clients] * 2)
 
 
 def test_masks_that_cancel_change_what_is_handed_on_and_not_the_result(

@@ -358,7 +358,6 @@ def star(public: dict[str, str], *, sealed: bool) -> Agreement:
 
 MODELS = '[limits]\nlevel = "models"\n'
 SAFE: dict[str, Any] = {"dictionary": "seed", "min_active": 10}
-ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary="all")
 
 
 ADVICE = r"give dictionary='seed' min_active=10, or let its owner write"
@@ -370,7 +369,6 @@ LEVELS: list[tuple[Method, str, str]] = [
     (FedGram(width=60, min_active=10), "models", ADVICE),
     (FedGram(width=60, dictionary="seed"), "models", ADVICE),
     (FedGram(width=60, personal=True, **SAFE), "models", "has .sums.: let its owner write"),
-    (ALL, "models", ""),
     (FedKrylov(width=60, **SAFE), "models", ""),
     (FedRAN(width=60, **SAFE), "models", ""),
     (FedCOF(width=60, **SAFE), "models", ""),

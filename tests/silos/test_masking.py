@@ -25,8 +25,6 @@ from ekiden.core.engine.wire import SERVER
 from ekiden.core.engine.worker import Client, Worker
 from ekiden.core.training.gram import AnySums, Rounding, Sums, TargetSums, measure, measure_targets
 from ekiden.methods import Average, DeepAFL, FedGram, FedKrylov, FedSeq, FedTasuki, with_lap
-from ekiden.methods.exact.blocks.patches import PatchSums
-from ekiden.methods.exact.fedgram import PatchMoments
 from ekiden.runs import summary
 from ekiden.runs.result import Result
 from ekiden.silos.coordinator import remote_plan, session
@@ -108,17 +106,11 @@ def targets(seed: int) -> TargetSums:
     return measure_targets([(x, torch.stack([y, -y], 1).float())], 2, 5)
 
 
-def moments(seed: int) -> PatchMoments:
-    x, _ = samples(seed)
-    return PatchMoments(tuple(PatchSums(torch.tensor(len(x)), (x.T @ x).long()) for _ in range(2)))
-
-
 KINDS: dict[str, Any] = {
     "exact": exact,
     "rounded": rounded,
     "12 bits": lambda s: rounded(s, 12),
     "targets": targets,
-    "moments": moments,
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -348,7 +340,7 @@ def test_a_total_is_checked_when_it_is_opened(silo_keys: dict[str, Path], tmp_pa
 def test_only_whole_numbers_are_masked(silo_keys: dict[str, Path], tmp_path: Path) -> None:
     masks = group(silo_keys, tmp_path)
     for value, message in (
-        (PatchSums(torch.tensor(1), torch.ones(2)), "a sum of torch.float32 cannot be masked"),
+        ((torch.tensor(1), torch.ones(2)), "a sum of torch.float32 cannot be masked"),
         ([1.5], "a float in a sum cannot be masked: add up whole numbers"),
         ([True], "a bool in a sum cannot be masked"),
     ):

@@ -294,9 +294,9 @@ def test_too_little_room_for_the_noise_is_refused() -> None:
 
 def test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped() -> None:
     class Peeks(FedGram):
-        def settled_by(self, client: Any, model: Any, moments: Any = None) -> Any:
+        def settled_by(self, client: Any, model: Any) -> Any:
             client.class_counts()
-            return super().settled_by(client, model, moments)
+            return super().settled_by(client, model)
 
     x, y = features(rows=40)
     data = ekiden.federate(

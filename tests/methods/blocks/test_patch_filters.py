@@ -11,10 +11,7 @@ from torch import Tensor
 from ekiden import UserError
 from ekiden.methods.exact.blocks.patches import (
     Dictionary,
-    PatchSums,
     from_images,
-    from_sums,
-    measure_patches,
 )
 
 
@@ -105,62 +102,16 @@ def test_flat_images_give_random_directions() -> None:
     assert len({tuple(q) for q in none.filters.flatten(1).tolist()}) == 5
 
 
-def test_sums_are_those_of_all_patches() -> None:
-    images = photos(7, 2, 9)
-    whole = measure_patches(images, 4)
-    v = np.rint(normalised(images, 4, 2) * 32)
-    assert int(whole.patches) == len(v) == 7 * 9
-    assert np.array_equal(whole.gram.numpy(), (v.T @ v).astype(np.int64))
-
-
-def test_sums_are_the_same_bits_in_any_order_and_split() -> None:
-    images = photos(150)
-    whole = measure_patches(images)
-    for seed in range(3):
-        order = torch.randperm(150, generator=seeded(seed))
-        parts = [measure_patches(part) for part in torch.split(images[order], 37)]
-        total = parts[3].plus(parts[0]).plus(parts[4]).plus(parts[2].plus(parts[1]))
-        assert torch.equal(total.gram, whole.gram)
-        assert torch.equal(total.patches, whole.patches)
-
-
-def test_sums_of_no_images_change_nothing() -> None:
-    images = photos(3)
-    whole = measure_patches(images).plus(measure_patches(images[:0]))
-    assert torch.equal(whole.gram, measure_patches(images).gram)
-
-
-def test_directions_from_sums_are_white() -> None:
-    """Responses are independent of the channel means and of each other, as far as the eigenvalues
-    are above 0.1."""
-    images = torch.randint(256, (40, 1, 9, 9), generator=seeded(), dtype=torch.uint8)
-    dictionary = from_sums(measure_patches(images, 3), 400, seeded(), 1)
-    check(dictionary, (400, 1, 3, 3))
-    filters = dictionary.filters.flatten(1).double() / dictionary.gain[:, None]
-    responses = torch.from_numpy(normalised(images, 3, 1)) @ filters.T
-    # White noise has 8 equal eigenvalues 9/8; a direction lies in their space with 8/9 of its
-    # square on average.
-    assert float(responses.square().mean()) == pytest.approx(
-        9 / 8 / (9 / 8 + 0.1) * 8 / 9, rel=0.03
-    )
-    again = from_sums(measure_patches(images, 3), 400, seeded(), 1)
-    assert torch.equal(again.filters, dictionary.filters)
-
-
 def test_wrong_images_are_refused_in_one_line() -> None:
-    sums = measure_patches(photos(2))
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: from_images(photos().float(), 4, seeded()), "images as bytes"),
         (lambda: from_images(photos()[0], 4, seeded()), "images as bytes"),
-        (lambda: measure_patches(torch.rand(5, 8)), "images as bytes"),
         (
             lambda: from_images(photos(side=5), 4, seeded()),
             "images of 5x5 pixels are smaller than patches of 6x6",
         ),
         (lambda: from_images(photos(), 4, seeded(), 1), "out of range: choose a size from 2 to 74"),
         (lambda: from_images(photos()[:0], 4, seeded()), "no images"),
-        (lambda: from_sums(PatchSums(torch.tensor(0), sums.gram), 4, seeded(), 3), "no images"),
-        (lambda: sums.plus(measure_patches(photos(2, 1))), "cannot be added"),
     ]
     for wrong, words in cases:
         with pytest.raises(UserError, match=words) as caught:
@@ -168,11 +119,11 @@ def test_wrong_images_are_refused_in_one_line() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_filters_from_images_give_patches_away_and_those_from_sums_do_not() -> None:
+def test_filters_from_images_give_patches_away_and_those_of_other_images_do_not() -> None:
     """What the page says: the moments of other images undo the whitening."""
     images, others = photos(60), photos(60, seed=1)
-    sums = measure_patches(others)
-    values, vectors = torch.linalg.eigh(sums.gram.double() / (32**2 * float(sums.patches)))
+    patches = torch.from_numpy(normalised(others, 6, 3))
+    values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     undo = vectors @ torch.diag(values + 0.1) @ vectors.T
     windows = (
         images.unfold(2, 6, 1).unfold(3, 6, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 108).double()
@@ -186,4 +137,4 @@ def test_filters_from_images_give_patches_away_and_those_from_sums_do_not() -> N
     given = nearest(from_images(images, 20, seeded())).amax(1)
     assert given.min() > 0.85
     assert given.mean() > 0.9
-    assert nearest(from_sums(measure_patches(images), 20, seeded(), 3)).amax() < 0.8
+    assert nearest(from_images(others, 20, seeded())).amax() < 0.8

@@ -233,11 +233,6 @@ def test_normalised_images_have_the_features_of_the_bytes_behind_them() -> None:
     assert torch.equal(received((x - mean) / std), settled(x))
 
 
-def test_moments_of_all_clients_need_one_scale() -> None:
-    with pytest.raises(UserError, match="bytes, or of numbers from 0 to 1"):
-        patches().moments([3 * images().float() / 255], plain_scaling()[0])
-
-
 def test_a_constant_channel_is_no_division_by_zero() -> None:
     features, x = patches(), 3 * images().float() / 255
     x[:, 0] = 7

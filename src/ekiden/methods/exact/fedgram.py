@@ -35,8 +35,7 @@ from ekiden.methods.exact.blocks.fixed_features import (
     sums_of,
     with_rows,
 )
-from ekiden.methods.exact.blocks.patches import PatchSums
-from ekiden.methods.exact.blocks.whole_features import PatchFeatures, WholeFeatures
+from ekiden.methods.exact.blocks.whole_features import WholeFeatures
 
 
 class Handoff(NamedTuple):
@@ -58,22 +57,11 @@ class Common(NamedTuple):
     bias: Tensor  # (K,)
 
 
-class PatchMoments(NamedTuple):
-    """Second moments of all clients' patches of each size."""
-
-    parts: tuple[PatchSums, ...]
-
-    def plus(self, other: "PatchMoments") -> "PatchMoments":
-        """Return the moments of the patches of both."""
-        return PatchMoments(tuple(a.plus(b) for a, b in zip(self.parts, other.parts, strict=True)))
-
-
 @dataclass(frozen=True)
 class Summing(State):
     """The state with what has been added up; there is no model before the last step."""
 
     model: Ref[Weights] | Weights | None = None
-    moments: Ref[PatchMoments] | PatchMoments | None = None
     totals: Ref[Handoff] | Handoff | None = None
     settled: Ref[Settled] | None = None
 
@@ -133,11 +121,6 @@ class FedGram(FixedFeatures):
     def only_classes(self) -> bool:
         """Return whether the head needs classes."""
         return self.head != "ridge"
-
-    @property
-    def adds_moments(self) -> bool:
-        """Return True: they can be added up before the features are settled."""
-        return True
 
     def __post_init__(self) -> None:
         """The head must go with the other hyperparameters."""
@@ -202,43 +185,21 @@ class FedGram(FixedFeatures):
         if self.topology == "star":
             yield from self._star(fed, s)
             return
-        order, before = fed.order(self.order), self._passes(len(fed.clients))
-        while s.step < before:
-            s = s.next(
-                moments=fed.sum(
-                    self.whiten,
-                    [order[s.step]],
-                    INITIAL,
-                    plus=cast("Ref[PatchMoments] | None", s.moments),
-                )
-            )
-            yield s
-        while s.step < before + len(order):
-            moments = (
-                s.moments if s.totals is None else None
-            )  # for the client that sets the features
-            client = order[s.step - before]
-            s = s.next(
-                totals=fed.sum(
-                    self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals)
-                )
-            )
+        order = fed.order(self.order)
+        while s.step < len(order):
+            before = cast("Ref[Handoff] | None", s.totals)
+            s = s.next(totals=fed.sum(self.add, [order[s.step]], INITIAL, plus=before))
             yield s
         yield from self._finish(fed, s)
 
     def _star(self, fed: Fed, s: Summing) -> Iterator[State]:
-        order, before = fed.order(self.order), self._passes(1)
-        if s.step < before:
-            s = s.next(moments=fed.sum(self.whiten, order, INITIAL, at="server"))
-            yield s
-        if s.step == before:
-            s = s.next(settled=fed.call(self.settle, order[0], INITIAL, s.moments))
+        order = fed.order(self.order)
+        if s.step == 0:
+            s = s.next(settled=fed.call(self.settle, order[0], INITIAL))
             yield s
         if s.model is None:
             # If the first client was away, the second sets the features.
-            settled = s.settled or fed.call(
-                self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments
-            )
+            settled = s.settled or fed.call(self.settle, order[:2][-1], INITIAL)
             sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
             s = replace(s, totals=Handoff(fed.get(settled), sums), settled=None)
         yield from self._finish(fed, s)
@@ -274,30 +235,18 @@ class FedGram(FixedFeatures):
             )
         return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals), totals=kept)
 
-    @on_client(gives=lambda m: "sum" if m.dictionary == "all" else None)
-    def whiten(self, client: Client, model: Weights, before: PatchMoments | None) -> PatchMoments:
-        """Add the moments of own patches to those received."""
-        features = cast(PatchFeatures, features_of(client.network(model)))
-        own = features.moments((x for x, _ in client.batches(passes=0)), client.scaling)
-        return client.added(before, PatchMoments(own), None)
-
     @on_client(gives="sum")
-    def add(
-        self, client: Client, model: Weights, moments: PatchMoments | None, before: Handoff | None
-    ) -> Handoff:
+    def add(self, client: Client, model: Weights, before: Handoff | None) -> Handoff:
         """Add the own sums to those received; the first client settles the features."""
-        settled = before.settled if before else self.settle(client, model, moments)
+        settled = before.settled if before else self.settle(client, model)
         return Handoff(
             settled, self.measure(client, model, settled, before.sums if before else None)
         )
 
     @on_client(gives=lambda m: "nothing" if m.seeded else "model")
-    def settle(self, client: Client, model: Weights, moments: PatchMoments | None) -> Settled:
-        if self.dictionary == "all" and moments is None:
-            raise UserError(
-                "--dictionary=all lost the moments of all clients' patches: start the run again"
-            )
-        features = self.settled_by(client, model, moments and moments.parts)
+    def settle(self, client: Client, model: Weights) -> Settled:
+        """Return the features that follow from the client's samples; with `--dp` their mean, too."""
+        features = self.settled_by(client, model)
         told = features.tell()
         if release := client.release(centre=True):
             with torch.no_grad():
@@ -414,19 +363,10 @@ class FedGram(FixedFeatures):
                 blocks, client.task, client.classes, features.width, device, rounding=rounding
             )
 
-    def _passes(self, steps: int) -> int:
-        """The steps before features are settled, where moments of patches are added up in so
-        many.
-        """
-        return steps if self.dictionary == "all" else 0
-
     def steps(self, clients: int) -> int:
-        """N hops and the solution, in a star 2; with the moments of all N more, in a star 1;
-        personal heads take 1.
-        """
-        if self.topology == "star":
-            return 2 + self._passes(1) + self.personal
-        return clients + 1 + self._passes(clients) + self.personal
+        """N hops and the solution, in a star 2; personal heads take 1 more."""
+        hops = 1 if self.topology == "star" else clients
+        return hops + 1 + self.personal
 
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 instead of 4KD + 8K unless labels
@@ -436,23 +376,18 @@ class FedGram(FixedFeatures):
         1).
 
         S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of
-        d numbers 8d + 4u, for Fourier features 8d + 4. In a star the sums of all go to the server,
-        and S to the others and the server.
+        d numbers 8d + 4u. In a star the sums of all go to the server, and S to the others and the
+        server.
 
-        The moments of all clients' patches are N·(8 + 8(Cp²)²) more, in a star (N + 1)·(8 +
-        8(Cp²)²). Personal heads are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
+        Personal heads are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
         """
-        features, star = features_of(model.network.module), self.topology == "star"
+        features = features_of(model.network.module)
         width, classes = features.width, model.layout.classes
         each = self.told(width, classes, model.task) + features.told_bytes()
         if self.personal:
             each += features.told_bytes() + 4 * (2 * width + classes * (width + 1))
-        if self.dictionary != "all" or not isinstance(features, PatchFeatures):
-            return (clients if star else clients - 1) * each
-        moments = sum(8 + 8 * (model.shape[0] * side**2) ** 2 for _, side in features.sizes)
-        if star:
-            return clients * each + (clients + 1) * moments
-        return (clients - 1) * each + (clients * moments if clients > 1 else 0)
+        sends = clients if self.topology == "star" else clients - 1
+        return sends * each
 
 
 def centre_of(settled: Settled, width: int) -> Tensor:

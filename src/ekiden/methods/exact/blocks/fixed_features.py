@@ -24,7 +24,6 @@ from ekiden.authoring import (
     CountOrZero,
     Method,
     NonNegative,
-    Positive,
     Size,
     State,
     Task,
@@ -54,12 +53,11 @@ from ekiden.core.training.gram import (
 )
 from ekiden.core.training.network import Network, trial
 from ekiden.methods.exact.blocks.components import Components
-from ekiden.methods.exact.blocks.patches import PatchSums, Pooling
+from ekiden.methods.exact.blocks.patches import Pooling
 from ekiden.methods.exact.blocks.whole_features import (
     BlockAverages,
     FrozenNetwork,
     PatchFeatures,
-    RandomFourier,
     RandomReLU,
     WholeFeatures,
 )
@@ -74,7 +72,7 @@ _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 Settled = tuple[
     Tensor, ...
 ]  # What the first client decides about the features; see `WholeFeatures.tell`
-_FEATURES = ("auto", "patches", "components", "random", "fourier", "network", "blocks")
+_FEATURES = ("auto", "patches", "components", "random", "network", "blocks")
 _IMAGE = 16  # side in pixels from which patches are used
 _LARGE = 64  # side up to which the features of thousands of seed images take minutes at most
 _SAMPLES = 1024  # samples from which the first client sets the features
@@ -334,11 +332,10 @@ class FixedFeatures(Method):
 
     features: str = "auto"
     """φ: patches, answers to patches of images; components, the principal components that such
-    answers have on images of the seed; random, random units of the inputs; fourier, Fourier
-    features of the inputs; network, the features of the given network and random units of these;
-    blocks, the same with what its blocks give, each averaged over the image, without the last one;
-    run:FOLDER, the features of a finished run's model; auto, patches for images of 16 pixels a side
-    or more, else random"""
+    answers have on images of the seed; random, random units of the inputs; network, the features of
+    the given network and random units of these; blocks, the same with what its blocks give, each
+    averaged over the image, without the last one; run:FOLDER, the features of a finished run's
+    model; auto, patches for images of 16 pixels a side or more, else random"""
     bytes: str = "M"
     """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the
     number of features: M (as much as a model of the network), 5% (of that), 250kB, 11.5MB; or own,
@@ -362,14 +359,10 @@ class FixedFeatures(Method):
     candidates: Count = 1
     """number of patches that the first client draws for each filter; with more than one it chooses
     those whose features say most about its labels"""
-    bandwidth: Positive = 1.0
-    """σ of Fourier features, in median distances between samples of the first client"""
-    dictionary: Literal["auto", "seed", "first", "all"] = "auto"
+    dictionary: Literal["auto", "seed", "first"] = "auto"
     """what filters and scales follow from: seed, the seed alone, which makes images of its own, so
-    that nobody can choose them; first, samples of the first client, who can choose them; all, the
-    same, but with random filters whitened by the moments of all clients' patches, so that no patch
-    travels and the clients are passed twice; auto, seed for patches without `candidates`, else
-    first"""
+    that nobody can choose them; first, samples of the first client, who can choose them; auto, seed
+    for patches without `candidates`, else first"""
     min_active: CountOrZero = 0
     """k; left out of a client's sums: samples of classes with fewer than k samples there, and
     features that have their usual value for all but fewer than k samples"""
@@ -388,11 +381,6 @@ class FixedFeatures(Method):
     @property
     def only_classes(self) -> bool:
         """Whether labels must be classes."""
-        return False
-
-    @property
-    def adds_moments(self) -> bool:
-        """Whether the method has a pass for moments of all clients' patches."""
         return False
 
     @property
@@ -435,15 +423,13 @@ class FixedFeatures(Method):
         """The features must be known, and the budget and the sizes of patches must be such."""
         if self.features not in _FEATURES and not self.of_run:
             raise unknown("features", self.features, (*_FEATURES, "run:FOLDER"))
-        if self.candidates > 1 and self.dictionary not in ("auto", "first"):
+        if self.candidates > 1 and self.dictionary == "seed":
             raise UserError(
-                "--candidates chooses among patches of the first client: leave out --dictionary "
-                f"{self.dictionary}"
+                "--candidates chooses among patches of the first client: leave out --dictionary seed"
             )
-        if self.features == "components" and self.dictionary not in ("auto", "seed"):
+        if self.features == "components" and self.dictionary == "first":
             raise UserError(
-                "--features components follow from the seed: leave out --dictionary "
-                f"{self.dictionary}"
+                "--features components follow from the seed: leave out --dictionary first"
             )
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
             raise UserError(
@@ -458,10 +444,6 @@ class FixedFeatures(Method):
             raise UserError(
                 "--bytes own is for the features of a given network: leave it out, or give "
                 "--features network"
-            )
-        if self.dictionary == "all" and not self.adds_moments:
-            raise UserError(
-                "--dictionary=all needs one more pass, which FedGram makes: choose first or seed"
             )
 
     def check(self, clients: Sequence[str]) -> None:
@@ -486,11 +468,11 @@ class FixedFeatures(Method):
 
     def check_network(self, model: Size) -> None:
         """Refuse options for patches where the features have none."""
-        all_, several = self.dictionary == "all", self.candidates > 1
-        options = {"--dictionary=all": all_, "--candidates": several, "--bilinear": self.bilinear}
-        given = [option for option, chosen in options.items() if chosen]
-        if given and not isinstance(features_of(model.network.module), PatchFeatures):
-            raise UserError(f"{given[0]} is for patches of images: leave it out")
+        if isinstance(features_of(model.network.module), PatchFeatures):
+            return
+        for option, given in (("candidates", self.candidates > 1), ("bilinear", self.bilinear)):
+            if given:
+                raise UserError(f"--{option} is for patches of images: leave it out")
 
     @abstractmethod
     def told(self, width: int, classes: int, task: Task) -> int:
@@ -532,13 +514,8 @@ class FixedFeatures(Method):
         inputs = torch.Size(shape).numel()
         if self.features == "components":
             return self._components(shape, room)
-        # The inputs are features, too, if they take half of them at most.
-        if self.features == "fourier":
-            width = room.features(each=0, fixed=8 * inputs + 4)
-            return RandomFourier(
-                inputs, width, bandwidth=self.bandwidth, direct=2 * inputs <= width
-            )
         width = room.features(each=4, fixed=8 * inputs)
+        # The inputs are features, too, if they take half of them at most.
         return RandomReLU(inputs, width, direct=2 * inputs <= width)
 
     def _components(self, shape: tuple[int, ...], room: Room) -> Components:
@@ -566,9 +543,7 @@ class FixedFeatures(Method):
         )
         return PatchFeatures(shape, width, sizes, how, candidates=self.candidates)
 
-    def settled_by(
-        self, client: Client, model: Weights, moments: Sequence[PatchSums] | None = None
-    ) -> WholeFeatures:
+    def settled_by(self, client: Client, model: Weights) -> WholeFeatures:
         """Return features that are settled from some of the client's samples."""
         features = features_of(client.network(model))
         if features.fixed:
@@ -582,13 +557,9 @@ class FixedFeatures(Method):
         samples, labels = (torch.cat(part) for part in zip(*seen, strict=True))
         draw = torch.Generator().manual_seed(client.seed("features"))
         with torch.no_grad():
-            if isinstance(features, PatchFeatures):
-                targets = (
-                    labels_as_targets(client.task, labels, client.classes)
-                    if self.candidates > 1
-                    else None
-                )
-                features.settle(samples, client.scaling, draw, moments, targets)
+            if isinstance(features, PatchFeatures) and self.candidates > 1:
+                targets = labels_as_targets(client.task, labels, client.classes)
+                features.settle(samples, client.scaling, draw, targets)
             else:
                 features.settle(samples, client.scaling, draw)
         client.work.forward += len(samples) * (1 + (self.candidates > 1))

@@ -19,7 +19,6 @@ WHITENING = 0.1  # added to the eigenvalues of the patches' covariance
 _IMAGES = 1000  # images of the seed, of which patches become filters
 _SIDE = 32  # of these images, in pixels
 SAMPLE = 20_000  # largest number of patches on which the whitening is measured
-_UNIT = 32  # contrast-normalised pixels are counted in 1/32 for sums that are exact
 _REACH = (
     32_896  # most Σ|q| of a filter: 255·Σ|q| < 2^23 keeps sums exact, which may count in halves
 )
@@ -35,44 +34,6 @@ class Dictionary(NamedTuple):
 
     filters: Tensor  # (F, C, p, p) int8 q; each sums to zero, so that the mean of a patch drops out
     gain: Tensor  # (F,) float32 s; q/s is the filter that gives whitened responses
-
-
-class PatchSums(NamedTuple):
-    """Second moments of all clients' patches. They are integers, so the order and split of the
-    images do not matter.
-    """
-
-    patches: Tensor  # () int64, their number
-    gram: Tensor  # (d, d) int64 Σ vvᵀ over contrast-normalised patches v in 1/32, d = C·p·p
-
-    def plus(self, other: "PatchSums") -> "PatchSums":
-        """Return the sums over the patches of both."""
-        if self.gram.shape != other.gram.shape:
-            raise UserError(
-                f"patches of {len(self.gram)} and {len(other.gram)} numbers cannot be added: use "
-                "the same patch size "
-                "and images with the same channels at every client"
-            )
-        return PatchSums(self.patches + other.patches, self.gram + other.gram)
-
-
-def measure_patches(images: Tensor, size: int = 6) -> PatchSums:
-    """Sum vvᵀ over patches v at each `size // 2` pixels.
-
-    Args:
-        images: (n, C, H, W) uint8.
-        size: p, side of the patches in pixels.
-    """
-    _check(images, size)
-    step = max(1, size // 2)
-    d = images.shape[1] * size * size
-    count, gram = 0, torch.zeros(d, d, dtype=torch.int64)
-    for block in torch.split(images, 64):
-        windows = block.unfold(2, size, step).unfold(3, size, step).permute(0, 2, 3, 1, 4, 5)
-        v = (_normalised(windows.reshape(-1, d)) * _UNIT).round_()
-        count += len(v)
-        gram += (v.T @ v).long()  # integers below 2^53: exact
-    return PatchSums(torch.tensor(count), gram)
 
 
 def from_images(images: Tensor, count: int, generator: Generator, size: int = 6) -> Dictionary:
@@ -106,26 +67,6 @@ def from_images(images: Tensor, count: int, generator: Generator, size: int = 6)
             torch.randn(count, channels * size * size, generator=generator, dtype=torch.float64),
         ]
     )[:count]
-    return _quantised(directions, whitening, (channels, size, size))
-
-
-def from_sums(sums: PatchSums, count: int, generator: Generator, channels: int) -> Dictionary:
-    """Make filters of random directions among whitened patches: no patch travels.
-
-    Args:
-        sums: of all clients.
-        count: F, number of filters.
-        generator: on the CPU; decides the directions.
-        channels: C of the images.
-    """
-    if not sums.patches:
-        raise UserError(
-            "there are no images to measure patches on: let a client with images take part"
-        )
-    d = len(sums.gram)
-    size = round((d / channels) ** 0.5)
-    whitening = _whitening(sums.gram.double() / (_UNIT**2 * float(sums.patches)))
-    directions = torch.randn(count, d, generator=generator, dtype=torch.float64)
     return _quantised(directions, whitening, (channels, size, size))
 
 

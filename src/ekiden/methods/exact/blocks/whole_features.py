@@ -1,8 +1,7 @@
 """Fixed features that are small whole numbers, so that sums over them are exact."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from math import pi, sqrt
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -24,10 +23,6 @@ _MOST_CANDIDATES = 8192  # features, among which filters are chosen
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of pixels in [0, 1], one for all or one for each channel; see
 `Client.scaling`."""
-# largest value of a feature; no cosine of a rational angle lies half-way between two of its parts
-AMPLITUDE = 126
-_TURNS = 2**16  # parts of a turn in which the offsets are drawn
-_PAIRED = 512  # samples whose distances are measured
 
 
 class WholeFeatures(nn.Module, ABC):
@@ -88,47 +83,9 @@ class WholeFeatures(nn.Module, ABC):
         )
 
 
-class OfVectors(WholeFeatures):
-    """Features of vectors u: the inputs (d,), standardised by the client that settles them, as
-    whole numbers.
-    """
-
-    def __init__(self, inputs: int) -> None:
-        """Prepare for vectors of `inputs` numbers."""
-        super().__init__()
-        if inputs > _MOST_INPUTS:
-            raise UserError(
-                f"random features are for samples of at most {_MOST_INPUTS} numbers, but these "
-                f"have {inputs}: "
-                "use --size or other --features"
-            )
-        self.inputs = inputs  # d
-        self.register_buffer("centre", torch.zeros(inputs))
-        self.register_buffer("scale", torch.full((inputs,), LARGEST / SPREAD))
-
-    def fix(self) -> None:
-        """Take inputs as they are: their mean is about 0, and their deviation about 1."""
-        self.fixed, self.settled = True, {}
-
-    def standardise(self, x: Tensor) -> None:
-        """Standardise by the mean and the spread of these inputs; an input that hardly varies uses
-        the mean spread.
-        """
-        rows = x.flatten(1).double()
-        spread = rows.std(0, correction=0)
-        spread = torch.where(spread > 1e-3 * spread.mean(), spread, spread.mean().clamp(min=1e-6))
-        self.get_buffer("centre").copy_(rows.mean(0))
-        self.get_buffer("scale").copy_(LARGEST / SPREAD / spread)
-
-    def whole(self, x: Tensor) -> Tensor:
-        """The standardised inputs u (b, d), cut off at -127 and 127."""
-        centred = x.flatten(1).float() - self.get_buffer("centre")
-        return (centred * self.get_buffer("scale")).round().clamp(-LARGEST, LARGEST)
-
-
-class RandomReLU(OfVectors):
-    """Random rectified linear units of a vector: relu(R u + b) with standardised inputs u as whole
-    numbers.
+class RandomReLU(WholeFeatures):
+    """Random rectified linear units of a vector: relu(R u + b) with inputs u (d,) as whole numbers,
+    standardised by the client that settles them.
 
     R and b are Gaussian, drawn once and rounded so that R u + b is exact in float32. With `direct`
     the inputs u are the first features, followed by the units.
@@ -137,9 +94,16 @@ class RandomReLU(OfVectors):
     settled: Mapping[str, torch.dtype] = dict.fromkeys(("centre", "scale", "gain"), torch.float32)
 
     def __init__(self, inputs: int, width: int, *, direct: bool = False) -> None:
-        """Draw the units."""
-        super().__init__(inputs)
+        """Draw the units, for vectors of `inputs` numbers."""
+        super().__init__()
+        if inputs > _MOST_INPUTS:
+            raise UserError(
+                f"random features are for samples of at most {_MOST_INPUTS} numbers, but these "
+                f"have {inputs}: use --size or other --features"
+            )
         self.width, self.direct = width, direct
+        self.register_buffer("centre", torch.zeros(inputs))
+        self.register_buffer("scale", torch.full((inputs,), LARGEST / SPREAD))
         units = width - inputs if direct else width
         self.linear = nn.Linear(inputs, units) if units else None
         self.register_buffer("gain", torch.ones(units))
@@ -159,6 +123,20 @@ class RandomReLU(OfVectors):
             factor = torch.minimum(LARGEST / weight.abs().max(), EXACT / most.max())
             self.linear.weight.copy_((weight * factor).round())
             self.linear.bias.copy_((bias * factor * LARGEST).round())
+
+    def standardise(self, x: Tensor) -> None:
+        """Standardise by the mean and the spread of these inputs."""
+        rows = x.flatten(1).double()
+        spread = rows.std(0, correction=0)
+        # An input that hardly varies uses the mean spread: its own would blow up noise.
+        spread = torch.where(spread > 1e-3 * spread.mean(), spread, spread.mean().clamp(min=1e-6))
+        self.get_buffer("centre").copy_(rows.mean(0))
+        self.get_buffer("scale").copy_(LARGEST / SPREAD / spread)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """The standardised inputs u (b, d), cut off at -127 and 127."""
+        centred = x.flatten(1).float() - self.get_buffer("centre")
+        return (centred * self.get_buffer("scale")).round().clamp(-LARGEST, LARGEST)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, D) whole numbers of inputs (b, ...) with d numbers each."""
@@ -183,10 +161,10 @@ class RandomReLU(OfVectors):
             )
 
     def fix(self) -> None:
-        """Let an answer of four deviations be 127, if the inputs have deviation 1 and do not depend
-        on each other.
+        """Take inputs as they are: their mean is about 0, and their deviation about 1. Let an answer
+        of four deviations be 127, if the inputs do not depend on each other.
         """
-        super().fix()
+        self.fixed, self.settled = True, {}
         if self.linear is not None:
             with torch.no_grad():
                 deviation = self.linear.weight.norm(dim=1) * (LARGEST / SPREAD)
@@ -345,15 +323,12 @@ class PatchFeatures(WholeFeatures):
         x: Tensor,
         scaling: Scaling,
         draw: torch.Generator,
-        moments: Sequence[patches.PatchSums] | None = None,
         targets: Tensor | None = None,
     ) -> None:
         """Make filters, and let the largest answer of these images to each be 127.
 
         Filters are patches of these images, if there are more `candidates` those that say most
-        about the `targets` (b, K) of `x`; or, given second `moments` of patches of each size,
-        random directions among patches whitened by these, which are the same whatever `x` and
-        `draw`.
+        about the `targets` (b, K) of `x`.
 
         Inputs that do not come from bytes are scaled so that each channel of `x` goes from 0 to
         255.
@@ -361,20 +336,12 @@ class PatchFeatures(WholeFeatures):
         self.patches.scale_by(*scaling)
         if self.fixed:
             return
-        if moments is None and not self._are_bytes(x):
+        pixels = (x * self.get_buffer("std") + self.get_buffer("mean")) * 255
+        # Half a level of room, since what comes from bytes was rounded when it was normalised.
+        if float(pixels.min()) < -0.5 or float(pixels.max()) > 255.5:
             self._stretch(x)
-        images = self._bytes(x)
-        if moments is None:
-            found = [self._from_images(x, images, targets, part, draw) for part in self.sizes]
-        else:
-            drawn = torch.Generator().manual_seed(self.seed)
-            channels = images.shape[1]
-            found = [
-                patches.from_sums(
-                    patches.PatchSums(*(part.cpu() for part in of)), count, drawn, channels
-                )
-                for of, (count, _) in zip(moments, self.sizes, strict=True)
-            ]
+        images = self.patches.bytes(x).to(torch.uint8).cpu()
+        found = [self._from_images(x, images, targets, part, draw) for part in self.sizes]
         self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
         self.get_buffer("gain").copy_(torch.cat([d.gain for d in found]))
         self.patches.measure_scale(iter([x]))
@@ -410,133 +377,8 @@ class PatchFeatures(WholeFeatures):
         best = patches.chosen(answers.sums(x).view(len(x), drawn, each).cpu(), targets.cpu(), count)
         return patches.Dictionary(of.filters[best], of.gain[best])
 
-    def moments(self, batches: Iterable[Tensor], scaling: Scaling) -> tuple[patches.PatchSums, ...]:
-        """Second moments of the patches of each size in batches of inputs, on the CPU."""
-        total: tuple[patches.PatchSums, ...] = ()
-        self.patches.scale_by(*scaling)
-        for x in batches:
-            if not self._are_bytes(x):
-                raise UserError(
-                    "--dictionary=all needs images of bytes, or of numbers from 0 to 1, since all "
-                    "clients must scale "
-                    "them alike: leave it out, or divide the images by their largest value"
-                )
-            images = self._bytes(x)
-            own = tuple(patches.measure_patches(images, size) for _, size in self.sizes)
-            total = tuple(a.plus(b) for a, b in zip(total, own, strict=True)) if total else own
-        return total
-
-    def _are_bytes(self, x: Tensor) -> bool:
-        pixels = (x * self.get_buffer("std") + self.get_buffer("mean")) * 255
-        return float(pixels.min()) >= -0.5 and float(pixels.max()) <= 255.5
-
     def _stretch(self, x: Tensor) -> None:
         """Let each channel of `x` go from 0 to 255."""
         low, high = x.float().amin((0, 2, 3)).double(), x.float().amax((0, 2, 3)).double()
         span = torch.where(high > low, high - low, 1)
         self.patches.scale_by((-low / span).tolist(), (1 / span).tolist())
-
-    def _bytes(self, x: Tensor) -> Tensor:
-        """The bytes (b, C, H, W) behind inputs, on the CPU."""
-        return self.patches.bytes(x).to(torch.uint8).cpu()
-
-
-class RandomFourier(OfVectors):
-    """Cosines of random projections of a vector: 126·cos(2π((R u mod q)/q + b)) with standardised
-    inputs u.
-
-    Ali Rahimi, Benjamin Recht: Random Features for Large-Scale Kernel Machines. NIPS 2007.
-    https://papers.nips.cc/paper/3182-random-features-for-large-scale-kernel-machines
-
-    R is Gaussian and rounded so that R u is exact in float32. The mean over features of
-    2φ(x)φ(x')/126² tends to the kernel exp(-‖x - x'‖²/(2σ²)) of standardised inputs. The whole
-    number q follows from σ, which is `bandwidth` times the median distance between samples of the
-    client that settles it. With `direct` the inputs u are also features.
-
-    Attributes:
-        period: (1,) q.
-    """
-
-    settled: Mapping[str, torch.dtype] = dict.fromkeys(("centre", "scale", "period"), torch.float32)
-
-    def __init__(
-        self, inputs: int, width: int, *, bandwidth: float = 1.0, direct: bool = False
-    ) -> None:
-        """Draw projections and offsets.
-
-        Args:
-            inputs: d, numbers of a sample.
-            width: D.
-            bandwidth: σ in median distances.
-            direct: whether the inputs are features too.
-        """
-        super().__init__(inputs)
-        self.width, self.direct, self.bandwidth = width, direct, bandwidth
-        units = width - inputs if direct else width
-        self.linear = nn.Linear(inputs, units, bias=False)
-        self.register_buffer("offset", torch.zeros(units))
-        self.register_buffer("fineness", torch.ones(1))
-        self.register_buffer("period", torch.ones(1))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the projections, whole numbers as large as float32 can add up exactly, and the
-        offsets.
-        """
-        self.linear.requires_grad_(False)
-        if self.linear.weight.is_meta:
-            return
-        with torch.no_grad():
-            weight = torch.randn_like(self.linear.weight)
-            most = LARGEST * (weight.abs().sum(1) + weight.shape[1])
-            fineness = torch.minimum(LARGEST / weight.abs().max(), EXACT / most.max())
-            self.get_buffer("fineness").copy_(fineness)
-            self.linear.weight.copy_((weight * fineness).round())
-            self.get_buffer("offset").copy_(torch.randint_like(self.get_buffer("offset"), _TURNS))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, D) whole numbers of inputs (b, ...) with d numbers each."""
-        with torch.autocast(x.device.type, enabled=False):
-            inputs = self.whole(x)
-            period = self.get_buffer("period").double()
-            turns = (
-                self.linear(inputs).double().remainder(period) / period
-                + self.get_buffer("offset") / _TURNS
-            )
-            units = (AMPLITUDE * (2 * pi * turns).cos()).round().float()
-            return torch.cat([inputs, units], 1) if self.direct else units
-
-    def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
-        """Standardise by these inputs, and take their median distance as the unit of σ."""
-        if self.fixed:
-            return
-        self.standardise(x)
-        inputs = self.whole(x)[:_PAIRED].double()
-        apart = torch.pdist(inputs)
-        apart = apart[apart > 0]
-        self._turn_once_in(float(apart.median()) if len(apart) else self._usual)
-
-    def fix(self) -> None:
-        """Take the distance of independent inputs of deviation 1 as the unit of σ."""
-        super().fix()
-        if not self.get_buffer("period").is_meta:
-            self._turn_once_in(self._usual)
-
-    @property
-    def _usual(self) -> float:
-        """The root of the mean square of distances."""
-        return sqrt(2 * self.inputs) * LARGEST / SPREAD
-
-    def _turn_once_in(self, distance: float) -> None:
-        period = 2 * pi * float(self.get_buffer("fineness")) * self.bandwidth * distance
-        self.get_buffer("period").fill_(max(round(min(period, EXACT)), 2))
-
-    def adopt(self, told: Sequence[Tensor]) -> None:
-        """Take over scales and period."""
-        super().adopt(told)
-        period = float(self.get_buffer("period"))
-        if not (2 <= period <= EXACT and period == round(period)):
-            raise UserError(
-                f"the features received have a period of {period:g}, not a whole number above 1: "
-                "refused"
-            )
