@@ -18,7 +18,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.method import Method
-from ekiden.core.models import _NETWORKS, _SPECIAL
+from ekiden.core.models import _NETWORKS, Known
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.tasks import LanguageModelling, Regression, named
 from ekiden.core.tasks import terms as task_terms
@@ -108,8 +108,8 @@ def networks(monkeypatch: pytest.MonkeyPatch) -> None:
             nn.Sequential(nn.Embedding(texts.vocabulary, 16)), nn.Linear(16, outputs)
         )
 
-    monkeypatch.setitem(_NETWORKS, "tiny_pixels", (lambda shape, classes: Pixels(), 1))
-    monkeypatch.setitem(_SPECIAL, "tiny_tokens", (Tokens, tokens))
+    monkeypatch.setitem(_NETWORKS, "tiny_pixels", Known(lambda shape, classes: Pixels(), side=1))
+    monkeypatch.setitem(_NETWORKS, "tiny_tokens", Known(tokens, reads=Tokens))
 
 
 class Nodes(FakeNodes):

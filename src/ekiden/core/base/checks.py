@@ -62,13 +62,13 @@ class Range:
     def __str__(self) -> str:
         if self.most is None and self.below is None:
             return f"{self.least} or more" if self.above is None else f"greater than {self.above}"
-        low = [f"at least {self.least}"] * (self.least is not None) + [f"above {self.above}"] * (
-            self.above is not None
-        )
-        high = [f"at most {self.most}"] * (self.most is not None) + [f"below {self.below}"] * (
-            self.below is not None
-        )
-        return " and ".join(low + high)
+        words = {
+            "at least": self.least,
+            "above": self.above,
+            "at most": self.most,
+            "below": self.below,
+        }
+        return " and ".join(f"{word} {end}" for word, end in words.items() if end is not None)
 
 
 Count = Annotated[int, Range(least=1)]  # 1, 2, 3, ...
@@ -315,10 +315,12 @@ def _names(kind: Any) -> str:
         )
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
-    if origin is tuple and args[1:] == (...,):
-        return f"a list, each element {_names(args[0])}"
     if origin is tuple:
-        return f"a list of {len(args)} elements"
+        return (
+            f"a list, each element {_names(args[0])}"
+            if ... in args
+            else f"a list of {len(args)} elements"
+        )
     known = {
         float: "a number",
         int: "a whole number",
@@ -346,7 +348,8 @@ def made(kind: type[T], values: object, table: str = "", what: str = "entry") ->
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            raise unknown(f"{what} in [{table}]" if table else what, str(name)[:80], known)
+            where = f" in [{table}]" if table else ""
+            raise unknown(what + where, str(name)[:80], known)
     for name, field in known.items():
         if name not in values and field.default is field.default_factory is MISSING:
             raise UserError(f"there is no {_path(table, name)}")

@@ -43,19 +43,21 @@ def _for_reader(text: str) -> str:
     """Return a message in which `--val-fraction=0.2` is val_fraction=0.2, unless the reader is at
     the command line.
     """
+    return _FLAG.sub(_flag_for_reader, text)
 
-    def shown(found: re.Match[str]) -> str:
-        no, name, given = found.groups()
-        if name is None:  # a command
-            return found[0]
-        value = None if given is None else _read(given)
-        if _COMMAND in os.environ:
-            words = [] if value is None else value if isinstance(value, list) else [value]
-            return " ".join([f"--{no or ''}{name}", *(shlex.quote(str(word)) for word in words)])
-        argument = name.replace("-", "_")
-        return f"{argument}=False" if no else argument if value is None else f"{argument}={value!r}"
 
-    return _FLAG.sub(shown, text)
+def _flag_for_reader(found: re.Match[str]) -> str:
+    no, name, given = found.groups()
+    if name is None:  # a command in backticks
+        return found[0]
+    value = _read(given or "None")
+    if _COMMAND in os.environ:
+        words = value if isinstance(value, list) else [value]
+        return shlex.join([f"--{no or ''}{name}", *(str(w) for w in words if w is not None)])
+    argument = name.replace("-", "_")
+    if no:
+        return f"{argument}=False"
+    return argument if value is None else f"{argument}={value!r}"
 
 
 def _read(given: str) -> Any:
@@ -129,52 +131,48 @@ def warnings_as_lines() -> None:
 
 
 _MANY = 12  # names that a message lists in addition to the nearest one
-_MEANT = {
-    **dict.fromkeys(
-        ("label", "labels", "class", "classes", "target", "targets", "y", "outcome"), "label_column"
-    ),
-    **dict.fromkeys(("group", "site", "hospital", "silo_column", "client_column"), "group_column"),
-    **dict.fromkeys(("subject", "patient"), "subject_column"),
-    **dict.fromkeys(("learning_rate", "eta"), "lr"),
-    **dict.fromkeys(("n_clients", "num_clients", "parties"), "clients"),
-    **dict.fromkeys(("arch", "network"), "model"),
-    **dict.fromkeys(("random_state", "random_seed"), "seed"),
-    **{
-        "dataset": "data",
-        "batch": "batch_size",
-        "gpu": "device",
-        "output": "out",
-        "o": "out",
-        "num_rounds": "rounds",
-    },
-    **dict.fromkeys(("local_epochs", "num_epochs"), "epochs"),
-    **{"source": "path", "drop": "drop_columns", "validation": "val_fraction"},
-    **dict.fromkeys(("auc", "roc_auc", "roc_auc_score"), "auroc"),
-    **dict.fromkeys(("f1", "f1_score", "f1_macro"), "macro_f1"),
-    **dict.fromkeys(("auprc", "pr_auc", "aupr", "map"), "average_precision"),
-    **{
-        "acc": "accuracy",
-        "ece": "calibration_error",
-        "brier_score": "brier",
-        "concordance": "c_index",
-    },
+_OTHERS_NAMES = {
+    "label_column": "label labels class classes target targets y outcome",
+    "group_column": "group site hospital silo_column client_column",
+    "subject_column": "subject patient",
+    "drop_columns": "drop",
+    "val_fraction": "validation",
+    "data": "dataset",
+    "path": "source",
+    "out": "output o",
+    "clients": "n_clients num_clients parties",
+    "model": "arch network",
+    "device": "gpu",
+    "seed": "random_state random_seed",
+    "lr": "learning_rate eta",
+    "batch_size": "batch",
+    "rounds": "num_rounds",
+    "epochs": "local_epochs num_epochs",
+    "accuracy": "acc",
+    "auroc": "auc roc_auc roc_auc_score",
+    "average_precision": "auprc pr_auc aupr map",
+    "macro_f1": "f1 f1_score f1_macro",
+    "calibration_error": "ece",
+    "brier": "brier_score",
+    "c_index": "concordance",
 }
-"""What users of other libraries write, and our name for it."""
+"""our names, and what users of other libraries write for them"""
+_MEANT = {other: ours for ours, others in _OTHERS_NAMES.items() for other in others.split()}
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that is not among `known`; its nearest match comes first."""
     known = sorted(filter(None, known))
-    if not known:
-        return UserError(f"unknown {what} {name!r}: leave it out")
     near = nearest(str(name), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    listed = (
-        ""
-        if near and len(known) > _MANY
-        else f"{'Known:' if near else 'choose one of'} {', '.join(known)}."
-    )
-    return UserError(f"unknown {what} {name!r}: {hint}{listed}".rstrip())
+    if not known:
+        hint = "leave it out"
+    elif not near:
+        hint = f"choose one of {', '.join(known)}."
+    elif len(known) > _MANY:  # a long list would hide the nearest one
+        hint = f"did you mean {near[0]!r}?"
+    else:
+        hint = f"did you mean {near[0]!r}? Known: {', '.join(known)}."
+    return UserError(f"unknown {what} {name!r}: {hint}")
 
 
 def nearest(name: str, known: Iterable[str], n: int, cutoff: float = 0.6) -> list[str]:

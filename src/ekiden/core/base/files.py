@@ -440,6 +440,5 @@ def room(shape: tuple[int, ...]) -> Tensor:
     except OSError as error:
         raise UserError(
             f"images of {size / 1e9:.1f} GB cannot be decoded into {cache_folder()} "
-            f"({error.strerror}): free space "
-            "there, or set EKIDEN_CACHE to another folder"
+            f"({error.strerror}): free space there, or set EKIDEN_CACHE to another folder"
         ) from None

@@ -76,8 +76,7 @@ def load(name: str) -> Any:
     if _digest(path) not in _trusted():
         raise UserError(
             f"{path} is code that was not run from here before, or that has changed since: read "
-            "it, then "
-            f"`ekiden trust {path}` if it may run"
+            f"it, then `ekiden trust {path}` if it may run"
         )
     module = _module(path)
     if not hasattr(module, attribute):

@@ -65,20 +65,11 @@ class Masked:
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
-        kinds = [
-            _KINDS.get(t.dtype, bits if t.dtype == torch.uint8 and 8 <= bits < _WORD else 0)
-            for t, bits in self._all()
-        ]
-        fits = (
-            kinds == self.bits
-            and all(t.ndim == 1 for t in self.numbers)
-            and len(set(self.given)) == len(self.given)
-        )
-        named = (
-            all(_NAME.fullmatch(name) for name in (self.sum, self.members, *self.given))
-            and self.given
-        )
-        if not fits or not named or not 0 <= self.check < 2**64 or len(self.form) > _MOST_TEXT:
+        fits = len(self.numbers) == len(self.bits) and all(map(_holds, self.numbers, self.bits))
+        once = self.given and len(set(self.given)) == len(self.given)
+        named = all(map(_NAME.fullmatch, (self.sum, self.members, *self.given)))
+        small = 0 <= self.check < 2**64 and len(self.form) <= _MOST_TEXT
+        if not (fits and once and named and small):
             raise UserError(
                 "a masked sum is not as it must be: use the same version of Ekiden everywhere"
             )
@@ -87,8 +78,7 @@ class Masked:
         """Refuse to be used like the payload that it hides."""
         raise Unopened(
             f"sum {self.sum} has only the parts of {', '.join(self.given)}: it opens when all "
-            "silos of the run gave "
-            "theirs; start the others, then `ekiden resume`"
+            "silos of the run gave theirs; start the others, then `ekiden resume`"
         )
 
     def plus(self, other: "Masked") -> "Masked":
@@ -102,26 +92,24 @@ class Masked:
         if about[0] != about[1]:
             raise UserError(
                 f"the parts of sum {self.sum} do not fit together: the silos got other lists of "
-                "members, or sums of "
-                "other features"
+                "members, or sums of other features"
             )
         if twice := set(self.given) & set(other.given):
             raise UserError(
                 f"{', '.join(sorted(twice))} would give a part to sum {self.sum} twice: refused"
             )
         numbers = [
-            narrowed(wide(a, n) + wide(b, n), n)
-            for (a, n), b in zip(self._all(), other.numbers, strict=True)
+            narrowed(wide(mine, bits) + wide(its, bits), bits)
+            for mine, its, bits in zip(self.numbers, other.numbers, self.bits, strict=True)
         ]
         check = (self.check + other.check) % 2**64
         return replace(self, numbers=numbers, check=check, given=[*self.given, *other.given])
 
-    def _all(self) -> list[tuple[Tensor, int]]:
-        if len(self.numbers) != len(self.bits):
-            raise UserError(
-                "a masked sum is not as it must be: use the same version of Ekiden everywhere"
-            )
-        return list(zip(self.numbers, self.bits, strict=True))
+
+def _holds(numbers: Tensor, bits: int) -> bool:
+    """Return whether a tensor holds numbers of so many bits as `Masked` does."""
+    packed = numbers.dtype == torch.uint8 and 8 <= bits < _WORD
+    return numbers.ndim == 1 and (packed or _KINDS.get(numbers.dtype) == bits)
 
 
 def bits_of(tensor: Tensor) -> int:

@@ -73,8 +73,7 @@ class Augment(Checked):
         if x.ndim != 4:
             raise UserError(
                 "crop, flip and rotation need images (channels, height, width), but these samples "
-                "have shape "
-                f"{tuple(x.shape[1:])}: switch augmentation off"
+                f"have shape {tuple(x.shape[1:])}: switch augmentation off"
             )
         draws = (self.draw(len(x), generator) if draws is None else draws).to(x.device)
         index = self._index(draws, x.shape[2], x.shape[3])
@@ -136,9 +135,8 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         raise UserError(
             f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, but the "
-            "images have "
-            f"{x.shape[1]} channel{'s' * (x.shape[1] != 1)}: give one value, or one for each "
-            "channel"
+            f"images have {x.shape[1]} channel{'s' * (x.shape[1] != 1)}: give one value, or one "
+            "for each channel"
         )
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     out = x.float()

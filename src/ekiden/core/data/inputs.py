@@ -109,8 +109,7 @@ class Inputs(Checked, ABC):
         if len(table.column_names) != 1:
             raise UserError(
                 f"{source} has several columns that may hold {cls.words} "
-                f"({', '.join(table.column_names)}): name one "
-                "by --feature-columns"
+                f"({', '.join(table.column_names)}): name one by --feature-columns"
             )
         return table[table.column_names[0]].to_pylist()
 
@@ -155,8 +154,7 @@ class Inputs(Checked, ABC):
         ):
             raise UserError(
                 f"{self.words} of {raw.source} became {len(x)} samples of {x.dtype}, some not "
-                "finite: "
-                f"{type(self).__name__}.encode must return {len(raw)} finite samples of "
+                f"finite: {type(self).__name__}.encode must return {len(raw)} finite samples of "
                 f"{self.dtype}"
             )
         return x
@@ -202,8 +200,7 @@ def joined(sides: Sequence[Sequence[Part]], parts: Sequence[Sequence[Tensor]]) -
             if _form(x) != wanted:
                 raise UserError(
                     f"samples of {raw.source} are {_form(x)}, those of {first} {wanted}: give all "
-                    "samples one shape "
-                    "and type"
+                    "samples one shape and type"
                 )
     return [torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0] for tensors in parts]
 

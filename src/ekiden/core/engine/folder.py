@@ -457,8 +457,7 @@ def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mappin
     except wire.WireError:
         raise UserError(
             f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or "
-            f"delete {path} to run it "
-            "again"
+            f"delete {path} to run it again"
         ) from None
     if said.get(_CONFIG) != config:
         raise UserError(
@@ -570,8 +569,7 @@ def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientDa
             more = f"; Ekiden {found.get('ekiden')} began this run and can continue it"
         raise UserError(
             f"{path} holds another run ({', '.join(different)} differ): choose another folder, or "
-            "put back what differs"
-            f"{more}"
+            f"put back what differs{more}"
         )
 
 

@@ -81,8 +81,7 @@ def check_same_data(
     if different := data_differences(folder, held, samples_digest(data.dataset.test), before):
         raise UserError(
             f"{', '.join(different)} differ from what {folder} was made with: put these data back, "
-            "or give other test "
-            "data by --data: a file, a folder or a data set"
+            "or give other test data by --data: a file, a folder or a data set"
         )
 
 
@@ -141,8 +140,7 @@ def check_subjects(clients: Sequence[ClientData]) -> None:
             if (other := held.setdefault(subject, client.name)) != client.name:
                 raise UserError(
                     f"one subject has training samples at {other} and {client.name}, and --dp is "
-                    "for each silo alone: "
-                    "give all samples of a subject to one silo"
+                    "for each silo alone: give all samples of a subject to one silo"
                 )
 
 
@@ -243,8 +241,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         reason = str(error).split("\n")[0]
         raise UserError(
             f"the model cannot take samples of shape {dataset.shape} ({dataset.inputs.words}): "
-            f"{reason}; choose "
-            "a model that takes them"
+            f"{reason}; choose a model that takes them"
         ) from None
     wanted = task.output_shape(x, y, dataset.outputs + extra)
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
@@ -268,8 +265,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     if not out.requires_grad:
         raise UserError(
             "no gradient reaches the model's parameters: its output is cut off from them, by "
-            "detach, no_grad or a "
-            "conversion to another library; take that out of forward"
+            "detach, no_grad or a conversion to another library; take that out of forward"
         )
     _refuse_probabilities(out, data.dataset.task)
     worker.setup.method.check_network(Size.of(worker.network, dataset.shape, task))
@@ -289,8 +285,7 @@ def _refuse_probabilities(out: torch.Tensor, task: Task) -> None:
     if task.kind == "regression" and last:
         raise UserError(
             f"the model ends in a {last}, so it cannot give all numbers: targets are scaled to "
-            "mean 0 and deviation 1; "
-            "leave the last layer out"
+            "mean 0 and deviation 1; leave the last layer out"
         )
     if (
         task.kind == "classification"
@@ -308,8 +303,7 @@ def _refuse_probabilities(out: torch.Tensor, task: Task) -> None:
         own = "sigmoid" if task.kind == "multi-label" else "softmax"
         raise UserError(
             f"the model ends in a {last}, but training applies the {own} itself to its outputs: "
-            "leave the last layer "
-            "out, so that the model returns logits"
+            "leave the last layer out, so that the model returns logits"
         )
 
 
@@ -373,8 +367,7 @@ def _complete(module: nn.Module) -> nn.Module:
         ):
             raise UserError(
                 f"layer {name!r} of the model is a {type(part).__name__} without a size: call the "
-                "model on a sample "
-                "first, or give the size"
+                "model on a sample first, or give the size"
             )
     return module
 
@@ -472,8 +465,7 @@ def builder(
         ]:
             raise UserError(
                 f"{_named(model)} needs {', '.join(needed)}: give a module, or a function without "
-                "arguments, as in "
-                f"lambda: {_named(model)}(...)"
+                f"arguments, as in lambda: {_named(model)}(...)"
             )
         build = Made(model, seed)
     else:

@@ -240,8 +240,7 @@ def opened(total: Masked, kind: Any) -> Any:
     if Summands(total.form, words, total.bits, total.shared).check != total.check:
         raise UserError(
             f"sum {total.sum} does not open: a number in it is too large (leave out silos, or some "
-            "samples of the "
-            "largest), a silo changed it, or the silos were sent different values"
+            "samples of the largest), a silo changed it, or the silos were sent different values"
         )
     try:
         form = json.loads(total.form)

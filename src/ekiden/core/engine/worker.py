@@ -564,8 +564,7 @@ class Worker:
         except torch.OutOfMemoryError:
             raise UserError(
                 f"{bench.where}: the memory of {self._feed.device} is full: lower --batch-size, "
-                "use fewer --workers, "
-                "or try --precision bf16"
+                "use fewer --workers, or try --precision bf16"
             ) from None
         client.note()
         shown = wire.placed(client.last_trained) if self.setup.show_trained else None

@@ -1,6 +1,7 @@
 """The networks that the papers use."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -39,36 +40,49 @@ __all__ = [
     "usual",
 ]
 
-# Networks for samples other than images and features: what they read, and their builder.
-_SPECIAL: dict[str, tuple[type[Any], Callable[[Any, int], SplitNetwork]]] = {
-    "table_mlp": (TableRows, table_mlp),
-    "table_transformer": (TableRows, table_transformer),
-    "text_mean": (Tokenised, text_mean),
-    "text_transformer": (Tokenised, text_transformer),
+
+@dataclass(frozen=True)
+class Known:
+    """A network of the library."""
+
+    build: Callable[..., SplitNetwork]  # (shape, or inputs where it `reads` them; outputs)
+    takes: str = "images"  # samples, in words
+    side: int = 0  # fewest pixels of a side of an image; 0: it takes other shapes, too
+    reads: type[Any] | None = None  # what the inputs must be; None: numbers of any kind
+    pixels: bool = False  # whether it gives a class to each pixel
+
+    @property
+    def samples(self) -> str:
+        """Return which samples it takes."""
+        return f"images of at least {self.side}x{self.side} pixels" if self.side > 1 else self.takes
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether it takes samples of this shape."""
+        if self.build is images.cnn_signal:
+            return len(shape) in (1, 2) and shape[-1] >= images.SHORTEST
+        return self.side == 0 or (len(shape) == 3 and min(shape[1:]) >= self.side)
+
+
+_NETWORKS = {
+    "mlp": Known(images.mlp, "numbers"),
+    "linear": Known(linear, "numbers, rows of a table"),
+    "mlp_ma_echo": Known(images.mlp_ma_echo, "numbers"),
+    "lenet": Known(images.lenet, side=16),
+    "cnn": Known(images.cnn, side=18),
+    "cnn_tiny": Known(images.cnn_tiny, side=4),
+    "cnn_ma_echo": Known(images.cnn_ma_echo, side=8),
+    "cnn_ua_pdfl": Known(images.cnn_ua_pdfl, side=4),
+    "resnet18": Known(images.resnet18, side=1),
+    "resnet18_gn": Known(images.resnet18_gn, side=1),
+    "vgg11": Known(images.vgg11, side=32),
+    "scattering": Known(images.scattering, side=16),
+    "cnn_signal": Known(images.cnn_signal, f"signals of {images.SHORTEST} values or more"),
+    "table_mlp": Known(table_mlp, "rows of a table", reads=TableRows),
+    "table_transformer": Known(table_transformer, "rows of a table", reads=TableRows),
+    "text_mean": Known(text_mean, "texts", reads=Tokenised),
+    "text_transformer": Known(text_transformer, "texts", reads=Tokenised),
+    "unet": Known(images.unet, side=images.SMALLEST, pixels=True),
 }
-
-_Builder = Callable[[tuple[int, ...], int], SplitNetwork]
-
-# Builder and smallest side of an image in pixels; 0 if it also takes features (d,).
-_NETWORKS: dict[str, tuple[_Builder, int]] = {
-    "mlp": (images.mlp, 0),
-    "linear": (linear, 0),
-    "mlp_ma_echo": (images.mlp_ma_echo, 0),
-    "lenet": (images.lenet, 16),
-    "cnn": (images.cnn, 18),
-    "cnn_tiny": (images.cnn_tiny, 4),
-    "cnn_ma_echo": (images.cnn_ma_echo, 8),
-    "cnn_ua_pdfl": (images.cnn_ua_pdfl, 4),
-    "resnet18": (images.resnet18, 1),
-    "resnet18_gn": (images.resnet18_gn, 1),
-    "vgg11": (images.vgg11, 32),
-    "scattering": (images.scattering, 16),
-    "cnn_signal": (images.cnn_signal, 0),
-}
-
-# Networks that give classes to pixels: builder and smallest side of an image.
-_OF_PIXELS: dict[str, tuple[_Builder, int]] = {"unet": (images.unet, images.SMALLEST)}
-
 # The papers' networks for these data sets, except ResNet-18.
 _DEFAULTS = {
     "digits": "mlp",
@@ -86,35 +100,20 @@ _DEFAULTS = {
 }
 
 
-_TAKES: dict[type[Any], str] = {TableRows: "rows of a table", Tokenised: "texts"}
-
-
 def names() -> tuple[str, ...]:
     """Names of all networks, those of other packages last."""
-    return (*_NETWORKS, *_SPECIAL, *_OF_PIXELS, *outside.installed("ekiden.models"))
+    return (*_NETWORKS, *outside.installed("ekiden.models"))
 
 
 def described() -> dict[str, tuple[str, str]]:
     """Return for each network of the library which samples it takes and the first line of its
     docstring.
     """
-    takes = {name: _TAKES[kind] for name, (kind, _) in _SPECIAL.items()}
-    builders: dict[str, Callable[..., nn.Module]] = {
-        name: builder for name, (builder, _) in _NETWORKS.items()
-    }
-    builders |= {name: builder for name, (_, builder) in _SPECIAL.items()}
-    builders |= {name: builder for name, (builder, _) in _OF_PIXELS.items()}
-    for name, (_, smallest) in _NETWORKS.items():
-        takes[name] = f"images from {smallest}x{smallest} pixels" if smallest > 1 else "images"
-    takes |= {
-        name: f"images from {least}x{least} pixels, segmentation"
-        for name, (_, least) in _OF_PIXELS.items()
-    }
-    takes |= {"cnn_signal": f"signals of {images.SHORTEST} values or more"} | dict.fromkeys(
-        ("mlp", "mlp_ma_echo"), "numbers"
-    )
-    takes |= {"linear": "numbers, rows of a table"}
-    return {name: (takes[name], outside.summary_of(builders[name])) for name in builders}
+    found = {}
+    for name, known in _NETWORKS.items():
+        task = ", segmentation" if known.pixels else ""
+        found[name] = (known.samples + task, outside.summary_of(known.build))
+    return found
 
 
 def pretrained_names() -> tuple[str, ...]:
@@ -149,67 +148,39 @@ def build(
     check_name(name)
     if is_pretrained(name):
         return pretrained.build(name, shape, classes, inputs)
-    if name in _SPECIAL:
-        kind, special = _SPECIAL[name]
-        if not isinstance(inputs, kind):
-            raise UserError(
-                f"{name} reads {_TAKES[kind]}, but these samples are {_words(inputs)}: use --model "
-                "with one of "
-                f"{', '.join(fitting(shape, inputs))}"
-            )
-        return special(inputs, classes)
-    if name in _OF_PIXELS:
-        of_pixels, least = _OF_PIXELS[name]
-        if len(shape) != 3 or min(shape[1:]) < least:
-            needs = f"images of at least {least}x{least} pixels"
-            raise _unfit(
-                name, needs, shape, "larger images with --size" if len(shape) == 3 else "", inputs
-            )
-        return of_pixels(shape, classes)
     if name == "linear":
         return linear(shape, classes, inputs)
     if name not in _NETWORKS:
         return _from_outside(name, shape, classes)
+    known = _NETWORKS[name]
+    are = "images or arrays" if inputs is None else inputs.words
+    others = f"use --model with one of {', '.join(fitting(shape, inputs))}"
+    if known.reads is not None:
+        if isinstance(inputs, known.reads):
+            return known.build(inputs, classes)
+        raise UserError(f"{name} reads {known.takes}, but these samples are {are}: {others}")
     if inputs is not None and not inputs.continuous:
+        raise UserError(f"{name} reads numbers, but these samples are {are}: {others}")
+    if not known.fits(shape):
+        larger = ", or larger images with --size" if len(shape) == 3 else ""
         raise UserError(
-            f"{name} reads numbers, but these samples are {_words(inputs)}: use --model with one "
-            "of "
-            f"{', '.join(fitting(shape, inputs))}"
+            f"{name} needs {known.samples}, but these samples are {are} of shape {shape}: "
+            f"{others}{larger}"
         )
-    builder, smallest = _NETWORKS[name]
-    if not _fits(name, shape):
-        size = f"images of at least {smallest}x{smallest} pixels" if smallest > 1 else "images"
-        size = f"signals of {images.SHORTEST} values or more" if name == "cnn_signal" else size
-        others = f"--model with one of {', '.join(fitting(shape, inputs))}"
-        raise _unfit(
-            name,
-            size,
-            shape,
-            f"{others}, or larger images with --size" if len(shape) == 3 else others,
-            inputs,
-        )
-    return builder(shape, classes)
-
-
-def _unfit(
-    name: str, needs: str, shape: tuple[int, ...], use: str, inputs: Inputs | None
-) -> UserError:
-    """Return the error about samples that a network cannot take."""
-    found = f"have shape {shape}" if inputs is None else f"are {inputs.words}, of shape {shape}"
-    use = use or f"--model with one of {', '.join(fitting(shape, inputs))}"
-    return UserError(f"{name} needs {needs}, but these samples {found}: use {use}")
-
-
-def _words(inputs: Inputs | None) -> str:
-    return "images or arrays" if inputs is None else inputs.words
+    return known.build(shape, classes)
 
 
 def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
     """Return the networks of the library that take such samples."""
-    special = [name for name, (kind, _) in _SPECIAL.items() if isinstance(inputs, kind)]
-    if inputs is not None and not inputs.continuous:
-        return [*special, *(["linear"] if isinstance(inputs, TableRows) else [])]
-    return [*special, *(name for name in _NETWORKS if _fits(name, shape))]
+    found = [name for name, known in _NETWORKS.items() if _reads(known, inputs)]
+    if inputs is None or inputs.continuous:
+        plain = {n: known for n, known in _NETWORKS.items() if not (known.reads or known.pixels)}
+        return found + [name for name, known in plain.items() if known.fits(shape)]
+    return [*found, "linear"] if isinstance(inputs, TableRows) else found
+
+
+def _reads(known: Known, inputs: Inputs | None) -> bool:
+    return known.reads is not None and isinstance(inputs, known.reads)
 
 
 def default_for(
@@ -235,9 +206,9 @@ def default_for(
     if inputs is not None and (usual_ := inputs.network(shape)):
         return usual_
     named = _DEFAULTS.get(dataset_name)
-    if named and _fits(named, shape):
+    if named and _NETWORKS[named].fits(shape):
         return named
-    if not _fits("lenet", shape) or (
+    if not _NETWORKS["lenet"].fits(shape) or (
         shape[0] == 1 and max(shape[1:]) <= 28
     ):  # small, or like MNIST
         return "mlp"
@@ -255,10 +226,3 @@ def _from_outside(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} gives {type(network).__name__}, not a torch.nn.Module")
     return network
-
-
-def _fits(name: str, shape: tuple[int, ...]) -> bool:
-    if name == "cnn_signal":
-        return len(shape) in (1, 2) and shape[-1] >= images.SHORTEST
-    smallest = _NETWORKS[name][1]
-    return smallest == 0 or (len(shape) == 3 and min(shape[1:]) >= smallest)

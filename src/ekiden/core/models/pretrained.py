@@ -67,8 +67,7 @@ def build(
     if tokens and tokens.tokenizer == "words":
         raise UserError(
             f"{name} reads the tokens of its own tokenizer, and there is no folder {source!r}: "
-            "check its path, or name "
-            "the folder with its tokenizer.json by --tokenizer"
+            "check its path, or name the folder with its tokenizer.json by --tokenizer"
         )
     return (
         causal(source, tokens)
@@ -224,8 +223,7 @@ def _same_vocabulary(source: str, config: Any, texts: Tokenised) -> None:
     if getattr(config, "vocab_size", texts.vocabulary) < texts.vocabulary:
         raise UserError(
             f"hf:{source} knows {config.vocab_size} tokens, but the tokenizer {texts.tokenizer} "
-            "gives "
-            f"{texts.vocabulary}: name the folder of its own by --tokenizer"
+            f"gives {texts.vocabulary}: name the folder of its own by --tokenizer"
         )
 
 
@@ -279,8 +277,7 @@ def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
             reason = str(error).strip().split("\n")[0]
             raise UserError(
                 f"--model hf:{source} cannot be read ({reason}): give a folder with config.json "
-                "and model.safetensors, "
-                "or the name of a network on the hub"
+                "and model.safetensors, or the name of a network on the hub"
             ) from None
     texts = (
         getattr(network, "main_input_name", "") == "input_ids"
@@ -290,8 +287,7 @@ def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
     ):
         raise UserError(
             f"--model hf:{source} lacks values ({_some(lacking)}), which would be random: download "
-            "it again, or choose "
-            "another network"
+            "it again, or choose another network"
         )
     return network  # type: ignore[no-any-return]
 

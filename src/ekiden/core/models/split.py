@@ -38,8 +38,7 @@ def as_split(network: object) -> Split:
     if not (hasattr(network, "features") and hasattr(network, "head")):
         raise UserError(
             "this method reads representations: give the network two attributes, `features` and "
-            "`head`, with "
-            "forward(x) = head(features(x))"
+            "`head`, with forward(x) = head(features(x))"
         )
     return cast(Split, network)
 
@@ -149,8 +148,7 @@ def check_part(text: str, method: str, *, averages: bool) -> None:
     if averages and isinstance(part, Adapters) and part.both:
         raise UserError(
             f"{method} averages models, and the mean of products B·A is not the product of the "
-            "means: leave out "
-            "factors=both, so that A is the same everywhere and the average exact"
+            "means: leave out factors=both, so that A is the same everywhere and the average exact"
         )
 
 
@@ -240,8 +238,7 @@ def _head(module: nn.Module) -> nn.Module:
     if not isinstance(head, nn.Module) or next(head.parameters(), None) is None:
         raise UserError(
             "--train other than all needs to know the classifier: name that part of the network "
-            "`head`, as in "
-            "`self.head = nn.Linear(84, 10)`"
+            "`head`, as in `self.head = nn.Linear(84, 10)`"
         )
     return head
 

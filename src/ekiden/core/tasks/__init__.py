@@ -198,8 +198,7 @@ def terms(task: Task) -> str:
     if task.headline not in task.metrics:
         raise UserError(
             f"the metric {task.headline.name!r} is your own, which other parties do not have: "
-            "choose one of "
-            f"{', '.join(metric.name for metric in task.metrics)}"
+            f"choose one of {', '.join(metric.name for metric in task.metrics)}"
         )
     return json.dumps(recorded(task), sort_keys=True)
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isnan, log
+from math import isnan
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -259,19 +259,6 @@ class VectorTask(Task):
 
     def units(self, y: Tensor) -> Tensor | None:
         return None
-
-
-class PlacesTask(Task):
-    """A task with one of K classes at each place of a sample; places with the label `IGNORED` do
-    not count.
-    """
-
-    def guess(self, outputs: int) -> float:
-        """Return ln K."""
-        return log(outputs)
-
-    def counts(self, y: Tensor, outputs: int) -> Tensor:
-        return torch.bincount(y[y != IGNORED], minlength=outputs)
 
 
 @dataclass(frozen=True)

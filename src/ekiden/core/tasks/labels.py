@@ -15,7 +15,7 @@ from torch import Tensor
 from ekiden.core.base.checks import CountOrZero, Positive
 from ekiden.core.base.errors import UserError, row_text
 from ekiden.core.tasks import measures
-from ekiden.core.tasks.base import IGNORED, Metric, Need, PlacesTask, Scores, VectorTask
+from ekiden.core.tasks.base import IGNORED, Metric, Need, Scores, Task, VectorTask
 from ekiden.core.tasks.counts import (
     ClassCounts,
     Counts,
@@ -42,12 +42,9 @@ class Classification(VectorTask):
     weights: tuple[Positive, ...] = ()
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
-        if y.shape != (n,) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            kind = str(y.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{what} has {kind} y of shape {tuple(y.shape)}: it must hold {n} integers, one "
-                "class a sample"
-                f"{_hint(y, n)}."
+        if y.shape != (n,) or not _are_integers(y):
+            raise _misshapen(
+                what, y, f"it must hold {n} integers, one class a sample{_hint(y, n)}."
             )
         if int(y.min()) < 0:
             raise UserError(
@@ -126,11 +123,10 @@ class MultiLabel(VectorTask):
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.ndim != 2 or len(y) != n or y.is_complex() or not ((y == 0) | (y == 1)).all():
-            raise UserError(
-                f"{what} has labels of shape {tuple(y.shape)}: multi-label needs a row of 0 and 1 "
-                f"for each of {n} "
-                "samples, one column a label"
+            needs = (
+                f"multi-label needs a row of 0 and 1 for each of {n} samples, one column a label"
             )
+            raise _misshapen(what, y, needs)
         return y.float()
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -226,11 +222,8 @@ class Regression(ScaledTask):
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.ndim not in (1, 2) or len(y) != n or y.is_complex():
-            raise UserError(
-                f"{what} has targets of shape {tuple(y.shape)}: regression needs a number, or a "
-                "row of numbers, for "
-                f"each of {n} samples"
-            )
+            needs = f"regression needs a number, or a row of numbers, for each of {n} samples"
+            raise _misshapen(what, y, needs)
         y = y.double()
         if not torch.isfinite(y).all():
             row = int((~torch.isfinite(y)).nonzero()[0, 0])
@@ -312,27 +305,26 @@ class Survival(ScaledTask):
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.shape != (n, 2) or y.is_complex():
-            raise UserError(
-                f"{what} has labels of shape {tuple(y.shape)}: survival needs a time and an event "
-                f"for each of {n} "
-                "samples: --label-column TIME EVENT"
-            )
+            needs = f"survival needs a time and an event for each of {n} samples"
+            raise _misshapen(what, y, f"{needs}: --label-column TIME EVENT")
         y = y.double()
-        for column, wrong, must in (
-            (
-                0,
-                ~(torch.isfinite(y[:, 0]) & (y[:, 0] > 0)),
-                "a time, the first label, must be positive and finite",
-            ),
-            (
-                1,
-                (y[:, 1] != 0) & (y[:, 1] != 1),
-                "an event, the second label, must be 0 or 1 (no or yes)",
-            ),
-        ):
+        time, event = y.unbind(1)
+
+        def refuse(values: Tensor, wrong: Tensor, must: str) -> None:
             if wrong.any():
                 row = int(wrong.nonzero()[0, 0])
-                raise UserError(f"{what} has {y[row, column]:g} in {row_text(row)}: {must}")
+                raise UserError(f"{what} has {values[row]:g} in {row_text(row)}: {must}")
+
+        refuse(
+            time,
+            ~(torch.isfinite(time) & (time > 0)),
+            "a time, the first label, must be positive and finite",
+        )
+        refuse(
+            event,
+            (event != 0) & (event != 1),
+            "an event, the second label, must be 0 or 1 (no or yes)",
+        )
         return y
 
     def __post_init__(self) -> None:
@@ -365,6 +357,48 @@ class Survival(ScaledTask):
 
 
 @dataclass(frozen=True)
+class PlacesTask(Task):
+    """A task with one of K classes at each place of a sample; places with the label `IGNORED` do
+    not count.
+    """
+
+    offers: ClassVar[frozenset[Need]] = frozenset()
+
+    @abstractmethod
+    def wanted(self, y: Tensor) -> Tensor:
+        """Return the labels with which answers are compared, (b, places)."""
+
+    @abstractmethod
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the outputs for the places that are `wanted`, (b, K, places)."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        logits = self.logits(outputs)
+        wanted = self.wanted(y)[..., : logits.shape[-1]]  # a batch of texts may be shorter
+        each = F.cross_entropy(logits, wanted, reduction="none", ignore_index=IGNORED)
+        return each.flatten(1).sum(1) / (wanted != IGNORED).flatten(1).sum(1).clamp(min=1)
+
+    def units(self, y: Tensor) -> Tensor | None:
+        return (self.wanted(y) != IGNORED).flatten(1).sum(1)
+
+    def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
+        return self.logits(outputs).argmax(1)
+
+    def counted(self, scores: Scores) -> Counts:
+        return PlaceCounts.of(scores)
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
+        return measures.share_right(answers, self.wanted(y))
+
+    def guess(self, outputs: int) -> float:
+        """Return ln K."""
+        return log(outputs)
+
+    def counts(self, y: Tensor, outputs: int) -> Tensor:
+        return torch.bincount(y[y != IGNORED], minlength=outputs)
+
+
+@dataclass(frozen=True)
 class Segmentation(PlacesTask):
     """One of K classes for each pixel: y (n, H, W) int64, outputs (b, K, H, W) logits,
     cross-entropy of pixels.
@@ -373,30 +407,13 @@ class Segmentation(PlacesTask):
     """
 
     kind: ClassVar[str] = "segmentation"
-    offers: ClassVar[frozenset[Need]] = frozenset()
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_PIXELS
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
-        if (
-            y.ndim != 3
-            or len(y) != n
-            or y.is_floating_point()
-            or y.is_complex()
-            or y.dtype == torch.bool
-        ):
-            kind = str(y.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{what} has {kind} y of shape {tuple(y.shape)}: segmentation needs a class (an "
-                "integer) for each "
-                f"pixel of each of {n} images, shape (n, H, W)"
-            )
-        y = y.long()
-        if bad := [int(v) for v in y[(y < 0) & (y != IGNORED)][:1]]:
-            raise UserError(
-                f"{what} has label {bad[0]}: give classes from 0 on, or {IGNORED} for pixels to "
-                "ignore"
-            )
-        return y
+        if y.ndim != 3 or len(y) != n or not _are_integers(y):
+            needs = f"segmentation needs a class (an integer) for each pixel of each of {n} images"
+            raise _misshapen(what, y, f"{needs}, shape (n, H, W)")
+        return _not_negative(y.long(), f"{what} has label", "classes", "pixels to ignore")
 
     def outputs(self, names: Sequence[str]) -> int:
         return len(names)
@@ -411,25 +428,17 @@ class Segmentation(PlacesTask):
     def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         return (len(y), outputs, *y.shape[1:])
 
+    def wanted(self, y: Tensor) -> Tensor:
+        """Return the classes of all pixels."""
+        return y
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return all outputs."""
+        return outputs
+
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         total = F.cross_entropy(outputs, y, reduction="sum", ignore_index=IGNORED)
         return total / (y != IGNORED).sum().clamp(min=1)
-
-    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        each = F.cross_entropy(outputs, y, reduction="none", ignore_index=IGNORED)
-        return each.flatten(1).sum(1) / (y != IGNORED).flatten(1).sum(1).clamp(min=1)
-
-    def units(self, y: Tensor) -> Tensor | None:
-        return (y != IGNORED).flatten(1).sum(1)
-
-    def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
-        return outputs.argmax(1)
-
-    def counted(self, scores: Scores) -> Counts:
-        return PlaceCounts.of(scores)
-
-    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
-        return measures.share_right(answers, y)
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return T² times the mean over pixels of the Kullback-Leibler divergence of softened
@@ -458,32 +467,22 @@ class LanguageModelling(PlacesTask):
     """
 
     kind: ClassVar[str] = "language-modelling"
-    offers: ClassVar[frozenset[Need]] = frozenset()
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_TOKENS
 
-    vocabulary: CountOrZero = (
-        0  # K, the number of tokens; 0 means the number of names in `Dataset.classes`
-    )
+    # K, the number of tokens; 0 means the number of names in `Dataset.classes`
+    vocabulary: CountOrZero = 0
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
-        if y.ndim != 2 or len(y) != n or y.shape[1] < 2 or y.is_floating_point() or y.is_complex():
-            kind = str(y.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{what} has {kind} y of shape {tuple(y.shape)}: a language model needs the tokens "
-                "(integers) of each "
-                f"of {n} texts, at least two each, shape (n, L)"
-            )
+        if y.ndim != 2 or len(y) != n or y.shape[1] < 2 or not _are_integers(y):
+            needs = f"a language model needs the tokens (integers) of each of {n} texts"
+            raise _misshapen(what, y, f"{needs}, at least two each, shape (n, L)")
         y = y.long()
         if self.vocabulary and int(y.max()) >= self.vocabulary:
             raise UserError(
                 f"{what} has token {int(y.max())}: the vocabulary has {self.vocabulary} tokens, "
                 "from 0 on"
             )
-        if bad := [int(v) for v in y[(y < 0) & (y != IGNORED)][:1]]:
-            raise UserError(
-                f"{what} has token {bad[0]}: give tokens from 0 on, or {IGNORED} for padding"
-            )
-        return y
+        return _not_negative(y, f"{what} has token", "tokens", "padding")
 
     def outputs(self, names: Sequence[str]) -> int:
         return self.vocabulary or len(names)
@@ -491,31 +490,21 @@ class LanguageModelling(PlacesTask):
     def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         return (len(y), x.shape[1], outputs)
 
+    def wanted(self, y: Tensor) -> Tensor:
+        """Return all tokens but the first."""
+        return y[:, 1:]
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the outputs at all places but the last."""
+        return outputs[:, :-1].movedim(-1, 1)
+
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        wanted = _next(outputs, y)
+        wanted = y[:, 1 : outputs.shape[1]]
+        # row by row it is faster than over the `logits`, and the bits are others
         total = F.cross_entropy(
             outputs[:, :-1].flatten(0, 1), wanted.flatten(), reduction="sum", ignore_index=IGNORED
         )
         return total / (wanted != IGNORED).sum().clamp(min=1)
-
-    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        wanted = _next(outputs, y)
-        each = F.cross_entropy(
-            outputs[:, :-1].movedim(-1, 1), wanted, reduction="none", ignore_index=IGNORED
-        )
-        return each.sum(1) / (wanted != IGNORED).sum(1).clamp(min=1)
-
-    def units(self, y: Tensor) -> Tensor | None:
-        return (y[:, 1:] != IGNORED).sum(1)
-
-    def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
-        return outputs[:, :-1].argmax(-1)
-
-    def counted(self, scores: Scores) -> Counts:
-        return PlaceCounts.of(scores)
-
-    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
-        return measures.share_right(answers, y[:, 1:])
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return T² times the mean over places of the Kullback-Leibler divergence of softened
@@ -528,6 +517,21 @@ class LanguageModelling(PlacesTask):
         return torch.zeros(len(y), dtype=torch.int64, device=y.device)
 
 
-def _next(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the tokens that follow, as far as there are outputs."""
-    return y[:, 1 : outputs.shape[1]]
+def _are_integers(y: Tensor) -> bool:
+    return not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+
+
+def _misshapen(what: str, y: Tensor, needs: str) -> UserError:
+    """Return the error about labels `y` of a wrong type or shape; `what` names the samples."""
+    kind = str(y.dtype).removeprefix("torch.")
+    return UserError(f"{what} has {kind} y of shape {tuple(y.shape)}: {needs}")
+
+
+def _not_negative(y: Tensor, found: str, names: str, ignored: str) -> Tensor:
+    """Return labels of places, each of which must be 0 or more, or `IGNORED`."""
+    wrong = y[(y < 0) & (y != IGNORED)]
+    if len(wrong):
+        raise UserError(
+            f"{found} {int(wrong[0])}: give {names} from 0 on, or {IGNORED} for {ignored}"
+        )
+    return y

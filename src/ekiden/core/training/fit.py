@@ -506,10 +506,8 @@ class _Run:
             batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1
             raise Diverged(
                 f"{self.bench.where}: loss or weights became NaN or infinite in epoch {epoch + 1}, "
-                "batch "
-                f"{batch + 1}: lower --lr (now {self.bench.training.lr}) or check this client's "
-                "data; the last good "
-                "model is kept"
+                f"batch {batch + 1}: lower --lr (now {self.bench.training.lr}) or check this "
+                "client's data; the last good model is kept"
             )
 
     def keep_best(self, val: Subset) -> None:

@@ -101,8 +101,7 @@ class Rounded:
         if bool((squares > 2**31 - 1).any()):
             raise UserError(
                 "a sum of squares does not fit into 32 bits: there are too many samples for one "
-                "run; leave out "
-                "clients, or some samples of the largest"
+                "run; leave out clients, or some samples of the largest"
             )
         blocks = zip(self._counts(), other._counts(), strict=True)
         products = [pack(own + others, self.bits) for own, others in blocks]
@@ -127,8 +126,7 @@ class Rounded:
         if 2 * largest + self.parts * self.unit >= period:
             raise UserError(
                 f"the sums do not fit into {self.bits} bits: start a new run with --samples "
-                f"{samples} or more, or with "
-                "more --bits"
+                f"{samples} or more, or with more --bits"
             )
         rest = torch.cat(list(self._counts())).double() * self.unit
         above = torch.ones(self.width, self.width, dtype=torch.bool).triu(1)
@@ -609,7 +607,6 @@ def _narrow(values: Tensor, kind: torch.dtype) -> Tensor:
     if values.numel() and float(values.abs().max()) > _MOST[kind]:
         raise UserError(
             f"a sum of products does not fit into {32 if kind == torch.int32 else 53} bits: there "
-            "are too many samples "
-            "for one run; leave out clients, or some samples of the largest"
+            "are too many samples for one run; leave out clients, or some samples of the largest"
         )
     return values.to(kind)

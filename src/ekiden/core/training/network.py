@@ -39,8 +39,7 @@ class Network:
             if not buffer.is_floating_point() and buffer.dtype != torch.int64:
                 raise UserError(
                     f"the model has a buffer of {buffer.dtype} values, which would not travel: "
-                    "register it as int64, "
-                    "or with persistent=False if it never changes"
+                    "register it as int64, or with persistent=False if it never changes"
                 )
         for tensor in (*trainable, *resting, *floats):
             if tensor.dtype != torch.float32:
@@ -71,8 +70,7 @@ class Network:
         if weights.shapes != (self.params.shape, self.buffers.shape, self.counters.shape):
             raise UserError(
                 f"weights of {len(weights.params)} parameters do not fit this network of "
-                f"{len(self.params)}: "
-                "use the same model at every client"
+                f"{len(self.params)}: use the same model at every client"
             )
         self.params.copy_(weights.params)
         self.buffers.copy_(weights.buffers)
@@ -85,8 +83,7 @@ class Network:
         if not isinstance(head, nn.Module):
             raise UserError(
                 "the model does not say which part of it is the classifier: name that part `head`, "
-                "as in "
-                "`self.head = nn.Linear(84, 10)`; all the rest is the extractor"
+                "as in `self.head = nn.Linear(84, 10)`; all the rest is the extractor"
             )
         inside = {id(t) for t in (*head.parameters(), *_buffers(head))}
 

@@ -188,8 +188,7 @@ def check_delta(dp: DP, samples: int, where: str) -> None:
     if dp.delta * samples >= 1:
         raise UserError(
             f"--dp delta={dp.delta:g} lets whole samples of {where} ({samples}) go out: give a "
-            "delta far below "
-            f"{1 / samples:.2g}"
+            f"delta far below {1 / samples:.2g}"
         )
 
 
