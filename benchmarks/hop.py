@@ -25,10 +25,10 @@ from tests.e2e.silos import NAMES, Federation, running
 
 from ekiden import methods
 from ekiden.cli.app import call
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.folder import read_lines
 from ekiden.core.engine.method import Method, State, on_client
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.weights import Weights
 from ekiden.runs.recipe import Recipe
 from ekiden.silos import client_app, commands

@@ -24,9 +24,9 @@ from tests.silos.fakes import NAMES, FakeNodes, with_keys
 from torch import Tensor
 
 from ekiden import methods
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.method import Method, State, on_client
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.weights import Weights
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.coordinator import session

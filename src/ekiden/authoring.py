@@ -15,6 +15,7 @@ from ekiden.core.base.checks import (
 )
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.settings import Training
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.method import (
     CLASSES,
@@ -32,7 +33,6 @@ from ekiden.core.engine.method import (
 )
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.engine.wire import SERVER, Ref
-from ekiden.core.engine.worker import Client
 from ekiden.core.tasks import Task
 from ekiden.core.training.fit import Forward, Objective, Penalty, Work, cross_entropy
 from ekiden.core.training.weights import RunningMean, Weights, mean

@@ -108,7 +108,7 @@ def test_what_is_spent_very_differently_is_drawn_in_powers_of_ten(made: Study) -
 def test_a_finished_study_is_read_and_not_run_again(
     made: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ekiden.core.engine.worker import Client
+    from ekiden.core.engine.client import Client
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("it trains")

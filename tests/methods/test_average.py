@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Size
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Layout, Weights
 from ekiden.lab.conformance.small_runs import Tiny

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Size, State
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.network import Network
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import CriticalFL, DFedAvgM

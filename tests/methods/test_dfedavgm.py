@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.method import State
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.weights import Weights, mean
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DFedAvgM, Local

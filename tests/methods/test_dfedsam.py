@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core.data.samples import Subset
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import State
-from ekiden.core.engine.worker import Client
 from ekiden.core.training import fit as fitting
 from ekiden.core.training.feed import Feed
 from ekiden.core.training.fit import Bench, Forward

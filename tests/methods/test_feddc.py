@@ -7,9 +7,9 @@ import torch
 
 from ekiden import FederatedData, Training, run
 from ekiden.core.engine import wire
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Size
 from ekiden.core.engine.transport import Transfer
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedDC, FedProx

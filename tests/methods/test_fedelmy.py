@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.transport import Transport
 from ekiden.core.engine.wire import Ref
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedELMY, FedSeq, Local

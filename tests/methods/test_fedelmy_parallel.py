@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.core.engine.worker import Client
+from ekiden.core.engine.client import Client
 from ekiden.core.training.weights import mean
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FedELMY, FedELMYParallel, Local

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Size
 from ekiden.core.engine.setup import of_method
-from ekiden.core.engine.worker import Client
 from ekiden.core.models.split import as_split
 from ekiden.core.tasks import Classification, MultiLabel, Regression, Task
 from ekiden.core.training.network import Network

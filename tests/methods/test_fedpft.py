@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from ekiden import FederatedData, UserError, run
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Size
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.network import Network
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedPFT

@@ -15,9 +15,10 @@ from ekiden import FederatedData, Hardware, Result, Training, UserError, run
 from ekiden.core.base.checks import plain
 from ekiden.core.base.settings import batches
 from ekiden.core.engine import wire
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Size
 from ekiden.core.engine.wire import Ref
-from ekiden.core.engine.worker import Client, Setup, Worker
+from ekiden.core.engine.worker import Setup, Worker
 from ekiden.core.tasks import Classification, Task
 from ekiden.core.training.fit import Forward, Loss, Objective, Work, cross_entropy
 from ekiden.core.training.network import Network

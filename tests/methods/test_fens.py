@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
-from ekiden.core.engine.worker import Client
 from ekiden.core.training import fit as fitting
 from ekiden.core.training.fit import Bench
 from ekiden.core.training.network import Network

@@ -10,7 +10,7 @@ import torch
 
 from ekiden import run
 from ekiden.core.base.settings import Training
-from ekiden.core.engine.worker import Client
+from ekiden.core.engine.client import Client
 from ekiden.core.training.gram import Sums
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, with_lap

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, UserError, run
-from ekiden.core.engine.worker import Client, Job, Setup, Worker
+from ekiden.core.engine.client import Client
+from ekiden.core.engine.worker import Job, Setup, Worker
 from ekiden.core.models.split import as_split
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Training, run
-from ekiden.core.engine.worker import Client, Setup, Worker
+from ekiden.core.engine.client import Client
+from ekiden.core.engine.worker import Setup, Worker
 from ekiden.core.training import fit as fitting
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import SCAFFOLD, FedAvg

@@ -11,8 +11,8 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core import models
 from ekiden.core.base.settings import batches
 from ekiden.core.engine import wire
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Size, State
-from ekiden.core.engine.worker import Client
 from ekiden.core.tasks import Classification
 from ekiden.core.training.fit import TaskLoss
 from ekiden.core.training.network import Network

@@ -20,9 +20,10 @@ from ekiden import FederatedData, Hardware, UserError, federate, load_model
 from ekiden.cli.app import main
 from ekiden.core.base.files import read_tensors
 from ekiden.core.base.settings import derive
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.folder import read_lines
 from ekiden.core.engine.method import Method
-from ekiden.core.engine.worker import Client, Setup, Worker
+from ekiden.core.engine.worker import Setup, Worker
 from ekiden.core.training.gram import size
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.lab.reporting.runs import collect

@@ -59,7 +59,7 @@ def test_training_is_written_down_before_it_begins(
         raise UserError("died")
 
     with monkeypatch.context() as patched:
-        patched.setattr("ekiden.core.engine.worker.fitting.fit", died)
+        patched.setattr("ekiden.core.engine.client.fitting.fit", died)
         assert said(file, task(PRIVATE)) == "died"
     assert len(lines(file)) == 1
     first = given(file, task(PRIVATE, eager=True))  # as before it died

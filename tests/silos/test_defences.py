@@ -272,20 +272,20 @@ DEFENCES = {
     ),
     "sums with noise are counted": (
         "core/engine/worker.py",
-        "        client.note()\n",
-        "",
+        "            privacy.note()\n",
+        "            pass\n",
         f"{PRIVATE}::test_a_silo_gives_noisy_sums_once_and_the_same_again",
     ),
     "refused sums with noise cost nothing": (
-        "core/engine/worker.py",
+        "core/training/private.py",
         "keeper.key(0 if centre else 1, spent, note=False)",
         "keeper.key(0 if centre else 1, spent)",
         f"{PRIVATE}::test_nobody_opens_a_sum_with_less_noise_than_was_promised",
     ),
     "samples are read for noisy sums only": (
-        "core/engine/worker.py",
-        "if self._privacy is not None and not self._released:",
-        "if False:",
+        "core/training/private.py",
+        "        if not self.released:\n",
+        "        if False:\n",
         "tests/core/training/test_private_sums.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
     ),
     "groups of another size are unions of groups": (

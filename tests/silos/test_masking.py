@@ -19,10 +19,11 @@ from ekiden.cli.app import call
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.sums import Masked, digest, wide
 from ekiden.core.engine import wire
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import opened, summands
 from ekiden.core.engine.wire import SERVER
-from ekiden.core.engine.worker import Client, Worker
+from ekiden.core.engine.worker import Worker
 from ekiden.core.training.gram import AnySums, Rounding, Sums, TargetSums, measure, measure_targets
 from ekiden.methods import Average, DeepAFL, FedGram, FedKrylov, FedSeq, FedTasuki, with_lap
 from ekiden.runs import summary

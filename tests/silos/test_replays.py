@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ekiden.core.base.errors import UserError
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Request
 from ekiden.core.engine.wire import Ref
-from ekiden.core.engine.worker import Client
 from ekiden.methods import FedAvg, FedGram
 from ekiden.silos.coordinator.transport import Remote
 from ekiden.silos.silo import approval

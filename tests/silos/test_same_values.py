@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Request
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.methods import (

@@ -12,7 +12,7 @@ import torch
 from ekiden import Training
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.sums import Masked
-from ekiden.core.engine.worker import Client
+from ekiden.core.engine.client import Client
 from ekiden.core.training.weights import Weights
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from ekiden.methods.blocks.rounds import ModelSums, Reply

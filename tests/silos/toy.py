@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.method import Method, State, Traits, on_client
 from ekiden.core.engine.wire import Ref
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.weights import Weights, mean
 
 

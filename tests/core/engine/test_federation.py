@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core.base.errors import UserError
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.drive import told
 from ekiden.core.engine.federation import Fed, in_order
 from ekiden.core.engine.method import INITIAL, Method, Size, State, Traits, on_client
 from ekiden.core.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
 from ekiden.core.engine.wire import EVERYONE, SERVER, Ref
-from ekiden.core.engine.worker import Client, Job, Setup, Worker
+from ekiden.core.engine.worker import Job, Setup, Worker
 from ekiden.core.training.fit import Work
 from ekiden.core.training.weights import Weights, mean
 from ekiden.lab.conformance.small_runs import Tiny

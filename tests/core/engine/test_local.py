@@ -14,10 +14,11 @@ from torch import nn
 from ekiden import FederatedData, run
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.local import Processes, SharedArguments, _Workers
 from ekiden.core.engine.method import Method, State, on_client
-from ekiden.core.engine.worker import Client, Job, Outcome, Setup
+from ekiden.core.engine.worker import Job, Outcome, Setup
 from ekiden.core.training.fit import Work
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny

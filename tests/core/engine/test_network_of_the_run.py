@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.data.augment import Augment
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.method import INITIAL, Method, State, on_client
 from ekiden.core.engine.transport import Transport
-from ekiden.core.engine.worker import Client, Setup
+from ekiden.core.engine.worker import Setup
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware
 from ekiden.core.engine import worker
-from ekiden.core.engine.worker import Client, Setup, Worker
+from ekiden.core.engine.client import Client
+from ekiden.core.engine.worker import Setup, Worker
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq
 

@@ -28,6 +28,7 @@ from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core.base import errors, files
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.folder import Marks, RunFolder, read_config, read_lines
 from ekiden.core.engine.method import Method, State, Traits, on_client
@@ -35,7 +36,6 @@ from ekiden.core.engine.setup import read_model
 from ekiden.core.engine.store import FolderJournal, Store, read
 from ekiden.core.engine.transport import Transfer
 from ekiden.core.engine.wire import Ref
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedELMY

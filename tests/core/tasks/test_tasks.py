@@ -76,8 +76,7 @@ def test_metrics_of_classes_are_those_of_scikit_learn(classes: Scores) -> None:
     assert classes.mean_loss() == pytest.approx(sk.log_loss(y, p, labels=range(K)), abs=1e-6)
     each = classes.by_class()
     assert [row["auroc"] for row in each[:3]] == pytest.approx(areas, abs=1e-6)
-    assert isnan(each[3]["auroc"])
-    assert isnan(each[3]["accuracy"])
+    assert not {"auroc", "accuracy"} & each[3].keys()
     assert each[1]["accuracy"] == pytest.approx(np.mean(answer[y == 1] == 1))
 
 

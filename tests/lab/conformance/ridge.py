@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.core.base.checks import Positive
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.method import INITIAL, Method, Size, State, Traits, on_client
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.weights import Weights
 
 

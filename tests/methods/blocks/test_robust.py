@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ekiden import DivergenceWarning, FederatedData, Hardware, Training, UserError, federate, run
+from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Method, on_client
 from ekiden.core.engine.setup import builder
-from ekiden.core.engine.worker import Client
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny

@@ -22,6 +22,8 @@ from ekiden.core.training import fit as fitting
 from ekiden.core.training.network import Network, adapted
 from ekiden.core.training.weights import Weights, distance, mean
 
+Groups = dict[str, dict[str, dict[str, float]]]
+"""Metrics by their names, for each group, for each kind of groups."""
 EvaluateOn = Literal[
     "all", "own"
 ]  # Test data for personal models: all of it, or only that of the model's own client
@@ -162,8 +164,9 @@ class TestSet:
                 absent. Measured by client.
             client_mean_trained: the same mean for the models in `trained`, if there are any.
             consensus: mean squared distance of the personal models' parameters from their mean.
-            groups: headline metric by domain and by class, label or target, after the last step.
-            metrics, groups, confusion: see `_everything`.
+            groups: after the last step, the headline metric by domain and by class, label or
+                target; all metrics, also by client, if all are measured.
+            metrics, confusion: see `_everything`.
             majority: what always giving the commonest training label scores as accuracy, after the
                 last step.
         """
@@ -190,11 +193,21 @@ class TestSet:
             row["consensus"] = consensus(personal)
         if len(own) <= MOST_CLIENTS_LISTED and served:
             row["clients"] = [None if isnan(a) else a for a in own]
+        if not last:
+            return row
+        groups = self._groups(each, places)
         if all_metrics:
-            row |= self._everything(each, served, places)
-        elif last:
-            row |= self._by_group(each, places)
-        if last and "accuracy" in row:
+            row |= self._everything(each, served)
+            if len(served) <= MOST_CLIENTS_LISTED:
+                groups["client"] = {
+                    client.name: scores.metrics(rows)
+                    for client, (scores, rows) in zip(self.data.clients, served, strict=True)
+                }
+        else:
+            groups = _headline_of(groups, self.task.headline.name)
+        if groups := {kind: rows for kind, rows in groups.items() if any(rows.values())}:
+            row["groups"] = groups
+        if "accuracy" in row:
             row["majority"] = self.majority
         return row
 
@@ -284,7 +297,7 @@ class TestSet:
         return row
 
     def _everything(
-        self, each: Sequence[Scores], served: Sequence[tuple[Scores, Tensor | None]], places: Tensor
+        self, each: Sequence[Scores], served: Sequence[tuple[Scores, Tensor | None]]
     ) -> dict[str, Any]:
         """Return all metrics (for personal models their mean); metrics that are not defined are
         left out.
@@ -292,68 +305,45 @@ class TestSet:
         Args:
             each: what the models answer.
             served: what each client's model answers, and at which rows of it.
-            places: the test row of each sample in `each`.
 
         Returns:
             metrics: each metric on the union.
-            groups: the same by client, domain, and class (or label, or target), for up to 100 of
-                them.
             confusion: confusion matrix of classes or pixels, for one model of up to 100 classes;
                 rows are labels.
             more, of one model: what `further` returns.
         """
-        dataset = self.data.dataset
-        groups: dict[str, dict[str, dict[str, float]]] = {}
-        if len(served) <= MOST_CLIENTS_LISTED:
-            groups["client"] = {
-                client.name: scores.metrics(rows)
-                for client, (scores, rows) in zip(self.data.clients, served, strict=True)
-            }
-        if dataset.test.domain is not None:
-            domain = dataset.test.domain[places]
-            inside = {
-                name: (domain == i).nonzero().flatten() for i, name in enumerate(dataset.domains)
-            }
-            groups["domain"] = {
-                name: _means([s.metrics(rows) for s in each]) for name, rows in inside.items()
-            }
-        if 1 < len(dataset.classes) <= MOST_CLIENTS_LISTED:
-            of_each = [s.by_class() for s in each]
-            groups["class"] = {
-                str(name): _means(
-                    [{m: v for m, v in found[k].items() if not isnan(v)} for found in of_each]
-                )
-                for k, name in enumerate(dataset.classes)
-            }
-        found: dict[str, Any] = {
-            "metrics": _means([s.metrics() for s in each]),
-            "groups": {kind: rows for kind, rows in groups.items() if any(rows.values())},
-        }
-        if (
-            len(each) == 1
-            and len(dataset.classes) <= MOST_CLIENTS_LISTED
-            and (table := each[0].confusion())
-        ):
+        found: dict[str, Any] = {"metrics": _means([s.metrics() for s in each])}
+        if len(each) > 1:
+            return found
+        if len(self.data.dataset.classes) <= MOST_CLIENTS_LISTED and (table := each[0].confusion()):
             found["confusion"] = table
-        if self._further and len(each) == 1:
+        if self._further:
             found |= self._further(self, each[0], [s.at(rows) for s, rows in served])
         return found
 
-    def _by_group(self, each: Sequence[Scores], places: Tensor) -> dict[str, Any]:
-        """Return the headline metric by domain and by class (for personal models their mean), for
-        up to 100 of them.
+    def _groups(self, each: Sequence[Scores], places: Tensor) -> Groups:
+        """Return all metrics by domain and by class, label or target (for personal models their
+        mean), for up to 100 of them.
+
+        Args:
+            each: what the models answer.
+            places: the test row of each sample in `each`.
         """
-        groups: dict[str, dict[str, dict[str, float]]] = {}
-        for kind, of in (("domain", self.by_domain), ("class", self.by_class)):
-            found = [of(scores, places) for scores in each]
-            if 1 < len(found[0]) <= MOST_CLIENTS_LISTED:
-                means = {name: sum(one[name][1] for one in found) / len(found) for name in found[0]}
-                groups[kind] = {
-                    n: {self.task.headline.name: value}
-                    for n, value in means.items()
-                    if not isnan(value)
-                }
-        return {"groups": groups} if groups else {}
+        dataset = self.data.dataset
+        groups: Groups = {}
+        domain = dataset.test.domain
+        if domain is not None and 1 < len(dataset.domains) <= MOST_CLIENTS_LISTED:
+            rows = _rows_of(domain[places], dataset.domains)
+            groups["domain"] = {
+                name: _means([s.metrics(inside) for s in each]) for name, inside in rows.items()
+            }
+        if 1 < len(dataset.classes) <= MOST_CLIENTS_LISTED:
+            by_class = zip(*(s.by_class() for s in each), strict=True)
+            groups["class"] = {
+                str(name): _means(found)
+                for name, found in zip(dataset.classes, by_class, strict=False)
+            }
+        return groups
 
     def _own(self, models: Mapping[str, Weights]) -> list[float]:
         """Return the headline metric of each model on the test data of the client that trained it,
@@ -371,34 +361,24 @@ class TestSet:
         """Return number of test samples and headline metric for each client."""
         return {c.name: (len(c.test), scores.score(c.test.rows)) for c in self.data.clients}
 
-    def by_class(
-        self, scores: Scores, places: Tensor | None = None
-    ) -> dict[str, tuple[int, float]]:
+    def by_class(self, scores: Scores) -> dict[str, tuple[int, float]]:
         """Return the same for each class, label or target; empty if the metric has no value for
         each of them.
-
-        `places` are the test rows of the answers; by default all.
         """
         dataset, each = self.data.dataset, self.task.headline.each
-        if self.task.kind == "classification" and self.task.headline.name == "accuracy":
-            return _grouped(scores, dataset.test.y, dataset.classes, places)
         if each is None:
             return {}
         counts = self.task.counts(dataset.test.y, dataset.outputs).tolist()
-        return dict(
-            zip(
-                map(str, dataset.classes),
-                zip(counts, each(scores.counts).tolist(), strict=True),
-                strict=True,
-            )
-        )
+        pairs = zip(counts, each(scores.counts).tolist(), strict=True)
+        return dict(zip(map(str, dataset.classes), pairs, strict=True))
 
-    def by_domain(
-        self, scores: Scores, places: Tensor | None = None
-    ) -> dict[str, tuple[int, float]]:
+    def by_domain(self, scores: Scores) -> dict[str, tuple[int, float]]:
         """Return the same for each domain; empty if the data have none."""
-        domain = self.data.dataset.test.domain
-        return {} if domain is None else _grouped(scores, domain, self.data.dataset.domains, places)
+        dataset = self.data.dataset
+        if dataset.test.domain is None:
+            return {}
+        rows = _rows_of(dataset.test.domain, dataset.domains)
+        return {name: (len(inside), scores.score(inside)) for name, inside in rows.items()}
 
 
 Further = Callable[[TestSet, Scores, Sequence[Scores]], Mapping[str, Any]]
@@ -501,12 +481,15 @@ def consensus(models: Sequence[Weights]) -> float:
     return sum(float(distance(m.params, centre)) for m in models) / len(models)
 
 
-def _grouped(
-    scores: Scores, groups: Tensor, names: Sequence[Any], places: Tensor | None
-) -> dict[str, tuple[int, float]]:
-    """Return number of samples and headline metric of each group 0, 1, ...; NaN for those without
-    samples.
-    """
-    groups = groups if places is None else groups[places]
-    rows = {str(name): (groups == i).nonzero().flatten() for i, name in enumerate(names)}
-    return {name: (len(r), scores.score(r)) for name, r in rows.items()}
+def _rows_of(groups: Tensor, names: Sequence[Any]) -> dict[str, Tensor]:
+    """Return the samples in each group 0, 1, ..., by its name."""
+    return {str(name): (groups == i).nonzero().flatten() for i, name in enumerate(names)}
+
+
+def _headline_of(groups: Groups, metric: str) -> Groups:
+    """Return only this metric of each group that has it, and no kinds of groups without."""
+    found = {
+        kind: {name: {metric: row[metric]} for name, row in rows.items() if metric in row}
+        for kind, rows in groups.items()
+    }
+    return {kind: rows for kind, rows in found.items() if rows}

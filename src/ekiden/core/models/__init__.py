@@ -45,7 +45,7 @@ __all__ = [
 class Known:
     """A network of the library."""
 
-    build: Callable[..., SplitNetwork]  # (shape, or inputs where it `reads` them; outputs)
+    build: Callable[..., nn.Module]  # (shape, or inputs where it `reads` them; outputs)
     takes: str = "images"  # samples, in words
     side: int = 0  # fewest pixels of a side of an image; 0: it takes other shapes, too
     reads: type[Any] | None = None  # what the inputs must be; None: numbers of any kind
@@ -164,7 +164,7 @@ def build(
     if not known.fits(shape):
         larger = ", or larger images with --size" if len(shape) == 3 else ""
         raise UserError(
-            f"{name} needs {known.samples}, but these samples are {are} of shape {shape}: "
+            f"{name} needs {known.samples}, but these samples are {are}, of shape {shape}: "
             f"{others}{larger}"
         )
     return known.build(shape, classes)

@@ -339,17 +339,15 @@ class Scores:
         return {name: value for name, value in found.items() if value == value}  # noqa: PLR0124  (NaN)
 
     def by_class(self) -> list[dict[str, float]]:
-        """Return the metrics of each class, label or target, by their names; NaN if undefined."""
-        found = (
-            {
-                m.name: m.each(self.counts).tolist()
-                for m in measured(self.task)
-                if m.each is not None
-            }
-            if len(self)
-            else {}
-        )
-        return [{name: values[k] for name, values in found.items()} for k in range(self.outputs)]
+        """Return the metrics of each class, label or target, by their names, where defined."""
+        found: list[dict[str, float]] = [{} for _ in range(self.outputs)]
+        for metric in measured(self.task) if len(self) else ():
+            if metric.each is not None:
+                # without probabilities, metrics that need them have no values
+                for one, value in zip(found, metric.each(self.counts).tolist(), strict=False):
+                    if not isnan(value):
+                        one[metric.name] = value
+        return found
 
     def confusion(self) -> list[list[int]] | None:
         """Return (K, K) samples or pixels by label and answer; None if there are no classes or no
