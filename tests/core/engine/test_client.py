@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware
-from ekiden.core.engine import worker
+from ekiden.core.engine import client as client_module
 from ekiden.core.engine.client import Client
 from ekiden.core.engine.worker import Setup, Worker
 from ekiden.lab.conformance.small_runs import Tiny
@@ -46,7 +46,7 @@ def test_made_once_for_each_client_and_name(blobs: FederatedData) -> None:
 def test_what_does_not_fit_is_made_each_time(
     blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "REMEMBERED", 40)  # one of 32 bytes
+    monkeypatch.setattr(client_module, "REMEMBERED", 40)  # one of 32 bytes
     made = Worker(
         Setup(FedSeq(), Tiny, blobs.dataset, hardware=Hardware(threads=1)),
         {c.name: c for c in blobs.clients},
