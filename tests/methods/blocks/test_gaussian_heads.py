@@ -1,6 +1,8 @@
 """Heads from sums: against plain numpy on the samples themselves, cross-validation against samples
 left out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -142,6 +144,34 @@ def test_discriminants_are_log_densities(
     assert np.allclose(
         found - found.mean(1, keepdims=True), expected - expected.mean(1, keepdims=True), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("unit", [400, 1500, 6000])
+def test_rounded_sums_get_nearly_the_best_penalty(unit: int) -> None:
+    draw = torch.Generator().manual_seed(2)
+    mixing = torch.randn(60, 60, generator=draw) * 0.98 ** torch.arange(60)
+    true = torch.randn(60, 3, generator=draw) / 8
+
+    def sampled(n: int) -> tuple[Tensor, Tensor]:
+        z = torch.randn(n, 60, generator=draw) @ mixing
+        y = (z @ true + 3 * torch.randn(n, 3, generator=draw)).argmax(1)
+        return (z * 2).round().clamp(-127, 127), y
+
+    x, y = sampled(1500)
+    exact = heads.moments(totals(x, y))
+    fresh, labels = sampled(20_000)
+
+    def error(head: heads.Head) -> float:
+        wanted = torch.nn.functional.one_hot(labels, 3).double()
+        return float((torch.from_numpy(scores(head, exact, fresh)) - wanted).square().mean())
+
+    noise = unit * (8 / 12) ** 0.5
+    deviation = noise * float(exact.scale.square().mean())
+    e = deviation * torch.randn(60, 60, generator=draw, dtype=torch.float64).triu(1)
+    noisy = replace(exact, scatter=exact.scatter + e + e.T, noise=deviation)
+    best = min(error(heads.ridge(noisy, share)) for share in heads.GRID)
+    assert error(heads.ridge(noisy)) < 1.01 * best
+    assert error(heads.ridge(replace(noisy, noise=0.0))) > 2 * best
 
 
 def test_least_squares_and_discriminants_agree_on_two_classes(

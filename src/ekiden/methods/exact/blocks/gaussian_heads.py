@@ -18,9 +18,6 @@ GRID = tuple(
 _FAR = tuple(
     10 ** (power / 4) for power in range(5, 17)
 )  # to 10^4, which keeps the head that is the target
-# λ is at least so many times the norm of the errors of a rounded matrix; that is 2√D times one
-# error
-_NOISE = 2
 _DAMPING = 1.0  # λ in noise of differential privacy: with 1, half of the noise's largest eigenvalue
 _DRAWS = 4_000_000  # most numbers drawn for a temperature
 
@@ -50,7 +47,7 @@ class Moments:
     products: Tensor  # (K, D) Σ yzᵀ
     targets: Tensor  # (K,) Σ y
     powers: Tensor  # (K,) Σ y²
-    noise: float = 0.0  # λ/n below which ridge regression would answer to the rounding of Σ zzᵀ
+    noise: float = 0.0  # standard deviation of the errors that rounding left in Σ zzᵀ
     # λ/n that follows from the noise of differential privacy; 0 without it. Features are then
     # centred: the mean of each
     # sample's features was subtracted from them.
@@ -107,7 +104,7 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
     mean = features / n
     products = (products - torch.outer(targets, mean)) * scale
     total = products.sum(0) if isinstance(sums, Sums) else torch.zeros_like(mean)
-    noise = _NOISE * 2 * len(scale) ** 0.5 * sums.error * float(scale.square().mean()) / n
+    noise = sums.error * float(scale.square().mean())
     return Moments(n, mean, scale, scatter, total, products, targets, powers, noise)
 
 
@@ -168,15 +165,18 @@ def ridge(m: Moments, penalty: float = 0.0) -> Head:
 
         RSS = Σ ‖y - ȳ‖² - Σ_i ‖(VᵀB)_i‖² (e_i + 2λ)/(e_i + λ)²,   df = 1 + Σ_i e_i/(e_i + λ)
 
-    If products were rounded, values below `m.noise` are not tried.
+    If products were rounded, Σ zzᵀ has errors E with variance s², and the weights fit them too. With
+    M = (Σ zzᵀ + λI)⁻¹, to first order in E, that makes RSS too small by
+
+        -E[tr(WEWᵀ)] = 2s² (tr(M) ‖W‖² + tr(WMWᵀ))
 
     Args:
         m: moments of all samples.
         penalty: λ/n; 0 means by cross-validation, or by the noise of differential privacy.
     """
     penalty = penalty or m.rule
-    grid = (penalty,) if penalty else [value for value in GRID if value >= m.noise] or GRID[-1:]
-    weight, chosen, freedom = _solved(m.scatter, m.products.T, m.spread, m.n, grid)
+    grid = (penalty,) if penalty else GRID
+    weight, chosen, freedom = _solved(m.scatter, m.products.T, m.spread, m.n, grid, m.noise)
     return Head(weight, m.targets / m.n, chosen, freedom)
 
 
@@ -202,7 +202,12 @@ def personal_ridge(m: Moments, towards: Head) -> Head:
 
 
 def _solved(
-    scatter: Tensor, cross: Tensor, spread: float, n: float, grid: Sequence[float]
+    scatter: Tensor,
+    cross: Tensor,
+    spread: float,
+    n: float,
+    grid: Sequence[float],
+    noise: float = 0.0,
 ) -> tuple[Tensor, float, float]:
     """Return weights (K, D) of ridge regression, the λ/n of `grid` with the least GCV error, and
     df/n.
@@ -213,6 +218,7 @@ def _solved(
         spread: Σ ‖y - ȳ‖².
         n: number of samples.
         grid: values of λ/n.
+        noise: s, standard deviation of errors in `scatter`.
     """
     values, vectors = torch.linalg.eigh(scatter)
     values = values.clamp(min=0)
@@ -221,8 +227,12 @@ def _solved(
 
     def residual(share: float) -> tuple[float, float]:
         shrunk = values + share * n
-        rest = spread - float((power * (values + 2 * share * n) / shrunk.square()).sum())
-        return max(rest, 0.0), 1 + float((values / shrunk).sum())
+        rest = max(spread - float((power * (values + 2 * share * n) / shrunk.square()).sum()), 0.0)
+        if noise:
+            weights = power / shrunk.square()
+            fitted = (1 / shrunk).sum() * weights.sum() + (weights / shrunk).sum()
+            rest += 2 * noise**2 * float(fitted)
+        return rest, 1 + float((values / shrunk).sum())
 
     chosen = _least_gcv(residual, n, grid)
     weight = (vectors @ (turned / (values + chosen * n)[:, None])).T
