@@ -1,6 +1,7 @@
 """Tables of subgroups: figures against the scores themselves, gaps, and what subtracting tables
 shows."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,15 @@ from ekiden import UserError
 from ekiden.clinic.counting import counting_of
 from ekiden.clinic.figures import figures
 from ekiden.clinic.ranked import Wanted, wilson
-from ekiden.clinic.subgroups import Division, check_task, divisions, parts, shift, table
+from ekiden.clinic.subgroups import (
+    Division,
+    check_task,
+    divisions,
+    parts,
+    shift,
+    table,
+    to_json,
+)
 from ekiden.core.tasks import Classification, MultiLabel
 from ekiden.readers.kinds import Table
 from tests.clinic.test_figures import two_classes
@@ -58,6 +67,21 @@ def test_figures_of_subgroups_are_those_of_their_scores() -> None:
     assert f.gaps["auroc"].low == pytest.approx(-m.gaps["auroc"].high)
     recall = [(p[(group == g) & (y == 1)] >= found.threshold).mean() for g in (0, 1)]
     assert [f.values["sensitivity"], m.values["sensitivity"]] == pytest.approx(recall, abs=5e-3)
+
+
+def test_a_metric_says_whether_tables_of_subgroups_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = [replace(one, divides=one.name == "macro_f1") for one in Classification.metrics]
+    monkeypatch.setattr(Classification, "metrics", tuple(metrics))
+    draw = np.random.default_rng(0)
+    found = made_table(draw.random(200), draw.integers(0, 2, 200), draw.integers(0, 2, 200), 0.5)
+    shown = to_json(found)
+    assert shown["shares"] == {
+        "macro_f1": True,
+        "sensitivity": True,
+        "specificity": True,
+        "shift": False,
+    }
+    assert shown["groups"]["sex"]["f"]["values"].keys() == shown["shares"].keys()
 
 
 def test_the_interval_of_a_gap_of_shares_is_newcombes() -> None:

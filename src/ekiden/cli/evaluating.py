@@ -16,7 +16,7 @@ from ekiden.clinic.figures import Figures
 from ekiden.clinic.ranked import Wanted
 from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
 from ekiden.clinic.regressions import baseline_of
-from ekiden.clinic.subgroups import Division, check_divisions, divisions
+from ekiden.clinic.subgroups import Division, cell, check_divisions, divisions
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Positional, Positive, made, reading
 from ekiden.core.base.errors import UserError, counted, unknown
@@ -366,17 +366,6 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
         console.print(table)
 
 
-_GAPS = (
-    "auroc",
-    "sensitivity",
-    "specificity",
-    "accuracy",
-    "r2",
-    "c_index",
-    "dice",
-)  # whose gaps are printed
-
-
 def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> None:
     """Print a table of subgroups for each column, with exact metrics by column and subgroup if they
     are known.
@@ -387,14 +376,16 @@ def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> N
             "others"
         )
     for column, rows in found["groups"].items():
-        names = [name for name in _GAPS if any(name in row["values"] for row in rows.values())]
+        names: Mapping[str, bool] = found.get("shares", {})
         counts = [
             "samples",
             *(["positives"] if any("positives" in row for row in rows.values()) else []),
         ]
-        table = RichTable(column, *counts, *(f"{name} %" for name in names))
+        heads = [f"{name} %" if share else name for name, share in names.items()]
+        table = RichTable(column, *counts, *heads)
         for subgroup, row in rows.items():
-            cells = [_cell(row, name, exact.get(column, {}).get(subgroup, {})) for name in names]
+            known = exact.get(column, {}).get(subgroup, {})
+            cells = [_cell(row, name, known, share=share) for name, share in names.items()]
             table.add_row(subgroup, *(str(row.get(name, "")) for name in counts), *cells)
         console.print(table)
     for column, left in found.get("untold", {}).items():
@@ -403,21 +394,12 @@ def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> N
         )
 
 
-def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float]) -> str:
-    """Return a figure of a subgroup with its interval, its gap, and the exact value if that
-    differs.
-    """
-    if name not in row["values"]:
-        return "-"
-    lines = [f"{100 * row['values'][name]:.1f}"]
-    if ends := row.get("intervals", {}).get(name):
-        lines[0] += f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
-    if gap := row.get("gaps", {}).get(name):
-        within = f" ({100 * gap[1]:+.1f} to {100 * gap[2]:+.1f})" if len(gap) == 3 else ""
-        lines.append(f"gap {100 * gap[0]:+.1f}{within}")
-    if name in exact and abs(exact[name] - row["values"][name]) >= 5e-4:
-        lines.append(f"exact {100 * exact[name]:.1f}")
-    return "\n".join(lines)
+def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float], *, share: bool) -> str:
+    """Return a figure of a subgroup as `cell` does, and the exact value if that differs."""
+    text, told = cell(row, name, share=share), row["values"].get(name)
+    if told is not None and abs(exact.get(name, told) - told) >= 5e-4:
+        text += f"\nexact {100 * exact[name]:.1f}" if share else f"\nexact {exact[name]:.3f}"
+    return text
 
 
 def _on_silos(options: EvaluateOptions) -> None:

@@ -23,8 +23,6 @@ DOMAIN = "domain"  # the column whose subgroups are the domains of a data set
 CLIENT = "client"  # the column whose subgroups are the silos; every table has it
 MISSING, OTHER = "missing", "other"
 _MOST = 100  # subgroups of a column
-_OF_CLASSES = ("auroc", "sensitivity", "specificity", "accuracy")
-_SHOWN = (*_OF_CLASSES, "r2", "mae", "c_index", "dice", "miou", "brier", "calibration_error")
 _TENTHS = 10
 
 
@@ -226,6 +224,8 @@ class Subgroups:
     # samples of which nothing was told, by column: in subgroups that are small, or would show small
     # ones
     untold: Mapping[str, int] = field(default_factory=dict)
+    # the figures of the columns, in order, and whether they are shown in percent
+    shares: Mapping[str, bool] = field(default_factory=dict)
 
     def bare(self) -> "Subgroups":
         """Return the table without intervals, which do not include noise."""
@@ -257,6 +257,8 @@ def table(
     if threshold is None:
         threshold = next((one.threshold for one in whole.thresholds if one.rule == "Youden"), None)
     wanted = Wanted(threshold)
+    shares = {metric.name: metric.share for metric in counting.task.metrics if metric.divides}
+    shares |= {"sensitivity": True, "specificity": True}
     rows, untold = [], dict[str, int]()
     for column, groups in counts.items():
         known = {
@@ -271,9 +273,8 @@ def table(
                 if len(known) > 1
                 else None
             )
-            row = _subgroup(
-                column, name, figures(counting.task, counting.told(numbers), wanted), others
-            )
+            own = figures(counting.task, counting.told(numbers), wanted)
+            row = _subgroup(column, name, own, others, shares)
             moved = shift(
                 *(counting.split(part).get("scores") for part in (numbers, total - numbers))
             )
@@ -282,7 +283,7 @@ def table(
             )
         if (left := whole.samples - sum(row.samples for row in rows if row.column == column)) > 0:
             untold[column] = left
-    return Subgroups(tuple(rows), threshold, untold)
+    return Subgroups(tuple(rows), threshold, untold, shares | {"shift": False})
 
 
 def shift(own: Tensor | None, others: Tensor | None) -> float | None:
@@ -307,11 +308,13 @@ def shift(own: Tensor | None, others: Tensor | None) -> float | None:
     return float(((p - q) * (p / q).log()).sum())
 
 
-def _subgroup(column: str, name: str, own: Figures, others: Figures | None) -> Subgroup:
-    values, intervals = _shown(own)
+def _subgroup(
+    column: str, name: str, own: Figures, others: Figures | None, shares: Mapping[str, bool]
+) -> Subgroup:
+    values, intervals = _shown(own, shares)
     gaps = dict[str, Gap]()
     if others is not None:
-        theirs, ends = _shown(others)
+        theirs, ends = _shown(others, shares)
         for metric, value in values.items():
             if metric in theirs:
                 gaps[metric] = _gap(value, theirs[metric], intervals.get(metric), ends.get(metric))
@@ -328,14 +331,16 @@ def _subgroup(column: str, name: str, own: Figures, others: Figures | None) -> S
     )
 
 
-def _shown(found: Figures) -> tuple[dict[str, float], dict[str, Interval]]:
+def _shown(
+    found: Figures, shares: Mapping[str, bool]
+) -> tuple[dict[str, float], dict[str, Interval]]:
     """Return the figures of a table of subgroups, and their intervals."""
     values, intervals = dict(found.values), dict(found.intervals)
     for one in found.thresholds:
         if one.rule == "chosen":
             values |= {"sensitivity": one.sensitivity, "specificity": one.specificity}
             intervals |= one.intervals
-    return {name: values[name] for name in _SHOWN if name in values}, intervals
+    return {name: values[name] for name in shares if name in values}, intervals
 
 
 def _gap(own: float, others: float, here: Interval | None, there: Interval | None) -> Gap:
@@ -368,5 +373,28 @@ def to_json(found: Subgroups) -> dict[str, Any]:
         rows.setdefault(row.column, {})[row.name] = {
             k: v for k, v in one.items() if v not in (None, {})
         }
-    about = {"threshold": found.threshold, "untold": dict(found.untold)}
+    named = {name for row in found.rows for name in row.values}
+    shares = {name: share for name, share in found.shares.items() if name in named}
+    about = {"threshold": found.threshold, "untold": dict(found.untold), "shares": shares}
     return {"groups": rows} | {k: v for k, v in about.items() if v not in (None, {})}
+
+
+def cell(row: Mapping[str, Any], name: str, *, share: bool) -> str:
+    """Return a figure of a subgroup in what `to_json` gave, with its interval, and its gap in a
+    second line.
+    """
+    if name not in row["values"]:
+        return "–"
+    scale, digits = (100, 1) if share else (1, 3)
+
+    def number(value: float, sign: str = "") -> str:
+        return f"{scale * value:{sign}.{digits}f}"
+
+    text = number(row["values"][name])
+    if ends := row.get("intervals", {}).get(name):
+        text += f" ({number(ends[0])} to {number(ends[1])})"
+    if gap := row.get("gaps", {}).get(name):
+        text += f"\ngap {number(gap[0], '+')}"
+        if len(gap) == 3:
+            text += f" ({number(gap[1], '+')} to {number(gap[2], '+')})"
+    return text

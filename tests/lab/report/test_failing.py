@@ -20,13 +20,22 @@ WOMEN: dict[str, Any] = {
 }
 
 
+SHARES = {"auroc": True, "accuracy": True, "shift": False}
+
+
 def group(folder: Path, last: dict[str, Any]) -> Group:
     run = SimpleNamespace(folder=folder, last=last)
     return cast(Group, SimpleNamespace(name="FedAvg", place=0, first=run))
 
 
 def test_subgroups_and_calibration_are_on_the_page(tmp_path: Path) -> None:
-    table = {"model": "", "groups": {"sex": {"f": WOMEN}}, "threshold": 0.25, "untold": {"sex": 7}}
+    table = {
+        "model": "",
+        "groups": {"sex": {"f": WOMEN}},
+        "threshold": 0.25,
+        "untold": {"sex": 7},
+        "shares": SHARES,
+    }
     (tmp_path / "subgroups.json").write_text(json.dumps(table))
     curve = [[20, 0.1, 0.05], [20, 0.4, 0.6]]
     found, drawing = failing(1, [group(tmp_path, {"figures": {"calibration": curve}})])
@@ -37,7 +46,7 @@ def test_subgroups_and_calibration_are_on_the_page(tmp_path: Path) -> None:
         "subgroup": "sex: f",
         "samples": "40",
         "positives": "10",
-        "auroc %": "70.0; 60.0 to 80.0; gap -10.0 (-20.0 to +5.0)",
+        "auroc %": "70.0 (60.0 to 80.0); gap -10.0 (-20.0 to +5.0)",
         "accuracy %": "80.0; gap +2.0",
         "shift": "0.310",
         "slope, intercept": "1.20, -0.40",

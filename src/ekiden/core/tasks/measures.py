@@ -168,13 +168,13 @@ OF_CLASSES = (
     Metric("brier", brier, higher=False, share=False, divides=True),
 )
 OF_LABELS = (
-    Metric("auroc", Mean(auroc), each=auroc),
+    Metric("auroc", Mean(auroc), each=auroc, divides=True),
     Metric("average_precision", Mean(precision), each=precision),
     Metric("macro_f1", Mean(f1), each=f1),
-    Metric("accuracy", accuracy, each=label_accuracy),
+    Metric("accuracy", accuracy, each=label_accuracy, divides=True),
     Metric("balanced_accuracy", Mean(label_recall), each=label_recall),
-    Metric("calibration_error", calibration_error, higher=False),
-    Metric("brier", brier, higher=False, share=False),
+    Metric("calibration_error", calibration_error, higher=False, divides=True),
+    Metric("brier", brier, higher=False, share=False, divides=True),
 )
 OF_NUMBERS = (
     Metric("rmse", Mean(rmse), higher=False, share=False, each=rmse),
@@ -184,12 +184,12 @@ OF_NUMBERS = (
 )
 OF_TIMES = (Metric("c_index", c_index, divides=True),)
 OF_PIXELS = (
-    Metric("miou", Mean(iou), each=iou),
-    Metric("dice", Mean(f1), each=f1),
-    Metric("accuracy", accuracy, each=recall),
+    Metric("miou", Mean(iou), each=iou, divides=True),
+    Metric("dice", Mean(f1), each=f1, divides=True),
+    Metric("accuracy", accuracy, each=recall, divides=True),
     Metric("balanced_accuracy", Mean(recall)),
 )
 OF_TOKENS = (
     Metric("perplexity", perplexity, higher=False, share=False),
-    Metric("accuracy", accuracy),
+    Metric("accuracy", accuracy, divides=True),
 )

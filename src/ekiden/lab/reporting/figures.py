@@ -14,6 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from ekiden.clinic.recalibration import kept_subgroups
+from ekiden.clinic.subgroups import cell
 from ekiden.core.engine.folder import read_ledger
 from ekiden.core.engine.wire import SERVER
 from ekiden.core.tasks import Metric
@@ -489,8 +490,6 @@ def _matrix(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
     return figure
 
 
-_FIGURES = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "mae", "c_index")
-_SHARES = frozenset(("auroc", "sensitivity", "specificity", "accuracy", "c_index"))
 _NOTE = (
     "From counts, with 95 % intervals. A gap is the difference from all others of the column "
     "together. Slope and "
@@ -518,18 +517,12 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
         for column, rows in found["groups"].items()
         for name, row in rows.items()
     ]
-    names = [name for name in _FIGURES if any(name in row["values"] for _, _, row in every)]
-    more = [
-        name
-        for name in ("calibration_error", "shift")
-        if any(name in row["values"] for _, _, row in every)
-    ]
+    names: Mapping[str, bool] = found.get("shares", {})
     slopes = any("recalibration" in row for _, _, row in every)
     rows, data = [], []
     for column, subgroup, row in every:
         cells = [f"{column}: {subgroup}", str(row["samples"]), str(row.get("positives", "–"))]
-        cells += [_cell(row, name) for name in names]
-        cells += [f"{row['values'][name]:.3f}" if name in row["values"] else "–" for name in more]
+        cells += [cell(row, name, share=share).replace("\n", "; ") for name, share in names.items()]
         if slopes:
             cells.append(
                 "{:.2f}, {:+.2f}".format(*row["recalibration"]) if "recalibration" in row else "–"
@@ -546,19 +539,18 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
         data.append(
             [
                 *values,
-                *(row["values"].get(name) for name in more),
                 *(row.get("recalibration") or (None, None)),
             ]
         )
     header = ["subgroup", "samples", "positives"]
-    header += [f"{name} %" if name in _SHARES else name for name in names]
-    header += [name.replace("_", " ") for name in more] + (["slope, intercept"] if slopes else [])
+    header += [f"{name} %" if share else name for name, share in names.items()]
+    if slopes:
+        header.append("slope, intercept")
     ends = ("", "_low", "_high", "_gap", "_gap_low", "_gap_high")
     numbers = [
         "column",
         *header[:3],
         *(name + end for name in names for end in ends),
-        *more,
         "slope",
         "intercept",
     ]
@@ -570,24 +562,6 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
         f" {column}: {n} samples in small subgroups are left out." for column, n in untold
     )
     return PlainTable(name, f"Subgroups: {title}", _NOTE + at + left, header, rows, numbers, data)
-
-
-def _cell(row: Mapping[str, Any], name: str) -> str:
-    """Return a figure with its interval and gap, which the page puts below each other."""
-    if name not in row["values"]:
-        return "–"
-    scale, digits = (100, 1) if name in _SHARES else (1, 3)
-    text = f"{scale * row['values'][name]:.{digits}f}"
-    if ends := row.get("intervals", {}).get(name):
-        text += f"; {scale * ends[0]:.{digits}f} to {scale * ends[1]:.{digits}f}"
-    if gap := row.get("gaps", {}).get(name):
-        within = (
-            f" ({scale * gap[1]:+.{digits}f} to {scale * gap[2]:+.{digits}f})"
-            if len(gap) == 3
-            else ""
-        )
-        text += f"; gap {scale * gap[0]:+.{digits}f}{within}"
-    return text
 
 
 def _calibration(number: int, groups: Sequence[Group]) -> Drawing | None:
