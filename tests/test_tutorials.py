@@ -2,7 +2,6 @@
 is in tests/e2e."""
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,25 +24,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", ["first-run", "serve", "your-data", "own-method"])
+@pytest.mark.parametrize("name", ["first-run", "your-data"])
 def test_a_tutorial_is_as_it_says(name: str, command: Command) -> None:
-    if name == "serve":
-        pytest.importorskip("onnxruntime")
-    try:
-        play(FOLDER / f"{name}.md", command)
-    finally:
-        sys.modules.pop("serve", None)
-
-
-@pytest.mark.slow
-def test_a_published_table_is_reproduced(
-    data_home: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not (data_home / "office_caltech10").is_dir():
-        pytest.skip("EKIDEN_DATA holds no office_caltech10")
-    monkeypatch.chdir(tmp_path)
-    Path("experiments").symlink_to(DOCS.parent / "experiments")
-    play(FOLDER / "reproduce.md", command)
+    play(FOLDER / f"{name}.md", command)
 
 
 def test_a_study_takes_as_many_commands_as_it_says() -> None:
@@ -67,6 +50,6 @@ def test_a_study_takes_as_many_commands_as_it_says() -> None:
 
 
 def test_every_tutorial_is_played() -> None:
-    played = {"index", "first-run", "your-data", "own-method", "serve", "reproduce"}
+    played = {"index", "first-run", "your-data"}
     hospitals = {"three-hospitals", "clinical-study"}  # in tests/e2e
     assert {page.stem for page in FOLDER.glob("*.md")} == played | hospitals
