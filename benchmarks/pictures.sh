@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Draws the pictures of docs/methods and docs/gallery.md: benchmarks/pictures.sh [RUNS]. Runs that are there are kept.
+# Draws the pictures of docs/methods and docs/reports.md: benchmarks/pictures.sh [RUNS]. Runs that are there are kept.
 # Curves are on digits, ten silos, Dirichlet 0.5, three seeds. Nothing is tuned, except the learning rate of SGD with many
 # rounds: 0.5 is the best for FedAvg of 0.05, 0.2 and 0.5 on validation data (--tune), and is used for all.
 set -euo pipefail
@@ -79,9 +79,9 @@ run pools/fedelmyparallel fedelmyparallel "${pools[@]}"
 run pools/fedelmyparallel-same fedelmyparallel "${pools[@]}" --init same
 draw pools bytes pools
 
-# The gallery: docs/gallery.md has the commands.
+# The gallery: docs/reports.md has the commands.
 gallery() { # METHOD FLAGS...
-    [ -d "$runs/gallery/$1" ] || ekiden run "$@" --clients 5 --seeds 0 1 2 --keep-trained --out "$runs/gallery/$1"
+    [ -d "$runs/gallery/$1" ] || ekiden run "$@" --clients 5 --seeds 0 1 2 --out "$runs/gallery/$1"
 }
 gallery fedelmy --models 3 --epochs 10 --warmup 10
 gallery fedseq --epochs 31
