@@ -16,6 +16,10 @@ CRAFTED = "tests/silos/test_crafted_features.py"
 RECORDS = "tests/silos/test_records_in_sums.py"
 PRIVATE = "tests/silos/test_private_sums.py"
 COLUMNS = "tests/silos/test_noisy_columns.py"
+AVERAGES = "tests/silos/test_secure_averages.py"
+EVALUATING = "tests/silos/test_evaluating.py"
+HARNESS = "tests/silos/test_harness.py"
+APPROVAL = "tests/silos/test_approval.py"
 LOG = "tests/silos/test_request_log.py"
 DEFENCES = {
     "the result is models only": (
@@ -55,10 +59,120 @@ DEFENCES = {
         "tests/silos/test_told_sums.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
     ),
     "sums of all silos": (
-        f"{FLOWER}/silo/silo.py",
-        "if members and strict and members",
-        "if False and members",
+        f"{FLOWER}/silo/policy.py",
+        "if members and binds_members(file, agreed) and",
+        "if False and members and",
         "tests/silos/test_told_sums.py::test_a_silo_gives_its_part_to_sums_of_all_silos",
+    ),
+    "sums of models of all silos": (
+        f"{FLOWER}/silo/policy.py",
+        'return file.limits.level != "all" and not',
+        'return file.limits.level == "sums" and not',
+        f"{AVERAGES}::test_sums_of_models_are_of_all_silos_at_the_level_of_models",
+    ),
+    "sums of models among one list of silos": (
+        f"{FLOWER}/silo/policy.py",
+        "if not agreed.sealed or not method.gives_sums:",
+        "if True:",
+        f"{AVERAGES}::test_sums_of_models_of_the_same_samples_are_among_one_list_of_silos",
+    ),
+    "exact counts of one version of test samples": (
+        f"{FLOWER}/silo/policy.py",
+        'same = {"rows": part.digest.hex()}',
+        "same = dict[str, str]()",
+        f"{EVALUATING}::test_a_sample_in_the_difference_of_two_exact_tables_is_refused",
+    ),
+    "exact counts among one list of silos": (
+        f"{FLOWER}/silo/policy.py",
+        'same["members"] = ", ".join(sorted(members))',
+        "pass",
+        f"{EVALUATING}::test_with_and_without_one_silo_is_refused",
+    ),
+    "exact counts are allowed by the file": (
+        f"{FLOWER}/silo/budget.py",
+        "if not limits.exact_evaluation:",
+        "if False:",
+        f"{EVALUATING}::test_exact_counts_are_for_silos_whose_files_say_so",
+    ),
+    "few numbers about few samples": (
+        f"{FLOWER}/silo/silo.py",
+        "if least and (numbers :=",
+        "if False and (numbers :=",
+        f"{HARNESS}::test_mixtures_show_one_sample_in_k_at_most",
+    ),
+    "few numbers in all rounds together": (
+        f"{FLOWER}/silo/participation.py",
+        "(found := sum(told.values())) > most",
+        "(found := numbers) > most",
+        f"{HARNESS}::test_moments_of_layers_show_one_sample_in_k_at_most",
+    ),
+    "nobody chooses the model": (
+        f"{FLOWER}/silo/silo.py",
+        'if method.chosen_by == "nobody":',
+        "if False:",
+        "tests/silos/test_silo.py::test_no_model_is_taken_where_a_method_says_that_nobody_chooses_it",
+    ),
+    "an approval is for its plan": (
+        f"{FLOWER}/silo/approval.py",
+        "return plan == digest(file, terms) and self",
+        "return self",
+        f"{APPROVAL}::test_an_approval_that_says_something_else_than_its_plan_is_none",
+    ),
+    "an approval says what its plan says": (
+        f"{FLOWER}/silo/approval.py",
+        "self == Approval.of(terms, ended) and",
+        "",
+        f"{APPROVAL}::test_an_approval_that_says_something_else_than_its_plan_is_none",
+    ),
+    "an approval ends": (
+        f"{FLOWER}/silo/approval.py",
+        "Approval.of(terms, ended) and _is_open(ended)",
+        "Approval.of(terms, ended)",
+        f"{APPROVAL}::test_a_run_ends_with_the_last_day_of_its_approval",
+    ),
+    "a rule ends": (
+        f"{FLOWER}/silo/approval.py",
+        "not terms.measures and _is_open(until)",
+        "not terms.measures",
+        f"{APPROVAL}::test_a_rule_agrees_to_plans_until_its_last_day",
+    ),
+    "a key that others can read": (
+        f"{FLOWER}/trust/keys.py",
+        'if os.name == "posix" and mode & 0o077:',
+        "if False:",
+        "tests/silos/test_silo_file.py::test_a_key_that_other_users_can_read_is_not_used",
+    ),
+    "values of Parquet files": (
+        "readers/frames.py",
+        "if values > _MOST_VALUES or",
+        "if",
+        "tests/readers/test_bombs.py::test_a_parquet_file_of_billions_of_values_is_refused",
+    ),
+    "expressions of tokenizers": (
+        "readers/kinds/texts.py",
+        'if re.search(r"',
+        'if not expression and re.search(r"',
+        "tests/readers/test_bombs.py::test_an_expression_that_can_take_forever_is_refused",
+    ),
+    "files that are no text": (
+        "core/base/files.py",
+        "    except UnicodeDecodeError as error:\n        raise UserError(",
+        "    except ZeroDivisionError as error:\n        raise UserError(",
+        "tests/core/base/test_files.py::test_text_of_others_is_read_within_bounds",
+    ),
+    "hard links": (
+        "core/engine/folder.py",
+        "or (path.is_file() and path.stat().st_nlink > 1)",
+        "",
+        "tests/core/engine/test_store_and_folder.py::"
+        "test_a_hard_link_in_a_run_folder_changes_no_file_elsewhere",
+    ),
+    "the command of another program": (
+        "core/engine/folder.py",
+        "list(errors.typed)",
+        "__import__('sys').argv",
+        "tests/core/engine/test_store_and_folder.py::"
+        "test_a_run_folder_holds_no_command_of_another_program",
     ),
     "a task is declared": (
         f"{FLOWER}/silo/policy.py",

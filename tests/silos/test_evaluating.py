@@ -1,6 +1,8 @@
 """Measure a finished run's model at silos, also at others than those that trained it."""
 
+import contextlib
 import json
+import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,21 +13,28 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ekiden.clinic.noisy import Noisy
 from ekiden.core.base.errors import UserError
+from ekiden.core.data.samples import Subset
+from ekiden.core.engine import wire
 from ekiden.core.engine.method import Method
 from ekiden.methods import FedAvg, FedSeq
 from ekiden.runs.loading import load_model
 from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
 from ekiden.silos.coordinator.verify import signers, verify
-from ekiden.silos.silo import policy
+from ekiden.silos.silo import policy, told
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Limits, read
 from ekiden.silos.trust import agreement as agreements
-from ekiden.silos.trust import keys
-from ekiden.silos.trust.parcel import Ask, unpack
-from tests.silos.fakes import NAMES, FakeNodes, mine, with_keys
+from ekiden.silos.trust import custody, keys
+from ekiden.silos.trust import report as reports
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.silos.trust.report import Reported
+from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.silos.test_attacks import Attacker, layers
 from tests.silos.test_remote import far
+from tests.silos.test_silo import model as initial
+from tests.silos.test_silo import terms, with_recipe
 from tests.silos.test_silo_file import TABLE, tables
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
@@ -58,8 +67,8 @@ def again(
 ) -> dict[str, object]:
     out = run / EVALUATIONS / to
     keys = {name: public[name] for name in names}
-    told: dict[str, Any] = {"evaluate_dp": "exact", **SILENT}
-    return evaluate(run, names, nodes, out, keys, lambda line: None, **told)
+    how: dict[str, Any] = {"evaluate_dp": "exact", **SILENT}
+    return evaluate(run, names, nodes, out, keys, lambda line: None, **how)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +205,40 @@ def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="were told with other members before"):
         again(nodes, public, tmp_path / "run", FOUR[:3], "three")
     assert not (tmp_path / "run" / EVALUATIONS / "three").exists()
+
+
+class Grown(Nodes):
+    """The first silo lacks some of its test samples."""
+
+    lacks = 0
+
+    def silo(self, node: int) -> Silo:
+        made = super().silo(node)
+        dataset, client = made._held()
+        if made._file.name == NAMES[0]:
+            test = Subset(client.test.samples, client.test.rows[self.lacks :])
+            client = replace(client, test=test)
+        return Silo(made._file, (dataset, client))
+
+
+def test_a_sample_in_the_difference_of_two_exact_tables_is_refused(tmp_path: Path) -> None:
+    """Whoever has the tables before and after a patient came reads her label and answer. Here she leaves."""
+    held, public = trained(tmp_path, FedSeq(epochs=1))
+    nodes, run = Grown(list(held.files.values())), tmp_path / "run"
+
+    def table(to: str) -> torch.Tensor:
+        return torch.tensor(again(nodes, public, run, FOUR, to)["confusion"])
+
+    before = table("before")
+    assert table("same").equal(before)
+    nodes.lacks = 1
+    with pytest.raises(UserError, match="sums of test samples were told with other rows before"):
+        table("after")
+    assert not (run / EVALUATIONS / "after").exists()
+    (tmp_path / f"{NAMES[0]}-silo" / told.FILE).unlink()  # what it would have shown
+    her = before - table("shown")
+    assert her.sum() == her.max() == 1
+    assert int(her.sum(1).argmax()) == int(mine(NAMES[0])[1].test.y[0])
 
 
 def test_what_is_measured_is_bounded_over_all_runs(tmp_path: Path) -> None:
@@ -336,3 +379,90 @@ def test_four_silos_tell_how_they_differ_under_masks_and_fewer_do_not(tmp_path: 
     assert verify(run, public).wrong == ()
     other = trained(tmp_path / "other", FedSeq(epochs=1), "[limits]\nmin_clients = 2\n")
     assert "heterogeneity" not in again(*other, tmp_path / "other" / "run", FOUR[2:], "two")
+
+
+class Oracle:
+    """Asks a silo to measure one made-up model after the other: linear, of pixels from 0 to 1."""
+
+    def __init__(self, folder: Path, noise: str) -> None:
+        self.file = silo_file(folder, NAMES[0], '[limits]\nlevel = "sums"\n', trusting=False)
+        agreed = with_recipe(terms(FedSeq(epochs=1), keys=(), sealed=False), model="linear")
+        self.terms = replace(agreed, evaluate_dp=noise, clients=(NAMES[0],))
+        self.like = initial(agreed)
+        self.asked = 0
+
+    def answers(self, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """Return how many samples a model with these weights (10, 64) puts into each class."""
+        made = self.like.with_params(torch.cat([weight.flatten(), bias]).float())
+        digest = custody.digest(wire.chunks(made))
+        agreed = replace(self.terms, run=secrets.token_hex(8), measures=digest)
+        body = wire.encode([made])
+        ask = Ask("evaluate", agreed.text(), results=1, clients=1, last=True)
+        answer, rest = unpack(Silo(self.file, mine(NAMES[0])).answer(pack(ask, (body,))), Answer)
+        if answer.error:
+            raise UserError(answer.error)
+        self.asked += 1
+        shown = wire.decode(bytes(rest), Reported).shown
+        assert shown is not None
+        telling = reports.telling(agreed, 1, last=True)
+        told = shown.counts[0]
+        if isinstance(telling, Noisy):
+            table = torch.from_numpy(telling.split(told)[2]["table"])
+        else:
+            table = telling.counting.split(told)["table"]
+        return table[:, :10].sum(0)
+
+    def bins(self, taste: torch.Tensor, low: float, high: float) -> torch.Tensor:
+        """Return how many samples lie in each of ten parts of a range along a direction."""
+        place = torch.arange(10.0, dtype=torch.float64)[:, None]
+        scale = 10 / (high - low)
+        weight, bias = place * taste * scale, -place[:, 0] * (low * scale + place[:, 0] / 2)
+        return self.answers(weight, bias)
+
+    def image(self, taste: torch.Tensor) -> torch.Tensor:
+        """Return the image that lies furthest along a direction, to one part in 16 of a pixel."""
+        low, high = 0.0, float(taste.clamp(min=0).sum())
+        for _ in range(8):
+            found = self.bins(taste, low, high)
+            there = (found > 0.5).nonzero().flatten()
+            top = int(there[-1]) if len(there) else 9
+            if found[top] < 1.5 and (len(there) < 2 or top - int(there[-2]) > 1):
+                break
+            low, high = low + (high - low) * (top - 1) / 10, low + (high - low) * (top + 1) / 10
+        middle, far = low + (high - low) * (top - 0.5) / 10, 400 * 10 / (high - low)
+        read = torch.full((64,), 0.5, dtype=torch.float64)
+        place = torch.arange(10.0, dtype=torch.float64)
+        with contextlib.suppress(UserError):  # its budget is spent
+            for pixel in range(64):
+                # the one image answers with its pixel, from 1 to 9; all others with 0
+                weight = far * (place[:, None] > 0) * taste
+                weight[:, pixel] += 8 * place
+                bias = place * (1 - place / 2) - far * middle * (place > 0)
+                read[pixel] = (int(self.answers(weight, bias)[1:].argmax())) / 8
+        return read
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "exact",
+        agreements.NOISE,
+        pytest.param("epsilon=0.2,delta=1e-5", marks=pytest.mark.slow),
+    ],
+)
+def test_made_up_models_read_no_test_image_through_noise(noise: str, tmp_path: Path) -> None:
+    """Exact counts show a test image in 70 evaluations, and nothing was trained."""
+    oracle = Oracle(tmp_path, noise)
+    taste = torch.rand(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    test = mine(NAMES[0])[1].test.x.flatten(1).double() / 255
+    read = oracle.image(taste)
+    apart = (test - read).abs()
+    print(f"{noise}: {oracle.asked} evaluations, {float(apart.amax(1).min()):.3f} off")
+    if noise == "exact":
+        assert float(apart.amax(1).min()) < 0.07
+        return
+    assert oracle.asked < 20 or noise != agreements.NOISE, "its budget ends"
+    known = read != 0.5
+    right = (apart[:, known] < 0.07).double().mean(1)
+    assert not known.any() or float(right[(test @ taste).argmax()]) < 0.5
+    assert float(apart.amax(1).min()) > 0.4

@@ -9,7 +9,7 @@ then searched for its samples. Masks hide nothing here: the parties that made al
 sum subtract them. The silo itself is unmodified, and decides what to refuse."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Training
+from ekiden.core.base.checks import allows
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.settings import Hardware
 from ekiden.core.data.samples import Subset
@@ -30,6 +31,7 @@ from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.engine.wire import Ref
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
+from ekiden.data import federate
 from ekiden.methods import (
     METHODS,
     FedAvg,
@@ -42,8 +44,10 @@ from ekiden.methods import (
     between_machines,
 )
 from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.silo import levels
+from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo import Silo
-from ekiden.silos.silo.silo_file import Held, SiloFile
+from ekiden.silos.silo.silo_file import Held, Limits, SiloFile
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust.agreement import no_samples
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
@@ -51,40 +55,37 @@ from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file
 from tests.silos.test_remote import far
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+LIMIT = Limits().min_active
 VICTIM = 1  # place of the silo among NAMES
 NEAR = 0.01  # a pixel is between 0 and 1
 GIVEN = Training(
     optimizer="sgd", lr=0.5, momentum=0, weight_decay=0, batch_size=4096, select="last"
 )  # one step with all samples; also if epochs are more
 # what a run may ask for here, so that a draw of large numbers is refused and does not take an hour
-SMALL = "epochs = 20\nsteps = 8\ntasks = 40\n"
-
-
-ROWS = """
-import torch
-
-from ekiden.data import federate
-
-def mine():
-    draw = torch.Generator().manual_seed(1)
-    x = [torch.rand(60, 6, generator=draw) for _ in range(3)]
-    return federate([(part, part.sum(1) + torch.rand(60, generator=draw)) for part in x])
-"""
+STEPS = 60
+SMALL = f"epochs = 20\nsteps = {STEPS}\ntasks = 200\n"
+DATA = ("digits", "numbers", "classes")
+LEAST = 2  # attacks of each method that must get so far that the silo gives values
 
 
 @cache
-def rows() -> FederatedData:
-    """Three silos with 60 rows of numbers from 0 to 1 each."""
-    scope: dict[str, Any] = {}
-    exec(ROWS, scope)
-    found = scope["mine"]()
-    assert isinstance(found, FederatedData)
-    return found
+def rows(data: str) -> FederatedData:
+    """Three silos with 60 rows of six numbers from 0 to 1 each, labelled by "numbers" or
+    "classes"."""
+    draw = torch.Generator().manual_seed(1)
+    silos = []
+    for _ in range(3):
+        x = torch.rand(60, 6, generator=draw)
+        y = x.sum(1) + torch.rand(60, generator=draw)
+        silos.append((x, y if data == "numbers" else (y > y.median()).long()))
+    return federate(silos)
 
 
 def held(data: str, place: int) -> Held:
-    """Return what the silo at this place has of "digits" or "rows"."""
-    return mine(NAMES[place]) if data == "digits" else (rows().dataset, rows().clients[place])
+    """Return what the silo at this place has of each kind of data."""
+    if data == "digits":
+        return mine(NAMES[place])
+    return rows(data).dataset, rows(data).clients[place]
 
 
 def numbers(samples: Subset) -> Tensor:
@@ -99,6 +100,8 @@ class Spoils:
 
     train: Tensor  # (n, d)
     test: Tensor
+    values: int = 0  # that the silo gave
+    refused: str = ""  # why the run stopped
     seen: set[int] = field(default_factory=set)
     seen_test: set[int] = field(default_factory=set)
 
@@ -236,6 +239,7 @@ class Together(FakeNodes):
         if ask.kind not in ("task", "value") or head.error or not len(body):
             return
         value = wire.decode(body, payload_types(self.method, task)[1])
+        self.spoils.values += 1
         for told in tensors(value):
             known = [t for t in given if t.shape == told.shape]
             if self._made is not None:
@@ -280,54 +284,76 @@ def ones(kind: type[Method]) -> Method:
     return method
 
 
-def drawn(kind: type[Method], seed: int) -> Method:
-    """Return the method with some hyperparameters that an attacker draws."""
+def drawn(kind: type[Method], seed: int, level: Level) -> Method:
+    """Return the method with some hyperparameters that an attacker draws of those that their fields
+    allow, and that a silo of this level admits if any are."""
     draw, hints = random.Random(f"{kind.title()} {seed}"), get_type_hints(kind)
-    for _ in range(20):
+    for _ in range(200):
         chosen: dict[str, Any] = {}
         for name in (one.name for one in fields(kind)):
-            hint = hints[name]
-            if draw.random() < 0.5:
-                continue
+            hint, values = hints[name], tuple[Any, ...]()
             if get_origin(hint) is Literal:
-                chosen[name] = draw.choice(get_args(hint))
+                values = get_args(hint)
             elif hint is bool:
-                chosen[name] = draw.random() < 0.5
+                values = (False, True)
             elif hint is int and not name.endswith(("epochs", "rounds")):
-                chosen[name] = draw.choice((0, 1, 2, 500))
+                values = (0, 1, 2, 10, 500)
             elif hint is float:
-                chosen[name] = draw.choice((0.0, 0.5, 1.0))
+                values = (0.0, 0.5, 1.0)
+            values = tuple(value for value in values if allows(kind, name, value))
+            if values and draw.random() < 0.5:
+                chosen[name] = draw.choice(values)
         with suppress(UserError):
-            return replace(ones(kind), **chosen)
+            method = replace(ones(kind), **chosen)
+            if method.steps(len(NAMES)) <= STEPS and levels.allows(
+                level, levels.needed(method, LIMIT)
+            ):
+                return method
     return ones(kind)
 
 
 def attack(
-    method: Method, level: str, folder: Path, model: str = "mlp", data: str = "digits"
+    method: Method,
+    level: str,
+    folder: Path,
+    model: str = "mlp",
+    data: str = "digits",
+    more: str = "",
 ) -> Spoils:
     """Return what is read of one silo's samples in a run of a method."""
-    files = [
-        silo_file(folder, name, f'[limits]\nlevel = "{level}"\n{SMALL}', trusting=False)
-        for name in NAMES
-    ]
+    limits = f'[limits]\nlevel = "{level}"\n{SMALL}{more}'
+    files = [silo_file(folder, name, limits, trusting=False) for name in NAMES]
     nodes = Together(files, method, data)
-    with suppress(
-        UserError, ClientMissing
-    ):  # a refusal, or numbers that the crafted model makes infinite
+    try:
         far(method, nodes, folder / "run", model=model, training=GIVEN)
+    except (UserError, ClientMissing) as error:  # a crafted model may also make numbers infinite
+        if "leave out model" in str(error):
+            return attack(method, level, folder, "auto", data, more)
+        nodes.spoils.refused = str(error)
     return nodes.spoils
 
 
-def attacks(kind: type[Method], level: str, folder: Path, draws: int) -> tuple[int, int]:
-    """Return the most training and test samples of a silo that are read in one of some runs."""
-    most = (0, 0)
-    for seed in range(draws):
-        method = drawn(kind, seed) if seed > 1 else ones(kind)
-        for data in ("digits", "rows"):
-            where = folder / f"{level}-{data}-{seed}"
-            found = attack(method, level, where, ("mlp", "linear")[seed % 2], data)
-            most = max(most[0], len(found.seen)), max(most[1], len(found.seen_test))
-    return most
+def attacks(kind: type[Method], level: Level, folder: Path, more: str = "") -> list[Spoils]:
+    """Return what is read of one silo's samples in runs with drawn hyperparameters."""
+    found = []
+    for seed in range(4):
+        method = drawn(kind, seed, level) if seed > 1 else ones(kind)
+        for data in DATA:
+            where, model = folder / f"{level}-{data}-{seed}", ("mlp", "linear")[seed % 2]
+            found.append(attack(method, level, where, model, data, more))
+            if "needs level" in found[-1].refused:
+                break  # whatever the data are
+    return found
+
+
+def most(found: Sequence[Spoils]) -> tuple[int, int]:
+    """Return the most training and test samples that are read in one of some runs."""
+    return max(len(one.seen) for one in found), max(len(one.seen_test) for one in found)
+
+
+def ran(found: Sequence[Spoils]) -> int:
+    """Return in how many runs the silo gave values."""
+    return sum(one.values > 0 for one in found)
 
 
 KINDS = [pytest.param(kind, id=kind.title()) for kind in METHODS if not kind.traits.pools_data]
@@ -342,7 +368,24 @@ def test_every_task_of_the_library_declares_what_it_gives() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_sample_is_read_at_the_level_of_sums(kind: type[Method], tmp_path: Path) -> None:
-    assert attacks(kind, "sums", tmp_path, 4) == (0, 0)
+    found = attacks(kind, "sums", tmp_path)
+    assert most(found) == (0, 0)
+    if levels.needed(drawn(kind, 2, "sums"), LIMIT) == "sums":
+        assert ran(found) >= LEAST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_test_sample_is_read_at_the_other_levels(kind: type[Method], tmp_path: Path) -> None:
+    """And so many training samples as docs/security.md says."""
+    unlimited: list[tuple[Level, str]] = [("models", ""), ("all", ""), ("all", "min_active = 0\n")]
+    for number, (level, more) in enumerate(unlimited):
+        found = attacks(kind, level, tmp_path / str(number), more)
+        seen, seen_test = most(found)
+        print(f"{kind.title()} {level} {more.strip()}: {seen} training, ran {ran(found)}")
+        assert seen_test == 0
+        if levels.allows(level, levels.needed(ones(kind), LIMIT)) and (more or level == "models"):
+            assert ran(found) >= LEAST
 
 
 @pytest.mark.parametrize(
@@ -362,8 +405,27 @@ def test_the_harness_reads_samples_where_a_level_allows_it(
     method: Method, level: Literal["models", "all"], model: str, least: int, tmp_path: Path
 ) -> None:
     """Or it would find none at the level of sums because it is blind."""
-    found = attack(method, level, tmp_path / "open", model)
+    found = attack(method, level, tmp_path / "open", model, more="min_active = 0\n")
     print(f"{method.title()}: {len(found.seen)} of {len(found.train)} training samples")
     assert len(found.seen) >= least
     below = "sums" if level == "models" else "models"
     assert not attack(method, below, tmp_path / "below", model).seen
+
+
+@pytest.mark.parametrize("mixtures", [1, 10, 500])
+def test_mixtures_show_one_sample_in_k_at_most(mixtures: int, tmp_path: Path) -> None:
+    """500 mixtures are all samples, with labels, although nobody cheats."""
+    method = FedPFT(mixtures=mixtures, half=False, covariance="spherical")
+    found = attack(method, "all", tmp_path / "run", "linear")
+    assert len(found.seen) <= len(found.train) // LIMIT
+    assert (found.values > 0) == (mixtures == 1), found.refused
+    assert mixtures == 1 or "one for 10 of its own" in found.refused
+
+
+def test_moments_of_layers_show_one_sample_in_k_at_most(tmp_path: Path) -> None:
+    """Also in several rounds: each of them fits, and together they do not."""
+    assert not attack(RegMean(epochs=1), "all", tmp_path / "run").values
+    few = RegMean(epochs=1, rounds=3, alpha=0)
+    told = [attack(replace(few, rounds=n), "all", tmp_path / str(n)) for n in (1, 3)]
+    assert not told[0].refused
+    assert "one for 10 of its own" in told[1].refused

@@ -20,7 +20,9 @@ from ekiden.runs import summary
 from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.coordinator.transport import Remote
 from ekiden.silos.coordinator.verify import verify
-from ekiden.silos.trust.parcel import Ask, unpack
+from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
 from tests.silos.test_masking import numbers
 from tests.silos.test_remote import assert_equal, far, here
@@ -194,7 +196,7 @@ def test_a_sum_of_too_few_silos_is_not_formed(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_a_coordinator_reads_a_model_from_two_sums_at_the_level_of_models(
+def test_a_coordinator_reads_a_model_from_two_sums_at_the_level_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends the same model twice, and claims the second time that client-2 is missing."""
@@ -232,6 +234,48 @@ def test_a_coordinator_reads_a_model_from_two_sums_at_the_level_of_models(
     read = (all_of_them.params - two.params).double() / (all_of_them.weight - two.weight)
     true = own[0].params.double() / own[0].weight
     assert float((read - true).abs().max()) < 1e-3 * float(true.abs().max())
+
+
+def at_models(folder: Path) -> tuple[list[SiloFile], dict[str, str]]:
+    files, public = with_keys(folder, NAMES, '[limits]\nlevel = "models"\n', trusting=False)
+    return [replace(f, limits=replace(f.limits, min_clients=2)) for f in files], public
+
+
+def test_sums_of_models_are_of_all_silos_at_the_level_of_models(tmp_path: Path) -> None:
+    """The coordinator says so in its plan, or it asks two of three silos for a second sum."""
+    files, public = at_models(tmp_path)
+    method, nodes, said = FedAvg(rounds=1, epochs=1, secure=True), FakeNodes(files), list[str]()
+    with pytest.raises(UserError, match=r"forms sums again .* would show its model") as refused:
+        far(method, nodes, tmp_path / "skips", public, absent="skip")
+    assert "\n" not in str(refused.value)
+    send = nodes.send
+
+    def fewer(node: int, data: bytes) -> Any:
+        ask, body = unpack(data, Ask)
+        if ask.kind == "task" and len(ask.members) == 3:
+            less = pack(replace(ask, members=ask.members[:2]), (bytes(body),))
+            said.append(unpack(nodes.silo(100).answer(less), Answer)[0].error)
+        return send(node, data)
+
+    nodes.send = fewer  # type: ignore[method-assign]
+    far(method, nodes, tmp_path / "run", public)
+    assert any("gives its part to sums of all silos of a run, not of" in error for error in said)
+
+
+def test_sums_of_models_of_the_same_samples_are_among_one_list_of_silos(tmp_path: Path) -> None:
+    """Two runs with the same seed begin with the same model."""
+    files, public = at_models(tmp_path)
+    method = FedAvg(rounds=1, epochs=1, secure=True)
+    far(method, FakeNodes(files), tmp_path / "all", public)
+    fewer = {name: public[name] for name in NAMES[:2]}
+    with pytest.raises(UserError, match="were told with other members before"):
+        far(method, FakeNodes(files[:2]), tmp_path / "two", fewer, clients=",".join(NAMES[:2]))
+    noise: dict[str, Any] = {
+        "dp": "epsilon=8,delta=1e-4,clip=1",
+        "evaluate_dp": agreements.NOISE,
+        "clients": ",".join(NAMES[:2]),
+    }
+    far(method, FakeNodes(files[:2]), tmp_path / "noise", fewer, **noise)
 
 
 def test_noise_and_masks_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

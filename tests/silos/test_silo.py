@@ -127,6 +127,15 @@ def test_what_an_error_says_of_a_sample_stays_at_the_silo(
     assert "Mary Smith" in (file.folder / "requests.log").read_text()
 
 
+def test_no_model_is_taken_where_a_method_says_that_nobody_chooses_it(
+    file: SiloFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The level of a silo counts on what the method says."""
+    monkeypatch.setattr(FedSeq, "chosen_by", "nobody")
+    assert said(file, task()) == ""
+    assert "nobody chooses its model, and somebody sent one" in said(file, task(model=model()))
+
+
 def test_a_good_request_is_done(file: SiloFile) -> None:
     assert said(file, task()) == ""
     assert said(file, task(model=model())) == ""

@@ -40,6 +40,7 @@ log = logging.getLogger("ekiden")
 TERMS = "terms.json"  # file in a run's folder with the terms to which the run is bound
 _COUNT = "requests"
 _DATA = "data"
+_NUMBERS = "numbers"
 _ARGUMENT_BYTES = (
     64  # Largest size of arguments, in largest models: a gossip task gets its neighbours' models
 )
@@ -166,6 +167,21 @@ class Admission:
                 "refused"
             )
 
+    def tell(self, task: str, numbers: int, most: int) -> None:
+        """Count the numbers that a task tells about the silo's samples alone; refuse more than
+        `most` in the run.
+        """
+        file = self.folder / _NUMBERS
+        told = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        told[task] = numbers
+        if (found := sum(told.values())) > most:
+            raise UserError(
+                f"the run would tell {found} numbers about the samples of {self._name} alone, which "
+                f"allows {most}, one for {self._limits.min_active} of its own: ask for fewer or "
+                "smaller statistics, give --dp, or let its owner lower limits.min_active"
+            )
+        write(file, [json.dumps(told).encode()])
+
     def check_disk(self) -> None:
         """Refuse to store more than the silo allows."""
         for what, folder, limit in (
@@ -286,7 +302,8 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     if first:
         check_model(worker, FederatedData(dataset, (client,)))
         policy.check_span(file, terms, client, network)
-        for one in (*policy.told_by(file, terms, own), *policy.measured_by(file, terms, own)):
+        measured = policy.measured_by(file, terms, own, terms.clients)
+        for one in (*policy.told_by(file, terms, own), *measured):
             told.note(file.folder, one, write_down=False)
     admission.bind()
     data = custody.fingerprint(client, custody.kept_salt(admission.folder))

@@ -1,10 +1,10 @@
 """What a silo agrees to. Its own file and the method installed here decide."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from math import isqrt
+from math import isqrt, prod
 from typing import Any, cast
 
 import torch
@@ -24,6 +24,7 @@ from ekiden.core.tasks import Survival, Task, balanced
 from ekiden.core.tasks import terms as task_terms
 from ekiden.core.training import frozen
 from ekiden.core.training.network import on_meta
+from ekiden.core.training.private import DP
 from ekiden.methods import LAP
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.readers.kinds import terms
@@ -34,7 +35,7 @@ from ekiden.silos.silo.silo_file import EVALUATE, Held, SiloFile
 from ekiden.silos.silo.told import ToldSums
 from ekiden.silos.trust import custody, keys, masking
 from ekiden.silos.trust.agreement import Agreement
-from ekiden.silos.trust.parcel import Absence, Ask
+from ekiden.silos.trust.parcel import Absence, Ask, models_in
 from ekiden.silos.trust.sealing import Reader
 
 _EACH = 2  # samples for each feature
@@ -67,6 +68,12 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
             f"the run goes on without silos that do not answer, {name} does not allow that: choose "
             "--absent wait or "
             "stop (limits.skips in its silo.toml)"
+        )
+    if agreed.regroups and binds_members(file, agreed):
+        raise UserError(
+            f"the run forms sums again without a silo that does not answer; the difference would "
+            f"show its model, so {name} does not allow that: choose --absent wait or stop, or give "
+            "--dp"
         )
     number, limits = len(agreed.clients), file.limits
     least = file.least_clients(measured=bool(agreed.measures))
@@ -136,37 +143,63 @@ def _check_method(file: SiloFile, recipe: Recipe[Method]) -> None:
 
 
 def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[ToldSums]:
-    """Return what a run reports about the silo's samples without noise, which has to be the same in
-    all runs: at the level of sums, as models show samples without that.
+    """Return what a run reports about the silo's training samples without noise, which has to be the
+    same in all runs: at the level of models the members of sums alone, as models show samples.
 
     `client` has the samples in the file's own coding of classes; others choose that of a run.
     """
-    recipe, method = agreed.recipe, agreed.recipe.method
-    if agreed.measures or recipe.dp or file.limits.level != "sums":
+    recipe, method, level = agreed.recipe, agreed.recipe.method, file.limits.level
+    if agreed.measures or recipe.dp or level == "all":
         return []
+    rows, members = client.train.digest.hex(), ", ".join(sorted(agreed.clients))
+    agreed_to = partial(released, file, agreed)
+    if level == "models":
+        if not agreed.sealed or not method.gives_sums:
+            return []
+        return [ToldSums(f"training samples {rows[:32]}", {"members": members}, agreed_to)]
     about: list[Any] = [recipe.seed, recipe.model, recipe.pretrained, agreed.inputs]
     for field in fields(FixedFeatures) if isinstance(method, FixedFeatures) else ():
         if field.name not in ("order", "bytes"):
             about.append(getattr(method, field.name))
-    same = {
-        "rows": client.train.digest.hex(),
-        "features": custody.digest([json.dumps(about).encode()])[:32],
-        "members": ", ".join(sorted(agreed.clients)),
-    }
-    kind = f"training samples of shape {agreed.shape}"
-    return [ToldSums(kind, same, partial(released, file, agreed))]
+    features = custody.digest([json.dumps(about).encode()])[:32]
+    same = {"rows": rows, "features": features, "members": members}
+    return [ToldSums(f"training samples of shape {agreed.shape}", same, agreed_to)]
 
 
-def measured_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[ToldSums]:
-    """Return among whom a sealed run counts the silo's test samples, which has to be the same in
-    all runs at the level of sums.
+def measured_by(
+    file: SiloFile, agreed: Agreement, client: ClientData, members: Iterable[str]
+) -> list[ToldSums]:
+    """Return which test samples of the silo a run counts without noise of its own, and among whom,
+    which has to be the same in all runs: the counts of two versions of them, or of two lists of
+    silos, subtracted, are those of single samples, or of one silo.
     """
-    if not agreed.sealed or file.limits.level != "sums":
+    if has_own_noise(agreed.measured_dp):
         return []
     part, what = (client.val, "validation") if agreed.validation else (client.test, "test")
-    kind = f"{what} samples {part.digest.hex()[:32]}"
-    same = {"members": ", ".join(sorted(agreed.clients))}
+    same = {"rows": part.digest.hex()}
+    if agreed.sealed and file.limits.level != "all" and not file.limits.own_figures:
+        same["members"] = ", ".join(sorted(members))
+    kind = f"{what} samples {agreed.data}".rstrip()
     return [ToldSums(kind, same, partial(released, file, agreed))]
+
+
+def has_own_noise(dp: DP | None) -> bool:
+    """Return whether what a silo tells has all its noise from itself."""
+    return dp is not None and dp.honest == 1
+
+
+def check_members(file: SiloFile, agreed: Agreement, members: Collection[str]) -> None:
+    """Refuse a sum of a part of the silos: that of all, less that, is what the others gave."""
+    if members and binds_members(file, agreed) and {*members} != {*agreed.clients}:
+        raise UserError(
+            f"{file.name} gives its part to sums of all silos of a run, not of "
+            f"{', '.join(sorted(members))[:200]}: two sums, subtracted, could show one silo"
+        )
+
+
+def binds_members(file: SiloFile, agreed: Agreement) -> bool:
+    """Return whether all sums of a run have to be of all its silos."""
+    return file.limits.level != "all" and not has_own_noise(DP.parse(agreed.recipe.dp))
 
 
 def released(file: SiloFile, agreed: Agreement) -> bool:
@@ -246,6 +279,36 @@ def most_features(method: FixedFeatures, part: Subset, task: Task, outputs: int)
         rows, bits = part.variety
         most = min(most, isqrt(int(rows // least * least * bits * 2 / _BITS)))
     return max(1, most)
+
+
+def numbers_told(file: SiloFile, agreed: Agreement, task: str, value: Any) -> int:
+    """Return how many numbers a task tells about the silo's samples alone, without noise, if the
+    method does not keep k samples behind each of them. Models in them need their own level.
+    """
+    method = agreed.recipe.method
+    if gives_of(method, task) != "summary" or agreed.recipe.dp:
+        return 0
+    if levels.is_careful(method, file.limits.min_active):
+        return 0
+    return _numbers(value) - sum(map(_numbers, models_in(value)))
+
+
+def most_numbers(part: Subset, least: int) -> int:
+    """Return how many numbers a run may tell about these samples alone: one for k of theirs.
+
+    However they are computed, they are too few to hold more than one sample in k.
+    """
+    shape = part.samples.x.shape[1:]
+    held = len(part) * prod(shape)
+    if len(shape) == 1:  # rows of a table hold few bits
+        rows, bits = part.variety
+        held = min(held, int(rows * bits / _BITS))
+    return held // least
+
+
+def _numbers(value: Any) -> int:
+    leaves = wire.leaves(value)
+    return sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in leaves)
 
 
 def plan_of(

@@ -234,6 +234,8 @@ class SiloTasks:
         """Do a task; return how it ended and its value. Nothing is kept yet."""
         for one in policy.told_by(self.run.file, self.run.terms, self.run.own):
             told.note(self.run.file.folder, one)
+        members = [member.name for member in ask.members]
+        policy.check_members(self.run.file, self.run.terms, members)
         job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
         masks = _masks(self.run, ask, f"{ask.step}-{ask.task}", self._dp)
         place = f"{ask.step}-{ask.call} {digest}"
@@ -241,12 +243,19 @@ class SiloTasks:
         outcome = self.run.worker.execute(
             job, FolderJournal(self.shelf.journal, lambda: digest), masks, keeper
         )
+        self._count_numbers(place, ask.task, outcome.value)
         value = Encoded.of(wire.encode(outcome.value))
         record = self._record(job, contents.arguments.digest, given.taken, outcome, value.digest)
         done = Done(
             digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record
         )
         return outcome, done, value
+
+    def _count_numbers(self, place: str, task: str, value: Any) -> None:
+        """Refuse to tell more numbers about the silo's samples alone than one for k of theirs."""
+        run, least = self.run, self.run.file.limits.min_active
+        if least and (numbers := policy.numbers_told(run.file, run.terms, task, value)):
+            run.admission.tell(place, numbers, policy.most_numbers(run.client.train, least))
 
     def _keep(
         self,
@@ -476,9 +485,9 @@ def _given(run: Agreed, ask: Ask, found: SiloReport, digest: str) -> Reported:
     """Return a report as it leaves the silo: under masks in a sealed run."""
     dp = run.terms.measured_dp
     masks = _masks(run, ask, f"measured-{digest[:32]}", dp)
-    if masks and (dp is None or dp.honest > 1):  # otherwise a silo's own noise hides its counts
-        for one in policy.measured_by(run.file, run.terms, run.own):
-            told.note(run.file.folder, one)
+    members = [member.name for member in ask.members]
+    for one in policy.measured_by(run.file, run.terms, run.own, members):
+        told.note(run.file.folder, one)
     masked = masks.added(None, found, None) if masks else found
     if not isinstance(masked, Masked):  # nothing is sealed, or the run is of this silo alone
         return Reported(shown=found)
@@ -491,13 +500,6 @@ def _masks(run: Agreed, ask: Ask, name: str, dp: DP | None) -> PartMasks | None:
     party = run.sealer
     if not isinstance(party, Party):
         return None
-    members = {member.name for member in ask.members}
-    strict = run.file.limits.level == "sums"
-    if members and strict and members != {*run.terms.clients}:
-        raise UserError(
-            f"{run.file.name} gives its part to sums of all silos of a run, not of "
-            f"{', '.join(sorted(members))[:200]}: two sums, subtracted, could show one silo"
-        )
     least = run.file.least_clients(measured=bool(run.terms.measures))
     fewest = max(least, dp.honest if dp else 1)  # fewer parts have too little of a shared noise
     return PartMasks(party, ask.members, fewest, name, run.admission.folder)

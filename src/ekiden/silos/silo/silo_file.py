@@ -127,7 +127,8 @@ class Limits(Checked):
     min_active: CountOrZero = 10
     """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k
     samples here, and samples of classes with fewer than k samples; histograms of `trees` are of
-    groups of k samples or more"""
+    groups of k samples or more. Methods that do not keep to k (level = "all") tell one number for k
+    of this silo's own at most in a run. 0: no rule"""
     min_samples: Count = 10
     """nothing is told about fewer test samples than this"""
     min_positives: Count = 5

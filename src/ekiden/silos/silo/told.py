@@ -45,8 +45,8 @@ def note(folder: Path, told: ToldSums, *, write_down: bool = True) -> None:
                 continue
             raise UserError(
                 f"sums of {kind} were told with other {what} before: the difference could show "
-                "single samples or one silo. Use those again, give --dp, or if nobody read those "
-                f"sums, remove {file}"
+                "single samples or one silo. Use those again, add noise (--dp, --evaluate-dp), or if "
+                f"nobody read those sums, remove {file}"
             )
         if write_down and {**before, **about} != before:
             write(file, [json.dumps({**known, kind: {**before, **about}}).encode()])
