@@ -462,7 +462,5 @@ def test_made_up_models_read_no_test_image_through_noise(noise: str, tmp_path: P
         assert float(apart.amax(1).min()) < 0.07
         return
     assert oracle.asked < 20 or noise != agreements.NOISE, "its budget ends"
-    known = read != 0.5
-    right = (apart[:, known] < 0.07).double().mean(1)
-    assert not known.any() or float(right[(test @ taste).argmax()]) < 0.5
-    assert float(apart.amax(1).min()) > 0.4
+    right = (apart < 0.07).double().mean(1)
+    assert float(right[(test @ taste).argmax()]) < 0.5
