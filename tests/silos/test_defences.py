@@ -142,18 +142,6 @@ DEFENCES = {
         "if False:",
         "tests/silos/test_silo_file.py::test_a_key_that_other_users_can_read_is_not_used",
     ),
-    "values of Parquet files": (
-        "readers/frames.py",
-        "if values > _MOST_VALUES or",
-        "if",
-        "tests/readers/test_bombs.py::test_a_parquet_file_of_billions_of_values_is_refused",
-    ),
-    "expressions of tokenizers": (
-        "readers/kinds/texts.py",
-        'if re.search(r"',
-        'if not expression and re.search(r"',
-        "tests/readers/test_bombs.py::test_an_expression_that_can_take_forever_is_refused",
-    ),
     "files that are no text": (
         "core/base/files.py",
         "    except UnicodeDecodeError as error:\n        raise UserError(",
