@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from csv import reader as csv_reader
 from math import isnan
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ekiden.core.base.errors import UserError, counted, listed, row_text, tell
@@ -28,9 +29,11 @@ _MOST_VALUES, _MOST_BYTES = (
     1 << 30,
     1 << 34,
 )  # of a Parquet file: 8 GB of numbers, 16 GB of texts and images
-_ROOM, _UNPACKED = 1 << 30, 64
+# Arrow's allocator takes 1 GB at once, for the first cell.
+_ROOM, _UNPACKED = 2 << 30, 64
 """bytes that a file of any size may take in memory, and how many for each byte of it: tables of few
 different values take 20"""
+_READING = Lock()
 _HEAD = 1 << 16  # bytes from which we learn how a text file is written
 _UNSEEN = " \t\r\n\u00a0\u200b\ufeff"  # characters around a name that nobody sees
 
@@ -162,7 +165,8 @@ def _file(path: Path) -> Any:
         raise UserError(f"{path} is empty: it needs a header and rows")
     most = _ROOM + _UNPACKED * path.stat().st_size
     try:
-        with limited(most):
+        # One at a time: limits that overlap in two threads would outlive both.
+        with _READING, limited(most):
             return _within(most, path, _READ_FILES.get(suffix, _text)(path))
     except MemoryError:
         raise UserError(
