@@ -145,15 +145,13 @@ def _ids(seen: SeenData) -> Iterator[str]:
         yield (
             f"{'columns' if several else 'column'} {listed(found)} of {raws[0].source} "
             f"{'look like ids' if several else 'looks like an id'}, which a model learns by heart: "
-            "leave out ids "
-            f"(--drop-columns={first!r}), and name the column of patients, writers or devices by "
-            "--subject-column"
+            f"leave out ids (--drop-columns={first!r}), and name the column of patients, writers "
+            "or devices by --subject-column"
         )
     if numbers:
         yield (
             f"column {listed(numbers)} of {raws[0].source} counts rows, so it tells their order "
-            "and nothing else: "
-            f"leave out row numbers (--drop-columns={numbers[0]})"
+            f"and nothing else: leave out row numbers (--drop-columns={numbers[0]})"
         )
 
 
@@ -242,18 +240,15 @@ def _copied_labels(seen: SeenData) -> Iterator[str]:
         if near:
             yield (
                 f"{listed(near)} of {dataset.name} tells {what} in nearly all training rows: check "
-                "that it is known "
-                "before the label is, or leave it out"
+                "that it is known before the label is, or leave it out"
             )
         if copies:
             are, them = ("are", "them") if len(copies) > 1 else ("is", "it")
             drop = " with --drop-columns" if dataset.inputs.agreed else ""
             yield (
                 f"{listed(names[k] for k in copies)} of {dataset.name} {are} the same as {what}, "
-                "or a one-to-one "
-                f"function of it, in all {len(x):,} training rows: a model copies {them} and "
-                "learns nothing else; "
-                f"leave {them} out{drop}"
+                f"or a one-to-one function of it, in all {len(x):,} training rows: a model copies "
+                f"{them} and learns nothing else; leave {them} out{drop}"
             )
 
 
@@ -328,8 +323,7 @@ def _names_alike(seen: SeenData) -> Iterator[str]:
         if pairs:
             yield (
                 f"{what} {listed(pairs)} of {first.source} may be one that is there twice: leave "
-                "one out, or "
-                "give them names that tell them apart"
+                "one out, or give them names that tell them apart"
             )
 
 
@@ -342,8 +336,7 @@ def _rare_labels(seen: SeenData) -> Iterator[str]:
     if isinstance(data.task, Classification) and bool((y == y[0]).all()):
         yield (
             f"all labels of {source} are {data.classes[int(y[0])]!r}: a model learns nothing from "
-            "one class; if other "
-            "silos hold others, train together with them"
+            "one class; if other silos hold others, train together with them"
         )
     if isinstance(data.task, Classification) and len(y) >= _MANY:
         single = (torch.bincount(y, minlength=len(data.classes)) == 1).nonzero()[:, 0].tolist()
@@ -391,10 +384,8 @@ def _repeated_rows(seen: SeenData) -> Iterator[str]:
     if most >= len(x) / 4 and fine >= _COLUMNS and improbable(most, len(x) ** 2 / 2 * rest):
         yield (
             f"{most:,} of {len(x):,} training rows of {seen.source} equal another in all but "
-            f"{name}, so such a row may "
-            "be in training and in the test: if a join repeated them, keep one; if they are about "
-            "the same, name whom "
-            "by --subject-column"
+            f"{name}, so such a row may be in training and in the test: if a join repeated them, "
+            "keep one; if they are about the same, name whom by --subject-column"
         )
 
 
@@ -424,8 +415,7 @@ def _splits(seen: SeenData) -> Iterator[str]:
         if says:
             yield (
                 f"column {name!r} of {first.source} seems to say {says}, and nothing follows it: "
-                f"{advice} "
-                f"(--drop-columns={name!r})"
+                f"{advice} (--drop-columns={name!r})"
             )
 
 
@@ -442,8 +432,7 @@ def _bare_samples(seen: SeenData) -> Iterator[str]:
         where = f", among them all at {listed(at)}" if at else ""
         yield (
             f"{int(bare.sum()):,} of {len(bare):,} samples of {seen.source} hold nothing (no word, "
-            "no value, or "
-            f"one value only){where}: leave them out, or check how they were read"
+            f"no value, or one value only){where}: leave them out, or check how they were read"
         )
 
 
@@ -457,8 +446,7 @@ def _odd_texts(seen: SeenData) -> Iterator[str]:
         if odd and len(odd) >= _SEVERAL * len(texts):
             yield (
                 f"{len(odd):,} of {len(texts):,} texts of {seen.source} {what} ({short(odd[0])}): "
-                "correct them, or "
-                "models learn where they come from"
+                "correct them, or models learn where they come from"
             )
 
 
@@ -532,10 +520,8 @@ def _joined_names(seen: SeenData) -> Iterator[str]:
             if joined:
                 yield (
                     f"{what} {listed(map(repr, joined))} of {seen.raws[0].source} joins others by "
-                    f"{sign!r} and counts "
-                    "as one of its own: if several hold at once, give each a column of 0 and 1 "
-                    "(several "
-                    "--label-column, if they are labels)"
+                    f"{sign!r} and counts as one of its own: if several hold at once, give each a "
+                    "column of 0 and 1 (several --label-column, if they are labels)"
                 )
 
 
@@ -549,8 +535,7 @@ def _subjects_written_alike(seen: SeenData) -> Iterator[str]:
         if found := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
             yield (
                 f"subjects {listed(found)} of {raw.source} differ in leading zeros or hyphens "
-                "only, and count as "
-                "different: write each in one way"
+                "only, and count as different: write each in one way"
             )
             return
 
@@ -579,10 +564,9 @@ def _two_labels(seen: SeenData) -> Iterator[str]:
     if several and improbable(len(several), rows * rows / 2 * chance(train.x)):
         yield (
             f"{counted(len(several), 'sample')} of {seen.raws[0].source} "
-            f"{'is' if len(several) == 1 else 'are'} there "
-            f"with several labels ({listed(map(repr, (data.classes[k] for k in several[0])))}): "
-            "correct them, "
-            "unless they are different samples that look alike"
+            f"{'is' if len(several) == 1 else 'are'} there with several labels "
+            f"({listed(map(repr, (data.classes[k] for k in several[0])))}): correct them, unless "
+            "they are different samples that look alike"
         )
 
 
@@ -617,8 +601,7 @@ def _names_of_missing(seen: SeenData) -> Iterator[str]:
         if found:
             yield (
                 f"{what} {listed(map(repr, found))} of {raws[0].source} seems to mark missing "
-                "values or a row of "
-                "totals: leave such rows out, or say so with --missing"
+                "values or a row of totals: leave such rows out, or say so with --missing"
             )
 
 
@@ -636,8 +619,7 @@ def _nearly_alike(seen: SeenData) -> Iterator[str]:
     if pairs:
         yield (
             f"class {listed(f'{one!r} is nearly {other!r}' for one, other in pairs)} in "
-            f"{seen.raws[0].source}: correct "
-            "it if it is a slip"
+            f"{seen.raws[0].source}: correct it if it is a slip"
         )
 
 
@@ -667,9 +649,8 @@ def _files_of_patients(seen: SeenData) -> Iterator[str]:
         count, name = counted(len(several), "file"), next(iter(several)).name
         yield (
             f"{sum(several.values()):,} images of {raws[0].source} are parts of only {count}, such "
-            f"as {name}, so one "
-            "file may be in training and in the test: name the column of patients or files by "
-            "--subject-column"
+            f"as {name}, so one file may be in training and in the test: name the column of "
+            "patients or files by --subject-column"
         )
     stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
     found = Counter(m[1] for stem in stems if (m := re.fullmatch(r"(.*\d.*)[ _.-][^ _.-]*", stem)))
@@ -677,10 +658,9 @@ def _files_of_patients(seen: SeenData) -> Iterator[str]:
     if len(alike) >= _FEW and sum(alike.values()) >= _MOST * len(stems):
         yield (
             f"{sum(alike.values()):,} images of {raws[0].source} have names that begin in "
-            f"{len(alike):,} ways, such as "
-            f"{next(iter(alike))}: if these are patients, list the files in a table, and name the "
-            "column of patients "
-            "by --subject-column, so that none is in training and in the test"
+            f"{len(alike):,} ways, such as {next(iter(alike))}: if these are patients, list the "
+            "files in a table, and name the column of patients by --subject-column, so that none "
+            "is in training and in the test"
         )
 
 
@@ -695,10 +675,9 @@ def _small_groups(seen: SeenData) -> Iterator[str]:
     if len(sizes) >= _FEW and (middle < _SMALL or _named_id(column)):
         yield (
             f"--group-column {column} makes {len(sizes):,} silos, half of them with {middle:,} "
-            "rows or fewer, and each "
-            "has rows in training and in the test: if it says whom a row is about (a patient, a "
-            "device), name it by "
-            "--subject-column instead, which keeps all rows of one in one part"
+            "rows or fewer, and each has rows in training and in the test: if it says whom a row "
+            "is about (a patient, a device), name it by --subject-column instead, which keeps all "
+            "rows of one in one part"
         )
 
 
@@ -713,9 +692,8 @@ def _given_tests(seen: SeenData) -> Iterator[str]:
             people = counted(len(np.unique(test.subject[both].cpu())), "subject")
             yield (
                 f"{both.sum():,} of {len(test):,} test rows are about {people} of training, so the "
-                "test is too easy: "
-                "take them out of one part, or leave out the test part, and Ekiden holds out whole "
-                "subjects"
+                "test is too easy: take them out of one part, or leave out the test part, and "
+                "Ekiden holds out whole subjects"
             )
     if seen.given and train.time is not None and test.time is not None:
         early = int((test.time <= train.time.max()).sum())
@@ -752,8 +730,7 @@ def _rows_in_both(seen: SeenData) -> Iterator[str]:
     if copies:
         yield (
             f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: "
-            "take out rows that "
-            "are twice"
+            "take out rows that are twice"
         )
 
 
@@ -795,8 +772,7 @@ def _lone_subjects(seen: SeenData) -> Iterator[str]:
     ):
         yield (
             f"each row of {seen.source} has its own value in --subject-column {column}, so no rows "
-            "are kept together: "
-            "name the column that says whom they are about"
+            "are kept together: name the column that says whom they are about"
         )
 
 
@@ -808,8 +784,7 @@ def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
         names = [repr(seen.data.classes[k]) for k in np.unique(test.y[strange].cpu())]
         yield (
             f"{int(strange.sum()):,} of {len(test):,} test rows are of classes without a training "
-            "row "
-            f"({listed(names)}), which a model cannot learn: check the names of classes in both"
+            f"row ({listed(names)}), which a model cannot learn: check the names of classes in both"
         )
 
 

@@ -126,8 +126,7 @@ def rows_of_several(
         )
         yield (
             f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: "
-            "take out what "
-            f"is twice{few}"
+            f"take out what is twice{few}"
         )
 
 

@@ -110,8 +110,7 @@ def refuse_spellings(
     if pairs := _pairs(names, apart):
         raise UserError(
             f"{pairs}: {ALIKE}. Take them as one by --spelling=merge (spelling in silo.toml), or "
-            "as different by "
-            "--spelling=keep"
+            "as different by --spelling=keep"
         )
 
 

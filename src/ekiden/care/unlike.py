@@ -117,14 +117,12 @@ def _swapped_labels(seen: SeenData) -> Iterator[str]:
         if swapped:
             yield (
                 f"what tells {listed(swapped)} apart elsewhere tells them the other way round at "
-                f"{shown}: check "
-                "that labels were not swapped"
+                f"{shown}: check that labels were not swapped"
             )
         if lost:
             yield (
                 f"what tells {listed(lost)} apart at all other silos tells nothing at {shown}: "
-                "check that labels are "
-                "in the rows that they belong to, as after a join"
+                "check that labels are in the rows that they belong to, as after a join"
             )
 
 
@@ -235,8 +233,7 @@ def _ends_of_signals(seen: SeenData) -> Iterator[str]:
         if marked:
             yield (
                 f"signals of {owner} have values far from all others ({listed(marked)}): if these "
-                "mark missing ones, "
-                "leave such signals out, or fill them"
+                "mark missing ones, leave such signals out, or fill them"
             )
 
 
@@ -256,9 +253,8 @@ def _windows(seen: SeenData) -> Iterator[str]:
             if 2 * sum(_overlap(*pair) for pair in pairs) >= len(pairs):
                 yield (
                     f"signals of {raw.source} overlap with those that follow them, so parts of the "
-                    "test are in "
-                    "training: cut windows that do not overlap, or say whom each is about "
-                    "(subject=, --subject-column)"
+                    "test are in training: cut windows that do not overlap, or say whom each is "
+                    "about (subject=, --subject-column)"
                 )
                 return
 
@@ -302,8 +298,7 @@ def _odd_signals(seen: SeenData) -> Iterator[str]:
             if all((s.mean() > 0) == (factor > 1) for s in steps):
                 yield (
                     f"signals of {shown} change {max(factor, 1 / factor):.2g} times as fast or as "
-                    "slowly as at other "
-                    "silos: bring all to one sampling rate, if theirs differ"
+                    "slowly as at other silos: bring all to one sampling rate, if theirs differ"
                 )
 
 
@@ -472,8 +467,7 @@ def _absent_labels(seen: SeenData) -> Iterator[str]:
     if found:
         yield (
             f"no training sample has the label {listed(found, sign='; ')}, and many at other silos "
-            "have: check that it "
-            "was looked for there"
+            "have: check that it was looked for there"
         )
 
 
@@ -494,8 +488,7 @@ def _subjects_of_several(seen: SeenData) -> Iterator[str]:
         if shared >= _SUBJECTS and shared >= least / 2:
             yield (
                 f"{shared:,} of {least:,} subjects of {one} are also at {other}, and count as the "
-                "same: if each silo "
-                "numbers its own, put its name before the number"
+                "same: if each silo numbers its own, put its name before the number"
             )
             return
 

@@ -276,8 +276,7 @@ def augmented(dataset: Dataset, reading: Reading) -> Dataset:
     if len(dataset.shape) != 3:
         raise UserError(
             "--augment-crop, --augment-flip and --augment-rotation are for images, but these "
-            "samples have shape "
-            f"{dataset.shape}: leave them out"
+            f"samples have shape {dataset.shape}: leave them out"
         )
     return replace(dataset, augment=reading.augment)
 

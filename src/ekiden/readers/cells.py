@@ -397,8 +397,7 @@ class Cells:
         if number.any() and not number.all() and number.sum() > _MANY and text.share(number) >= 0.5:
             raise UserError(
                 f"the label {name!r} of {self._source} holds numbers, but also text "
-                f"({text.shown(~number)}): correct "
-                "it, or leave such rows out"
+                f"({text.shown(~number)}): correct it, or leave such rows out"
             )
         whole, longest = text.like(_WHOLE).all(), max(map(len, text.texts))
         if len(text.cells) > _MANY:
@@ -432,8 +431,7 @@ class Cells:
         """Say that a label is missing."""
         raise UserError(
             f"the label in {row_text(row)} of {self._source} is missing (column "
-            f"{name!r}{self.cell(name, row)}): give "
-            "it one, or leave the row out"
+            f"{name!r}{self.cell(name, row)}): give it one, or leave the row out"
         )
 
     def cell(self, name: str, row: int) -> str:
@@ -781,8 +779,7 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False, filled: boo
             advice = "fill them" if filled else f"say so with --missing={shown!r}"
             tell(
                 f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other "
-                f"values ({between}): "
-                f"correct it, or if it marks missing values, {advice}"
+                f"values ({between}): correct it, or if it marks missing values, {advice}"
             )
 
 

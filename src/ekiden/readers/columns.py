@@ -288,8 +288,7 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     if not targets and not reading.text_column:
         raise UserError(
             f"{source} has no column 'label': say which one holds the labels (--label-column); it "
-            "has: "
-            f"{', '.join(table.column_names)}."
+            f"has: {', '.join(table.column_names)}."
         )
     domain, group = (
         named
@@ -313,8 +312,7 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     if left and not measured and usual == USUAL and not reading.schema:
         tell(
             f"{source} has columns that no model of {kind.words} gets ({', '.join(left)}): leave "
-            "them out by "
-            "--drop-columns, or say what they mean, as by --subject-column"
+            "them out by --drop-columns, or say what they mean, as by --subject-column"
         )
     masked = kind is Images and len(targets) == 1 and holds_files(table[targets[0]])
     cells = Cells(table, source, reading.writing, [*measured, *targets, *filter(None, [time])])
@@ -452,8 +450,7 @@ def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) ->
         }:
             raise UserError(
                 f"column {name!r} of {source} holds names: with several --label-column, all must "
-                "hold numbers, or yes "
-                "and no"
+                "hold numbers, or yes and no"
             )
     whole = [
         np.isin(np.char.lower(v), _YES) if v.dtype.kind == "U" else v.astype(np.float64)

@@ -91,8 +91,7 @@ def _order(dates: Sequence[Date], what: str, order: str, where: Callable[[int], 
     if days is not None and months is not None:
         raise UserError(
             f"{what} holds dates that begin with the day ({where(days)}) and with the month "
-            f"({where(months)}): write "
-            f"all as {ISO}"
+            f"({where(months)}): write all as {ISO}"
         )
     if days is not None or months is not None:
         return "day-first" if days is not None else "month-first"
@@ -101,8 +100,7 @@ def _order(dates: Sequence[Date], what: str, order: str, where: Callable[[int], 
     if not order:
         raise UserError(
             f"{what} holds {where(0)}, which may begin with the day or with the month: say which "
-            "with "
-            f"--dates=day-first or --dates=month-first, or write {ISO}"
+            f"with --dates=day-first or --dates=month-first, or write {ISO}"
         )
     return order
 

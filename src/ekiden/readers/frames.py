@@ -227,8 +227,7 @@ def parquet(path: Path) -> Iterator[Any]:
         if values > _MOST_VALUES or sum(group.total_byte_size for group in groups) > _MOST_BYTES:
             raise UserError(
                 f"{path} says that it holds {values:,} values, {_MOST_VALUES:,} and "
-                f"{_MOST_BYTES >> 30} GB are read at "
-                "most: write it in parts"
+                f"{_MOST_BYTES >> 30} GB are read at most: write it in parts"
             )
         yield file
 
@@ -377,8 +376,7 @@ def _text(path: Path) -> Any:
             if len(lines) >= _LINES and all(line.count(delimiter) == width - 1 for line in lines):
                 tell(
                     f"a cell of column {name!r} of {path} holds {len(lines)} lines that look like "
-                    "rows "
-                    f"({lines[0][:40]!r}): check for a quotation mark that is not closed"
+                    f"rows ({lines[0][:40]!r}): check for a quotation mark that is not closed"
                 )
     again = (
         pc.indices_nonzero(pc.equal(table.column(0), table.column(0)[0])).to_pylist()
@@ -415,6 +413,5 @@ def _unlike_the_header(path: Path, width: int) -> Iterator[None]:
         above = "remove lines above the header, or " * (row < 2)
         raise UserError(
             f"{path} has {cells} in {row_text(row)}, and its header names "
-            f"{counted(width, 'column')}: {above}correct "
-            "the row"
+            f"{counted(width, 'column')}: {above}correct the row"
         ) from None

@@ -56,8 +56,7 @@ def find(path: Path) -> tuple[Path, Path | None]:
         if path.suffix.lower() not in READABLE:
             raise UserError(
                 f"{path} is not a .parquet file, and none of {', '.join(READABLE[1:])}: give one, "
-                "or a folder of class "
-                "folders."
+                "or a folder of class folders."
             )
         sibling = path.with_name(path.name.replace("train", "test"))
         return path, sibling if sibling != path and sibling.is_file() else None
@@ -203,15 +202,13 @@ def read(root: Path, reading: Reading) -> Raw:
         where = f"in {root.name} itself" if levels == {0} else f"at {len(levels)} levels"
         raise UserError(
             f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class "
-            "folders "
-            f"(photo/cat/1.png); found {len(found)} {kind.words} {where}."
+            f"folders (photo/cat/1.png); found {len(found)} {kind.words} {where}."
         )
     parts = [name.split("/") for name, _ in found]
     if levels == {2} and len(named := {p[0] for p in parts if p[0].lower() in PARTS}) > 1:
         raise UserError(
             f"the folders {listed(sorted(named))} of {root} are parts of one data set, and none is "
-            "called train: call "
-            "the training part train, and the test part test"
+            "called train: call the training part train, and the test part test"
         )
     inside = dict.fromkeys((p[0], p[-2]) for p in parts)
     if (
@@ -222,9 +219,8 @@ def read(root: Path, reading: Reading) -> Raw:
         domain, name = next(iter(inside))
         tell(
             f"the folders in {root}/{domain} are read as classes ({name!r}), and no other folder "
-            "has one of these: if "
-            "they are patients, list the files in a table, with the columns image and label and "
-            "--subject-column"
+            "has one of these: if they are patients, list the files in a table, with the columns "
+            "image and label and --subject-column"
         )
     if left:
         kinds = ", ".join(name for name, _ in left.most_common(5))
@@ -255,8 +251,7 @@ def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
     if tables and not images:
         raise UserError(
             f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one of them, or give the "
-            "folder as --silos "
-            "if each is a silo"
+            "folder as --silos if each is a silo"
         )
     depth = max((len(above) for above in images), default=0)
     for level in range(depth):
@@ -267,8 +262,7 @@ def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
                 if found.name not in known and not any(name.startswith(_HIDDEN) for name in inside):
                     raise UserError(
                         f"the folder {found} holds no image ({no_image(found)}), so {found.name!r} "
-                        "would be empty: put "
-                        "images there, or remove the folder"
+                        "would be empty: put images there, or remove the folder"
                     )
 
 
@@ -309,8 +303,7 @@ def raw_of(source: Any, what: str) -> Raw:
         ):
             raise UserError(
                 f"{what} is one sample, not many: give (inputs, labels) with one row and one label "
-                "for each sample, or "
-                "divide a data set with ekiden.split"
+                "for each sample, or divide a data set with ekiden.split"
             )
         if _array_like(x) and _array_like(y):
             numbers = _array(x, what)
@@ -446,8 +439,7 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
     ):
         tell(
             f"samples of {what} differ each time they are read, and are read once: leave out "
-            "random changes, and "
-            "let augment= make them in each epoch"
+            "random changes, and let augment= make them in each epoch"
         )
     shapes = {tuple(x.shape) for x in tensors}
     if len(shapes) > 1:
@@ -551,8 +543,7 @@ def hold(
     if more:
         tell(
             f"{listed(sorted(more))} is not read: validation samples are taken from the training "
-            "part; call a part "
-            "test to measure models on it"
+            "part; call a part test to measure models on it"
         )
     return Holding(name, *(read_part(part, reading, usual) for part in parts))
 

@@ -326,8 +326,7 @@ def _dicom(data: Any, number: int | None) -> Loaded:
             raise
         raise UserError(
             f"its pixels are compressed as {syntax.name}, and no installed package decodes them: "
-            "pip install "
-            "pylibjpeg[all], or convert it to Explicit VR Little Endian"
+            "pip install pylibjpeg[all], or convert it to Explicit VR Little Endian"
         ) from error
     shown, bits = data.get("PhotometricInterpretation"), int(data.get("BitsStored") or 0)
     if bits and data.get("HighBit") not in (None, bits - 1):

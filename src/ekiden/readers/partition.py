@@ -188,8 +188,7 @@ def _validation(
 
 SPELLINGS = (
     "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), "
-    "domains:dirichlet:0.5 (labels "
-    "skewed within domains), classes:2, natural"
+    "domains:dirichlet:0.5 (labels skewed within domains), classes:2, natural"
 )
 TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100
 _FIRST = 50  # draws before we ask whether more are worth a try
@@ -266,8 +265,7 @@ class Dirichlet(Checked):
                     break
         raise Unmet(
             f"{self} leaves some of {clients} clients with fewer than {self.min_size} of {n} "
-            "samples: "
-            "take fewer clients or a larger beta"
+            "samples: take fewer clients or a larger beta"
             + (
                 f", or a smaller least size (dirichlet:{self._beta()}:1)."
                 if self.min_size > 1
@@ -434,8 +432,7 @@ class Natural:
         if dataset.train.group is None:
             raise UserError(
                 f"{dataset.name!r} has no natural owners: use another partition, such as iid, or "
-                "name the column of a "
-                "table that says which silo a row belongs to (--group-column)."
+                "name the column of a table that says which silo a row belongs to (--group-column)."
             )
         _, owner, sizes = np.unique(
             numpy(dataset.train.group), return_inverse=True, return_counts=True
@@ -631,8 +628,7 @@ def _unknown_groups(dataset: Dataset, unknown: Tensor, *, everywhere: bool) -> N
         )
     tell(
         f"no group of the test part of {dataset.name} ({names}) is in training: its rows are "
-        "divided among clients by "
-        "their labels"
+        "divided among clients by their labels"
     )
 
 

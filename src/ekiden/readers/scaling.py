@@ -131,10 +131,8 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
     if found:
         tell(
             f"{fed.dataset.name} has categories that fewer than {fed.dataset.least} training rows "
-            "of each silo have "
-            f"({listed(found, sign='; ')}): all of them count as one unknown category; correct "
-            "slips, or lower "
-            "--min-count"
+            f"of each silo have ({listed(found, sign='; ')}): all of them count as one unknown "
+            "category; correct slips, or lower --min-count"
         )
 
 
@@ -316,8 +314,7 @@ def _check_schema(told: Sequence[ColumnSums], schema: Schema) -> None:
     if wrong:
         raise UserError(
             f"the sums do not meet the schema ({listed(wrong, sign='; ')}): correct the data or "
-            "the schema, and "
-            "make the sums again"
+            "the schema, and make the sums again"
         )
 
 

@@ -295,8 +295,7 @@ def read(path: Path | str) -> Schema:
     except OSError as error:
         raise UserError(
             f"cannot read the schema {path} ({error.strerror}): check the name; `ekiden data "
-            "SOURCE --draft-schema "
-            f"{path.name}` drafts one"
+            f"SOURCE --draft-schema {path.name}` drafts one"
         ) from None
     except (ValueError, RecursionError) as error:  # also of TOML and of the encoding
         raise UserError(f"{path} is not valid TOML: {error}") from None

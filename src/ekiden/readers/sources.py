@@ -345,8 +345,7 @@ def _dataset_of(given: Any, name: str, size: int | None, task: str = "") -> Data
     if not isinstance(given, Dataset):
         raise UserError(
             f"{name} returns {type(given).__name__}: return what ekiden.federate or ekiden.load "
-            "returns, a list of "
-            "silos, or a pair (train, test)"
+            "returns, a list of silos, or a pair (train, test)"
         )
     return given
 
@@ -568,9 +567,8 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
     if one or isinstance(silos, str) or not isinstance(silos, Sequence):
         raise UserError(
             "federate needs a list with the samples of each silo, as in [(inputs, labels), "
-            "(inputs, labels)]. One "
-            "table with a column of silos: ekiden.split(ekiden.load(DATA, group_column=NAME), "
-            "'natural')"
+            "(inputs, labels)]. One table with a column of silos: ekiden.split(ekiden.load(DATA, "
+            "group_column=NAME), 'natural')"
         )
     if not len(silos):
         raise UserError(

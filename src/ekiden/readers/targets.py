@@ -58,8 +58,7 @@ def targets(
     if first.kind.unlabelled and not first.targets and not isinstance(chosen, LanguageModelling):
         raise UserError(
             f"{first.source} has no column 'label': say which one holds the labels "
-            "(--label-column), "
-            "or learn the texts themselves by --task=language-modelling"
+            "(--label-column), or learn the texts themselves by --task=language-modelling"
         )
     if isinstance(chosen, LanguageModelling) and not first.given:
         if not first.kind.unlabelled:
@@ -110,10 +109,8 @@ def _refuse_gaps(labels: Sequence[int], source: str) -> None:
     if classes and classes[-1] >= 2 * len(classes):
         raise UserError(
             f"pixels of {source} have the labels {listed(classes, _SHOWN)} only: number classes "
-            "from 0 without gaps "
-            f"(255 often means foreground, which is 1, or pixels to ignore, which are {IGNORED}), "
-            "or name all by "
-            "classes="
+            "from 0 without gaps (255 often means foreground, which is 1, or pixels to ignore, "
+            f"which are {IGNORED}), or name all by classes="
         )
 
 
@@ -128,8 +125,7 @@ def _guess(raws: Sequence[Raw]) -> Task:
             names, held = listed(map(repr, raws[0].targets)), listed(values.astype(int))
             raise UserError(
                 f"the labels {names} of {raws[0].source} hold {held}: write several labels as 0 "
-                "and 1, or use "
-                "--task=regression if they are numbers to predict"
+                "and 1, or use --task=regression if they are numbers to predict"
             )
         return Regression()
     # One silo by itself may look like another task: each of its samples may have exactly one of two
@@ -183,9 +179,8 @@ def _refuse_times(raws: Sequence[Raw]) -> None:
             time, event = (raws[0].targets[events.index(which)] for which in (False, True))
             raise UserError(
                 f"the labels {time!r} and {event!r} of {raws[0].source} look like a time and an "
-                "event: use "
-                f"--task=survival --label-column {time} {event}, or --task=regression if both are "
-                "numbers to predict"
+                f"event: use --task=survival --label-column {time} {event}, or --task=regression "
+                "if both are numbers to predict"
             )
 
 
@@ -208,8 +203,7 @@ def _numbers(raw: Raw, kind: str) -> NDArray[np.generic]:
         except ValueError:
             raise UserError(
                 f"the label {raw.targets[0] if raw.targets else 'label'!r} of {raw.source} holds "
-                "text "
-                f"({str(label[0])!r}): {kind} needs numbers"
+                f"text ({str(label[0])!r}): {kind} needs numbers"
             ) from None
     return label[:, None] if kind == "multi-label" and label.ndim == 1 else label
 
@@ -278,8 +272,7 @@ def _classes(
     if len(order) < 2 and raws[0].targets and not raws[0].kind.positions:
         raise UserError(
             f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or "
-            "more; if other "
-            "silos hold others, name all by classes (in [data] of silo.toml)"
+            "more; if other silos hold others, name all by classes (in [data] of silo.toml)"
         )
     return [_placed(part, order, by_number=like is None) for part in parts], order
 
@@ -314,9 +307,8 @@ def _read(raw: Raw, like: Dataset | None) -> _Labels:
         bad = low if low < 0 else high
         raise UserError(
             f"label {bad} in {raw.where(int(np.flatnonzero(label == bad)[0]))}: labels must be "
-            "integers from 0 to "
-            f"classes - 1{f' ({len(raw.classes)} classes are named)' * bool(raw.classes)}, or "
-            "class names."
+            "integers from 0 to classes - "
+            f"1{f' ({len(raw.classes)} classes are named)' * bool(raw.classes)}, or class names."
         )
     return _Labels(
         raw, Classification().labels(torch.from_numpy(label), len(raw), raw.source), raw.classes
@@ -339,8 +331,7 @@ def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
         largest = next(part for part in parts if high in part.present())
         raise UserError(
             f"no sample has label {shown}, but {largest.first(high)} has label {high}: number the "
-            "labels from 0 "
-            "without gaps, or give names of the classes instead of numbers"
+            "labels from 0 without gaps, or give names of the classes instead of numbers"
         )
     return tuple(map(str, range(max(high + 1, known))))
 
@@ -356,8 +347,7 @@ def _placed(part: _Labels, order: tuple[str, ...], *, by_number: bool) -> Tensor
         if (high := int(part.y.max())) >= len(order):
             raise UserError(
                 f"label {high} has no name among the {len(order)} classes ({part.first(high)}): "
-                "name them all, or "
-                "give no names"
+                "name them all, or give no names"
             )
         return part.y
     return part.placed(order)

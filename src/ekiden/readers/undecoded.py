@@ -210,8 +210,7 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
         ]
         raise UserError(
             f"the times of {parts[0].source} are {what[0]}, those of {parts[odd].source} "
-            f"{what[1]}: write "
-            "times everywhere as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
+            f"{what[1]}: write times everywhere as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
         )
     units = {
         unit: raw.source

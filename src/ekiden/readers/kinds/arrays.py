@@ -89,8 +89,7 @@ class Arrays(Inputs):
         except (ValueError, TypeError) as error:
             raise UserError(
                 f"column {name!r} of {source} is not an array of numbers ({error}): give lists of "
-                "numbers, all of one "
-                "shape"
+                "numbers, all of one shape"
             ) from None
         return encode(found, f"column {name!r} of {source}").numpy()
 
@@ -192,8 +191,7 @@ def noticed(x: Tensor, what: str) -> Tensor:
     elif bytes_ and x.ndim == 4 and shape[2] <= _MOST_CHANNELS < min(shape[1], shape[3]):
         tell(
             f"{what} has x of shape {shape}, which is read as {shape[1]} channels of {shape[2]} x "
-            f"{shape[3]}: if "
-            "samples come last, move them, as in x.transpose(3, 2, 0, 1)"
+            f"{shape[3]}: if samples come last, move them, as in x.transpose(3, 2, 0, 1)"
         )
     if (
         x.ndim == 4
@@ -202,14 +200,12 @@ def noticed(x: Tensor, what: str) -> Tensor:
     ):
         tell(
             f"the last of {x.shape[1]} channels of {what} is opaque in most pixels, as alpha is: "
-            "leave it "
-            f"out, as in x[:, :{x.shape[1] - 1}]"
+            f"leave it out, as in x[:, :{x.shape[1] - 1}]"
         )
     if x.ndim == 3 and shape[2] < SHORTEST and shape[1] >= _LONGER * shape[2]:
         tell(
             f"{what} has x of shape {shape}, which is read as {shape[1]} channels with {shape[2]} "
-            "values in time: if "
-            "time comes first, move it, as in x.transpose(0, 2, 1)"
+            "values in time: if time comes first, move it, as in x.transpose(0, 2, 1)"
         )
     return x
 
@@ -237,8 +233,7 @@ def _say_range(parts: Mapping[str, Tensor]) -> None:
         (a, b), (c, d) = images[signed[0]], images[above[0]]
         tell(
             f"images of {listed(signed)} are floats from {a:.2g} to {b:.2g}, those of "
-            f"{listed(above)} from {c:.2g} to "
-            f"{d:.2g}: scale all alike"
+            f"{listed(above)} from {c:.2g} to {d:.2g}: scale all alike"
         )
     rows = {s: x for s, x in parts.items() if x.ndim == 2 and x.is_floating_point()}
     length = {

@@ -115,8 +115,7 @@ class Images(Inputs):
         if not is_encoded(column.type):
             raise UserError(
                 f"column {name!r} of {source} holds {column.type}: images must be bytes, structs "
-                "of bytes and path, or "
-                "paths."
+                "of bytes and path, or paths."
             )
         cells = column.to_pylist()
         if not pa.types.is_struct(column.type):
@@ -182,16 +181,13 @@ class Notes:
             pages = max(self.several)
             lines.append(
                 f"{len(self.several)} of {counted(self.files, 'image')} in {source} have several "
-                "pages, frames or "
-                f"slices (up to {pages}); the middle one is read (number {pages // 2} of {pages}, "
-                "counted from 0): "
-                f"name another after #, as in FILE#0"
+                f"pages, frames or slices (up to {pages}); the middle one is read (number "
+                f"{pages // 2} of {pages}, counted from 0): name another after #, as in FILE#0"
             )
         if self.blank:
             lines.append(
                 f"{self.blank} of {counted(self.files, 'image')} in {source} have pixels that are "
-                "not a number (NaN); "
-                "these are black"
+                "not a number (NaN); these are black"
             )
         lines += [
             f"{n} of {counted(self.files, 'image')} in {source} {what}"
@@ -267,15 +263,13 @@ def _check_pairs(pairs: Sequence[tuple[Path, Path]], source: str) -> None:
     if apart and sorted(mask for mask, _ in numbers) == sorted(image for _, image in numbers):
         tell(
             f"{counted(len(apart), 'mask')} of {source} have the number of another image in their "
-            "names, such as "
-            f"{apart[0][0].name} of {apart[0][1].name}: check which belong together"
+            f"names, such as {apart[0][0].name} of {apart[0][1].name}: check which belong together"
         )
     plain = [pair for pair in pairs if not any(map(medical.is_medical, pair))]
     if turned := sum(raster.turned(image) and not raster.turned(mask) for mask, image in plain):
         tell(
             f"{counted(turned, 'image')} of {source} are turned as their EXIF orientation says, "
-            "and their masks are "
-            "not: check that they fit"
+            "and their masks are not: check that they fit"
         )
 
 
@@ -360,16 +354,14 @@ def decode(
         if again := len(known := [seen.uid for seen in looks if seen.uid]) - len({*known}):
             told.silos.append(
                 f"{again:,} of {counted(len(looks), 'image')} have the SOP instance UID of another "
-                "one, as copies of a "
-                "picture have: keep one of each"
+                "one, as copies of a picture have: keep one of each"
             )
         count = len({seen.subject for seen in looks})
         if 1 < count < len(looks) and all(raw.subject is None for raw, _ in items):
             told.silos.append(
                 f"headers name {count:,} patients for {len(looks):,} images, so a patient may be "
-                "in training and in "
-                "the test: list the files in a table, and name the column of patients by "
-                "--subject-column"
+                "in training and in the test: list the files in a table, and name the column of "
+                "patients by --subject-column"
             )
     if notes is None:
         told.warn(_first([*dict.fromkeys(raw.source for side in sides for raw in side)]))
@@ -415,10 +407,8 @@ def _check_levels(
         if deep and max(deep) < _FEW << 8:
             raise UserError(
                 f"images in {silo} have 16 bits and values up to {max(deep)} only, so that 8 bits "
-                "would hold "
-                f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as "
-                "in "
-                f"--pixel-window=[0, {max(deep)}]"
+                f"would hold {(max(deep) >> 8) + 1} grey levels: say which values become black and "
+                f"white, as in --pixel-window=[0, {max(deep)}]"
             )
 
 
@@ -439,8 +429,7 @@ def _unlike(
     if channels == 3 and images.colour == "auto" and 0 < len(grey) < len(silos):
         lines.append(
             f"all images in {_first(grey)} are grey, and others have colour: grey values are "
-            "repeated in three "
-            "channels; --colour=grey makes all images grey"
+            "repeated in three channels; --colour=grey makes all images grey"
         )
     deep = [
         silo for silo, places in silos.items() if all(levels[place] is not None for place in places)
@@ -451,8 +440,7 @@ def _unlike(
     if deep and flat:
         lines.append(
             f"images in {_first(deep)} have 16 bits, those in {_first(flat)} 8 bits: the upper 8 "
-            "bits are kept, so "
-            "check that white is white in both"
+            "bits are kept, so check that white is white in both"
         )
     return lines
 
@@ -483,8 +471,7 @@ def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -
         if known and max(known) >= _WIDE * min(known):
             lines.append(
                 f"pixels of images in {silo} are {min(known):.3g} to {max(known):.3g} mm high: "
-                "bring images to one "
-                "spacing, or structures differ in size"
+                "bring images to one spacing, or structures differ in size"
             )
     usual = (
         [*spacings.values()][1]
@@ -522,8 +509,7 @@ def _dark(silos: dict[Hashable, list[int]], brightest: Sequence[int]) -> list[st
         return []
     return [
         f"images in {_first(dark)} use values up to {max(most[silo] for silo in dark)} of 255: "
-        "check that they are not "
-        "masks, or stored with fewer bits than they say"
+        "check that they are not masks, or stored with fewer bits than they say"
     ]
 
 
@@ -628,8 +614,7 @@ def _plain(loaded: Loaded, window: tuple[float, ...]) -> tuple[Image.Image, int 
         if window:
             raise UserError(
                 "its colours have 16 bits, of which the upper 8 are read, so there is no window to "
-                "apply: convert it "
-                "to 8 bits"
+                "apply: convert it to 8 bits"
             )
         return image, 256 * int(np.asarray(image).max(initial=0)), False
     values = np.asarray(image)

@@ -185,8 +185,7 @@ class Table(Inputs):
             elif abs((middle := float(np.median(known))) - mean) > _FAR * scale:
                 tell(
                     f"column {name!r} of {source} has the median {middle:.4g}, and training "
-                    f"{mean:.4g} ± {scale:.3g}: "
-                    "check units"
+                    f"{mean:.4g} ± {scale:.3g}: check units"
                 )
 
     def scaled(self, numbers: Numbers, names: Sequence[Names]) -> Tensor:
@@ -234,8 +233,7 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, l
     if lost := [name for name, kind in kinds.items() if not kind]:
         raise UserError(
             f"column {lost[0]!r} of {first} has no value at all: leave it out with "
-            f"--drop-columns={lost[0]!r} at all "
-            "silos, or name a --schema, which says what it holds"
+            f"--drop-columns={lost[0]!r} at all silos, or name a --schema, which says what it holds"
         )
     table = Table(
         tuple(name for name in wanted if kinds[name] != "names"),
@@ -296,8 +294,7 @@ def _same_columns(
     if extra:
         raise UserError(
             f"{source} has the column{'s' * (len(extra) > 1)} {listed(map(repr, extra))}, which "
-            f"{first} does not have: "
-            f"use --drop-columns={extra}"
+            f"{first} does not have: use --drop-columns={extra}"
         )
 
 
@@ -313,16 +310,14 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
         row, value = _first(text, name)
         raise UserError(
             f"column {name!r} of {text.source} holds text ({value!r} in {text.row(row)}), but that "
-            f"of {other.source} "
-            "numbers: correct it, or take it as categories everywhere with "
+            f"of {other.source} numbers: correct it, or take it as categories everywhere with "
             f"--categorical-columns={name!r}"
         )
     if len(known) > 1:
         (form, one), (unlike, odd) = [*known.items()][:2]
         raise UserError(
             f"column {name!r} of {odd.source} holds {_written(unlike)}, but that of {one.source} "
-            f"{_written(form)}: "
-            "write dates alike at all silos"
+            f"{_written(form)}: write dates alike at all silos"
         )
     if not known:  # a schema may say what it would hold
         return {"double": "numbers", "null": ""}.get(

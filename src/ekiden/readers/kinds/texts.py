@@ -104,8 +104,7 @@ class Tokens(Inputs):
         if (cut := int((lengths >= made.length).sum())) > _CUT * len(lengths):
             tell(
                 f"{cut:,} of {len(lengths):,} texts of {sides[0][0].source} have {made.length} "
-                "tokens or more, and "
-                "the rest is cut off: raise --text-length"
+                "tokens or more, and the rest is cut off: raise --text-length"
             )
         longest = max(part.shape[1] for side in parts for part in side)
         return [torch.cat([made.padded(part, longest) for part in side]) for side in parts], made
