@@ -87,7 +87,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "groups of a frame": (
         lambda: federate([("a", pandas.DataFrame({"y": [0]}))]),
-        r"is a name with a frame.*dict\(list\(groups\)\)",
+        r"must be tensors .* not samples of type str",
     ),
     "a number of seeds": (lambda: study(["fedseq"], [(X, Y)], seeds=3), r"as in range\(3\), not 3"),  # type: ignore[arg-type]
     "a folder without a format": (
@@ -119,7 +119,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "data sets as silos": (
         lambda: federate([ekiden.load("digits")] * 2),  # type: ignore[list-item]
-        "silo client-0 is a data set: give what you loaded",
+        "silo client-0 must be tensors .*'Dataset' object",
     ),
     "a silo without a name": (
         lambda: federate({"": (X, Y), "b": (X, Y)}),
@@ -139,7 +139,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a list of two arrays": (
         lambda: federate([[X, Y], [X, Y]]),
-        r"a list of two arrays: give a pair",
+        r"must be tensors .*, not samples of type ndarray",
     ),
     "arrays as columns": (
         lambda: federate([{"x": X, "y": Y}]),  # type: ignore[dict-item]

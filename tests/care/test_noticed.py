@@ -242,10 +242,6 @@ def test_empty_texts_are_counted_and_a_silo_without_words_is_named() -> None:
             "holds a character that was lost in another encoding",
         ),
         (
-            table(lambda k: k * k, "1.5,v,label"),
-            "a column of {file} is called '1.5': if its first row holds no names",
-        ),
-        (
             table(lambda k: f"{k},{k}" if k == 7 else k),
             "{file} has 4 cells in row 7 (counted from 0, without the head",
         ),
@@ -256,14 +252,13 @@ def test_empty_texts_are_counted_and_a_silo_without_words_is_named() -> None:
         ),
         (table(lambda k: f'"=""0{k}"""'), "holds a formula of a spreadsheet ('=\"00\"' in row 0"),
         (table(lambda k: f"'{k}"), "holds a number behind an apostrophe"),
-        (table(lambda k: f"{k % 9 + 1}.3.2024 25:00"), "holds '1.3.2024 25:00' in row 0"),
         (
-            table(lambda k: f"2024-03-{k % 9 + 1} 10:00 CET"),
-            "holds times in a form that is not read ('2024-03-1 10:0",
+            table(lambda k: f"{k % 9 + 1}.3.2024 25:00"),
+            "holds dates in another form ('1.3.2024 25:00' in row 0",
         ),
         (
-            "v,label\n" + "".join(f"{k * k % 97}.5,{k % 25 + 40}\n" for k in range(100)),
-            "which are learned as classes:",
+            table(lambda k: f"2024-03-{k % 9 + 1} 10:00 CET"),
+            "holds dates in another form ('2024-03-1 10:0",
         ),
         (table(str) + "c,v,label\n", "{file} has its header again in row 40"),
         (
@@ -295,9 +290,7 @@ def test_names_of_columns_and_spellings_in_another_encoding_are_found() -> None:
 def test_times_with_and_without_a_zone_are_refused_and_days_are_not() -> None:
     hours = pandas.date_range("2024-01-01 23:00", periods=N, freq="D")
     zoned = hours.tz_localize("Asia/Tokyo")
-    with pytest.raises(
-        UserError, match="YYYY-MM-DD, but that of silo s0 dates as YYYY-MM-DD with a time zone"
-    ):
+    with pytest.raises(UserError, match="holds dates, but that of silo s0 dates with a time zone"):
         silos({"t": zoned}, {"t": hours})
     assert not silos({"t": zoned}, {"t": zoned.tz_convert("UTC")})
     assert not silos({"t": hours.normalize().tz_localize("UTC")}, {"t": hours.normalize()})
@@ -374,7 +367,7 @@ def test_arrays_that_are_not_plain_are_refused(x: Any, y: Any, line: str) -> Non
 def test_sparse_matrices_and_numbers_as_names_of_silos_are_refused() -> None:
     scipy = pytest.importorskip("scipy.sparse")
     x, y = scipy.csr_matrix(np.eye(N)), np.arange(N) % 2
-    with pytest.raises(UserError, match="holds a sparse matrix"):
+    with pytest.raises(UserError, match="must be tensors"):
         ekiden.federate([(x, y), (x, y)])
     with pytest.raises(UserError, match="names of silos are texts, not 1: write it as '1'"):
         ekiden.federate(dict[Any, Any]({1: rows(N), 2: rows(N, 1)}))
@@ -420,20 +413,10 @@ def test_a_silo_without_values_in_a_column_takes_part_if_a_schema_says_what_it_h
     ("columns", "line"),
     [
         (
-            {"admission_date": 44000 + np.arange(N) % 7 * 100},
-            "numbers of days as a spreadsheet counts them",
-        ),
-        ({"zip": 10000 + np.arange(N) % 7 * 811}, "codes by its name, which are read as numbers"),
-        (
             {"sbp": np.where(np.arange(N) % 3 == 0, 0, 120 + np.arange(N) % 17)},
             "holds 0 in 14 rows, far from",
         ),
         ({"label": ["z", *["p", "q"] * 19, "p"]}, "class 'z' of the table has one sample"),
-        ({"sex": [0, 1, 1, 9] * 10}, "holds 9 in 10 rows"),
-        (
-            {"label": [0, 0.5, 1, 2] * 10},
-            "has 4 different numbers (0.0, 0.5, 1.0, and 1 more), which are learned as am",
-        ),
         (
             {"A": np.arange(N) ** 2},
             "column 'A' and 'a' of the table may be one that is there twice",
@@ -443,11 +426,6 @@ def test_a_silo_without_values_in_a_column_takes_part_if_a_schema_says_what_it_h
             "column 'b' and 'b.1' of the table may be one that is there twice",
         ),
         ({"label": [0, 1, 1, -100] * 10}, "class '-100' of the table seems to mark missing values"),
-        ({"score": [1, 2, 3, 4, 99] * 8}, "holds 99 in 8 rows"),
-        (
-            {"t": [*np.linspace(36, 39, 20), *np.linspace(97, 102, 20)]},
-            "holds numbers from 36 to 39 and from 97 to",
-        ),
     ],
 )
 def test_columns_that_are_not_what_they_seem_are_noticed(columns: Table, line: str) -> None:
@@ -467,7 +445,7 @@ def test_categories_of_numbers_that_mark_missing_values_are_named() -> None:
         (
             rows(N, x=np.arange(N) % 3, y=np.arange(N) % 2),
             {"label_column": ["x", "y"], "drop_columns": "label"},
-            "hold 0, 1, 2: write several labels as 0 and 1, or use task='regression'",
+            "are not all 0 and 1: use task='regression' for numbers to predict, or task='survival'",
         ),
     ],
 )

@@ -157,10 +157,8 @@ def test_copies_that_the_held_out_part_would_share_are_counted() -> None:
     ("values", "line"),
     [
         ([*np.linspace(1, 9, 40), 888.0], "holds 888 in 1 row, far"),
-        ([*np.linspace(1, 9, 40), 12345.0], "holds 12345 in 1 row, far"),
         ([*np.linspace(100, 140, 55), *[0.0] * 5], "holds 0 in 5 rows, far"),
         ([1, 2, 3, 4, 5, 6, 7, 8, 9, 88] * 6, "holds 88 in 6 rows, far"),
-        ([20240131.0, 20231105.0, 20220228.0] * 20, "look like dates but are read as numbers"),
     ],
 )
 def test_numbers_that_are_no_measurements_are_noticed(values: list[float], line: str) -> None:
@@ -274,10 +272,9 @@ def test_dark_images_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "high", "line"),
     [
-        ((40, 8, 8, 6), 1, "which is read as 8 channels of 8 x 6"),
         ((40, 60, 2), 1, "which is read as 60 channels with 2 values in time"),
-        ((40, 784), 255, "floats from 0 to 255"),
-        ((40, 8, 12), 255, "floats from 0 to 255"),
+        ((40, 784), 255, "floats of train go up to 255"),
+        ((40, 8, 12), 255, "floats of train go up to 255"),
         ((40, 1, 8, 8), 65535, "networks learn from values around 1"),
     ],
 )

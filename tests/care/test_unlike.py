@@ -221,11 +221,8 @@ def test_columns_that_are_there_twice_and_subjects_that_keep_nothing_together_ar
     assert "each row of the table has its own value in subject_column visit" in found
 
 
-def test_numbers_in_two_units_and_labels_that_mark_missing_ones_are_named() -> None:
-    rows, light = table(0), np.random.default_rng(0).random(120) < 0.3
-    weight = np.random.default_rng(1).normal(78, 12, 120)
-    found = said(lambda: load(rows | {"weight": np.where(light, 1000 * weight, weight)}))
-    assert "column 'weight' of the table holds numbers from" in found
+def test_labels_that_mark_missing_ones_are_named() -> None:
+    rows, weight = table(0), np.random.default_rng(1).normal(78, 12, 120)
     found = said(lambda: load(rows | {"weight": weight, "label": np.arange(120) % 4 - 1}))
     assert "class '-1' of the table seems to mark missing values" in found
     assert not said(lambda: load(rows | {"weight": weight, "label": np.arange(120) % 3 - 1}))

@@ -103,7 +103,7 @@ def said(read: Callable[[], Any]) -> str:
         ),
         (
             lambda: from_tensors(DataLoader(PAIRS)),  # type: ignore[arg-type]
-            r"train is a DataLoader, .*: give its samples, loader.dataset",
+            "train must be tensors .x, y. or a map-style dataset of pairs",
         ),
         (
             lambda: load({"x": torch.randn(40, 4), "y": Y}),
@@ -152,7 +152,7 @@ def test_what_cannot_be_meant_is_refused(read: Callable[[], Any], line: str) -> 
         ),
         (
             lambda: ekiden.federate([(255 * torch.rand(40, 1, 4, 4), Y) for _ in range(2)]),
-            "silo client-0, silo client-1 have floats from",
+            "floats of silo client-0, silo client-1 go up to",
         ),
         (
             lambda: from_tensors(
@@ -198,12 +198,6 @@ def test_what_cannot_be_meant_is_refused(read: Callable[[], Any], line: str) -> 
         (
             lambda: load(texts(lambda k: f"w {k}", age=[1] * 40), text_column="text"),
             "no model of texts gets (age)",
-        ),
-        (
-            lambda: load(
-                table(t=["2024-03-01", "2024-03-02"] * 29 + ["2204-03-01"] * 2), time_column="t"
-            ),
-            "2 times in the fut",
         ),
         (
             lambda: load(table(sample_weight=np.arange(60) ** 2)),
@@ -355,20 +349,13 @@ def test_rows_that_a_join_repeated_are_named() -> None:
 def test_images_as_floats_in_two_ranges_are_named() -> None:
     unit, y = torch.rand(20, 3, 8, 8), Y[:20]
     line = said(lambda: ekiden.federate({"a": (unit, y), "b": (unit * 2 - 1, y)}))
-    assert "images of silo b are floats from -1 to 1, those of silo a from" in line
+    assert "images of silo b are floats below and above 0, those of silo a only above" in line
 
 
 @pytest.mark.parametrize(
     ("x", "line"),
     [
         (torch.rand(20, 4, 8, 8).mul(255).byte(), ""),
-        (
-            torch.cat(
-                [torch.rand(20, 3, 8, 8).mul(255), torch.full((20, 1, 8, 8), 255.0)], 1
-            ).byte(),
-            "as alpha is",
-        ),
-        (torch.rand(20, 20, 3, 20).mul(255).byte(), "if samples come last, move them"),
         (torch.rand(20, 3, 32, 3), "if the channels come last, move them"),
         (torch.rand(20, 3, 32, 3).mul(255).byte(), "if the channels come last, move them"),
         (
@@ -380,12 +367,6 @@ def test_images_as_floats_in_two_ranges_are_named() -> None:
 def test_arrays_that_are_not_what_they_seem_are_named(x: torch.Tensor, line: str) -> None:
     found = said(lambda: from_tensors((x, Y[:20])))
     assert line in found if line else not found
-
-
-def test_vectors_of_length_1_at_some_silos_are_named() -> None:
-    unit, y = torch.nn.functional.normalize(torch.randn(40, 32)), torch.arange(40) % 2
-    line = said(lambda: ekiden.federate({"a": (unit[:20], y[:20]), "b": (unit[20:] * 1.3, y[20:])}))
-    assert "vectors of silo a have the length 1, and others have not" in line
 
 
 def test_numbers_of_classes_are_names_in_any_order_of_these() -> None:

@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
@@ -29,62 +27,35 @@ def images(*shape: int) -> Tensor:
     )
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    st.integers(5, 12),
-    st.integers(5, 12),
-    st.sampled_from([1, 3, 4]),
-    st.sampled_from(["tensors", "arrays", "pairs"]),
-)
-def test_channels_that_come_last_are_moved_with_a_line(
-    height: int, width: int, channels: int, kind: str
-) -> None:
-    x = images(20, channels, height, width)
-    with pytest.warns(DataWarning) as seen:
-        fed = federate([given_as(x.movedim(1, 3), kind)] * 2, test=given_as(x.movedim(1, 3), kind))
-    said = [str(one.message) for one in seen if "channels come last" in str(one.message)]
-    assert said[0].startswith(
-        f"silo client-0 has x of shape (20, {height}, {width}, {channels}): the channels come last"
-    )
-    assert len(said) == 3
-    assert fed.dataset.shape == (channels, height, width)
-    assert torch.equal(fed.dataset.test.x, x)
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "pairs"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_bytes_whose_channels_come_last_are_refused(channels: int, kind: str) -> None:
+    given = given_as(images(20, 9, 12, channels), kind)
+    with pytest.raises(
+        UserError, match=r"silo client-0 has x of shape \(20, 9, 12, .\): the channels come last"
+    ):
+        federate([given, given])
 
 
-def test_what_is_unclear_is_not_moved_but_said() -> None:
-    with pytest.warns(
-        DataWarning,
-        match=r"train has x of shape \(20, 2, 9, 3\), which is read as 2 channels of 9 x 3",
-    ):
-        assert from_tensors(given_as(images(20, 2, 9, 3), "tensors")).shape == (2, 9, 3)
-    with pytest.warns(
-        DataWarning, match=r"\(20, 8, 8, 3\), which is read as 8 channels of 8 x 3: if the"
-    ):
+def test_what_is_unclear_is_said() -> None:
+    with pytest.warns(DataWarning, match=r"\(20, 8, 8, 3\), which is read as 8 channels of 8 x 3"):
         assert from_tensors(given_as(torch.randn(20, 8, 8, 3), "tensors")).shape == (8, 8, 3)
-    with pytest.warns(
-        DataWarning, match=r"\(20, 3, 8, 3\), which is read as 3 channels of 8 x 3: if the"
-    ):
+    with pytest.warns(DataWarning, match=r"\(20, 3, 8, 3\), which is read as 3 channels of 8 x 3"):
         assert from_tensors(given_as(images(20, 3, 8, 3), "tensors")).shape == (3, 8, 3)
     for shape in ((3, 8, 8), (1, 8, 8), (3, 3, 3), (8, 8, 8), (1, 9, 1)):
-        assert (
-            from_tensors(given_as(images(20, *shape), "tensors")).shape == shape
-        )  # without a line
+        # without a line
+        assert from_tensors(given_as(images(20, *shape), "tensors")).shape == shape
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (8, 8)])
-def test_floats_that_are_pixels_are_named(shape: tuple[int, ...]) -> None:
-    whole, scaled = images(20, *shape).float(), images(20, *shape) / 255
-    with pytest.warns(
-        DataWarning,
-        match="silo client-1 has floats from 0 to 255, which are used unchanged: .* divide",
-    ):
+def test_floats_that_are_pixels_are_named() -> None:
+    whole, scaled = images(20, 3, 8, 8).float(), images(20, 3, 8, 8) / 255
+    with pytest.warns(DataWarning, match="floats of silo client-1 go up to 255, and are used"):
         fed = federate(
             [given_as(scaled, "tensors"), given_as(whole, "tensors")],
             test=given_as(scaled, "arrays"),
         )
     assert fed.dataset.train.x.max() == 255
-    for other in (scaled, whole - 100, whole * 10):
-        from_tensors(given_as(other, "tensors"))  # without a line
+    from_tensors(given_as(scaled, "tensors"))  # without a line
 
 
 def test_arrays_in_any_layout_are_the_same_and_objects_are_one_line() -> None:
@@ -103,15 +74,13 @@ def test_arrays_in_any_layout_are_the_same_and_objects_are_one_line() -> None:
         from_tensors((np.array([1, None] * 10, dtype=object), y))
 
 
-def test_files_of_arrays_are_noticed_too(tmp_path: Any) -> None:
+def test_files_of_arrays_are_looked_at_too(tmp_path: Any) -> None:
     x, y = images(20, 8, 9, 3).numpy(), np.arange(20) % 2
     np.savez(tmp_path / "last.npz", x=x, y=y)
-    with pytest.warns(
-        DataWarning, match=r"last.npz has x of shape \(20, 8, 9, 3\): the channels come"
-    ):
-        assert load(str(tmp_path / "last.npz")).shape == (3, 8, 9)
+    with pytest.raises(UserError, match=r"last.npz has x of shape \(20, 8, 9, 3\): the channels"):
+        load(str(tmp_path / "last.npz"))
     np.savez(tmp_path / "floats.npz", x=x.astype(np.float32).transpose(0, 3, 1, 2), y=y)
-    with pytest.warns(DataWarning, match=r"floats.npz has floats from 0 to 255"):
+    with pytest.warns(DataWarning, match=r"floats of .*floats.npz go up to 255"):
         load(str(tmp_path / "floats.npz"))
 
 

@@ -64,7 +64,7 @@ def test_numbers_with_a_word_are_not_classes() -> None:
     with pytest.raises(
         UserError, match=r"the label 'label' of .* holds numbers, but also text \('n.d.' in row 4 "
     ):
-        load(labelled([*(k / 4 for k in range(4)), "n.d.", *(k / 4 for k in range(40))]))
+        load(labelled([*(str(k / 4) for k in range(4)), "n.d.", *(str(k / 4) for k in range(40))]))
     with pytest.warns(
         DataWarning, match="class 'unknown' of the table seems to mark missing values"
     ):

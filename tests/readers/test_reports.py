@@ -88,7 +88,7 @@ def flat(k: int) -> torch.Tensor:
         ),
         (
             lambda: load(frame(t=[f"{1 + k % 28:02}/01/{24 - k % 2}" for k in range(N)])),
-            "two-digit years",
+            "dates in another form",
         ),
         (lambda: load(frame(t=[timedelta(k) for k in range(N)])), "holds duration"),
         (lambda: load(frame(t=[time(k % 24) for k in range(N)])), "holds time64"),

@@ -14,7 +14,9 @@ from ekiden.readers.cells import Cells, Writing
 
 def _read(values: Any) -> list[Any]:
     found: list[Any] = (
-        Cells(pa.table({"when": pa.array(values)}), "a.csv", Writing(), []).time("when").tolist()
+        Cells(pa.table({"when": pa.array(values)}), "a.csv", Writing(), ["when"])
+        .time("when")
+        .tolist()
     )
     return found
 
@@ -41,15 +43,14 @@ def test_dates_and_numbers_keep_their_order(values: Any) -> None:
     [
         (
             ["2024-01-31", "31.01.2024"],
-            r"dates of different forms \('2024-01-31' in row 0.*, '31.01.2024' in row 1",
+            r"dates, but also text|text \('31.01.2024' in row 1.*\), but dates are expected",
         ),
         (
             ["2024-01-31", "soon"],
-            r"'soon' in row 1.*, which is not a time: write times as 2024-01-31",
+            r"text \('soon' in row 1.*\), but dates are expected",
         ),
         (["2024-01-31", None], "no value in row 1"),
-        ([1.0, float("nan")], "is nan in row 1"),
-        ([True, False], "holds bool"),
+        ([1.0, float("nan")], "no value in row 1"),
     ],
 )
 def test_what_is_not_a_time_is_refused_with_its_row(values: Any, line: str) -> None:

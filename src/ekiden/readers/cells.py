@@ -7,8 +7,8 @@ files and frames.
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import date
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from math import isnan
 from typing import Any, Literal, NoReturn
@@ -24,7 +24,6 @@ from ekiden.readers.dates import (
     LOST,
     MONTHS,
     ZONE,
-    Date,
     date_of,
     iso,
     microseconds,
@@ -54,7 +53,6 @@ written"""
 DELIMITER = b"ekiden delimiter"
 """key in the metadata of a schema: the table comes from a text file, whose cells have no types"""
 
-TIMES = "write times as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
 _MANY = 10  # different numbers; more are hardly names of categories
 _SHOWN = 4  # cells in a message
 _UNITS = 3  # as many words after numbers are hardly units
@@ -88,14 +86,12 @@ _NO_NAME = (
 )
 """forms of cells that are not names either"""
 _SHORT_DATE = rf"^(\d{{1,2}}-(?i:{'|'.join(MONTHS)})|(?i:{'|'.join(MONTHS)})-\d{{2}})$"
+_DATES = "dates in another form"
 _ALMOST = (
     (_DECORATED, "numbers with other signs"),
     (r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$", "times of day"),
     (r"^[+-]?\d+ days?( .*)?$", "durations"),
-    (
-        r"^(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})[T ]+\d\d?:\d\d.*$",
-        "times in a form that is not read",
-    ),
+    (LIKE, _DATES),
     (r"^(\[.*\]|\{.*\}|[+-]?[\d.]+(\s*[;,|\s]\s*[+-]?[\d.]+){2,})$", "lists or objects"),
     (
         r"^((19|20)\d\d[-/](0?[1-9]|1[0-2])|(19|20)\d\d-?[QWqw]\d{1,2})$",
@@ -106,36 +102,7 @@ _ALMOST = (
 )
 """forms of cells that are neither numbers nor names"""
 
-_DATED = re.compile(r"(^|[\W_])(date|day|dob|datum|admitted|discharged)([\W_]|$)")
-_SERIAL = (20_000, 60_000)  # 1954 to 2064
-_CODED = re.compile(
-    r"(^|[\W_])(zip|zip_?code|post_?code|postal_?code|plz|icd_?(9|10)?|cpt|codes?)$"
-)
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
-_RUN = 4  # negative whole numbers up to -1 that are values if 0 is one
-_GAP, _PART = (
-    20,
-    0.02,
-)  # times between numbers in two units, and the least share of rows with either
-_CLEAR = (
-    2,
-    4,
-    # times between numbers that vary little, as degrees Celsius and Fahrenheit; and power of that they
-    # vary
-)
-_CODES, _APART = (
-    6,
-    3,
-)  # different values that may be codes, and how far from them 9 marks missing ones
-_OUTLIER = 20  # times the range of all other values
-_FAR_DATES = [
-    date(1, 1, 1),
-    date(1753, 1, 1),
-    date(1899, 12, 30),
-    date(1900, 1, 1),
-    date(1970, 1, 1),
-]
-_FAR_DATES += [date(2099, 12, 31), date(2999, 12, 31), date(9999, 12, 31)]
 
 Floats = NDArray[np.float64]
 
@@ -148,8 +115,7 @@ class Writing:
         str, ...
     ] = ()  # further cells that mark a missing value; COLUMN=CELL marks it in one column only
     decimal: Literal["", "point", "comma"] = ""  # the decimal sign; "" finds it out
-    # whether 03/04/2024 begins with the day or with the month; "" finds it out
-    dates: Literal["", "day-first", "month-first"] = ""
+    dates: str = ""  # how dates are written, as a pattern of strptime, if not as ISO 8601 does
 
     def marks(self, column: str) -> tuple[str, ...]:
         """Return the cells that mark a missing value in a column."""
@@ -167,13 +133,13 @@ class _Text:
     """The different cells of a column of text, without blanks at their ends."""
 
     cells: Any  # (k,) `pyarrow.Array` of the cells that are not missing
-    places: NDArray[
-        np.int64
-    ]  # (n,) the position of each row's cell among them; -1 if it is missing
+    # (n,) the position of each row's cell among them; -1 if it is missing
+    places: NDArray[np.int64]
     counts: NDArray[np.int64]  # (k,) number of rows with each
+    form: str = ""  # how dates are written, if not as ISO 8601 does
 
     @staticmethod
-    def of(column: Any, missing: Sequence[str]) -> "_Text":
+    def of(column: Any, missing: Sequence[str], form: str = "") -> "_Text":
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -186,7 +152,7 @@ class _Text:
             coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64
         )
         counts = np.bincount(places[places >= 0], minlength=len(coded.dictionary))
-        return _Text(coded.dictionary, places, counts)
+        return _Text(coded.dictionary, places, counts, form)
 
     def like(self, pattern: str) -> NDArray[np.bool_]:
         """Return (k,) which cells have this form."""
@@ -206,7 +172,7 @@ class _Text:
         cells = pc.replace_substring(self.cells, "\u2212", "-")
         spaced = pc.match_substring_regex(cells, _SPACED)
         joined = pc.replace_substring_regex(cells, _SPACES, "")
-        return _Text(pc.if_else(spaced, joined, cells), self.places, self.counts)
+        return replace(self, cells=pc.if_else(spaced, joined, cells))
 
     @cached_property
     def numbers(self) -> dict[str, NDArray[np.bool_]]:
@@ -218,12 +184,9 @@ class _Text:
         return list(self.cells.to_pylist())
 
     @cached_property
-    def dates(self) -> list[Date | None]:
+    def dates(self) -> list[datetime | None]:
         """Return the date (k,) that each cell is; None for other cells."""
-        return [
-            date_of(cell) if like else None
-            for cell, like in zip(self.texts, self.like(LIKE), strict=True)
-        ]
+        return [date_of(cell, self.form) for cell in self.texts]
 
     @cached_property
     def dated(self) -> NDArray[np.bool_]:
@@ -279,7 +242,7 @@ class Cells:
         delimiter = (table.schema.metadata or {}).get(DELIMITER)
         self._delimiter = delimiter.decode() if delimiter else ""
         self._texts = {
-            name: _Text.of(_strings(table[name]), writing.marks(name))
+            name: _Text.of(_strings(table[name]), writing.marks(name), writing.dates)
             for name in measured
             if is_text(table[name].type)
         }
@@ -441,59 +404,29 @@ class Cells:
 
     def time(self, name: str) -> NDArray[Any]:
         """Return a column of times (n,): datetime64[us] for dates, float64 for numbers."""
-        import pyarrow as pa
-
-        what, column = f"column {name!r} of {self._source}", self._table[name].combine_chunks()
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        text = (
-            _Text.of(_strings(column), self._writing.marks(name)) if is_text(column.type) else None
-        )
-        lost = (
-            text.places < 0 if text else np.array(column.is_null().to_numpy(zero_copy_only=False))
-        )
+        read = self.features([name], (), [name])
+        values = np.array(read[name].to_numpy(), dtype=np.float64)
+        lost = np.isnan(values)
         if lost.any():
             raise UserError(
-                f"{what} has no value in {row_text(int(np.argmax(lost)))}: give every row a time."
+                f"column {name!r} of {self._source} has no value in "
+                f"{row_text(int(lost.argmax()))}: give every row a time"
             )
-        kind = column.type
-        dated = text.dated.all() if text else pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-        if dated:
-            stamps = (
-                text.spread(self._microseconds(what, text)[0], 0) if text else stamps_of(column)
-            )
-            warn_of_marks(stamps / DAY, what, dates=True)
-            if (late := stamps > (date.today() - date(1970, 1, 1)).days * DAY + DAY).any():
-                shown = f"{iso(int(stamps.max()), whole=True)} in {row_text(int(stamps.argmax()))}"
-                tell(
-                    f"{what} holds {counted(int(late.sum()), 'time')} in the future ({shown}): "
-                    "correct it"
-                )
-            return stamps.view("datetime64[us]")
-        if text and text.numbers[self.decimal].all():
-            return text.spread(self._parsed(text), 0.0)
-        if text:
-            raise UserError(f"{what} holds {text.first(~text.dated)}, which is not a time: {TIMES}")
-        if not any(
-            test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-        ):
-            raise UserError(f"{what} holds {kind}: {TIMES}")
-        values = np.array(
-            column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64
-        )
-        if not np.isfinite(values).all():
-            row = int(np.argmin(np.isfinite(values)))
-            raise UserError(f"{what} is {values[row]} in {row_text(row)}: give every row a time.")
+        if DATE in (read.schema.field(name).metadata or {}):
+            # days as float64 are exact to a third of a microsecond
+            return np.rint(values * DAY).astype(np.int64).view("datetime64[us]")
         return values
 
-    def _microseconds(self, what: str, text: _Text) -> tuple[NDArray[np.int64], str]:
-        """Return microseconds since 1970 of cells that are all dates (k,), and how these are
-        written.
-        """
+    def _microseconds(self, name: str, text: _Text) -> tuple[NDArray[np.int64], str]:
+        """Return microseconds since 1970 of cells that are all dates (k,), and what these are."""
         dates = [one for one in text.dates if one]
-        stamps, form = microseconds(dates, what, self._writing.dates, text.where)
-        zoned = dates[0].form.endswith("+zone") and (stamps % DAY).any()
-        return stamps, form + ZONE * bool(zoned)
+        stamps = np.array([microseconds(one) for one in dates], dtype=np.int64)
+        zoned = np.array([one.tzinfo is not None for one in dates])
+        if zoned.any() and not zoned.all():
+            shown = f"{text.first(zoned)}, {text.first(~zoned)}"
+            holds = f"dates with a time zone and without ({shown})"
+            raise UserError(self._line(name, holds, "write all alike"))
+        return stamps, _written(stamps, bool(zoned.any()))
 
     @cached_property
     def decimal(self) -> Literal[".", ","]:
@@ -556,7 +489,7 @@ class Cells:
         for which, kind in ((number, "numbers"), (text.dated, "dates")):
             self._refuse_odd(name, text, which, kind, strict=strict)
         if text.dated.all():
-            stamps, form = self._microseconds(what, text)
+            stamps, form = self._microseconds(name, text)
             days = stamps / DAY
             warn_of_marks(text.spread(days, np.nan), what, dates=True)
             return _floats(text.spread(days, np.nan)), form
@@ -588,11 +521,11 @@ class Cells:
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             stamps = stamps_of(column)
             given = map(date_of, self._writing.marks(name))
-            marks = [mark.microseconds() for mark in given if mark and not mark.open]
+            marks = [microseconds(mark) for mark in given if mark]
             days = np.where(np.isin(stamps, [LOST, *marks]), np.nan, stamps / DAY)
             warn_of_marks(days, what, dates=True)
-            zoned = pa.types.is_timestamp(kind) and kind.tz and (stamps[stamps != LOST] % DAY).any()
-            return _floats(days), ISO + ZONE * bool(zoned)
+            zoned = pa.types.is_timestamp(kind) and bool(kind.tz)
+            return _floats(days), _written(stamps[stamps != LOST], zoned)
         numeric = (
             pa.types.is_integer,
             pa.types.is_floating,
@@ -623,29 +556,6 @@ class Cells:
                 f"{what} is infinite in {row_text(row)}: give a number, or leave it empty"
             )
         warn_of_marks(values, what)
-        if units := _two_units(values):
-            tell(self._line(name, f"numbers {units}", "write all in one unit, if they are in two"))
-        if _look_like_dates(values):
-            holds = f"numbers like {values[~np.isnan(values)][0]:.0f}, which look like dates but are read as numbers"
-            tell(self._line(name, holds, "write dates as 2024-01-31"))
-        known = values[~np.isnan(values)]
-        low, high = _SERIAL
-        if (
-            _DATED.search(name.lower())
-            and len(known)
-            and low <= known.min()
-            and known.max() <= high
-        ):
-            holds = "numbers of days as a spreadsheet counts them (44197 is 2021-01-01), which are read as numbers"
-            tell(self._line(name, holds, "write dates as 2024-01-31"))
-        if _CODED.search(name.lower()) and (known >= 0).all():
-            tell(
-                self._line(
-                    name,
-                    "codes by its name, which are read as numbers",
-                    f"if they are, {_categories(name)}",
-                )
-            )
         return _floats(values)
 
     def _parsed(self, text: _Text) -> Floats:
@@ -685,6 +595,8 @@ class Cells:
                 which.sum() <= _MANY or len(units) >= _UNITS
             )
             if not names and which.any() and text.share(which | number) >= 0.5:
+                if pattern == LIKE:
+                    advice = f"say how they are written, as by --dates=%d.%m.%Y, or write {ISO}"
                 raise UserError(self._line(name, f"{what} ({text.first(which)})", advice))
 
     def _look_for_large(self, name: str, values: Floats) -> None:
@@ -725,96 +637,59 @@ class Cells:
         raise UserError(self._line(name, kind, "it must hold integers or names (strings)"))
 
 
-def _look_like_dates(values: Floats) -> bool:
-    """Return whether all of several numbers are dates written as 20240131."""
-    known = np.unique(values[~np.isnan(values)])
-    years, days = np.divmod(known, 10_000)
-    months, days = np.divmod(days, 100)
-    parts = ((years, 1900, 2100), (months, 1, 12), (days, 1, 31))
-    return len(known) > 2 and all(
-        ((low <= part) & (part <= high)).all() for part, low, high in parts
-    )
-
-
-def warn_of_marks(values: Floats, what: str, *, dates: bool = False, filled: bool = False) -> None:
+def warn_of_marks(values: Floats, what: str, *, dates: bool = False, instead: str = "") -> None:
     """Notice numbers (n,) that probably mark missing values: -999, 9999, or -1 far from positive
     numbers.
 
-    Values that are known to be missing are NaN, and dates are days since 1970. Missing values of
-    arrays must be `filled`.
+    Values that are known to be missing are NaN, and dates are days since 1970. `instead` says what
+    to do where there is no option for such marks.
     """
     different, counts = np.unique(values[~np.isnan(values)], return_counts=True)
-    few = False
-    if dates:
-        days = [(d - date(1970, 1, 1)).days for d in _FAR_DATES]
-        marks = np.isin(np.floor(different), days)
-    else:
-        ends = [*range(min(8, len(different))), *range(max(8, len(different) - 8), len(different))]
-        marks = np.zeros(len(different), dtype=bool)
-        marks[ends] = [bool(_STANDS_FOR_MISSING.fullmatch(f"{different[k]:.15g}")) for k in ends]
-        marks |= np.abs(different) >= 1e20
-        marks |= _apart(different, counts)
-        few = len(different) <= _CODES  # codes from 0 or 1 without gaps, and 9
-        marks |= few & np.isin(different, (-9, 9))
-        few &= different[~marks][:1].tolist() in ([0], [1]) and bool(
-            (np.diff(different[~marks]) == 1).all()
-        )
-        marks &= (
-            ~np.isin(different, range(-9, 0)) | ~np.isin(range(-_RUN, 1), different).all()
-        )  # months from -6 to 5
-    rest, common = different[~marks], counts[~marks]
-    if len(rest) < (2 if few else 5) or not marks.any():
+    marks = _far_dates(different) if dates else _may_mark(different, counts)
+    rest = different[~marks]
+    # of fewer values nobody can say what is far from them
+    if len(rest) < 5 or not marks.any():
         return
     low, high = float(rest[0]), float(rest[-1])
+    # below all others, a quarter of their range is far: hardly anything is measured there
+    lowest = low - (1 if dates else 0.25) * (high - low)
     for mark, count in zip(different[marks].tolist(), counts[marks].tolist(), strict=True):
-        gap = low - mark if mark < low else mark - high
-        far = gap >= (0.25 if mark < low and not dates else 1) * (high - low) and gap > 0
-        far &= (not -10 < mark < 0 or low >= 0) and (not few or gap >= _APART)
-        often = count >= 5 and len(rest) >= 10 and count > 3 * int(common.max())
-        if far or (often and (mark >= 0 or low >= 0)):
-            shown = iso(int(mark * DAY), whole=True) if dates else f"{mark:.15g}"
-            between = " to ".join(
-                iso(int(v * DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high)
-            )
-            advice = "fill them" if filled else f"say so with --missing={shown!r}"
+        beside = -10 < mark < 0 > low  # among numbers of both signs, small ones are values
+        often = count >= 5 and len(rest) >= 10 and count > 3 * int(counts[~marks].max())
+        far = low > mark <= lowest or mark >= 2 * high - low
+        if not beside and (far or (often and max(mark, low) >= 0)):
+            shown, *ends = (_shown_number(one, dates=dates) for one in (mark, low, high))
             tell(
-                f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other "
-                f"values ({between}): correct it, or if it marks missing values, {advice}"
+                f"{what} holds {shown} in {counted(count, 'row')}, far from its other values "
+                f"({' to '.join(ends)}): correct it, or if it marks missing values, "
+                f"{instead or f'say so with --missing={shown!r}'}"
             )
 
 
-def _apart(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return (k,) which values are alone: far outside all others, or zeros in a few rows below
-    positive numbers.
-    """
-    found = np.zeros(len(different), dtype=bool)
-    if len(different) >= 10:
-        low, high = different[1], different[-2]
-        found[0] = low - different[0] > _OUTLIER * (different[-1] - low)
-        found[-1] = different[-1] - high > _OUTLIER * (high - different[0])
-        zeros = different[0] == 0 and 5 <= counts[0] <= 0.5 * counts.sum()
-        found[0] |= zeros and low > 0.25 * (different[-1] - low)
-    return found
+def _far_dates(days: Floats) -> NDArray[np.bool_]:
+    """Return (k,) which days are those that programs write for a missing one."""
+    far = ["0001-01-01", "1753-01-01", "1899-12-30", "1900-01-01", "1970-01-01"]
+    far += ["2099-12-31", "2999-12-31", "9999-12-31"]
+    return np.isin(np.floor(days), np.array(far, dtype="datetime64[D]").astype(np.float64))
 
 
-def _two_units(values: Floats) -> str:
-    """Return between which ends numbers (n,) lie that have a wide gap between them, as grams and
-    kilograms have.
+def _may_mark(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return (k,) which of ascending numbers may mark missing values: by their form, at either end,
+    or zeros below all others.
     """
-    known = np.sort(values[~np.isnan(values)])
-    least = max(10, int(_PART * len(known)))
-    if len(known) < 2 * least or known[0] <= 0:
-        return ""
-    steps = known[least:] / known[least - 1 : -1]
-    at = least + int(steps[: len(known) - 2 * least + 1].argmax())
-    (a, b), (c, d) = (known[0], known[at - 1]), (known[at], known[-1])
-    several = min(len(np.unique(known[:at])), len(np.unique(known[at:]))) >= 5
-    return (
-        f"from {a:.4g} to {b:.4g} and from {c:.4g} to {d:.4g}"
-        if several
-        and c / b >= min(max(_GAP, b / a, d / c), max(_CLEAR[0], max(b / a, d / c) ** _CLEAR[1]))
-        else ""
-    )
+    marks = np.abs(different) >= 1e20
+    # a pressure of 0 in a few rows was not measured; in most rows, it is what is usual
+    marks[:1] |= (different[:1] == 0) & (counts[:1] >= 5) & (2 * counts[:1] <= counts.sum())
+    for place in {*range(len(different))[:8], *range(len(different))[-8:]}:
+        marks[place] |= bool(_STANDS_FOR_MISSING.fullmatch(f"{different[place]:.15g}"))
+    # -4, -3, ..., 0 are values, such as months before an event
+    if np.isin([-4, -3, -2, -1, 0], different).all():
+        marks &= ~np.isin(different, range(-9, 0))
+    return marks
+
+
+def _shown_number(value: float, *, dates: bool) -> str:
+    return iso(int(value * DAY), whole=True) if dates else f"{value:.15g}"
 
 
 def garbled(name: str) -> str:
@@ -825,6 +700,11 @@ def garbled(name: str) -> str:
         with suppress(UnicodeError):
             return name.encode(code).decode()
     return ""
+
+
+def _written(stamps: NDArray[np.int64], zoned: bool) -> str:
+    """Return what dates are: without a time of day, a time zone changes nothing."""
+    return ZONE if zoned and (stamps % DAY).any() else "dates"
 
 
 def is_text(kind: Any) -> bool:

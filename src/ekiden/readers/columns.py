@@ -65,9 +65,9 @@ class Reading(Checked):
     column age"""
     decimal: Literal["", "point", "comma"] = ""
     """the sign before decimals; by default the one that the numbers of the table show"""
-    dates: Literal["", "day-first", "month-first"] = ""
-    """whether 03/04/2024 begins with the day or with the month; by default what the dates of the
-    column show"""
+    dates: str = ""
+    """how dates are written that are not as 2024-01-31 or 2024-01-31 10:30:00+01:00: a pattern of
+    strptime, such as %d.%m.%Y"""
     min_count: Count = 10
     """smallest number of rows that a silo reports when silos agree on the scaling of a table: a
     column with fewer values, or a category with fewer rows, is left out"""
@@ -102,6 +102,8 @@ class Reading(Checked):
                     frames.seen([value])[0] if isinstance(value, str) else tuple(frames.seen(value))
                 )
                 object.__setattr__(self, name, shown)
+        if self.dates and "%" not in self.dates:
+            raise UserError(f"--dates is a pattern, as in --dates=%d.%m.%Y, not {self.dates!r}")
         if self.pixel_window and (
             len(self.pixel_window) != 2 or not self.pixel_window[0] < self.pixel_window[1]
         ):

@@ -2,13 +2,13 @@
 Hugging Face.
 """
 
+import codecs
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from csv import reader as csv_reader
-from math import isnan
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,11 +20,6 @@ from ekiden.readers.undecoded import composed
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _INDEX, _NOT_READ = "the index", "of a frame is not read: make it a column by frame.reset_index()"
-_DELIMITERS = ",;\t|"
-_VALUE = re.compile(
-    r"[+-]?\d*[.,]\d+([eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*"
-)  # a cell, hardly a column's name
-_LINES = 2  # in a cell that may be rows
 _MOST_VALUES, _MOST_BYTES = (
     1 << 30,
     1 << 34,
@@ -71,14 +66,11 @@ def arrow(source: Any, what: str) -> Any:
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise UserError(
                 f"{what} cannot be read: {first(error)}; give columns of equal length, each with "
-                "values of one type"
+                "values of one type, as by frame.astype(str)"
             ) from None
-    table = _named(
-        table.rename_columns(seen(table.column_names)).replace_schema_metadata(
-            table.schema.metadata
-        ),
-        what,
-    )
+    metadata = table.schema.metadata
+    table = table.rename_columns(seen(table.column_names)).replace_schema_metadata(metadata)
+    _refuse_nameless(table, what)
     twice = [name for name in table.column_names if table.column_names.count(name) > 1]
     if twice:
         raise UserError(f"{what} has two columns called {twice[0]!r}: rename one")
@@ -106,7 +98,7 @@ def _of_columns(columns: dict[str, Any]) -> Any:
         name: values.tolist() if type(values).__name__ == "Tensor" else values
         for name, values in columns.items()
     }
-    return pa.table({name: _unmixed(values) for name, values in plain.items()})
+    return pa.table(plain)
 
 
 def _of_pandas(frame: Any) -> Any:
@@ -115,7 +107,7 @@ def _of_pandas(frame: Any) -> Any:
     names = [str(name) for name in frame.index.names if name is not None]
     if names or not str(frame.index.dtype).lower().startswith("int"):
         tell(f"{_INDEX} {listed(map(repr, names)) or f'({frame.index.dtype})'} {_NOT_READ}")
-    return pa.Table.from_pandas(_without_mixtures(frame), preserve_index=False)
+    return pa.Table.from_pandas(frame, preserve_index=False)
 
 
 def _of_hub(source: Any) -> Any:
@@ -254,66 +246,13 @@ def _of_pandas_file(table: Any) -> Any:
     return table.drop_columns(index)
 
 
-def _without_mixtures(frame: Any) -> Any:
-    """Return a pandas frame in which columns of several types, such as 1.5 and "n.d.", are text."""
-    mixed = {
-        name: _unmixed(frame[name])
-        for name in frame.columns
-        if frame.columns.tolist().count(name) == 1
-    }
-    mixed = {
-        name: values
-        for name, values in mixed.items()
-        if values is not frame[name] and isinstance(values, list)
-    }
-    return (
-        frame.assign(**mixed) if mixed and all(isinstance(name, str) for name in mixed) else frame
-    )
-
-
-def _unmixed(values: Any) -> Any:
-    """Return the values of a column as text if they have several types."""
-    if str(getattr(values, "dtype", "object")) != "object" or not hasattr(values, "__iter__"):
-        return values
-    kinds = {type(value) for value in values if not _lost(value)}
-    if (
-        len(kinds) < 2
-        or str not in kinds
-        or not all(issubclass(kind, str | int | float) for kind in kinds)
-    ):
-        return values
-    return [None if _lost(value) else str(value) for value in values]
-
-
-def _lost(value: Any) -> bool:
-    """Return whether a value of Python is missing: None, NaN, or those of pandas."""
-    return (
-        value is None
-        or (isinstance(value, float) and isnan(value))
-        or type(value).__name__ in ("NAType", "NaTType")
-    )
-
-
-def _named(table: Any, what: str) -> Any:
-    """Return the table without row numbers and empty columns that have no name."""
-    for place in reversed(range(table.num_columns)):
-        name = table.column_names[place].strip()
-        if name and not re.fullmatch(r"Unnamed: \d+", name):
-            continue
-        values = [str(value) for value in table.column(place).to_pylist() if value is not None]
-        numbers = [str(k) for k in range(len(table) + 1)]
-        if values in ([], numbers[:-1], numbers[1:]):
-            table = table.remove_column(place)
-            if values:
-                tell(
-                    f"column {place} of {what} holds row numbers under no name of its own: it is "
-                    "left out"
-                )
-        elif not name:
-            raise UserError(
-                f"column {place} of {what} (counted from 0) has no name: give it one, or remove it"
-            )
-    return table
+def _refuse_nameless(table: Any, what: str) -> None:
+    """Refuse columns without a name, such as the row numbers that pandas writes."""
+    if "" in table.column_names:
+        raise UserError(
+            f"column {table.column_names.index('')} of {what} (counted from 0) has no name: give "
+            "it one, or leave it out, as by frame.to_csv(index=False)"
+        )
 
 
 def _text(path: Path) -> Any:
@@ -321,34 +260,18 @@ def _text(path: Path) -> Any:
     the text means.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
     from pyarrow import csv
 
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(f"{path} is written in UTF-16: save it as CSV UTF-8")
-    try:
-        head.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # otherwise the last character is only cut in two
-            raise UserError(
-                f"{path} is not written in UTF-8 (byte {error.start}): save it as CSV UTF-8"
-            ) from None
-    if b"\0" in head:
-        raise UserError(f"{path} is not a text file: give CSV, TSV, Parquet or Feather")
-    lines = head.decode("utf-8-sig", errors="ignore").splitlines(keepends=True) or [""]
+    lines = _first_lines(path)
     told = re.fullmatch(r'"?sep=(.)"?\s*', lines[0])  # as Excel writes it
-    header = lines[bool(told)] if len(lines) > bool(told) else ""
-    bare = re.sub(r'"[^"]*"', "", header)
-    delimiter = (
-        "\t"
-        if path.suffix.lower() == ".tsv"
-        else told[1]
-        if told
-        else max(_DELIMITERS, key=bare.count)
-    )
-    width = len(next(csv_reader(lines[bool(told) :], delimiter=delimiter), []))
+    if told:
+        lines = lines[1:]
+    if told or path.suffix.lower() == ".tsv":
+        delimiter = told[1] if told else "\t"
+    else:
+        bare = re.sub(r'"[^"]*"', "", "".join(lines[:1]))
+        delimiter = max(",;\t|", key=bare.count)
+    width = len(next(csv_reader(lines, delimiter=delimiter), []))
 
     def read(threads: bool) -> Any:
         return csv.read_csv(
@@ -370,29 +293,46 @@ def _text(path: Path) -> Any:
         with _unlike_the_header(path, width):
             table = read(threads=False)  # which counts rows
     names = [(column[0].as_py() or "").strip() for column in table.columns]
-    for name, column in zip(names, table.columns, strict=True):
-        several = column.filter(pc.match_substring(column, "\n")).to_pylist()
-        for lines in (cell.splitlines()[1:-1] for cell in several):
-            if len(lines) >= _LINES and all(line.count(delimiter) == width - 1 for line in lines):
-                tell(
-                    f"a cell of column {name!r} of {path} holds {len(lines)} lines that look like "
-                    f"rows ({lines[0][:40]!r}): check for a quotation mark that is not closed"
-                )
-    again = (
-        pc.indices_nonzero(pc.equal(table.column(0), table.column(0)[0])).to_pylist()
-        if width > 1
-        else []
-    )
-    if row := next(
-        (row for row in again[1:] if all(c[row].as_py() == c[0].as_py() for c in table.columns)), 0
-    ):
-        raise UserError(f"{path} has its header again in {row_text(row - 1)}: remove that row")
-    if values := [name for name in names if _VALUE.fullmatch(name)]:
-        tell(
-            f"a column of {path} is called {values[0]!r}: if its first row holds no names but "
-            "values, add a header"
-        )
+    _check_rows(table, names, delimiter, path)
     return table.slice(1).rename_columns(names).replace_schema_metadata({DELIMITER: delimiter})
+
+
+def _first_lines(path: Path) -> list[str]:
+    """Return the lines of the beginning of a text file; refuse other files and encodings."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UserError(f"{path} is written in UTF-16: save it as CSV UTF-8")
+    if b"\0" in head:
+        raise UserError(f"{path} is not a text file: give CSV, TSV, Parquet or Feather")
+    try:
+        # the last character may be cut in two
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not written in UTF-8 (byte {error.start}): save it as CSV UTF-8"
+        ) from None
+    return text.splitlines(keepends=True) or [""]
+
+
+def _check_rows(table: Any, names: Sequence[str], delimiter: str, path: Path) -> None:
+    """Refuse a header within the table, and name cells that have swallowed rows."""
+    import pyarrow.compute as pc
+
+    for name, column in zip(names, table.columns, strict=True):
+        for cell in column.filter(pc.match_substring(column, "\n")).to_pylist():
+            rows = cell.splitlines()[1:-1]
+            # a list of two, each with as many signs, is hardly prose
+            if len(rows) > 1 and all(row.count(delimiter) == len(names) - 1 for row in rows):
+                tell(
+                    f"a cell of column {name!r} of {path} holds {len(rows)} lines that look like "
+                    f"rows ({rows[0][:40]!r}): check for a quotation mark that is not closed"
+                )
+    header = table.slice(0, 1).to_pylist()
+    first = pc.equal(table.column(0), table.column(0)[0])
+    for row in pc.indices_nonzero(first).to_pylist()[1:]:
+        if len(names) > 1 and table.slice(row, 1).to_pylist() == header:
+            raise UserError(f"{path} has its header again in {row_text(row - 1)}: remove that row")
 
 
 _READ_FILES = {".parquet": _of_parquet, ".feather": _of_feather, ".arrow": _of_feather}

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from os import PathLike
@@ -21,14 +21,14 @@ from torch import Tensor
 
 from ekiden.core.base.errors import UserError, counted, listed, tell
 from ekiden.core.base.files import read_text
-from ekiden.core.data.samples import Dataset, Samples
+from ekiden.core.data.samples import Samples
 from ekiden.core.tasks import LanguageModelling, inferred
 from ekiden.readers import columns, frames, medical, raster
 from ekiden.readers import schema as schemas
 from ekiden.readers.cells import Cells, is_text
 from ekiden.readers.columns import Reading
 from ekiden.readers.kinds import arrays
-from ekiden.readers.kinds.arrays import Arrays, noticed
+from ekiden.readers.kinds.arrays import Arrays, with_channels
 from ekiden.readers.kinds.images import Images, decode
 from ekiden.readers.raster import split
 from ekiden.readers.undecoded import PARTS, Raw, natural
@@ -38,8 +38,6 @@ READABLE = (*frames.SUFFIXES, *arrays.SUFFIXES)
 """the names of file formats that are not images"""
 _CLUTTER = ("Thumbs.db", "desktop.ini", "DICOMDIR")
 _HIDDEN = (".", "__", "~$", "@eaDir", "$RECYCLE.BIN", "lost+found", "System Volume Information")
-_AGAIN = 4  # samples that are read twice
-_PEOPLE = 10  # class folders that may be those of patients
 
 
 def find(path: Path) -> tuple[Path, Path | None]:
@@ -210,18 +208,8 @@ def read(root: Path, reading: Reading) -> Raw:
             f"the folders {listed(sorted(named))} of {root} are parts of one data set, and none is "
             "called train: call the training part train, and the test part test"
         )
-    inside = dict.fromkeys((p[0], p[-2]) for p in parts)
-    if (
-        levels == {2}
-        and len(inside) >= _PEOPLE
-        and len({c for _, c in inside}) == len(inside) > len({d for d, _ in inside}) > 1
-    ):
-        domain, name = next(iter(inside))
-        tell(
-            f"the folders in {root}/{domain} are read as classes ({name!r}), and no other folder "
-            "has one of these: if they are patients, list the files in a table, with the columns "
-            "image and label and --subject-column"
-        )
+    if levels == {2}:
+        _say_nested(root, {(part[0], part[1]) for part in parts})
     if left:
         kinds = ", ".join(name for name, _ in left.most_common(5))
         verb = "is" if left.total() == 1 else "are"
@@ -236,6 +224,19 @@ def read(root: Path, reading: Reading) -> Raw:
         domain=np.array([p[0] for p in parts]) if levels == {2} else None,
         kind=kind,
     )
+
+
+def _say_nested(root: Path, folders: Collection[tuple[str, str]]) -> None:
+    """Say that folders that are read as domain/class may be class/patient."""
+    classes = {name for _, name in folders}
+    # domains share classes, and few patients may be what a test of a layout has
+    if len(folders) >= 10 and len(classes) == len(folders) > len({d for d, _ in folders}) > 1:
+        domain, name = min(folders)
+        tell(
+            f"the folders in {root}/{domain} are read as classes ({name!r}), and no other folder "
+            "has one of these: if they are patients, list the files in a table, with the columns "
+            "image and label and --subject-column"
+        )
 
 
 def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
@@ -288,19 +289,13 @@ def raw_of(source: Any, what: str) -> Raw:
     """
     if isinstance(source, Samples):
         raw = _raw(source.x, source.y, what, source.classes)
-        subject, time = (
-            _for_each(getattr(source, part), raw, part) for part in ("subject", "time")
-        )
+        subject = _for_each(source.subject, raw, "subject")
         if subject is not None and subject.dtype.kind == "f":
             raise UserError(f"subject of {what} holds fractions: number the subjects by integers")
-        return replace(raw, subject=subject, time=time)
+        return replace(raw, subject=subject, time=_for_each(source.time, raw, "time"))
     if isinstance(source, tuple) and len(source) == 2:
         x, y = source
-        if (
-            np.ndim(y) == 0
-            and isinstance(y, Tensor | int | np.integer)
-            and not isinstance(x, int | float | np.number)
-        ):
+        if np.ndim(y) == 0 and isinstance(y, Tensor | int | np.integer) and np.ndim(x):
             raise UserError(
                 f"{what} is one sample, not many: give (inputs, labels) with one row and one label "
                 "for each sample, or divide a data set with ekiden.split"
@@ -312,14 +307,6 @@ def raw_of(source: Any, what: str) -> Raw:
                     f"{what} holds {numbers.dtype} as inputs: give numbers, or a frame of texts"
                 )
             return _raw(torch.as_tensor(numbers), _array(y, what), what)
-    if (
-        isinstance(source, list)
-        and len(source) == 2
-        and all(hasattr(p, "__array__") and np.ndim(p) for p in source)
-    ):
-        raise UserError(f"{what} is a list of two arrays: give a pair, (inputs, labels)")
-    if isinstance(source, tuple) and any(hasattr(part, "toarray") for part in source):
-        raise UserError(f"{what} holds a sparse matrix: give matrix.toarray()")
     return _raw(*_collected(source, what), what)
 
 
@@ -399,48 +386,25 @@ def _array(part: Any, what: str) -> Any:
 def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
     """Return the samples and labels of pairs."""
     wanted = f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers, names or masks"
-    if type(pairs).__name__ == "DataLoader":
-        raise UserError(
-            f"{what} is a DataLoader, which deals out batches: give its samples, loader.dataset"
-        )
-    if isinstance(pairs, Dataset):
-        raise UserError(
-            f"{what} is a data set: give what you loaded (its path or frame), or its samples, "
-            "data.train"
-        )
-    if isinstance(pairs, tuple) and len(pairs) == 2 and hasattr(pairs[1], "columns"):
-        raise UserError(f"{what} is a name with a frame: give a dict by names, dict(list(groups))")
     try:
-        items = (
-            [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else [*iter(pairs)]
-        )
-        if odd := next(
-            (item for item in items if not isinstance(item, tuple | list) or len(item) != 2), None
-        ):
-            parts = f" of {len(odd)} parts" if hasattr(odd, "__len__") else ""
-            raise UserError(f"{wanted}, not samples of type {type(odd).__name__}{parts}.")
-        xs, ys = (
-            [x for x, _ in items],
-            [np.array(y) if isinstance(y, Image.Image) else y for _, y in items],
-        )
+        counted_ = hasattr(pairs, "__len__")
+        items = [pairs[i] for i in range(len(pairs))] if counted_ else [*iter(pairs)]
+        for item in items:
+            if not isinstance(item, tuple | list) or len(item) != 2:
+                parts = f" of {len(item)} parts" if hasattr(item, "__len__") else ""
+                raise UserError(f"{wanted}, not samples of type {type(item).__name__}{parts}.")
+        if counted_:
+            _say_random(items, pairs, what)
+        xs = [x for x, _ in items]
+        ys = [np.array(y) if isinstance(y, Image.Image) else y for _, y in items]
         named = bool(ys) and all(isinstance(y, str) for y in ys)
         labels = np.array(ys, dtype=np.str_) if named else _numbers(ys)
         if xs and all(isinstance(x, Image.Image) for x in xs):
-            return decode(
-                [[Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)]], Images()
-            )[0], labels
+            opened = Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)
+            return decode([[opened]], Images())[0], labels
         tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
     except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
         raise UserError(f"{wanted} ({error}).") from error
-    if any(
-        _differ(items[k][0], pairs[k][0])
-        for k in range(min(len(items), _AGAIN))
-        if hasattr(pairs, "__len__")
-    ):
-        tell(
-            f"samples of {what} differ each time they are read, and are read once: leave out "
-            "random changes, and let augment= make them in each epoch"
-        )
     shapes = {tuple(x.shape) for x in tensors}
     if len(shapes) > 1:
         raise UserError(
@@ -450,11 +414,19 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
     return (torch.stack(tensors) if tensors else torch.empty(0)), labels
 
 
-def _differ(one: Any, again: Any) -> bool:
-    """Return whether a sample is another when it is read again."""
-    return np.shape(one) != np.shape(again) or not np.array_equal(
-        np.asarray(one), np.asarray(again), equal_nan=True
-    )
+def _say_random(items: Sequence[Any], pairs: Any, what: str) -> None:
+    """Say whether samples are others when they are read again."""
+    # transforms that are random change all samples, so a few tell
+    for k, (one, _) in enumerate(items[:4]):
+        again = pairs[k][0]
+        if np.shape(one) != np.shape(again) or not np.array_equal(
+            np.asarray(one), np.asarray(again), equal_nan=True
+        ):
+            tell(
+                f"samples of {what} differ each time they are read, and are read once: leave out "
+                "random changes, and let augment= make them in each epoch"
+            )
+            return
 
 
 def _numbers(ys: Sequence[Any]) -> Tensor:
@@ -468,14 +440,14 @@ def _numbers(ys: Sequence[Any]) -> Tensor:
 def _inputs(x: Tensor, what: str) -> Tensor:
     """Check samples (n, ...), and return them as uint8 images or float32."""
     if x.dtype == torch.uint8 and x.ndim in (3, 4) and len(x):
-        return noticed(x, what)
+        return with_channels(x, what)
     if not x.is_floating_point() and x.ndim > 1 and len(x):
         kind = str(x.dtype).removeprefix("torch.")
         raise UserError(
             f"{what} has {kind} x of shape {tuple(x.shape)}: give uint8 images (n, C, H, W) or "
             "float values."
         )
-    return noticed(arrays.encode(x, what), what)
+    return with_channels(arrays.encode(x, what), what)
 
 
 @dataclass(frozen=True)
@@ -613,7 +585,7 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         raise UserError(
             f"groups, domains, subjects and times of {source} cannot be read: {frames.first(error)}"
         ) from None
-    cells = Cells(owned, source, reading.writing, [])
+    cells = Cells(owned, source, reading.writing, owned.column_names)
     group, domain, subject = (
         columns.names_of(owned, name, source, cells) if name in found else None
         for name in owners[:3]
@@ -627,7 +599,7 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
     given = torch.from_numpy(np.array(x)) if pictures else arrays.encode(x, source)
     return Raw(
         source,
-        arrays.noticed(given, source).numpy(),
+        with_channels(given, source).numpy(),
         y.astype(np.float64) if y.ndim == 2 else y,
         domain,
         group,

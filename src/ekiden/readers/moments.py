@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from math import inf, sqrt
+from math import sqrt
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 
-from ekiden.core.base.checks import made
+from ekiden.core.base.checks import CountOrZero, NonNegative, Range, made
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_text
 from ekiden.core.data.samples import ClientData, Dataset
@@ -29,9 +30,9 @@ LARGEST = 1e140
 class ColumnMoments:
     """Count, mean, and sum of squared deviations from the mean, of the values of a column."""
 
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
+    count: CountOrZero = 0
+    mean: Annotated[float, Range(least=-LARGEST, most=LARGEST)] = 0.0
+    squares: NonNegative = 0.0
 
     @staticmethod
     def of(values: Numbers, what: str) -> "ColumnMoments":
@@ -86,22 +87,19 @@ class ColumnSums:
     """
 
     moments: Mapping[str, ColumnMoments]  # of each numeric column and target
-    missing: Mapping[str, int]  # for each numeric column, the number of missing values
-    categories: Mapping[
-        str, Mapping[str, int]
-    ]  # for each categorical column, the number of rows of each category
+    # for each numeric column, the number of missing values
+    missing: Mapping[str, CountOrZero]
+    # for each categorical column, the number of rows of each category
+    categories: Mapping[str, Mapping[str, CountOrZero]]
     dates: tuple[str, ...] = ()  # the numeric columns that are days since 1970
     marks: tuple[str, ...] = ()  # cells that mark a missing value, in addition to the usual ones
     silo: str = ""  # name of the silo; empty for several together
-    classes: Mapping[str, int] = field(
-        default_factory=dict
-    )  # the number of rows of each class, if labels are classes
-    rows: tuple[
-        str, ...
-    ] = ()  # fingerprints of all rows, in hexadecimal and sorted, if the silo tells them
-    followed: Followed | None = (
-        None  # how many rows had the event between some times, if labels are times and events
-    )
+    # the number of rows of each class, if labels are classes
+    classes: Mapping[str, CountOrZero] = field(default_factory=dict)
+    # fingerprints of all rows, in hexadecimal and sorted, if the silo tells them
+    rows: tuple[str, ...] = ()
+    # how many rows had the event between some times, if labels are times and events
+    followed: Followed | None = None
     secret: str = ""  # fingerprint of the secret that `rows` were made with
 
     @property
@@ -142,47 +140,26 @@ class ColumnSums:
     def from_json(text: str, where: str) -> "ColumnSums":
         """Return the sums in a text."""
         try:
-            found = json.loads(text)
-            moments = {
-                str(k): ColumnMoments(int(v["count"]), float(v["mean"]), float(v["squares"]))
-                for k, v in found["moments"].items()
-            }
-            missing = {str(k): int(n) for k, n in found["missing"].items()}
-            categories = {
-                str(k): {str(c): int(n) for c, n in v.items()}
-                for k, v in found["categories"].items()
-            }
-            dates, marks = (tuple(map(str, found[key])) for key in ("dates", "marks"))
-            if set(missing) - set(moments) or set(dates) - set(missing):
-                raise ValueError("columns")
-            if not all(
-                m.count >= 0 and abs(m.mean) <= LARGEST and 0 <= m.squares < inf
-                for m in moments.values()
-            ):
-                raise ValueError("moments")
-            classes = {str(c): int(n) for c, n in found.get("classes", {}).items()}
-            silo, rows = str(found.get("silo", "")), tuple(map(str, found.get("rows", ())))
-            secret = str(found.get("secret", ""))
-            followed = (
-                made(Followed, found["followed"], what=where) if found.get("followed") else None
-            )
-            counts = [
-                *missing.values(),
-                *classes.values(),
-                *(n for each in categories.values() for n in each.values()),
-            ]
-            if min(counts, default=0) < 0:
-                raise ValueError("counts")
-            if not re.fullmatch(r"[\w.-]{0,200}", silo) or not all(
-                re.fullmatch(r"[0-9a-f]{16}", row) for row in (*rows, *[secret] * bool(secret))
-            ):
-                raise ValueError("names")
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            values = json.loads(text)
+            if values.get("followed"):
+                values["followed"] = made(Followed, values["followed"])
+            found = made(ColumnSums, values)
+        except (ValueError, AttributeError, RecursionError, UserError):
+            found = None
+        if found is None or not found._agrees():
             raise UserError(
                 f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`"
-            ) from None
-        return ColumnSums(
-            moments, missing, categories, dates, marks, silo, classes, rows, followed, secret
+            )
+        return found
+
+    def _agrees(self) -> bool:
+        """Return whether the columns go together, and names are such."""
+        prints = self.rows if not self.secret else (*self.rows, self.secret)
+        return (
+            {*self.missing} <= {*self.moments}
+            and {*self.dates} <= {*self.missing}
+            and re.fullmatch(r"[\w.-]{0,200}", self.silo) is not None
+            and all(re.fullmatch(r"[0-9a-f]{16}", one) for one in prints)
         )
 
     def scale(self, name: str) -> tuple[float, float]:

@@ -23,7 +23,7 @@ import json
 import re
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date
 from functools import cached_property
@@ -45,7 +45,7 @@ from ekiden.core.base.errors import (
     unknown,
 )
 from ekiden.core.base.files import read_text
-from ekiden.readers.cells import DATE, Cells, Writing
+from ekiden.readers.cells import DATE, Cells, Writing, short
 from ekiden.readers.undecoded import Raw
 
 Kind = Literal["number", "date", "category", "text", "image", "array", "id"]
@@ -113,27 +113,18 @@ class Column(Checked):
 
     def allows(self) -> str:
         """Return in words which values are allowed."""
+        if self.categories:
+            return listed(map(repr, self.categories), _SHOWN)
+        what = {"category": "names", "id": "ids"}.get(self.kind, f"{self.kind}s")
         unit = f" {self.unit}" if self.unit else ""
-        ends = [
-            f"{bound:.15g}" if isinstance(bound, float) else bound
-            for bound in (self.least, self.most)
-        ]
-        match self.kind, ends:
-            case (("number" | "date"), [None, None]):
-                return f"{self.kind}s{f' ({self.unit})' if unit else ''}"
-            case (("number" | "date"), [low, high]):
-                between = (
-                    f"from {low}"
-                    if high is None
-                    else f"up to {high}"
-                    if low is None
-                    else f"{low} to {high}"
-                )
-                return f"{self.kind}s {between}{unit}"
-            case "category", _ if self.categories:
-                return listed(map(repr, self.categories), _SHOWN)
-            case _:
-                return {"category": "names", "id": "ids"}.get(self.kind, f"{self.kind}s")
+        low, high = _shown(self.least), _shown(self.most)
+        if low and high:
+            return f"{what} {low} to {high}{unit}"
+        if low:
+            return f"{what} from {low}{unit}"
+        if high:
+            return f"{what} up to {high}{unit}"
+        return f"{what} ({self.unit})" if unit else what
 
     def within(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return (n,) which numbers, or days since 1970, are in the range; NaN counts as if it
@@ -230,20 +221,17 @@ class Schema(Checked):
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Return the classes in their order; None if labels are numbers, or any name is allowed."""
-        return (
-            (self.columns[self.label_column[0]].categories or None)
-            if len(self.label_column) == 1
-            else None
-        )
+        if len(self.label_column) != 1:
+            return None
+        return self.columns[self.label_column[0]].categories or None
 
     @property
     def task(self) -> str:
         """Return the task of a single label; "" if the values decide."""
         if len(self.label_column) != 1:
             return ""
-        return {"category": "classification", "number": "regression"}[
-            self.columns[self.label_column[0]].kind
-        ]
+        kind = self.columns[self.label_column[0]].kind
+        return "classification" if kind == "category" else "regression"
 
     def of_kind(self, *kinds: str) -> tuple[str, ...]:
         """Return the columns of these kinds."""
@@ -321,14 +309,10 @@ def parsed(values: Any) -> Schema:
     """Return the schema with these plain values."""
     if not isinstance(values, dict) or not isinstance(columns := values.get("columns", {}), dict):
         raise UserError("columns must be tables, as in [columns.age]")
-    listed = {
-        k: (v,) if k == "label_column" and isinstance(v, str) else v for k, v in values.items()
-    }
-    made_ = {
-        str(name): made(Column, _listed(column), f"columns.{name}")
-        for name, column in columns.items()
-    }
-    found = made(Schema, listed | {"columns": made_})
+    given = values | {"columns": {name: _listed(column) for name, column in columns.items()}}
+    if isinstance(label := values.get("label_column"), str):
+        given["label_column"] = (label,)
+    found = made(Schema, given)
     if len(found.text()) > _MOST_TEXT:
         raise UserError(
             f"it has more than {_MOST_TEXT:,} characters: leave out categories of columns with "
@@ -341,28 +325,27 @@ def _listed(column: Any) -> Any:
     """Return the values of a column; dates and codes may be written without quotes."""
     if not isinstance(column, dict):
         return column
-    names = {
-        key: tuple(map(_named, value))
-        if key in ("categories", "missing") and isinstance(value, list)
-        else value
-        for key, value in column.items()
-    }
-    return {
-        key: value.isoformat() if isinstance(value, date) else value for key, value in names.items()
-    }
+    found = dict(column)
+    for key, value in column.items():
+        if key in ("categories", "missing") and isinstance(value, list):
+            found[key] = tuple(map(_named, value))
+        if isinstance(value, date):
+            found[key] = value.isoformat()
+    return found
 
 
 def _named(value: Any) -> Any:
     """Return a category as a cell shows it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return (
-        f"{value:.15g}"
-        if isinstance(value, float)
-        else str(value)
-        if isinstance(value, int)
-        else value
-    )
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return str(value) if isinstance(value, int) else value
+
+
+def _shown(bound: float | str | None) -> str:
+    """Return the end of a range as messages show it; "" if there is none."""
+    return f"{bound:.15g}" if isinstance(bound, float) else bound or ""
 
 
 def refuse(violations: Sequence[Violation], source: str) -> None:
@@ -393,7 +376,9 @@ def violations(
     others = [name for name in table.column_names if name not in schema.columns]
     near = {name: [*nearest(name, others, n=1, cutoff=0.8), ""][0] for name in lacking}
     found = [Violation(source, name, "is missing", near[name], "") for name in lacking]
-    check = _Check(table, source, schema, writing, names)
+    check = _Check(
+        table, source, schema, writing, names, lambda row: f"{row_text(row)} of {source}"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come when the data are read
         for name in schema.columns:
@@ -410,6 +395,7 @@ class _Check:
     schema: Schema
     writing: Writing
     names: Mapping[str, tuple[str, ...]]
+    where: Callable[[int], str]
 
     @cached_property
     def measured(self) -> list[str]:
@@ -424,14 +410,12 @@ class _Check:
     def of(self, name: str) -> list[Violation]:
         """Return the violations of a column, in the order of its rows."""
         column = self.schema.columns[name]
-        match column.kind:
-            case "number" | "date":
-                return self._measured(name, column)
-            case "category" | "id":
-                return self._named(name, column)
-            case _:
-                lost = np.array(self.table[name].is_null().to_pylist(), dtype=bool)
-                return self._lost(name, column, lost)
+        if column.kind in ("number", "date"):
+            return self._measured(name, column)
+        if column.kind in ("category", "id"):
+            return self._named(name, column)
+        lost = np.array(self.table[name].is_null().to_pylist(), dtype=bool)
+        return self._lost(name, column, lost)
 
     def _measured(self, name: str, column: Column) -> list[Violation]:
         """Return the violations of a column of numbers or dates."""
@@ -466,43 +450,34 @@ class _Check:
         kind = read.schema.field(name)
         if pa.types.is_null(kind.type):
             return np.full(len(table), np.nan), ""
+        if str(kind.type) != "double":
+            return None, "text"
         dates = DATE in (kind.metadata or {})
-        wanted = self.schema.columns[name].kind == "date"
-        if str(kind.type) != "double" or dates != wanted:
-            return None, "text" if str(kind.type) != "double" else "dates" if dates else "numbers"
+        if dates != (self.schema.columns[name].kind == "date"):
+            return None, "dates" if dates else "numbers"
         return np.array(read[name].to_numpy(), dtype=np.float64), ""
 
     def _named(self, name: str, column: Column) -> list[Violation]:
         """Return the violations of a column of names."""
         texts = self.cells.names(name).to_pylist()
-        positions = self.names.get(name, ())
+        positions = dict(enumerate(self.names.get(name, ())))
         if positions:
-            texts = [
-                positions[int(t)]
-                if t is not None and t.isdigit() and int(t) < len(positions)
-                else t
-                for t in texts
-            ]
+            texts = [positions.get(int(t), t) if t and t.isdigit() else t for t in texts]
         lost = np.array([text is None for text in texts], dtype=bool)
-        known = set(column.categories)
-        strange = np.array(
-            [bool(known) and text is not None and text not in known for text in texts], dtype=bool
-        )
+        known = {*column.categories} or {*texts}
+        strange = np.array([text not in known for text in texts], dtype=bool) & ~lost
         found = self._at(name, column, strange, "holds categories that are not in the schema")
         return found + self._lost(name, column, lost)
 
     def _lost(self, name: str, column: Column, lost: NDArray[np.bool_]) -> list[Violation]:
         """Return the rows without a value, if each needs one."""
-        meant = (
-            *self.schema.label_column,
-            self.schema.subject_column,
-            self.schema.time_column,
-            *self.schema.samples,
-        )
+        schema = self.schema
+        meant = (*schema.label_column, schema.subject_column, schema.time_column, *schema.samples)
         if not column.required and name not in meant:
             return []
+        needs = f"{column.allows()} in every row"
         return [
-            Violation(self._row(row), name, "has no value", "", f"{column.allows()} in every row")
+            Violation(self.where(row), name, "has no value", "", needs)
             for row in np.flatnonzero(lost).tolist()
         ]
 
@@ -511,47 +486,32 @@ class _Check:
     ) -> list[Violation]:
         rows = np.flatnonzero(which)
         values = self.table[name].take(rows).to_pylist()
-        shown = [
-            repr(v if len(v) <= 40 else f"{v[:37]}...") if isinstance(v, str) else str(v)
-            for v in values
-        ]
         return [
-            Violation(self._row(row), name, what, value, column.allows())
-            for row, value in zip(rows.tolist(), shown, strict=True)
+            Violation(
+                self.where(row),
+                name,
+                what,
+                short(value) if isinstance(value, str) else str(value),
+                column.allows(),
+            )
+            for row, value in zip(rows.tolist(), values, strict=True)
         ]
-
-    def _row(self, row: int) -> str:
-        return f"{row_text(row)} of {self.source}"
 
 
 def of_labels(raw: Raw, schema: Schema) -> list[Violation]:
     """Return what in labels without a table (of folders, or in arrays) the schema does not
     allow.
     """
+    import pyarrow as pa
+
     if len(schema.label_column) != 1 or raw.label.ndim != 1:
         return []
     name = schema.label_column[0]
-    column = schema.columns[name]
-    labels = (
-        [raw.classes[k] for k in raw.label]
-        if raw.classes and raw.label.dtype.kind == "i"
-        else raw.label.tolist()
-    )
-    if column.kind == "number":
-        what, numbers = "holds values out of range", raw.label.dtype.kind in "iuf"
-        good = (
-            column.within(raw.label.astype(np.float64)).tolist() if numbers else [False] * len(raw)
-        )
-        shown = list(map(str, raw.label))
-    else:
-        what, names = "holds categories that are not in the schema", list(map(_named, labels))
-        good = [not column.categories or name in column.categories for name in names]
-        shown = list(map(repr, names))
-    return [
-        Violation(raw.where(row), name, what, shown[row], column.allows())
-        for row, fits in enumerate(good)
-        if not fits
-    ]
+    labels = raw.label
+    if raw.classes and labels.dtype.kind == "i":
+        labels = np.array(raw.classes)[labels]
+    table = pa.table({name: labels.tolist()})
+    return _Check(table, raw.source, schema, Writing(), {}, raw.where).of(name)
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

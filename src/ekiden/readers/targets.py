@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.core.base.errors import UserError, listed, tell, unknown
+from ekiden.core.base.errors import UserError, listed, unknown
 from ekiden.core.data.samples import Dataset
 from ekiden.core.tasks import (
     Classification,
     LanguageModelling,
     MultiLabel,
-    Regression,
     ScaledTask,
     Segmentation,
     Survival,
@@ -30,9 +29,6 @@ from ekiden.core.tasks.base import IGNORED
 from ekiden.readers.cells import warn_of_marks
 from ekiden.readers.undecoded import Raw, natural
 
-_MANY = 50  # different whole numbers in a label; more are hardly classes
-_SEVERAL, _SELDOM = 20, 3  # nor are more than 20 of which each occurs less than 3 times
-_FEW = 5  # different whole numbers in several columns that may be labels
 _SHOWN = 8  # labels in a message
 
 
@@ -51,10 +47,7 @@ def targets(
         classes: names of the outputs, if the user gave some.
     """
     first = raws[0]
-    wanted = (
-        like.task if like is not None else named(task) if isinstance(task, str) and task else task
-    )
-    chosen = wanted if isinstance(wanted, Task) else _guess(raws)
+    chosen = _chosen(raws, task, like)
     if first.kind.unlabelled and not first.targets and not isinstance(chosen, LanguageModelling):
         raise UserError(
             f"{first.source} has no column 'label': say which one holds the labels "
@@ -101,6 +94,15 @@ def targets(
     return y, columns or names_of(chosen, torch.cat(y), classes), chosen
 
 
+def _chosen(raws: Sequence[Raw], task: Task | str | None, like: Dataset | None) -> Task:
+    """Return the task that the user or a trained model names, or else that of the labels."""
+    if like is not None:
+        return like.task
+    if isinstance(task, Task):
+        return task
+    return named(task) if task else _task_of(raws)
+
+
 def _refuse_gaps(labels: Sequence[int], source: str) -> None:
     """Refuse masks with numbers such as 0 and 255, of which most would be classes without a
     pixel.
@@ -114,74 +116,45 @@ def _refuse_gaps(labels: Sequence[int], source: str) -> None:
         )
 
 
-def _guess(raws: Sequence[Raw]) -> Task:
-    """Infer the task from the labels."""
-    if any(len(raw.targets) > 1 for raw in raws):  # each column is a label or a number
-        _refuse_times(raws)
+def _task_of(raws: Sequence[Raw]) -> Task:
+    """Infer the task from the labels, or ask for it."""
+    first = raws[0]
+    # each column is a label or a number
+    if any(len(raw.targets) > 1 for raw in raws):
         if all(np.isin(raw.label, (0, 1)).all() for raw in raws):
             return MultiLabel()
-        values = np.unique(np.concatenate([raw.label.ravel() for raw in raws]))
-        if len(values) <= _FEW and (values == np.floor(values)).all():
-            names, held = listed(map(repr, raws[0].targets)), listed(values.astype(int))
-            raise UserError(
-                f"the labels {names} of {raws[0].source} hold {held}: write several labels as 0 "
-                "and 1, or use --task=regression if they are numbers to predict"
-            )
-        return Regression()
+        names = listed(map(repr, first.targets))
+        raise UserError(
+            f"the labels {names} of {first.source} are not all 0 and 1: use --task=regression for "
+            "numbers to predict, or --task=survival for a time and an event"
+        )
     # One silo by itself may look like another task: each of its samples may have exactly one of two
     # labels.
-    x = [raw.images if isinstance(raw.images, Tensor) else torch.empty(0) for raw in raws]
-    found = [
-        Classification()
-        if raw.classes or _are_names(raw.label)
-        else inferred(torch.from_numpy(raw.label), samples)
-        for raw, samples in zip(raws, x, strict=True)
-    ]
+    found = [_task_of_part(raw) for raw in raws]
     task = next((one for one in found if not isinstance(one, Classification)), found[0])
     # Whole numbers of images, signals and tokens are classes.
     pictures = [raw.positions and not (raw.given and np.ndim(raw.images) == 2) for raw in raws]
-    if any(pictures) or not all(raw.label.dtype.kind in "iuf" and not raw.classes for raw in raws):
+    numbers = all(raw.label.dtype.kind in "iuf" and not raw.classes for raw in raws)
+    if not isinstance(task, Classification) or any(pictures) or not numbers:
         return task
-    different, rows = (
-        {value for raw in raws for value in np.unique(raw.label).tolist()},
-        sum(map(len, raws)),
-    )
-    held = f"has {len(different)} different numbers ({listed(sorted(different), 3)})"
-    if isinstance(task, Regression) and 2 < len(different) <= _FEW and raws[0].label.ndim == 1:
-        tell(
-            f"the label of {raws[0].source} {held}, which are learned as amounts: give names, if "
-            "they are classes"
-        )
-    if not isinstance(task, Classification):
-        return task
-    if _SEVERAL < len(different) <= _MANY and min(different) > 1:
-        tell(
-            f"the label of {raws[0].source} {held}, which are learned as classes: use "
-            "--task=regression for amounts"
-        )
-    if len(different) > _MANY or (len(different) > _SEVERAL and rows < _SELDOM * len(different)):
-        shown = f"the label {raws[0].targets[0]!r}" if raws[0].targets else "the label"
+    different = len({value for raw in raws for value in np.unique(raw.label).tolist()})
+    # a score of 0 to 20 may be either; nobody has asked for as many classes without names
+    if different > 20:
+        shown = f"the label {first.targets[0]!r}" if first.targets else "the label"
         raise UserError(
-            f"{shown} of {raws[0].source} has {len(different)} different whole numbers: use "
-            "--task=regression if they "
-            "are numbers to predict, or --task=classification if they are classes"
+            f"{shown} of {first.source} has {different} different whole numbers: use "
+            "--task=regression if they are numbers to predict, or --task=classification if they "
+            "are classes"
         )
     return task
 
 
-def _refuse_times(raws: Sequence[Raw]) -> None:
-    """Refuse two columns of labels that may be a time and an event, if no task is named."""
-    columns = np.concatenate([raw.label for raw in raws]).T
-    if len(columns) == 2:
-        events = [bool(np.isin(column, (0, 1)).all()) for column in columns]
-        other = columns[events.index(False)] if sum(events) == 1 else None
-        if other is not None and (other > 0).all():
-            time, event = (raws[0].targets[events.index(which)] for which in (False, True))
-            raise UserError(
-                f"the labels {time!r} and {event!r} of {raws[0].source} look like a time and an "
-                f"event: use --task=survival --label-column {time} {event}, or --task=regression "
-                "if both are numbers to predict"
-            )
+def _task_of_part(raw: Raw) -> Task:
+    """Return the task that the labels of one part look like."""
+    if raw.classes or _are_names(raw.label):
+        return Classification()
+    x = raw.images if isinstance(raw.images, Tensor) else torch.empty(0)
+    return inferred(torch.from_numpy(raw.label), x)
 
 
 def _are_names(label: NDArray[np.generic]) -> bool:

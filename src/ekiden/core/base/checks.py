@@ -393,4 +393,7 @@ def _value(kind: Any, value: object, name: str) -> Any:
     one, *more = get_args(kind) if get_origin(kind) is tuple else (None,)
     if more == [...] and is_dataclass(one) and isinstance(value, list | tuple):
         return tuple(_value(one, part, f"{name}[{k}]") for k, part in enumerate(value))
+    if get_origin(kind) is Mapping and isinstance(value, Mapping):
+        _, held = get_args(kind)
+        return {str(key): _value(held, part, f"{name}.{key}") for key, part in value.items()}
     return admitted(name, value, kind)

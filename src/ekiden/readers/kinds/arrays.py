@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ from ekiden.readers.undecoded import Raw
 LEADS = 16
 """most channels that may be leads"""
 SUFFIXES = (".npy", ".npz", ".safetensors")
-_MOST_CHANNELS = 4
-_DARK = 32  # smallest largest value of pixels from 0 to 255
-_PIXELS = 64  # values of a sample from which whole numbers may be pixels
-_UNSCALED = 1000  # values above it are hardly scaled
-_OPAQUE = 0.5  # share of pixels
-_FEW = 100  # values of a vector that are looked at one by one
-_LONGER = 4  # times as many channels as values in time
 
 
 @dataclass(frozen=True)
@@ -165,44 +157,29 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"{path} cannot be read ({why}): write arrays of numbers") from None
 
 
-def noticed(x: Tensor, what: str) -> Tensor:
-    """Return samples with the channels of images first, and say where channels seem to come last.
-
-    Bytes (n, H, W) and (n, H, W, C) become (n, C, H, W). Floats are not changed.
+def with_channels(x: Tensor, what: str) -> Tensor:
+    """Return samples, bytes (n, H, W) as (n, 1, H, W). Refuse bytes whose channels come last, and
+    name floats, and signals, whose axes may be in another order.
     """
+    shape = tuple(x.shape)
     if x.dtype == torch.uint8 and x.ndim == 3:
         return x.unsqueeze(1)
-    shape, bytes_ = tuple(x.shape), x.dtype == torch.uint8
-    plain = x.ndim == 4 and shape[1] in (1, 3)  # as images with the channels first
-    narrow = x.ndim == 4 and (shape[3] <= _MOST_CHANNELS or shape[3] < shape[1] == shape[2])
-    if narrow and (not plain or shape[3] == 3 < shape[2]):
-        if bytes_ and not plain and shape[3] <= _MOST_CHANNELS < min(shape[1:3]):
-            x = x.movedim(3, 1)
-            tell(
-                f"{what} has x of shape {shape}: the channels come last, so they are moved, to "
-                f"{tuple(x.shape)}"
-            )
-        else:
-            tell(
-                f"{what} has x of shape {shape}, which is read as {shape[1]} channels of "
-                f"{shape[2]} x {shape[3]}: if "
-                "the channels come last, move them, as in x.transpose(0, 3, 1, 2)"
-            )
-    elif bytes_ and x.ndim == 4 and shape[2] <= _MOST_CHANNELS < min(shape[1], shape[3]):
-        tell(
-            f"{what} has x of shape {shape}, which is read as {shape[1]} channels of {shape[2]} x "
-            f"{shape[3]}: if samples come last, move them, as in x.transpose(3, 2, 0, 1)"
+    # no picture has five channels, and hardly one is four pixels wide
+    narrow = x.ndim == 4 and shape[3] <= 4 < shape[2]
+    if narrow and shape[1] > 4 and x.dtype == torch.uint8:
+        raise UserError(
+            f"{what} has x of shape {shape}: the channels come last, so move them, as in "
+            "x.transpose(0, 3, 1, 2)"
         )
-    if (
-        x.ndim == 4
-        and x.shape[1] in (2, 4)
-        and (x[:, -1] == (255 if bytes_ else 1)).double().mean() > _OPAQUE
-    ):
+    # a tensor of one channel in one column may be a picture as well
+    if narrow and shape[3] > 1:
         tell(
-            f"the last of {x.shape[1]} channels of {what} is opaque in most pixels, as alpha is: "
-            f"leave it out, as in x[:, :{x.shape[1] - 1}]"
+            f"{what} has x of shape {shape}, which is read as {shape[1]} channels of "
+            f"{shape[2]} x {shape[3]}: if the channels come last, move them, as in "
+            "x.transpose(0, 3, 1, 2)"
         )
-    if x.ndim == 3 and shape[2] < SHORTEST and shape[1] >= _LONGER * shape[2]:
+    # signals have more values in time than channels
+    if x.ndim == 3 and shape[2] < SHORTEST and shape[1] >= 4 * shape[2]:
         tell(
             f"{what} has x of shape {shape}, which is read as {shape[1]} channels with {shape[2]} "
             "values in time: if time comes first, move it, as in x.transpose(0, 2, 1)"
@@ -211,73 +188,33 @@ def noticed(x: Tensor, what: str) -> Tensor:
 
 
 def _say_range(parts: Mapping[str, Tensor]) -> None:
-    """Say which sources hold floats that look like pixels from 0 to 255, or that no network learns
-    from.
+    """Say which sources hold floats that are too large for a network to learn from, or images in
+    two ranges, or marks of missing values.
     """
-    ends = {
-        source: (float(x.min()), float(x.max()))
-        for source, x in parts.items()
-        if x.is_floating_point()
-    }
-    pixels = {
-        source: ends[source]
-        for source, x in parts.items()
-        if source in ends and _pictured(x, *ends[source])
-    }
-    images = {source: end for source, end in ends.items() if parts[source].ndim == 4}
-    above, signed = (
-        [s for s, (a, _) in images.items() if low <= a <= high]
-        for low, high in ((0, inf), (-inf, -0.5))
-    )
-    if above and signed:
-        (a, b), (c, d) = images[signed[0]], images[above[0]]
+    floats = {source: x for source, x in parts.items() if x.is_floating_point()}
+    large: dict[str, float] = {}
+    lowest: dict[str, float] = {}
+    for source, x in floats.items():
+        # pictures and signals are scaled, or have pixels up to 255; few numbers may be ages or doses
+        scaled = x.ndim == 4 or x[0].numel() >= 64
+        if float(x.abs().max()) > (30 if scaled else 1000):
+            large[source] = float(x.abs().max())
+        if x.ndim == 4:
+            lowest[source] = float(x.min())
+        # more are hardly measured one by one
+        if x.ndim == 2 and x.shape[1] <= 100:
+            for k, values in enumerate(x.double().cpu().numpy().T):
+                warn_of_marks(values, f"value {k} of the inputs of {source}", instead="fill them")
+    if large:
         tell(
-            f"images of {listed(signed)} are floats from {a:.2g} to {b:.2g}, those of "
-            f"{listed(above)} from {c:.2g} to {d:.2g}: scale all alike"
+            f"floats of {listed(large)} go up to {max(large.values()):g}, and are used unchanged, "
+            "but networks learn from values around 1: scale them, give pixels as uint8, or give "
+            "their mean and std"
         )
-    rows = {s: x for s, x in parts.items() if x.ndim == 2 and x.is_floating_point()}
-    length = {
-        s: torch.linalg.vector_norm(x, dim=1) for s, x in rows.items() if x.shape[1] >= SHORTEST
-    }
-    one = [s for s, n in length.items() if bool(((n - 1).abs() < 1e-3).all())]
-    if 0 < len(one) < len(length):
+    signed = [source for source, low in lowest.items() if low < -0.5]
+    unsigned = [source for source, low in lowest.items() if low >= 0]
+    if signed and unsigned:
         tell(
-            f"vectors of {listed(one)} have the length 1, and others have not: normalise those of "
-            "all, or of none"
+            f"images of {listed(signed)} are floats below and above 0, those of {listed(unsigned)} "
+            "only above: scale all alike"
         )
-    for source, x in rows.items():
-        for k, values in enumerate(x.T if x.shape[1] <= _FEW else ()):
-            warn_of_marks(
-                values.double().cpu().numpy(), f"value {k} of the inputs of {source}", filled=True
-            )
-    large = {
-        source: (a, b)
-        for source, (a, b) in ends.items()
-        if source not in pixels and max(-a, b) > _UNSCALED
-    }
-    for found, advice in (
-        (pixels, "if they are pixels, give uint8 or divide by 255, or give their mean and std"),
-        (large, "networks learn from values around 1, so scale them, or give their mean and std"),
-    ):
-        if found:
-            low, high = (
-                min(low for low, _ in found.values()),
-                max(high for _, high in found.values()),
-            )
-            has = "has" if len(found) == 1 else "have"
-            tell(
-                f"{listed(found)} {has} floats from {low:g} to {high:g}, which are used unchanged: "
-                f"{advice}"
-            )
-
-
-def _pictured(x: Tensor, low: float, high: float) -> bool:
-    """Return whether floats look like pixels from 0 to 255: images with channels, or many whole
-    numbers.
-    """
-    images = x.ndim == 4 and (x.shape[1] in (1, 3) or x.shape[3] in (1, 3))
-    return (
-        low >= 0
-        and _DARK <= high <= 255
-        and (images or (x[0].numel() >= _PIXELS and bool((x == x.round()).all())))
-    )

@@ -15,6 +15,7 @@ from ekiden.core.base.errors import UserError, listed, nearest, tell
 from ekiden.core.data.inputs import Encoding, Inputs
 from ekiden.readers import frames
 from ekiden.readers.cells import DATE, Cells, Writing
+from ekiden.readers.dates import ZONE
 from ekiden.readers.undecoded import Raw
 
 _FAR = 8.0  # deviations between the middle of a column and that of training
@@ -300,13 +301,12 @@ def _same_columns(
 
 def _kind(name: str, raws: Sequence[Raw]) -> str:
     """Return numbers, dates, names, or "" for a column without any value."""
-    kinds = [(_stored(raw, name), raw) for raw in raws]
     known: dict[str, Raw] = {}
-    for kind, raw in kinds:
-        if kind:
+    for raw in raws:
+        if kind := _stored(raw, name):
             known.setdefault(kind, raw)
     if "names" in known and len(known) > 1:
-        text, other = known["names"], next(raw for kind, raw in known.items() if kind != "names")
+        text, other = known.pop("names"), next(iter(known.values()))
         row, value = _first(text, name)
         raise UserError(
             f"column {name!r} of {text.source} holds text ({value!r} in {text.row(row)}), but that "
@@ -314,16 +314,16 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
             f"--categorical-columns={name!r}"
         )
     if len(known) > 1:
-        (form, one), (unlike, odd) = [*known.items()][:2]
+        (one, first), (other_, odd) = [*known.items()][:2]
         raise UserError(
-            f"column {name!r} of {odd.source} holds {_written(unlike)}, but that of {one.source} "
-            f"{_written(form)}: write dates alike at all silos"
+            f"column {name!r} of {odd.source} holds {other_}, but that of {first.source} {one}: "
+            "write them alike at all silos"
         )
     if not known:  # a schema may say what it would hold
-        return {"double": "numbers", "null": ""}.get(
-            str(raws[0].images.schema.field(name).type), "names"
-        )
-    return "".join(kind if kind in ("names", "numbers") else "dates" for kind in known)
+        stored = str(raws[0].images.schema.field(name).type)
+        return {"double": "numbers", "null": ""}.get(stored, "names")
+    (kind,) = known
+    return "dates" if kind == ZONE else kind
 
 
 def _first(raw: Raw, name: str) -> tuple[int, Any]:
@@ -333,14 +333,8 @@ def _first(raw: Raw, name: str) -> tuple[int, Any]:
     )
 
 
-def _written(kind: str) -> str:
-    return kind if kind == "numbers" else f"dates as {kind}"
-
-
 def _stored(raw: Raw, name: str) -> str:
-    """Return how a column is stored: names, numbers, how its dates are written, or "" if it has no
-    value.
-    """
+    """Return what a column holds: names, numbers, dates, or "" if it has no value."""
     field = raw.images.schema.field(name)
     if raw.images[name].null_count == len(raw.images):
         return ""
@@ -355,10 +349,9 @@ def _numbers(raw: Raw, name: str, *, date: bool) -> Numbers:
     if not kind:
         return np.full(len(raw.images), np.nan)
     if kind == "names" or date == (kind == "numbers"):
-        found = {"names": "text", "numbers": "numbers"}.get(kind, "dates")
         row, value = _first(raw, name)
         raise UserError(
-            f"column {name!r} of {raw.source} holds {found} ({value!r} in {raw.row(row)}), but "
+            f"column {name!r} of {raw.source} holds {kind} ({value!r} in {raw.row(row)}), but "
             f"{'dates' if date else 'numbers'} are expected: correct it"
         )
     return np.array(raw.images[name].to_numpy(), dtype=np.float64)
