@@ -286,7 +286,7 @@ def test_times_and_events_are_named_and_not_regressed() -> None:
     table = {name: list(values) for name, values in cohort().items()}
     with pytest.raises(
         UserError,
-        match=r"'days' and 'died' of .* are not all 0 and 1: .*task='survival' for a time and an event",
+        match=r"the labels 'died', 'days' of .* are not all 0 and 1: .*task='survival' for a time and an event",
     ):
         load(table, label_column=["died", "days"])
     with pytest.warns(UserWarning, match="may be the time until the event that column 'died' says"):
