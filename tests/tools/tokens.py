@@ -24,7 +24,7 @@ BUDGET = {
     "runs": 36_000,
     "silos": 64_000,
     "lab": 42_000,
-    "cli": 20_600,
+    "cli": 21_100,
     "doors": 3_500,
 }
 """tokens that a room may have; files on top are the room `doors`"""

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import get_type_hints
 
 from ekiden._version import __version__
+from ekiden.cli import without_torch
 from ekiden.core.base import errors
 from ekiden.core.base.errors import UserError, command_line, unknown, warnings_as_lines
 
@@ -57,6 +58,14 @@ COMMANDS = {
 """Where each command is: its module is loaded when it is called. Its argument is a dataclass, whose
 fields are its flags; `run`, whose flags depend on the method, takes the command line."""
 
+_WITHOUT_TENSORS = {
+    *("list", "show", "log", "compare", "ps", "stop", "trust"),
+    *("new method", "new study", "new hospital"),
+    *("silo init", "silo join", "silo keys", "silo status", "silo approve"),
+    *("federation init", "federation add", "federation status"),
+}
+"""Commands that start without PyTorch; see `without_torch`."""
+
 _HELP = """usage: ekiden COMMAND [arguments]        ekiden COMMAND --help
 
 train
@@ -103,8 +112,13 @@ between machines
 def main() -> None:
     """Entry point of the command line: exit code 0, or 2 with one line that says what to do."""
     errors.typed = tuple(sys.argv)
+    args = sys.argv[1:]
+    named = {args[0], " ".join(args[:2])} if args else set[str]()
     with command_line():
-        _main()
+        if named & _WITHOUT_TENSORS or {"-h", "--help"} & set(args):
+            without_torch.start(_main)
+        else:
+            _main()
 
 
 def _main() -> None:

@@ -11,11 +11,8 @@ from math import inf
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -48,6 +45,9 @@ from ekiden.runs.clock import Devices, Timed, timed
 from ekiden.runs.plan import in_memory
 from ekiden.runs.recipe import recipe_of
 from ekiden.runs.result import coefficients_in, flat, task_in
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _STEPS_TOLD = 20
 _CHANGES = {"forgot": "forgotten", "joined": "joined"}
@@ -779,6 +779,8 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
 
     Each element of a list gets its own column; for clients this is client_accuracy_NAME.
     """
+    import pyarrow as pa  # `ekiden show` does without it
+
     rows = [
         _identity(run) | flat(row, run.config["clients"]) for run in runs for row in run.metrics
     ]
@@ -792,6 +794,9 @@ def write(runs: Sequence[Summary], file: Path) -> int:
     """Write the table as Parquet or CSV, depending on the file's suffix, and return the number of
     rows.
     """
+    import pyarrow.csv
+    import pyarrow.parquet
+
     if file.suffix not in (".parquet", ".csv"):
         raise UserError(f"{file} must end in .parquet or .csv")
     made = table(runs)
