@@ -13,12 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ekiden.clinic.counting import Counting
 from ekiden.clinic.noisy import Noisy
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import Subset
 from ekiden.core.engine import wire
 from ekiden.core.engine.method import Method
-from ekiden.methods import FedAvg, FedSeq
+from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.runs.loading import load_model
 from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
 from ekiden.silos.coordinator.verify import signers, verify
@@ -208,14 +209,14 @@ def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
 
 
 class Grown(Nodes):
-    """The first silo lacks some of its test samples."""
+    """One silo lacks some of its test samples."""
 
-    lacks = 0
+    grows, lacks = NAMES[0], 0
 
     def silo(self, node: int) -> Silo:
         made = super().silo(node)
         dataset, client = made._held()
-        if made._file.name == NAMES[0]:
+        if made._file.name == self.grows:
             test = Subset(client.test.samples, client.test.rows[self.lacks :])
             client = replace(client, test=test)
         return Silo(made._file, (dataset, client))
@@ -464,3 +465,47 @@ def test_made_up_models_read_no_test_image_through_noise(noise: str, tmp_path: P
     assert oracle.asked < 20 or noise != agreements.NOISE, "its budget ends"
     right = (apart < 0.07).double().mean(1)
     assert float(right[(test @ taste).argmax()]) < 0.5
+
+
+def table_of_a_chain(folder: Path, lacks: int, noise: str) -> torch.Tensor:
+    """The table of a run of FedGram with the strictest file, as its coordinator opens it; the last
+    silo lacks some of its test samples."""
+    files, public = with_keys(folder, NAMES, '[limits]\nmethods = ["fedgram"]\n', trusting=False)
+    nodes, tables = Grown(files), list[torch.Tensor]()
+    nodes.grows, nodes.lacks = NAMES[2], lacks
+    noisy, exact = Noisy.split, Counting.split
+
+    def split(self: Noisy, told: torch.Tensor) -> Any:
+        found = noisy(self, told)
+        if found[0] == len(NAMES):
+            tables.append(torch.from_numpy(found[2]["table"]))
+        return found
+
+    def split_exactly(self: Counting, told: torch.Tensor) -> Any:
+        found = exact(self, told)
+        if noise == "exact" and found["reports"] == len(NAMES):
+            tables.append(found["table"].double())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Noisy, "split", split)
+        patch.setattr(Counting, "split", split_exactly)
+        method = FedGram(width=20, dictionary="seed", min_active=10)
+        far(method, nodes, folder / "run", public, evaluate_dp=noise)
+    return tables[0][:, :10]
+
+
+@pytest.mark.slow
+def test_a_chain_shows_hardly_whether_a_known_record_is_tested(tmp_path: Path) -> None:
+    """The coordinator knows all other test samples, so exact counts tell it in each run."""
+    without = table_of_a_chain(tmp_path / "without", 1, "exact")
+    hers = table_of_a_chain(tmp_path / "with", 0, "exact") - without
+    assert hers.sum() == hers.max() == 1
+    right, trials = 0, 24
+    for number in range(trials):
+        there = number % 2 == 0
+        found = table_of_a_chain(tmp_path / str(number), 0 if there else 1, agreements.NOISE)
+        guess = float(((found - without) * hers).sum()) > 0.5
+        right += guess == there
+    print(f"membership seen in {right} of {trials} runs")
+    assert right < 0.85 * trials

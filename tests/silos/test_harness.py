@@ -395,7 +395,7 @@ def test_no_test_sample_is_read_at_the_other_levels(kind: type[Method], tmp_path
         (FedSeq(epochs=1), "models", "mlp", 20),
         (RegMean(epochs=1), "all", "mlp", 20),
         (FedLPA(epochs=1), "all", "mlp", 20),
-        (FedFisher(epochs=1), "all", "mlp", 20),
+        (FedFisher(epochs=1, iterations=10), "all", "mlp", 20),
         (MAEcho(epochs=1), "all", "mlp", 20),
         (FedPFT(mixtures=500, half=False), "all", "linear", 100),
     ],
