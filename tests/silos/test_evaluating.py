@@ -64,11 +64,16 @@ def trained(folder: Path, method: Method, more: str = "") -> tuple[FakeNodes, di
 
 
 def again(
-    nodes: FakeNodes, public: dict[str, str], run: Path, names: tuple[str, ...], to: str
+    nodes: FakeNodes,
+    public: dict[str, str],
+    run: Path,
+    names: tuple[str, ...],
+    to: str,
+    evaluate_dp: str = "exact",
 ) -> dict[str, object]:
     out = run / EVALUATIONS / to
     keys = {name: public[name] for name in names}
-    how: dict[str, Any] = {"evaluate_dp": "exact", **SILENT}
+    how: dict[str, Any] = {"evaluate_dp": evaluate_dp, **SILENT}
     return evaluate(run, names, nodes, out, keys, lambda line: None, **how)
 
 
@@ -206,6 +211,16 @@ def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="were told with other members before"):
         again(nodes, public, tmp_path / "run", FOUR[:3], "three")
     assert not (tmp_path / "run" / EVALUATIONS / "three").exists()
+
+
+def test_counts_that_share_their_noise_are_of_one_list_of_silos(tmp_path: Path) -> None:
+    """The same noise twice: the difference has one share of it, whatever the level is."""
+    more = "[limits]\nhonest = 2\nmin_clients = 2\nevaluation_epsilon = 99\n"
+    nodes, public = trained(tmp_path, FedSeq(epochs=1), more)
+    shared = "epsilon=2,delta=1e-5,honest=2"
+    again(nodes, public, tmp_path / "run", FOUR, "all", shared)
+    with pytest.raises(UserError, match="were told with other members before"):
+        again(nodes, public, tmp_path / "run", FOUR[:3], "three", shared)
 
 
 class Grown(Nodes):
