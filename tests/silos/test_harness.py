@@ -63,7 +63,7 @@ GIVEN = Training(
 )  # one step with all samples; also if epochs are more
 # what a run may ask for here, so that a draw of large numbers is refused and does not take an hour
 STEPS = 60
-SMALL = f"epochs = 20\nsteps = {STEPS}\ntasks = 200\n"
+SMALL = f"epochs = 300\nsteps = {STEPS}\ntasks = 200\n"
 DATA = ("digits", "numbers", "classes")
 LEAST = 2  # attacks of each method that must get so far that the silo gives values
 
