@@ -1,7 +1,8 @@
 """Load data sets and divide them among clients."""
 
 from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
-from ekiden.lab.describe import Description, description, draw, table
+from ekiden.lab.describe import Description, description, table
+from ekiden.lab.picture import draw
 from ekiden.readers.assemble import from_tensors
 from ekiden.readers.columns import Reading
 from ekiden.readers.kinds import Inputs

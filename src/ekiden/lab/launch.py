@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 
 from ekiden.core.base.errors import (
     DivergenceWarning,
@@ -109,20 +109,9 @@ def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = No
     """
     if not console.is_terminal:
         return execute(jobs, Lines(console, jobs), cores)
-    with bars(console) as progress:
-        shown = [
-            progress.add_task("", total=None, name=job.folder.name, text="waiting") for job in jobs
-        ]
-
-        def report(event: Event | RunEnd) -> None:
-            if isinstance(event, Event):
-                if event.lines:
-                    progress.console.print(
-                        event.lines, soft_wrap=True, markup=False, highlight=False
-                    )
-                _update(progress, shown[event.run], event)
-
-        return execute(jobs, report, cores)
+    board = Board(console, [job.folder.name for job in jobs])
+    with board.progress:
+        return execute(jobs, board.report, cores)
 
 
 class Lines:
@@ -152,23 +141,16 @@ class Lines:
             self._total[run] = event.total
             self._print(run, counted(event.total, "step"))
         elif event.step is not None and event.step != self._step[run]:
-            self._step[run] = event.step
-            if (
-                event.step % max(1, -(-self._total[run] // _MOST_LINES)) == 0
-                or event.step == self._total[run]
-            ):
-                self._print(
-                    run,
-                    ", ".join(
-                        filter(None, (f"step {event.step} of {self._total[run]}", event.text))
-                    ),
-                )
-        elif (
-            event.step is None
-            and self._total[run]
-            and time.monotonic() - self._last[run] >= _SILENCE
-        ):
-            self._print(run, f"in step {self._step[run] + 1} of {self._total[run]}, {event.text}")
+            self._step[run], total = event.step, self._total[run]
+            every = max(1, -(-total // _MOST_LINES))
+            if event.step % every == 0 or event.step == total:
+                text = f"step {event.step} of {total}"
+                self._print(run, f"{text}, {event.text}" if event.text else text)
+        elif event.step is None and self._total[run]:
+            silent = time.monotonic() - self._last[run]
+            text = f"in step {self._step[run] + 1} of {self._total[run]}, {event.text}"
+            if silent >= _SILENCE:
+                self._print(run, text)
 
     def _print(self, run: int, text: str) -> None:
         self._last[run] = time.monotonic()
@@ -209,13 +191,11 @@ def free_folder(parent: Path, name: str) -> Path:
 def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> RunEnd:
     """Execute one run; an error that the user can fix becomes its outcome."""
 
-    def begin() -> None:  # after the checks: refused runs get a single line, the reason
+    # Called after the checks: refused runs get a single line, the reason.
+    def begin() -> None:
         lines = "" if run else str(description(data))
-        report(
-            Event(
-                run, "starting", total=job.plan.recipe.method.steps(len(data.clients)), lines=lines
-            )
-        )
+        steps = job.plan.recipe.method.steps(len(data.clients))
+        report(Event(run, "starting", total=steps, lines=lines))
 
     def on_step(row: Row) -> None:
         report(Event(run, measured(data.dataset.task.headline, row), row["step"]))
@@ -335,14 +315,13 @@ def _child(run: int, job: LaunchedRun, to: "Connection[Any, Any]") -> None:
 
 
 class Board:
-    """Shows the runs of a sweep; pass `report` to `launch.execute`."""
+    """Shows runs as bars on a terminal; pass `report` to `execute`."""
 
     def __init__(self, console: Console, names: Sequence[str]) -> None:
         """Start with no run begun."""
         self._console, self._names = console, names
-        self._running: dict[
-            int, tuple[TaskID, float]
-        ] = {}  # bar and start of each run that has begun
+        # bar and start of each run that goes on
+        self._running: dict[int, tuple[TaskID, float]] = {}
         self._done, self._began = 0, time.monotonic()
         self.progress = bars(console)
         self._all = self.progress.add_task("", total=len(names), name="all runs", text="")
@@ -351,34 +330,28 @@ class Board:
         """Show an event."""
         now = time.monotonic()
         if event.run not in self._running:
-            self._running[event.run] = (
-                self.progress.add_task("", total=None, name=self._names[event.run], text=""),
-                now,
-            )
+            name = self._names[event.run]
+            bar = self.progress.add_task("", total=None, name=name, text="")
+            self._running[event.run] = bar, now
         bar, began = self._running[event.run]
         if isinstance(event, Event):
-            return _update(self.progress, bar, event)
+            if event.lines:
+                self._console.print(event.lines, soft_wrap=True, markup=False, highlight=False)
+            known = {"completed": event.step, "total": event.total}
+            given = {name: number for name, number in known.items() if number is not None}
+            self.progress.update(bar, text=event.text, **given)  # type: ignore[arg-type]
+            return
         del self._running[event.run]
         self.progress.remove_task(bar)
         self._done += 1
-        waiting = len(self._names) - self._done
-        left = (
-            f"about {duration((now - self._began) / self._done * waiting)} left" if waiting else ""
-        )
+        waiting, left = len(self._names) - self._done, ""
+        if waiting:
+            left = f"about {duration((now - self._began) / self._done * waiting)} left"
         self.progress.update(self._all, completed=self._done, text=left)
         error = "another process is working on it" if event.elsewhere else event.error
         how = ", ".join(filter(None, (error or f"done in {duration(now - began)}", left)))
-        place = f"[{self._done}/{len(self._names)}]"
-        self._console.print(
-            f"{place} {self._names[event.run]}: {how}", markup=False, highlight=False
-        )
-
-
-def _update(progress: Progress, bar: TaskID, event: Event) -> None:
-    """Show an event of a run in its bar."""
-    known = {"completed": event.step, "total": event.total}
-    given = {k: v for k, v in known.items() if v is not None}
-    progress.update(bar, text=event.text, **given)  # type: ignore[arg-type]
+        line = f"[{self._done}/{len(self._names)}] {self._names[event.run]}: {how}"
+        self._console.print(line, markup=False, highlight=False)
 
 
 CLUSTERS = {"slurm": "slurm", "local-cluster": "local"}
@@ -463,23 +436,24 @@ def submit(
     waiting = dict(enumerate(sent))
     steps = dict.fromkeys(waiting, -1)
     while waiting:
-        left = (
-            _queued()
-            if place == "slurm"
-            else {job.job_id for job in waiting.values() if not job.done()}
-        )
+        left = _queued() if place == "slurm" else _not_done(waiting.values())
         for run, job in list(waiting.items()):
-            reached = _step(jobs[run].folder)
+            folder = jobs[run].folder
+            reached = _step(folder)
             if reached > steps[run]:
                 steps[run] = reached
-                report(
-                    Event(run, f"job {job.job_id}", reached, read_config(jobs[run].folder)["steps"])
-                )
+                total = read_config(folder)["steps"]
+                report(Event(run, f"job {job.job_id}", reached, total))
             if left is not None and job.job_id not in left:
                 del waiting[run]
-                report(RunEnd(run, jobs[run].folder, _error(jobs[run].folder, job)))
+                report(RunEnd(run, folder, _error(folder, job)))
         if waiting:
             time.sleep(_POLL[place])
+
+
+def _not_done(jobs: Iterable[Any]) -> set[str]:
+    """Return the ids of jobs of this machine that go on."""
+    return {job.job_id for job in jobs if not job.done()}
 
 
 def _queued() -> set[str] | None:
@@ -516,14 +490,9 @@ def _error(folder: Path, job: Any) -> str:
             return ""
     except UserError as error:
         return str(error)
-    log = job.paths.stderr
-    lines = (
-        [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        if log.exists()
-        else []
-    )
-    why = next(
-        (line for line in reversed(lines) if line.startswith("ekiden:")),
-        lines[-1] if lines else "no output",
-    )
+    log, lines = job.paths.stderr, ["no output"]
+    if log.exists():
+        lines += [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    # The last line, or the last one that the command itself says.
+    why = next((line for line in reversed(lines) if line.startswith("ekiden:")), lines[-1])
     return f"job {job.job_id} ended: {why.strip()}; see {log}"

@@ -16,8 +16,9 @@ from ekiden.core.engine.transport import Transfer
 from ekiden.lab.reporting import figures
 from ekiden.lab.reporting.figures import flows, hops, lost_points
 from ekiden.lab.reporting.runs import Opener, accuracies, collect
-from ekiden.lab.reporting.tables import Entry, command
+from ekiden.lab.reporting.tables import command
 from ekiden.lab.tables.experiment import Published
+from ekiden.lab.tables.verdicts import Comparison
 from ekiden.methods import FedAvg, FedELMY, FedSeq
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
@@ -26,16 +27,10 @@ from ekiden.runs.summary import partition, summarise
 pytestmark = pytest.mark.xdist_group("report")
 
 
-def test_difference_in_standard_errors() -> None:
-    assert Entry(80.0, 3.0, 4, published=Published(77.0, 1.0)).difference == pytest.approx(
-        3 / (10 / 4) ** 0.5
-    )
-    assert Entry(80.0, 3.0, 4, published=Published(83.0)).difference == pytest.approx(-(2**0.5))
-    assert Entry(80.0, 3.0, 4, published=Published(83.0, 2.0, 1)).difference == pytest.approx(
-        -3 / 6.25**0.5
-    )
-    assert Entry(80.0, None, 1, published=Published(77.0)).difference is None
-    assert Entry(80.0, None, 1, published=Published(77.0)).beside == "published 77.00; +3.00 points"
+def test_how_far_a_value_is_from_the_printed_one() -> None:
+    beside = Comparison(80.0, 3.0, 4, Published(77.0, 1.0)).beside
+    assert beside == "published 77.00 ± 1.00; +1.9 standard errors"
+    assert Comparison(80.0, None, 1, Published(77.0)).beside == "published 77.00; +3.00 points"
 
 
 def test_forgetting_is_the_best_since_training_less_the_end() -> None:

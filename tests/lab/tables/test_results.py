@@ -78,7 +78,8 @@ def test_mean_spread_difference_and_verdict() -> None:
     seq = found.cells[0]
     one = result(seq, 9.0, 11.0)
     assert one.values == pytest.approx((9.0, 11.0))
-    assert (one.mean, one.std, one.difference) == pytest.approx((10.0, 2**0.5, 0.0))
+    assert (one.mean, one.std) == pytest.approx((10.0, 2**0.5))
+    assert one.to_json()["difference"] == pytest.approx(0.0)
     # standard error √(2/2 + 1/2) = 1.2247, 1.5² / (1² + 0.5²) = 1.8 degrees of freedom, limit
     # 4.7639: 5.83 points
     expected = {15.8: "consistent", 15.9: "above", 4.2: "consistent", 4.1: "below"}
@@ -192,7 +193,14 @@ def test_the_table_in_the_terminal(done: sweep.Sweep) -> None:
     console = Console(record=True, width=200, file=io.StringIO())
     console.print(verdicts.listing(done.experiment, verdicts.collect(done)))
     seq = verdicts.collect(done)[0]
-    wanted = ["FedSeq", "digits", verdicts.ours(seq), "2", "10.00 ± 1.00", f"{seq.difference:+.2f}"]
+    wanted = [
+        "FedSeq",
+        "digits",
+        verdicts.ours(seq),
+        "2",
+        "10.00 ± 1.00",
+        f"{seq.to_json()['difference']:+.2f}",
+    ]
     text = console.export_text()
     assert "digits: % as mean ± std" in text
     assert "not run" in text
@@ -256,7 +264,7 @@ def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
     made = sweep.Sweep(found, tmp_path, "my tables/table.toml")
     assert r"\# no heading" in ledger.section(made)
     assert "    ekiden sweep 'my tables/table.toml'\n" in ledger.section(made)
-    row = ledger.table([ledger._line(costing(result(found.cells[0], 9.0)), made)])[2]
+    row = ledger.table_row(ledger.line(costing(result(found.cells[0], 9.0)), found))
     assert row.startswith(r"| A \| B | digits | 9.00 |")
     assert len(re.findall(r"(?<!\\)\|", row)) == 11
 

@@ -9,22 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from ekiden.clinic.recalibration import kept_subgroups
 from ekiden.clinic.subgroups import cell
+from ekiden.core.data.samples import FederatedData
 from ekiden.core.engine.folder import read_ledger
 from ekiden.core.engine.wire import SERVER
 from ekiden.core.tasks import Metric
+from ekiden.lab.describe import counts, held_names
 from ekiden.lab.reporting.runs import Group
 from ekiden.lab.reporting.style import (
     HEAT,
-    INK,
     MUTED,
-    PAPER,
-    SERIES,
     WHITE,
     Drawing,
     Missing,
@@ -45,7 +44,6 @@ _Line = NDArray[np.float64]
 _MOST = 14  # most lines in one figure
 _LONGEST = 22  # most letters of a label
 _FRAME = "#e4572e"  # stands out from every colour of the map
-_MOST_NODES = 24  # in a graph; with more parties a matrix is drawn
 
 
 @dataclass(frozen=True)
@@ -77,15 +75,31 @@ STEPS = Axis(
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A method's curve: means over the seeds at each step that all seeds have measured."""
+
+    group: Group
+    x: _Line  # (t) what was spent
+    y: _Line  # (t) the metric, shares in per cent
+    std: _Line | None  # (t) its standard deviation over the seeds; None for one seed
+
+    @property
+    def rows(self) -> list[list[Value]]:
+        """The numbers, a row for each step."""
+        seeds = len(self.group.runs)
+        deviations = [None] * len(self.x) if self.std is None else self.std.tolist()
+        numbers = zip(self.x.tolist(), self.y.tolist(), deviations, strict=True)
+        return [[self.group.name, *three, seeds] for three in numbers]
+
+
 def curves(number: int, groups: Sequence[Group], devices: Devices | None = None) -> list[Drawing]:
     """Draw the figures of one setting, without those that would show nothing; with devices, one
     over simulated time.
     """
-    axes = (
-        (BYTES, COMPUTE, STEPS)
-        if devices is None
-        else (BYTES, COMPUTE, STEPS, _time(groups, devices))
-    )
+    axes = [BYTES, COMPUTE, STEPS]
+    if devices is not None:
+        axes.append(_time(groups, devices))
     drawn = [_draw(axis, number, groups) for axis in axes]
     return [drawing for drawing in drawn if drawing]
 
@@ -107,50 +121,40 @@ def _time(groups: Sequence[Group], devices: Devices) -> Axis:
     return Axis("time", "over simulated time", "simulated seconds", seconds, note)
 
 
-def track(
-    group: Group, axis: Axis, metric: str = "accuracy"
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (s, t) what was spent and (s, t) the metric, shares in per cent, for each seed and
-    each evaluated step.
-    """
-    steps = [
+def _line(group: Group, axis: Axis, metric: str) -> Line | None:
+    """Return the curve of a method; None if no step is measured in all its runs."""
+    measured = [
         {row["step"]: row for row in run.metrics if row.get(metric) is not None}
         for run in group.runs
     ]
-    common = [step for step in steps[0] if all(step in rows for rows in steps)]
-    pairs = list(zip(group.runs, steps, strict=True))
-    spent = np.array([[axis.measure(run, rows[step]) for step in common] for run, rows in pairs])
-    return spent, np.array(
-        [[group.shown.scale * rows[step][metric] for step in common] for rows in steps]
+    steps = [step for step in measured[0] if all(step in rows for rows in measured)]
+    if not steps:
+        return None
+    runs = list(zip(group.runs, measured, strict=True))
+    spent = np.array([[axis.measure(run, rows[step]) for step in steps] for run, rows in runs])
+    values = group.shown.scale * np.array(
+        [[rows[step][metric] for step in steps] for rows in measured]
     )
+    several = len(runs) > 1
+    std = values.std(0, ddof=1) if several else None
+    return Line(group, spent.mean(0), values.mean(0), std)
 
 
 def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     """Draw one figure; None if nothing was spent, or there is only one step."""
-    metric = groups[0].metric if len({group.metric for group in groups}) == 1 else "accuracy"
-    unit = groups[0].shown
-    tracks = {group: track(group, axis, metric) for group in groups}
-    tracks = {group: found for group, found in tracks.items() if found[1].size}
-    ends = [end for spent, _ in tracks.values() if (end := float(spent.mean(0)[-1])) > 0]
+    metric, unit = groups[0].metric, groups[0].shown
+    if any(group.metric != metric for group in groups):
+        metric = "accuracy"
+    lines = [line for group in groups if (line := _line(group, axis, metric))]
+    ends = [float(line.x[-1]) for line in lines if line.x[-1] > 0]
     if not ends or (axis is STEPS and max(ends) == 1):
         return None
-    best = sorted(
-        tracks, key=lambda group: float(tracks[group][1].mean(0)[-1]), reverse=unit.higher
-    )[:_MOST]
-    logarithmic = max(ends) > 12 * min(ends)
+    best = sorted(lines, key=lambda line: float(line.y[-1]), reverse=unit.higher)[:_MOST]
+    logarithmic = max(ends) > 12 * min(ends)  # cheap methods would all lie at the left edge
     figure, axes = blank()
-    rows: list[list[Value]] = []
-    for group, (spent, accuracy) in tracks.items():
-        x, y = spent.mean(0), accuracy.mean(0)
-        several = len(accuracy) > 1
-        std = accuracy.std(0, ddof=1) if several else np.zeros_like(y)
-        numbers = (
-            (float(a), float(b), float(c) if several else None)
-            for a, b, c in zip(x, y, std, strict=True)
-        )
-        rows += [[group.name, *three, len(group.runs)] for three in numbers]
-        if group in best:
-            _series(axes, group, x, y, std, logarithmic)
+    for line in lines:
+        if line in best:
+            _series(axes, line, logarithmic)
     if logarithmic:
         axes.set_xscale("log")
         axes.minorticks_off()
@@ -161,34 +165,32 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     label = f"{unit.name}{unit.unit} {METRICS.get(metric, '')}".strip()
     axes.set(xlabel=axis.label, ylabel=textwrap.fill(label, 32))
     legend(figure, axes)
-    note = axis.note + (f"The best {_MOST} of {len(groups)}." if len(groups) > _MOST else "")
+    note = axis.note
+    if len(groups) > _MOST:
+        note += f"The best {_MOST} of {len(groups)}."
     title = f"{unit.name.replace('_', ' ').capitalize()} {axis.title}"
     header = ["method", axis.label, f"{unit.name}_mean", f"{unit.name}_std", "seeds"]
+    rows = [row for line in lines for row in line.rows]
     return Drawing(f"{axis.name}-{number}", title, note, figure, header, rows)
 
 
-def _series(axes: Any, group: Group, x: _Line, y: _Line, std: _Line, logarithmic: bool) -> None:
+def _series(axes: Any, line: Line, logarithmic: bool) -> None:
     """Draw one method as a line with a mark at its end, or as a line across the figure if it spent
     nothing.
     """
-    style = line_style(group.place)
+    style, name = line_style(line.group.place), line.group.name
+    colour, x, y = style["color"], line.x, line.y
     if not x[-1] > 0:
-        axes.axhline(
-            y[-1], color=style["color"], linestyle=(0, (1, 2)), label=shown(f"{group.name} (none)")
-        )
+        axes.axhline(y[-1], color=colour, linestyle=(0, (1, 2)), label=shown(f"{name} (none)"))
         return
-    drawn = x > 0 if logarithmic else x >= 0
-    every = max(1, drawn.sum() // 10)
-    axes.plot(x[drawn], y[drawn], **style, markersize=3.5, markevery=every, linewidth=1.5)
-    axes.fill_between(
-        x[drawn], (y - std)[drawn], (y + std)[drawn], color=style["color"], alpha=0.15, linewidth=0
-    )
-    axes.errorbar(
-        x[-1], y[-1], yerr=std[-1] or None, color=style["color"], capsize=2.5, linewidth=1.2
-    )
-    axes.plot(
-        x[-1:], y[-1:], **style, markersize=8, markeredgecolor="none", label=shown(group.name)
-    )
+    if logarithmic:
+        x = np.where(x > 0, x, np.nan)  # which has no place on this axis
+    axes.plot(x, y, **style, markersize=3.5, markevery=max(1, len(x) // 10), linewidth=1.5)
+    if line.std is not None:
+        low, high = y - line.std, y + line.std
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.errorbar(x[-1], y[-1], yerr=line.std[-1], color=colour, capsize=2.5, linewidth=1.2)
+    axes.plot(x[-1:], y[-1:], **style, markersize=8, markeredgecolor="none", label=shown(name))
 
 
 def heat(
@@ -205,11 +207,15 @@ def heat(
     left blank.
     """
     n, m = values.shape
-    cell = 0.42 if max(n, m) <= 20 else max(0.11, 8.8 / max(n, m))
-    written = cell >= 0.3
+    most = max(n, m)
+    written = most <= 20
+    cell = 0.42  # inches, room for three digits
+    if not written:
+        cell = max(8.8 / most, min(0.11, 18 / most))
     beside, below = (0.3 + 0.085 * min(_LONGEST, max(map(len, names))) for names in (rows, columns))
-    high_cell = 0.8 * cell if written else max(cell, 0.22 if n <= 20 else 0)
-    room = 0.25 if written else 1.0
+    high_cell, room = 0.8 * cell, 0.25
+    if not written:
+        high_cell, room = max(cell, 0.22 if n <= 20 else 0), 1.0
     figure, axes = blank(max(3.0, cell * m + beside + room), max(1.4, high_cell * n + below + 0.25))
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
     mesh = axes.pcolormesh(
@@ -221,14 +227,23 @@ def heat(
     axes.set(xlabel=labels[1], ylabel=labels[0])
     if written:
         for (i, j), value in np.ndenumerate(values):
-            text = form.format(value) if np.isfinite(value) else "–"
-            bright = not np.isfinite(value) or (value - low) / ((high - low) or 1) > 0.55
-            colour = MUTED if not np.isfinite(value) else "#101010" if bright else WHITE
+            text, colour = "–", MUTED
+            if np.isfinite(value):
+                text, colour = form.format(value), WHITE
+                if (value - low) / ((high - low) or 1) > 0.55:  # a bright cell
+                    colour = "#101010"
             axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8.5, color=colour)
     else:
         bar = figure.colorbar(mesh, ax=axes, fraction=0.03, aspect=25, pad=0.02, label=unit)
         bar.outline.set_visible(False)
     return figure, axes
+
+
+def holders(fed: FederatedData) -> Any:
+    """Draw the training and validation samples of each class at each client."""
+    names = [client.name for client in fed.clients]
+    held = counts(fed).astype(float)
+    return heat(held, names, held_names(fed), unit="samples", labels=("client", "class"))[0]
 
 
 def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
@@ -241,14 +256,27 @@ def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
     axes.tick_params(length=0)
 
 
-def matrix_rows(
-    values: NDArray[np.float64], rows: Sequence[str], columns: Sequence[str]
-) -> list[list[Value]]:
-    """Return the numbers of a heat map, one line per row."""
-    return [
-        [name, *(float(v) if np.isfinite(v) else None for v in line)]
-        for name, line in zip(rows, values, strict=True)
+def metric_map(
+    name: str,
+    title: str,
+    note: str,
+    values: NDArray[np.float64],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    metric: Metric,
+    labels: tuple[str, str] = ("", ""),
+) -> Drawing:
+    """Draw a metric of rows and columns as a heat map."""
+    limits = None
+    if metric.share or np.isnan(values).all():
+        limits = (0.0, 100.0)
+    unit = f"{metric.name}{metric.unit}"
+    figure, _ = heat(values, rows, columns, unit=unit, limits=limits, labels=labels)
+    numbers: list[list[Value]] = [
+        [row, *(None if np.isnan(value) else float(value) for value in line)]
+        for row, line in zip(rows, values, strict=True)
     ]
+    return Drawing(name, title, note, figure, [labels[0] or "method", *columns], numbers)
 
 
 def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | Missing:
@@ -256,31 +284,20 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
     known = [g for g in groups if g.first.last.get("clients")]
     if not known:
         return Missing(setting, "runs list the accuracies of up to 100 clients that have test data")
-    named = [
-        g.first.config["clients"] for g in known if not g.yardstick
-    ]  # a yardstick has one client with all data
-    clients = (
-        list(named[0])
-        if named
-        else [f"client {i}" for i in range(len(known[0].first.last["clients"]))]
-    )
-    metric = known[0].shown
+    metric, first = known[0].shown, known[0].first
     known = [g for g in known if g.shown.name == metric.name]
+    clients = [f"client {i}" for i in range(len(first.last["clients"]))]
+    for group in known:
+        if not group.yardstick:  # which has one client with all data
+            clients = list(group.first.config["clients"])
+            break
     values = np.array([_scaled(g.first.last["clients"], metric) for g in known])
+    note = (
+        f"{_named(metric)} on each client's own test data, of its personal model where there is "
+        f"one; seed {first.recipe['seed']}."
+    )
     names = [g.name for g in known]
-    figure, _ = heat(
-        values, names, clients, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric)
-    )
-    seed = known[0].first.recipe["seed"]
-    note = f"{_named(metric)} on each client's own test data, of its personal model where there is one; seed {seed}."
-    return Drawing(
-        f"clients-{number}",
-        "By client",
-        note,
-        figure,
-        ["method", *clients],
-        matrix_rows(values, names, clients),
-    )
+    return metric_map(f"clients-{number}", "By client", note, values, names, clients, metric)
 
 
 def by_group(
@@ -290,13 +307,8 @@ def by_group(
     methods = list(accuracies)
     groups = list(accuracies[methods[0]])
     values = np.array([[metric.scale * accuracies[m][g][1] for g in groups] for m in methods])
-    figure, _ = heat(
-        values, methods, groups, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric)
-    )
     note = f"{_named(metric)} of the final models; of personal models, their mean."
-    return Drawing(
-        name, f"By {kind}", note, figure, ["method", *groups], matrix_rows(values, methods, groups)
-    )
+    return metric_map(name, f"By {kind}", note, values, methods, groups, metric)
 
 
 def hops(run: Summary) -> list[str] | None:
@@ -321,48 +333,36 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
     """Draw accuracy on each client's data after each hop, clients in the order of their first hop.
     None: no hops.
     """
-    run = group.first
+    run, metric = group.first, group.shown
     path = hops(run)
     if path is None:
         return None
     rows = [(i, row["clients"]) for i, row in enumerate(run.metrics) if row.get("clients")]
     if len(rows) < 2:
         return Missing(group.name, "run with --evaluate-every 1, up to 100 clients")
-    names = list(run.config["clients"])
     order = list(dict.fromkeys(path))
-    metric = group.shown
-    values = np.array([_scaled(line, metric) for _, line in rows])[
-        :, [names.index(client) for client in order]
-    ]
-    down = [f"{i + 1} · {path[i]}" for i, _ in rows]
-    unit, limits = f"{metric.name}{metric.unit}", _limits(values, metric)
-    figure, axes = heat(
-        values, down, order, unit=unit, limits=limits, labels=("after hop", "on the data of")
-    )
+    columns = [list(run.config["clients"]).index(client) for client in order]
+    values = np.array([_scaled(line, metric) for _, line in rows])[:, columns]
     trained = [order.index(path[i]) for i, _ in rows]
+    lost = "Not every hop was measured."
+    if len(rows) == len(path):
+        mean = lost_points(values if metric.higher else -values, trained)
+        if mean is not None:
+            points = f"{mean:.1f} points" if metric.share else f"{mean:.4g}"
+            lost = f"Mean forgetting: {points}."
+    note = (
+        f"Seed {run.recipe['seed']}; {_named(metric, first=False)}. Framed: the client that has "
+        f"just trained. {lost}"
+    )
+    down = [f"{i + 1} · {path[i]}" for i, _ in rows]
+    labels = ("after hop", "on the data of")
+    name = f"forgetting-{number}"
+    drawing = metric_map(name, group.name, note, values, down, order, metric, labels)
     for place, column in enumerate(trained):
-        frame = Rectangle(
-            (column + 0.06, place + 0.06), 0.88, 0.88, fill=False, edgecolor=_FRAME, linewidth=2
-        )
-        axes.add_patch(frame)
-    lost = (
-        lost_points(values if metric.higher else -values, trained)
-        if len(rows) == len(path)
-        else None
-    )
-    note = f"Seed {run.recipe['seed']}; {_named(metric, first=False)}. Framed: the client that has just trained. "
-    if lost is None:
-        note += "Not every hop was measured."
-    else:
-        note += f"Mean forgetting: {f'{lost:.1f} points' if metric.share else f'{lost:.4g}'}."
-    return Drawing(
-        f"forgetting-{number}",
-        group.name,
-        note,
-        figure,
-        ["after hop", *order],
-        matrix_rows(values, down, order),
-    )
+        corner = (column + 0.06, place + 0.06)
+        frame = Rectangle(corner, 0.88, 0.88, fill=False, edgecolor=_FRAME, linewidth=2)
+        drawing.figure.axes[0].add_patch(frame)
+    return drawing
 
 
 def lost_points(values: NDArray[np.float64], trained: Sequence[int]) -> float | None:
@@ -384,13 +384,6 @@ def _scaled(values: Sequence[float | None], metric: Metric) -> list[float]:
     return [float("nan") if a is None else metric.scale * a for a in values]
 
 
-def _limits(values: NDArray[np.float64], metric: Metric) -> tuple[float, float] | None:
-    """Return 0 and 100 % for shares; for other metrics None, which takes the range of the
-    values.
-    """
-    return (0, 100) if metric.share or np.isnan(values).all() else None
-
-
 def _named(metric: Metric, *, first: bool = True) -> str:
     """Return the metric's name for a sentence, capitalised if it is the first word."""
     name = f"{metric.name[0].upper()}{metric.name[1:]}" if first else metric.name
@@ -403,22 +396,21 @@ def ledger(group: Group, number: int) -> Drawing | Missing:
     sent, failed = flows(run)
     if not sent:
         return Missing(group.name, "nothing moved")
-    clients = hops(run) or list(run.config["clients"])
     moved = [party for edge in sent for party in edge]
-    gone = [
-        party for party in moved if party != SERVER
-    ]  # a client that was forgotten took part, too
-    parties = [*dict.fromkeys([*clients, *gone]), *([SERVER] if SERVER in moved else [])]
-    total, largest = sum(sent.values()), max(sent.values())
+    # A client that was forgotten took part, too.
+    parties = list(dict.fromkeys([*(hops(run) or run.config["clients"]), *moved]))
+    if SERVER in parties:
+        parties.remove(SERVER)
+        parties.append(SERVER)
     note = (
-        f"Seed {run.recipe['seed']}: {size(total)} in all along {len(sent)} edges, at most "
-        f"{size(largest)} along one" + (f"; {failed} times nobody answered" if failed else "") + "."
+        f"Seed {run.recipe['seed']}: {size(sent.total())} in all along {len(sent)} edges, at most "
+        f"{size(max(sent.values()))} along one"
     )
+    if failed:
+        note += f"; {failed} times nobody answered"
     rows: list[list[Value]] = [[a, b, n] for (a, b), n in sorted(sent.items())]
-    draw = _graph if len(parties) <= _MOST_NODES else _matrix
-    return Drawing(
-        f"ledger-{number}", group.name, note, draw(parties, sent), ["from", "to", "bytes"], rows
-    )
+    header = ["from", "to", "bytes"]
+    return Drawing(f"ledger-{number}", group.name, f"{note}.", _matrix(parties, sent), header, rows)
 
 
 def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
@@ -432,55 +424,6 @@ def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
     return sent, failed
 
 
-def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
-    """Draw clients on a circle and the server in its centre; wider arrows mean more bytes."""
-    figure, axes = blank(4.4, 3.3)
-    around = [party for party in parties if party != SERVER]
-    angles = np.pi / 2 - 2 * np.pi * np.arange(len(around)) / len(around)
-    places = {
-        party: np.array([np.cos(a), np.sin(a)]) for party, a in zip(around, angles, strict=True)
-    }
-    places[SERVER] = np.zeros(2)
-    largest = max(sent.values())
-    crowd = min(1.0, 40 / len(sent))
-    for (source, target), moved in sorted(sent.items(), key=lambda item: item[1]):
-        share = moved / largest
-        arrow = FancyArrowPatch(
-            tuple(places[source]),
-            tuple(places[target]),
-            arrowstyle="-|>",
-            mutation_scale=9 + 5 * share,
-            shrinkA=10,
-            shrinkB=10,
-            connectionstyle="arc3,rad=0.12",
-            linewidth=0.5 + 2.5 * share * max(crowd, 0.4),
-            color=SERIES[0],
-            alpha=0.25 + 0.6 * share * crowd,
-        )
-        axes.add_patch(arrow)
-    for party in parties:
-        x, y = places[party]
-        server = party == SERVER
-        axes.plot(
-            x, y, "s" if server else "o", color=SERIES[1] if server else SERIES[0], markersize=11
-        )
-        axes.text(
-            x * 1.14,
-            y * 1.14 - (0.2 if server else 0),
-            cut(party, 16),
-            ha="center" if abs(x) < 0.3 else "left" if x > 0 else "right",
-            va="center",
-            color=INK,
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5, "alpha": 0.8}
-            if server
-            else None,
-        )
-    axes.set(xlim=(-1.8, 1.8), ylim=(-1.3, 1.3), xticks=[], yticks=[])
-    axes.set_aspect("equal")
-    bare(axes)
-    return figure
-
-
 def _matrix(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
     """Draw senders as rows and receivers as columns."""
     values = np.full((len(parties), len(parties)), np.nan)
@@ -492,10 +435,9 @@ def _matrix(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
 
 _NOTE = (
     "From counts, with 95 % intervals. A gap is the difference from all others of the column "
-    "together. Slope and "
-    "intercept are those of the label on the logit of the score: 1 and 0 if probabilities are "
-    "right. Shift is the "
-    "population stability index of the scores against the others; above 0.25 they differ much."
+    "together. Slope and intercept are those of the label on the logit of the score: 1 and 0 if "
+    "probabilities are right. Shift is the population stability index of the scores against the "
+    "others; above 0.25 they differ much."
 )
 
 
@@ -512,56 +454,47 @@ def failing(number: int, groups: Sequence[Group]) -> Iterator[PlainTable | Drawi
 
 def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
     """Return one row for each subgroup."""
-    every = [
-        (column, name, row)
-        for column, rows in found["groups"].items()
-        for name, row in rows.items()
-    ]
-    names: Mapping[str, bool] = found.get("shares", {})
-    slopes = any("recalibration" in row for _, _, row in every)
-    rows, data = [], []
-    for column, subgroup, row in every:
-        cells = [f"{column}: {subgroup}", str(row["samples"]), str(row.get("positives", "–"))]
-        cells += [cell(row, name, share=share).replace("\n", "; ") for name, share in names.items()]
-        if slopes:
-            cells.append(
-                "{:.2f}, {:+.2f}".format(*row["recalibration"]) if "recalibration" in row else "–"
-            )
-        rows.append(cells)
-        values: list[Value] = [column, subgroup, row["samples"], row.get("positives")]
-        for figure in names:
-            ends, gap = row.get("intervals", {}).get(figure), row.get("gaps", {}).get(figure, [])
-            values += [
-                row["values"].get(figure),
-                *(ends or (None, None)),
-                *(*gap, None, None, None)[:3],
-            ]
-        data.append(
-            [
-                *values,
-                *(row.get("recalibration") or (None, None)),
-            ]
-        )
+    rows = {
+        (column, subgroup): row
+        for column, groups in found["groups"].items()
+        for subgroup, row in groups.items()
+    }
+    figures: Mapping[str, bool] = found.get("shares", {})  # which are in percent
     header = ["subgroup", "samples", "positives"]
-    header += [f"{name} %" if share else name for name, share in names.items()]
-    if slopes:
-        header.append("slope, intercept")
-    ends = ("", "_low", "_high", "_gap", "_gap_low", "_gap_high")
-    numbers = [
-        "column",
-        *header[:3],
-        *(name + end for name in names for end in ends),
-        "slope",
-        "intercept",
+    header += [f"{figure} %" if share else figure for figure, share in figures.items()]
+    shown = [
+        [f"{column}: {subgroup}", str(row["samples"]), str(row.get("positives", "–"))]
+        + [cell(row, f, share=share).replace("\n", "; ") for f, share in figures.items()]
+        for (column, subgroup), row in rows.items()
     ]
-    at = (
-        f" Sensitivity and specificity at {found['threshold']:.4g}." if "threshold" in found else ""
-    )
-    untold = found.get("untold", {}).items()
-    left = "".join(
-        f" {column}: {n} samples in small subgroups are left out." for column, n in untold
-    )
-    return PlainTable(name, f"Subgroups: {title}", _NOTE + at + left, header, rows, numbers, data)
+    if any("recalibration" in row for row in rows.values()):
+        header.append("slope, intercept")
+        for cells, row in zip(shown, rows.values(), strict=True):
+            line = row.get("recalibration")
+            cells.append("{:.2f}, {:+.2f}".format(*line) if line else "–")
+    numbers = [_numbers(*place, row) for place, row in rows.items()]
+    names = list(dict.fromkeys(name for row in numbers for name in row))
+    note = _NOTE
+    if "threshold" in found:
+        note += f" Sensitivity and specificity at {found['threshold']:.4g}."
+    for column, left in found.get("untold", {}).items():
+        note += f" {column}: {left} samples in small subgroups are left out."
+    data = [[row.get(name) for name in names] for row in numbers]
+    return PlainTable(name, f"Subgroups: {title}", note, header, shown, names, data)
+
+
+def _numbers(column: str, subgroup: str, row: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the numbers of a subgroup by the names of their columns."""
+    found: dict[str, Value] = {"column": column, "subgroup": subgroup, "samples": row["samples"]}
+    found["positives"] = row.get("positives")
+    for figure, value in row["values"].items():
+        interval = row.get("intervals", {}).get(figure, ())
+        gap = row.get("gaps", {}).get(figure, ())
+        found[figure] = value
+        found |= zip((f"{figure}_low", f"{figure}_high"), interval, strict=False)
+        gaps = (f"{figure}_gap", f"{figure}_gap_low", f"{figure}_gap_high")
+        found |= zip(gaps, gap, strict=False)
+    return found | dict(zip(("slope", "intercept"), row.get("recalibration", ()), strict=False))
 
 
 def _calibration(number: int, groups: Sequence[Group]) -> Drawing | None:
@@ -576,23 +509,11 @@ def _calibration(number: int, groups: Sequence[Group]) -> Drawing | None:
     axes.plot([0, most], [0, most], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
     for group, points in known:
         _, scores, shares = zip(*points, strict=True)
-        axes.plot(
-            scores,
-            shares,
-            **line_style(group.place),
-            markersize=4,
-            linewidth=1.5,
-            label=shown(group.name),
-        )
+        style = line_style(group.place)
+        axes.plot(scores, shares, **style, markersize=4, linewidth=1.5, label=shown(group.name))
         rows += [[group.name, *point] for point in points]
     axes.set(xlabel="mean probability of the second class", ylabel="share of the second class")
     legend(figure, axes)
     note = "By tenths of the test samples, in order of their scores. On the dotted line probabilities are right."
-    return Drawing(
-        f"calibration-{number}",
-        "Calibration",
-        note,
-        figure,
-        ["method", "samples", "score", "share"],
-        rows,
-    )
+    header = ["method", "samples", "score", "share"]
+    return Drawing(f"calibration-{number}", "Calibration", note, figure, header, rows)

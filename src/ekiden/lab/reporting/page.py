@@ -17,14 +17,14 @@ from ekiden._version import __version__
 from ekiden.core.base.errors import UserError, visible
 from ekiden.core.base.files import disk_error
 from ekiden.core.data.samples import FederatedData
-from ekiden.lab.describe import counts, held_names, picture
+from ekiden.lab.describe import counts, held_names
 from ekiden.lab.reporting.figures import (
     by_client,
     by_group,
     curves,
     failing,
     forgetting,
-    heat,
+    holders,
     ledger,
 )
 from ekiden.lab.reporting.runs import Found, Group, Opened, Opener, accuracies, collect
@@ -40,7 +40,6 @@ from ekiden.lab.reporting.style import (
 )
 from ekiden.lab.reporting.tables import (
     PlainTable,
-    ResultTable,
     commands,
     costs,
     environments,
@@ -50,7 +49,7 @@ from ekiden.lab.reporting.tables import (
 from ekiden.runs.clock import Devices
 from ekiden.runs.result import ModelSource
 
-Item = ResultTable | PlainTable | Drawing | Heading | Missing
+Item = PlainTable | Drawing | Heading | Missing
 Say = Callable[[str], None]
 _PARTS = ("figures", "data", "index.html")
 _MADE_BY = '<meta name="generator" content="ekiden report">'
@@ -108,7 +107,6 @@ def compose(
     yield _section("left-out", "Left out", "Left out", "", _left_out(found.left_out))
 
 
-_MOST_BUBBLES = 24  # clients in the drawing of `ekiden data`; more are a heat map
 _COST = (
     "Accuracy (or another metric that heads its column) is measured on the union of all clients' "
     "test data; for "
@@ -121,13 +119,13 @@ _COST = (
 _CURVES = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
 _FAILS = "Where it fails: clients, domains, classes, subgroups"
 _GROUPS = "The first seed of each method. The command ekiden evaluate RUN --by COLUMN adds tables of subgroups."
-_DATA = "Training and validation samples of each class at each client; a larger mark means more."
+_DATA = "Training and validation samples of each class at each client; a brighter cell means more."
 _FORGETTING = (
     "Accuracy on every client's test data after each hop. Mean forgetting: how far the accuracy at "
     "the end is below "
     "the best since the client trained, averaged over all clients but the last."
 )
-_LEDGER = "Bytes over the whole run; a wider and darker arrow means more."
+_LEDGER = "Bytes over the whole run, from the party of the row to that of the column."
 
 
 def _section(key: str, short: str, title: str, intro: str, items: Iterable[Item | None]) -> Section:
@@ -216,20 +214,13 @@ def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
     for group, run in opened.items():
         first.setdefault(group.setting, (group, run))
     for number, (setting, (group, run)) in enumerate(first.items(), 1):
-        held, classes = counts(run.data), held_names(run.data)
-        if len(run.data.clients) > _MOST_BUBBLES:
-            clients = [client.name for client in run.data.clients]
-            figure, _ = heat(
-                held.T.astype(float), classes, clients, unit="samples", labels=("class", "client")
-            )
-        else:
-            figure = picture(run.data)
-            figure.axes[0].set_title("")
         rows: list[list[Value]] = [
-            [c.name, *map(int, n)] for c, n in zip(run.data.clients, held, strict=True)
+            [client.name, *map(int, held)]
+            for client, held in zip(run.data.clients, counts(run.data), strict=True)
         ]
+        header = ["client", *held_names(run.data)]
         note = f"Seed {group.first.recipe['seed']}."
-        yield Drawing(f"holds-{number}", setting, note, figure, ["client", *classes], rows)
+        yield Drawing(f"holds-{number}", setting, note, holders(run.data), header, rows)
 
 
 def _by_setting(
@@ -277,7 +268,7 @@ def _left_out(folders: Sequence[tuple[Path, str]]) -> list[Item]:
 class View:
     """An item as the template shows it."""
 
-    kind: str  # figure, results, table or missing
+    kind: str  # figure, table, heading or missing
     item: Any  # the item itself
     csv: str = ""  # a link that downloads the numbers
     svg: str = ""  # the figure as SVG, if there is one
@@ -339,19 +330,14 @@ def _check(out: Path) -> None:
 
 def _view(item: Item, folder: Path) -> View:
     """Write the files of an item."""
-    if isinstance(item, (Missing, Heading)):
-        return View(type(item).__name__.lower(), item)
     if isinstance(item, Drawing):
         svg, numbers = publish(item, folder)
         return View("figure", item, numbers, svg)
-    header, rows = (
-        item.csv()
-        if isinstance(item, ResultTable)
-        else (item.numbers or item.header, item.data or item.rows)
-    )
-    table = as_csv(header, rows)
-    (folder / "data" / f"{item.name}.csv").write_text(table, encoding="utf-8")
-    return View("results" if isinstance(item, ResultTable) else "table", item, data_uri(table))
+    if isinstance(item, PlainTable):
+        table = as_csv(item.numbers or item.header, item.data or item.rows)
+        (folder / "data" / f"{item.name}.csv").write_text(table, encoding="utf-8")
+        return View("table", item, data_uri(table))
+    return View(type(item).__name__.lower(), item)
 
 
 def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) -> str:

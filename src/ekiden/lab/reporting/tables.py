@@ -3,20 +3,26 @@ machine of each run.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.engine.folder import read_lines
 from ekiden.core.engine.method import Method
 from ekiden.core.training.private import spent_epsilon
 from ekiden.lab.reporting.runs import Found, Group
 from ekiden.lab.reporting.style import Value
-from ekiden.lab.tables.experiment import Experiment, Published
-from ekiden.lab.tables.verdicts import CellResult, Comparison, Contrast, contrasts, ranks, verdict
+from ekiden.lab.tables.experiment import Experiment
+from ekiden.lab.tables.verdicts import (
+    CellResult,
+    Contrast,
+    contrasts,
+    ours,
+    ranks,
+    scaled_down,
+    verdict,
+)
 from ekiden.runs.plan import Plan, stored
 from ekiden.runs.summary import Summary, duration, size, spread
 
@@ -46,112 +52,80 @@ _PAIRED = (
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One cell of a result table, in per cent."""
-
-    mean: float  # mean over the seeds
-    std: float | None  # sample standard deviation; None for one seed
-    seeds: int  # number of seeds
-    rank: int = 0  # 1 for the best of the compared methods, 2 for the second, otherwise 0
-    metric: str = "accuracy"  # what was measured
-    published: Published | None = None  # the printed value
-    verdict: str = ""  # result of the comparison with the printed value
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus theirs in standard errors; None if that is not known or 0."""
-        return (
-            Comparison(self.mean, self.std, self.seeds, self.published).t
-            if self.published
-            else None
-        )
-
-    @property
-    def unit(self) -> str:
-        """What the metric is, or what it was measured on, if it is not the accuracy on the union of
-        the test data.
-        """
-        return METRICS.get(self.metric, "" if self.metric == "accuracy" else self.metric)
-
-    @property
-    def beside(self) -> str:
-        """The printed value and our difference from it."""
-        if self.published is None:
-            return ""
-        spread = "" if self.published.std is None else f" ± {self.published.std:.2f}"
-        points = self.mean - self.published.mean
-        far = (
-            f"{points:+.2f} points"
-            if self.difference is None
-            else f"{self.difference:+.1f} standard errors"
-        )
-        return f"published {self.published.mean:.2f}{spread}; {far}"
-
-
-@dataclass(frozen=True)
-class ResultTable:
-    """Rows and columns of a published table, or methods by data sets."""
-
-    name: str  # name of its file
-    title: str  # the heading
-    columns: Sequence[str]  # names of the columns
-    rows: Sequence[
-        tuple[str, Sequence[Entry | str]]
-    ]  # name, and one entry per column; a text if there is no value
-    notes: Sequence[str]  # how to read the table and what to know about it, one paragraph each
-    link: str = ""  # address of the publication
-
-    def csv(self) -> tuple[list[str], list[list[Value]]]:
-        """Return one line per entry."""
-        header = [
-            "row",
-            "column",
-            "mean",
-            "std",
-            "seeds",
-            "metric",
-            "rank",
-            "published",
-            "published_std",
-        ]
-        lines: list[list[Value]] = []
-        for name, entries in self.rows:
-            for column, e in zip(self.columns, entries, strict=True):
-                if isinstance(e, Entry):
-                    printed = (e.published.mean, e.published.std) if e.published else (None, None)
-                    numbers = (e.mean, e.std, e.seeds, e.metric, e.rank or None)
-                    lines.append([name, column, *numbers, *printed, e.difference, e.verdict])
-        return [*header, "difference_in_standard_errors", "verdict"], lines
-
-
-@dataclass(frozen=True)
 class PlainTable:
-    """Any other table; the first column is the name of the row."""
+    """A table; the first column is the name of the row.
+
+    Parts of a text after "; " are shown below each other.
+    """
 
     name: str  # name of its file
     title: str  # the heading
-    note: str  # what the columns mean
+    note: str  # what the columns mean; one paragraph a line
     header: Sequence[str]  # names of the columns
     rows: Sequence[Sequence[str]]  # the texts that are shown
-    numbers: Sequence[
-        str
-    ] = ()  # names of the numbers in the CSV file, if these differ from the header
-    data: Sequence[Sequence[Value]] = ()  # these numbers
+    # names of the numbers in the CSV file, if these differ from the header, and these numbers
+    numbers: Sequence[str] = ()
+    data: Sequence[Sequence[Value]] = ()
     texts: frozenset[int] = frozenset()  # columns of text, which are left-aligned and may wrap
+    # of cells, by row and column: "best" and "second" of the compared methods
+    marks: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    link: str = ""  # address of the publication
 
 
-def results(found: Found) -> list[ResultTable | PlainTable]:
+class _Result(NamedTuple):
+    """A cell of a table of results."""
+
+    text: str
+    rank: int = 0  # 1 for the best of the compared methods, 2 for the second
+    numbers: Sequence[Value] = ()  # see `_RESULT`; none if there is no value
+
+
+_RESULT = (
+    *("row", "column", "mean", "std", "seeds", "metric", "rank", "published", "published_std"),
+    *("difference_in_standard_errors", "verdict"),
+)
+
+
+def results(found: Found) -> list[PlainTable]:
     """Return a table for each sweep, with its paired differences, and one table for runs that
     belong to no sweep.
     """
-    tables: list[ResultTable | PlainTable] = []
+    tables: list[PlainTable] = []
     for number, (sweep, done) in enumerate(found.sweeps, 1):
         tables.append(_published(number, sweep.experiment, done))
-        compared = contrasts(sweep.experiment, done)
-        tables += [
-            _paired(f"paired-{number}-{i}", contrast) for i, contrast in enumerate(compared, 1)
-        ]
-    return tables + ([_loose(len(found.sweeps) + 1, found.loose)] if found.loose else [])
+        for i, contrast in enumerate(contrasts(sweep.experiment, done), 1):
+            tables.append(_paired(f"paired-{number}-{i}", contrast))
+    if found.loose:
+        tables.append(_loose(len(found.sweeps) + 1, found.loose))
+    return tables
+
+
+def _results(
+    number: int,
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cells: Mapping[tuple[str, str], _Result],
+    note: str,
+    link: str = "",
+) -> PlainTable:
+    """Return a table of these cells, by row and column."""
+    places = {
+        (i, j): found
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns, 1)
+        if (found := cells.get((row, column)))
+    }
+    marks = {place: ("best", "second")[one.rank - 1] for place, one in places.items() if one.rank}
+    texts = []
+    for row in rows:
+        there = [cells.get((row, column), _Result("–")) for column in columns]
+        texts.append([row, *(one.text for one in there)])
+    data = [[*place, *one.numbers] for place, one in cells.items() if one.numbers]
+    name = f"results-{number}"
+    return PlainTable(
+        name, title, note, ["", *columns], texts, _RESULT, data, marks=marks, link=link
+    )
 
 
 def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
@@ -161,78 +135,64 @@ def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
     header += [f"worst client{metric.unit}", "moved", "forward", "backward"]
     rows, data = [], []
     for group in groups:
-        shares = [
-            group.values(key, group.shown.scale)
-            for key in (metric.name, "client_mean", "client_worst")
-        ]
-        work = [mean(group.values(key)) for key in ("bytes", "forward", "backward")]
+        named = (metric.name, "client_mean", "client_worst")
+        shares = [group.values(key, group.shown.scale) for key in named]
+        moved, *passes = (mean(group.values(key)) for key in ("bytes", "forward", "backward"))
         seconds = mean(run.seconds for run in group.runs)
-        shown = [spread(values) or "–" for values in shares]
-        passes = [f"{w:,.0f}" for w in work[1:]]
-        rows.append(
-            [group.name, str(len(group.runs)), *shown, size(work[0]), *passes, duration(seconds)]
-        )
+        cells = [group.name, str(len(group.runs)), *(spread(values) or "–" for values in shares)]
+        rows.append([*cells, size(moved), *(f"{n:,.0f}" for n in passes), duration(seconds)])
         means = [mean(values) if values else None for values in shares]
-        data.append([group.name, len(group.runs), *means, *work, seconds])
-    numbers = [
-        "method",
-        "seeds",
-        metric.name,
-        "client_mean",
-        "client_worst",
-        "bytes",
-        "forward",
-        "backward",
-        "seconds",
-    ]
+        data.append([group.name, len(group.runs), *means, moved, *passes, seconds])
+    numbers = ["method", "seeds", *named, "bytes", "forward", "backward", "seconds"]
     return PlainTable(f"cost-{number}", setting, "", [*header, "time"], rows, numbers, data)
 
 
-def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) -> ResultTable:
+def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) -> PlainTable:
     """Return our values next to the printed ones."""
     places = ranks(experiment, done)
-    entries: dict[tuple[str, str], Entry | str] = {}
+    cells = {}
     for result in done:
-        cell = result.cell
-        place = places.get(cell.slug, 0)
-        entries[cell.row, cell.column] = (
-            Entry(
-                result.mean,
-                result.std,
-                len(result.runs),
-                place if place <= 2 else 0,
-                cell.metric,
-                cell.published,
-                verdict(result, experiment).split(":")[0] if cell.published else "",
-            )
-            if result.runs
-            else ("cannot be run" if cell.skip else "not run")
-            + (f"; published {cell.published.mean:.2f}" if cell.published else "")
+        place = places.get(result.cell.slug, 0)
+        cells[result.cell.row, result.cell.column] = _compared(
+            result, place if place <= 2 else 0, experiment
         )
-    rows = [
-        (row, [entries.get((row, column), "") for column in experiment.columns])
-        for row in experiment.rows
-    ]
-    scaled = sorted({str(s) for result in done for s in result.cell.scaled})
-    why = sorted({result.cell.differs for result in done if result.runs and result.cell.differs})
-    best = f"Best of a {'column' if experiment.methods_in_rows else 'row'} bold, second underlined."
-    reading = [_HOW, best, _ERROR if any(result.cell.published for result in done) else ""]
-    about = [
-        f"Source: {experiment.source}." if experiment.source else "",
-        f"Scaled down (budget {experiment.budget}): {', '.join(scaled)}; {len(experiment.seeds)} "
-        "of "
-        f"{experiment.all_seeds} seeds."
-        if scaled or len(experiment.seeds) < experiment.all_seeds
-        else "",
-        f"Not comparable with print: {'; '.join(filter(None, [experiment.differs, *why]))}."
-        if experiment.differs or why
-        else "",
-        experiment.note,
-    ]
-    notes = [" ".join(" ".join(lines).split()) for lines in (reading, about)]
-    return ResultTable(
-        f"results-{number}", experiment.title, experiment.columns, rows, notes, experiment.link
-    )
+    compared = "column" if experiment.methods_in_rows else "row"
+    notes = [_HOW, f" Best of a {compared} bold, second underlined."]
+    if any(result.cell.published for result in done):
+        notes.append(f" {_ERROR}")
+    about = [experiment.note]
+    if reasons := [one.cell.differs for one in done if one.runs] + [experiment.differs]:
+        why = "; ".join(sorted(filter(None, set(reasons))))
+        about.insert(0, f"Not comparable with print: {why}." if why else "")
+    if scaled := scaled_down(experiment):
+        about.insert(0, f"Scaled down (budget {experiment.budget}): {scaled}.")
+    if experiment.source:
+        about.insert(0, f"Source: {experiment.source}.")
+    note = "".join(notes) + "\n" + " ".join(filter(None, about))
+    columns, link = experiment.columns, experiment.link
+    return _results(number, experiment.title, experiment.rows, columns, cells, note, link)
+
+
+def _compared(result: CellResult, rank: int, experiment: Experiment) -> _Result:
+    """Return what a cell of a sweep shows."""
+    cell, printed = result.cell, result.cell.published
+    if not result.runs:
+        text = "cannot be run" if cell.skip else "not run"
+        return _Result(f"{text}; published {printed.mean:.2f}" if printed else text)
+    parts = [ours(result), _unit(cell.metric)]
+    numbers = [result.mean, result.std, len(result.runs), cell.metric, rank or None]
+    if compared := result.comparison:
+        said = verdict(result, experiment).partition(":")[0]
+        parts += [compared.beside, said]
+        numbers += [compared.printed.mean, compared.printed.std, compared.t, said]
+    return _Result("; ".join(filter(None, parts)), rank, numbers)
+
+
+def _unit(metric: str) -> str:
+    """Return what a metric is, or what it was measured on, if it is not the accuracy on the union
+    of the test data.
+    """
+    return METRICS.get(metric, "" if metric == "accuracy" else metric)
 
 
 def _paired(name: str, contrast: Contrast) -> PlainTable:
@@ -248,64 +208,47 @@ def _paired(name: str, contrast: Contrast) -> PlainTable:
     return PlainTable(name, contrast.title, note, contrast.header, contrast.rows, numbers, data)
 
 
-def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
+def _loose(number: int, groups: Sequence[Group]) -> PlainTable:
     """Return methods by data, in the order in which they first appear."""
-    names, columns = (
-        list(dict.fromkeys(getattr(g, part) for g in groups)) for part in ("name", "setting")
-    )
-    entries: dict[tuple[str, str], Entry] = {}
-    for column in columns:
-        inside = [g for g in groups if g.setting == column]
+    rows = list(dict.fromkeys(group.name for group in groups))
+    settings = list(dict.fromkeys(group.setting for group in groups))
+    cells = {}
+    guesses = []
+    for setting in settings:
+        inside = [g for g in groups if g.setting == setting]
         metric = inside[0].shown
-        alike = [g for g in inside if g.shown.name == metric.name]
-        order = sorted(
-            {mean(g.values(metric.name)) for g in alike if not g.yardstick}, reverse=metric.higher
-        )[:2]
+        rivals = [g for g in inside if g.shown.name == metric.name and not g.yardstick]
+        order = sorted({mean(g.values(metric.name)) for g in rivals}, reverse=metric.higher)
+        best = order[:2] if len(inside) > 1 else []
         for group in inside:
             values = group.values(group.shown.name, group.shown.scale)
-            ours = mean(group.values(group.shown.name))
-            rank = (
-                order.index(ours) + 1
-                if ours in order and not group.yardstick and len(inside) > 1
-                else 0
-            )
+            score = mean(group.values(group.shown.name))
+            rank = 1 + best.index(score) if group in rivals and score in best else 0
+            text = "; ".join(filter(None, (spread(values), _unit(group.shown.name))))
             std = stdev(values) if len(values) > 1 else None
-            entries[group.name, column] = Entry(
-                mean(values), std, len(values), rank, group.shown.name
-            )
-    rows = [(name, [entries.get((name, column), "–") for column in columns]) for name in names]
+            numbers = (mean(values), std, len(values), group.shown.name, rank or None)
+            cells[group.name, setting] = _Result(text, rank, numbers)
+        for group in inside:
+            if group.shown.name == "accuracy" and (shares := group.values("majority", 100)):
+                guesses.append(f"{setting} {mean(shares):.2f}")
+                break
     how = _HOW if all(g.shown.name == "accuracy" for g in groups) else _HEADLINE
     note = f"{how} Best of a column bold, second underlined; methods that pool the data are not ranked."
-    known = {
-        g.setting: g.values("majority", 100)
-        for g in groups
-        if g.shown.name == "accuracy" and g.values("majority")
-    }
-    if known:
-        guesses = ", ".join(f"{setting} {mean(shares):.2f}" for setting, shares in known.items())
-        note += f" Always giving the commonest class: {guesses}."
-    return ResultTable(f"results-{number}", "Runs" if number > 1 else "", columns, rows, [note])
+    if guesses:
+        note += f" Always giving the commonest class: {', '.join(guesses)}."
+    return _results(number, "Runs" if number > 1 else "", rows, settings, cells, note)
 
 
 def commands(found: Found) -> PlainTable:
-    """Return one row per run: the command that repeats it, and the command that was typed."""
+    """Return one row per run: the command that repeats it."""
     rows = []
     for group in found.groups:
         for run in group.runs:
-            typed = dict.fromkeys(
-                _typed(row.get("command")) for row in _lines(run.folder / "attempts.jsonl")
-            )
-            cells = [
-                group.name,
-                str(run.recipe["seed"]),
-                str(run.folder),
-                _repeat(run),
-                "; ".join(typed),
-            ]
+            cells = [group.name, str(run.recipe["seed"]), str(run.folder), _repeat(run)]
             rows.append([*cells, duration(run.seconds)])
-    note = "The command that repeats a run alone, bit for bit on the same kind of machine; and what was typed."
-    header = ["method", "seed", "folder", "repeat it by", "typed", "time"]
-    return PlainTable("commands", "Commands", note, header, rows, texts=frozenset({2, 3, 4}))
+    note = "The command that repeats a run alone, bit for bit on the same kind of machine."
+    header = ["method", "seed", "folder", "repeat it by", "time"]
+    return PlainTable("commands", "Commands", note, header, rows, texts=frozenset({2, 3}))
 
 
 def promises(found: Found) -> list[PlainTable]:
@@ -315,15 +258,12 @@ def promises(found: Found) -> list[PlainTable]:
         for run in group.runs:
             if told := run.config.get("privacy"):
                 noise = max(one["noise"] for one in told["clients"].values())
-                bound = [
-                    spent_epsilon(told["epsilon"]),
-                    f"{told['delta']:g}",
-                    f"{told['clip']:g}",
-                    f"{noise:.3g}",
-                ]
-                rows.append(
-                    [group.name, str(run.recipe["seed"]), *bound, str(told.get("honest", 1))]
-                )
+                bound = [spent_epsilon(told["epsilon"]), f"{told['delta']:g}", f"{told['clip']:g}"]
+                honest = str(told.get("honest", 1))
+                seed = str(run.recipe["seed"])
+                rows.append([group.name, seed, *bound, f"{noise:.3g}", honest])
+    if not rows:
+        return []
     note = (
         "Differential privacy of each training sample, for each silo and the whole run: ε at δ, "
         "the norm to which "
@@ -331,7 +271,7 @@ def promises(found: Found) -> list[PlainTable]:
         "that must add theirs."
     )
     header = ["method", "seed", "ε", "δ", "clip", "noise", "honest silos"]
-    return [PlainTable("privacy", "Differential privacy", note, header, rows)] if rows else []
+    return [PlainTable("privacy", "Differential privacy", note, header, rows)]
 
 
 def environments(found: Found) -> PlainTable:
@@ -339,15 +279,13 @@ def environments(found: Found) -> PlainTable:
     made: dict[tuple[str, ...], list[str]] = {}
     for group in found.groups:
         for run in group.runs:
-            made.setdefault(_environment(run), []).append(
-                f"{group.name} (seed {run.recipe['seed']})"
-            )
+            name = f"{group.name} (seed {run.recipe['seed']})"
+            made.setdefault(_environment(run), []).append(name)
     rows = [[*environment, ", ".join(runs)] for environment, runs in made.items()]
     header = ["Ekiden", "Python", "torch", "platform", "cores", "GPU", "runs"]
     note = "What the runs were made on."
-    return PlainTable(
-        "environments", "Environments", note, header, rows, texts=frozenset({3, 5, 6})
-    )
+    texts = frozenset({3, 5, 6})
+    return PlainTable("environments", "Environments", note, header, rows, texts=texts)
 
 
 def command(plan: Plan[Method]) -> str:
@@ -357,12 +295,12 @@ def command(plan: Plan[Method]) -> str:
 
 def _flags(settings: Any) -> Iterator[str]:
     """Yield the flags of what differs from its default, also in parts of settings."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
+    for one in fields(settings):
+        value = getattr(settings, one.name)
         if is_dataclass(value):
             yield from _flags(value)
-        elif value != _default(field):
-            yield from _flag(field.name.replace("_", "-"), value)
+        elif value != _default(one):
+            yield from _flag(one.name.replace("_", "-"), value)
 
 
 def _repeat(run: Summary) -> str:
@@ -372,29 +310,10 @@ def _repeat(run: Summary) -> str:
         return "between machines" if run.config.get("on") else "from Python, with data of its own"
 
 
-def _typed(argv: Any) -> str:
-    """Return the command that was typed, without the path of the installed program."""
-    if not isinstance(argv, list) or not argv:
-        return ""
-    program, *rest = map(str, argv)
-    name = Path(program).name
-    return shlex.join(["ekiden" if name == "cli.py" else name, *rest])
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file, or nothing if it is damaged."""
-    try:
-        return [row for row in read_lines(file) if isinstance(row, dict)]
-    except UserError:
-        return []
-
-
 def _environment(run: Summary) -> tuple[str, ...]:
-    values = (run.environment.get(key) for key in ("python", "torch", "platform", "cores", "gpu"))
-    return (
-        str(run.config.get("ekiden", "")),
-        *("–" if value is None else str(value) for value in values),
-    )
+    values = [run.environment.get(key) for key in ("python", "torch", "platform", "cores", "gpu")]
+    texts = ("–" if value is None else str(value) for value in values)
+    return (str(run.config.get("ekiden", "")), *texts)
 
 
 def _default(field: "Field[Any]") -> Any:

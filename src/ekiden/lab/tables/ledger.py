@@ -2,17 +2,15 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterable, Sequence
 from statistics import mean
 from textwrap import fill
 
 from ekiden.core.base.errors import UserError, counted
-from ekiden.lab.tables.experiment import PAPER, Experiment
+from ekiden.lab.tables.experiment import Experiment
 from ekiden.lab.tables.sweep import Sweep, failures
 from ekiden.lab.tables.verdicts import (
     CellResult,
-    Comparison,
     Contrast,
     as_printed,
     collect,
@@ -20,6 +18,8 @@ from ekiden.lab.tables.verdicts import (
     names,
     obstacle,
     ours,
+    scaled_down,
+    verdict,
 )
 from ekiden.runs.summary import duration, metric_of, size
 
@@ -27,40 +27,9 @@ _TITLES = ("row", "column", "ours", "seeds", "sent", "passes")
 _COMPARED = ("printed", "difference", "t (limit)", "verdict")
 
 
-@dataclass(frozen=True)
-class Line:
-    """A cell that has been run, as text. The attributes are the columns of the table, from left to
-    right.
-    """
-
-    row: str
-    column: str
-    ours: str
-    seeds: str
-    sent: str
-    passes: str
-    printed: str = "-"
-    difference: str = ""
-    t: str = ""
-    verdict: str = "not printed"
-
-
-def judgement(compared: Comparison, reason: str) -> dict[str, str]:
-    """Return the columns of a line that compare our value with the printed one."""
-    beside = {"printed": as_printed(compared.printed), "difference": f"{compared.difference:+.2f}"}
-    if reason:
-        return beside | {"verdict": f"not comparable: {reason}"}
-    t = "" if compared.t is None else f"{compared.t:+.2f} ({compared.limit:.2f})"
-    return beside | {"t": t, "verdict": compared.verdict}
-
-
-def table(lines: Sequence[Line]) -> list[str]:
-    """Return the lines of a table, without the comparison if nothing was printed."""
-    titles = [*_TITLES]
-    if any(line.printed != "-" for line in lines):
-        titles += _COMPARED
-    rows = [table_row(astuple(line)[: len(titles)]) for line in lines]
-    return [table_row(titles), "|---" * len(titles) + "|", *rows]
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    return [table_row(titles), "|---" * len(titles) + "|", *map(table_row, rows)]
 
 
 def runs_line(experiment: Experiment) -> list[str]:
@@ -99,18 +68,24 @@ def section(sweep: Sweep, *more: Sweep) -> str:
     lines = [f"## {experiment.title}", ""]
     lines += [f"Printed: {source}.", ""] if source else []
     lines += [f"    {sweep.command}", ""]
-    lines += [_budget(sweep), ""]
+    budget = "Budget: nothing scaled."
+    if scaled := scaled_down(experiment):
+        budget = f"Budget {experiment.budget}: {scaled}."
+    lines += [budget, ""]
     if experiment.note:
         note = fill(experiment.note, 118, break_on_hyphens=False)
         lines += [re.sub("^#", r"\\#", note, flags=re.MULTILINE), ""]
     if done:
-        lines += [*runs_line(experiment), *table([_line(r, sweep) for r in done])]
-        lines += [
-            "",
-            f"{len(done)} of {len(results)} cells, {sum(len(r.runs) for r in done)} "
-            f"runs{_origins(done)}; "
-            f"{_environment(done)}.",
-        ]
+        titles = [*_TITLES]
+        if any(result.cell.published for result in done):
+            titles += _COMPARED
+        rows = [line(result, experiment)[: len(titles)] for result in done]
+        runs = sum(len(result.runs) for result in done)
+        lines += [*runs_line(experiment), *table(titles, rows), ""]
+        lines.append(
+            f"{len(done)} of {len(results)} cells, {runs} runs{_origins(done)}; "
+            f"{_environment(done)}."
+        )
     else:
         lines.append("No run is finished.")
     notes: dict[str, list[str]] = {}
@@ -136,94 +111,54 @@ def section(sweep: Sweep, *more: Sweep) -> str:
 
 def _intervals(results: Sequence[CellResult], experiment: Experiment) -> list[str]:
     """Return a table of 95 % intervals of the metric, where runs have them."""
-    ends: dict[str, dict[str, str]] = {}
-    metrics = {result.cell.metric for result in results}
+    found: dict[str, dict[str, str]] = {}
     for result in results:
         name, figures = result.cell.metric, [run.last.get("figures", {}) for run in result.runs]
-        if (
-            result.cell.plan
-            and not result.cell.plan.tune
-            and all(name in f.get("intervals", {}) for f in figures)
-        ):
+        tuned = result.cell.plan is not None and result.cell.plan.tune
+        if not tuned and all(name in f.get("intervals", {}) for f in figures):
             each = [(f["values"][name], *f["intervals"][name]) for f in figures]
             scale = metric_of(result.runs[0], name).scale
             value, low, high = (scale * mean(numbers) for numbers in zip(*each, strict=True))
             row, column = names(result.cell, experiment)
-            ends.setdefault(row, {})[column] = f"{value:.2f} ({low:.2f} to {high:.2f})"
-    if not ends:
+            found.setdefault(row, {})[column] = f"{value:.2f} ({low:.2f} to {high:.2f})"
+    if not found:
         return []
-    columns = list(dict.fromkeys(column for row in ends.values() for column in row))
-    rows = [
-        table_row([row, *(found.get(column, "") for column in columns)])
-        for row, found in ends.items()
-    ]
+    columns = list(dict.fromkeys(column for cells in found.values() for column in cells))
+    rows = [[row, *(cells.get(column, "") for column in columns)] for row, cells in found.items()]
     title = "**From counts of silos, with 95 % intervals over test samples; means over the seeds**"
-    remark = (
-        ["", "A C-index from counts compares samples of one silo only."]
-        if "c_index" in metrics
-        else []
-    )
-    return [
-        "",
-        title,
-        "",
-        table_row(["", *columns]),
-        "|---" * (len(columns) + 1) + "|",
-        *rows,
-        *remark,
-    ]
+    lines = ["", title, "", *table(["", *columns], rows)]
+    if any(result.cell.metric == "c_index" for result in results):
+        lines += ["", "A C-index from counts compares samples of one silo only."]
+    return lines
 
 
 def _contrast(contrast: Contrast) -> list[str]:
-    return [
-        f"**{contrast.title}**",
-        "",
-        table_row(contrast.header),
-        "|---" * len(contrast.header) + "|",
-        *map(table_row, contrast.rows),
-        "",
-        fill(contrast.behind, 118, break_on_hyphens=False),
-    ]
+    behind = fill(contrast.behind, 118, break_on_hyphens=False)
+    return [f"**{contrast.title}**", "", *table(contrast.header, contrast.rows), "", behind]
 
 
-def _budget(sweep: Sweep) -> str:
-    experiment = sweep.experiment
-    if experiment.budget == PAPER:
-        return "Budget: nothing scaled."
-    scaled = sorted({str(s) for cell in experiment.cells for s in cell.scaled})
-    seeds = f"{len(experiment.seeds)} of {experiment.all_seeds} seeds"
-    return f"Budget {experiment.budget}: {', '.join([*scaled, seeds])}."
-
-
-def _line(result: CellResult, sweep: Sweep) -> Line:
+def line(result: CellResult, experiment: Experiment) -> list[str]:
+    """Return a cell that has been run, as the texts of the columns of the table."""
     seeds = ", ".join(str(run.recipe["seed"]) for run in result.runs)
     last = [run.last for run in result.runs]
-    sent, passes = (
-        mean(row["bytes"] for row in last),
-        mean(row["forward"] + 2 * row["backward"] for row in last),
-    )
-    line = Line(
-        *names(result.cell, sweep.experiment),
-        ours(result),
-        seeds,
-        size(sent),
-        f"{passes / 1e6:,.3g}",
-    )
-    if result.comparison is None:
-        return line
-    return replace(line, **judgement(result.comparison, obstacle(result.cell, sweep.experiment)))
+    sent = size(mean(row["bytes"] for row in last))
+    passes = mean(row["forward"] + 2 * row["backward"] for row in last)
+    cells = [*names(result.cell, experiment), ours(result), seeds, sent, f"{passes / 1e6:,.3g}"]
+    compared = result.comparison
+    if compared is None:
+        return [*cells, "-", "", "", "not printed"]
+    t = ""
+    if compared.t is not None and not obstacle(result.cell, experiment):
+        t = f"{compared.t:+.2f} ({compared.limit:.2f})"
+    far = f"{compared.difference:+.2f}"
+    return [*cells, as_printed(compared.printed), far, t, verdict(result, experiment)]
 
 
 def _origins(results: Sequence[CellResult]) -> str:
     """Say how many of the runs were made for other experiments."""
-    origins = Counter(
-        of for r in results for run in r.runs if (of := run.config.get("sweep", {}).get("of"))
-    )
-    return (
-        f", {', '.join(f'{n} of them from {of}' for of, n in sorted(origins.items()))}"
-        if origins
-        else ""
-    )
+    sweeps = [run.config.get("sweep", {}) for result in results for run in result.runs]
+    origins = Counter(sweep["of"] for sweep in sweeps if sweep.get("of"))
+    return "".join(f", {n} of them from {of}" for of, n in sorted(origins.items()))
 
 
 def _environment(results: Sequence[CellResult]) -> str:
@@ -231,12 +166,9 @@ def _environment(results: Sequence[CellResult]) -> str:
     runs = [run for result in results for run in result.runs]
     versions = set()
     for run in runs:
-        given = run.environment  # empty if it could not be read
-        device = (
-            given.get("gpu") or "CPU" if run.config["hardware"].get("device") != "cpu" else "CPU"
-        )
-        versions.add(
-            f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch "
-            f"{given.get('torch') or 'unknown'}, {device}"
-        )
-    return f"{'; '.join(sorted(versions))}; {duration(sum(run.seconds for run in runs))} of computing in all"
+        device, torch = "CPU", run.environment.get("torch") or "unknown"
+        if run.config["hardware"].get("device") != "cpu":
+            device = run.environment.get("gpu") or device
+        versions.add(f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch {torch}, {device}")
+    seconds = duration(sum(run.seconds for run in runs))
+    return f"{'; '.join(sorted(versions))}; {seconds} of computing in all"

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from ekiden.core.engine.method import Method
-from ekiden.lab.tables.experiment import METRICS, Cell, Experiment, Published
+from ekiden.lab.tables.experiment import METRICS, PAPER, Cell, Experiment, Published
 from ekiden.lab.tables.sweep import Sweep
 from ekiden.runs.summary import Summary, headline, metric_of, value_of
 
@@ -30,9 +30,7 @@ class Comparison:
     mean: float  # mean of our runs
     std: float | None  # sample standard deviation of our runs, None for a single run
     runs: int  # number of our runs
-    printed: (
-        Published  # the printed value. If its spread or number of runs is not known, ours is used.
-    )
+    printed: Published  # if its spread or number of runs is not known, ours is used
 
     @property
     def difference(self) -> float:
@@ -64,12 +62,10 @@ class Comparison:
         if (errors := self._errors) is None or not self.error:
             return None
         counts = (self.runs, self.printed.runs or self.runs)
-        if self.printed.std is None or counts[1] == 1:
-            freedom = float(counts[0] - 1)
-        else:
-            freedom = self.error**4 / sum(
-                e**4 / (n - 1) for e, n in zip(errors, counts, strict=True)
-            )
+        freedom = float(self.runs - 1)
+        if self.printed.std is not None and counts[1] > 1:
+            parts = (e**4 / (n - 1) for e, n in zip(errors, counts, strict=True))
+            freedom = self.error**4 / sum(parts)
         return float(stdtrit(freedom, (1 + LEVEL) / 2))
 
     @property
@@ -78,7 +74,17 @@ class Comparison:
         t, limit = self.t, self.limit
         if t is None or limit is None:
             return f"no spread known: {'one seed' if self.std is None else 'its seeds agree'}"
-        return "consistent" if abs(t) <= limit else "above" if self.difference > 0 else "below"
+        if abs(t) <= limit:
+            return "consistent"
+        return "above" if t > 0 else "below"
+
+    @property
+    def beside(self) -> str:
+        """The printed value, and how far ours is from it."""
+        far = f"{self.difference:+.2f} points"
+        if self.t is not None:
+            far = f"{self.t:+.1f} standard errors"
+        return f"published {as_printed(self.printed)}; {far}"
 
     @property
     def _errors(self) -> tuple[float, float] | None:
@@ -100,10 +106,8 @@ class CellResult:
     @property
     def values(self) -> tuple[float, ...]:
         """The metric of each run; shares in per cent."""
-        found = [
-            (value_of(run, self.cell.metric), metric_of(run, self.cell.metric).scale)
-            for run in self.runs
-        ]
+        name = self.cell.metric
+        found = ((value_of(run, name), metric_of(run, name).scale) for run in self.runs)
         return tuple(scale * value for value, scale in found if value is not None)
 
     @property
@@ -122,41 +126,37 @@ class CellResult:
         return stdev(self.values) if len(self.runs) > 1 else None
 
     @property
-    def difference(self) -> float | None:
-        """Ours minus theirs, None if nothing was printed or run."""
-        return self.comparison.difference if self.comparison else None
-
-    @property
     def comparison(self) -> Comparison | None:
         """The comparison with the printed value, None if nothing was printed or run."""
         printed = self.cell.published
-        return (
-            Comparison(self.mean, self.std, len(self.runs), printed)
-            if self.runs and printed
-            else None
-        )
+        if printed is None or not self.runs:
+            return None
+        return Comparison(self.mean, self.std, len(self.runs), printed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; shares in per cent, as papers print them."""
+        cell, compared = self.cell, self.comparison
+        printed = cell.published
+        return {
+            "row": cell.row,
+            "column": cell.column,
+            "method": cell.plan and cell.plan.recipe.method.title(),
+            "metric": cell.metric,
+            "printed": printed and printed.mean,
+            "printed_std": printed and printed.std,
+            "seeds": [run.config["recipe"]["seed"] for run in self.runs],
+            "values": list(self.values),
+            "mean": self.mean if self.runs else None,
+            "std": self.std,
+            "difference": compared and compared.difference,
+            "skip": cell.skip,
+            "left_out": list(self.left_out),
+        }
 
 
 def as_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
-    """Return cells as plain values, for `--json`; shares in per cent, as papers print them."""
-    return [
-        {
-            "row": one.cell.row,
-            "column": one.cell.column,
-            "method": one.cell.plan.recipe.method.title() if one.cell.plan else None,
-            "metric": one.cell.metric,
-            "printed": None if one.cell.published is None else one.cell.published.mean,
-            "printed_std": None if one.cell.published is None else one.cell.published.std,
-            "seeds": [run.config["recipe"]["seed"] for run in one.runs],
-            "values": list(one.values),
-            "mean": one.mean if one.values else None,
-            "std": one.std if len(one.values) > 1 else None,
-            "difference": one.difference if one.values else None,
-            "skip": one.cell.skip,
-            "left_out": list(one.left_out),
-        }
-        for one in results
-    ]
+    """Return cells as plain values, for `--json`."""
+    return [one.to_json() for one in results]
 
 
 def collect(
@@ -172,21 +172,18 @@ def collect(
     left_out: dict[str, list[str]] = {cell.slug: [] for cell in chosen}
     places = [replace(one, experiment=sweep.experiment).runs(chosen) for one in (sweep, *more)]
     for copies in zip(*places, strict=True):
-        run, states = copies[0], [copy.state for copy in copies]
-        counted = [
-            found
-            for state in states
-            if (found := state.result) and not unmeasured(found, run.cell.metric)
-        ]
+        cell, seed = copies[0].cell, copies[0].seed
+        counted, reasons = [], []
+        for state in (copy.state for copy in copies):
+            why = unmeasured(state.result, cell.metric) if state.result else state.why
+            if why:
+                reasons.append(f"{cell.label}, seed {seed} does not count: {why}")
+            elif state.result:
+                counted.append(state.result)
         if counted:
-            done[run.cell.slug].append(min(counted, key=lambda found: found.recorded))
-            continue
-        whys = [unmeasured(s.result, run.cell.metric) if s.result else s.why for s in states]
-        left_out[run.cell.slug] += [
-            f"{run.cell.label}, seed {run.seed} does not count: {why}"
-            for why in dict.fromkeys(whys)
-            if why
-        ]
+            done[cell.slug].append(min(counted, key=lambda found: found.recorded))
+        else:
+            left_out[cell.slug] += dict.fromkeys(reasons)
     return tuple(
         CellResult(cell, tuple(done[cell.slug]), tuple(left_out[cell.slug])) for cell in chosen
     )
@@ -213,45 +210,50 @@ def verdict(result: CellResult, experiment: Experiment) -> str:
 
 def obstacle(cell: Cell, experiment: Experiment) -> str:
     """Say why a value cannot be compared with the printed one; empty if it can."""
-    scaled = (
-        f"budget {experiment.budget} ({', '.join(map(str, cell.scaled))})" if cell.scaled else ""
-    )
-    tuning = "on validation data" if cell.plan and cell.plan.tune else ""
-    return "; ".join(filter(None, (scaled, tuning, cell.differs, experiment.differs)))
+    reasons = [cell.differs, experiment.differs]
+    if cell.plan and cell.plan.tune:
+        reasons.insert(0, "on validation data")
+    if cell.scaled:
+        reasons.insert(0, f"budget {experiment.budget} ({', '.join(map(str, cell.scaled))})")
+    return "; ".join(filter(None, reasons))
+
+
+def scaled_down(experiment: Experiment) -> str:
+    """Say what a budget reduced; empty for the whole experiment."""
+    if experiment.budget == PAPER:
+        return ""
+    scaled = sorted({str(s) for cell in experiment.cells for s in cell.scaled})
+    return ", ".join([*scaled, f"{len(experiment.seeds)} of {experiment.all_seeds} seeds"])
 
 
 def listing(experiment: Experiment, results: Sequence[CellResult]) -> RichTable:
     """Show a line for each cell. The best compared value is bold, the second underlined."""
     places = ranks(experiment, results)
     numbers = (Column(name, justify="right") for name in ("ours", "seeds", "printed", "difference"))
-    made = RichTable(
-        "row", "column", *numbers, title=Text(heading(experiment, results)), title_justify="left"
-    )
+    title = Text(heading(experiment, results))
+    made = RichTable("row", "column", *numbers, title=title, title_justify="left")
     for r in results:
-        value = _marked(ours(r), places.get(r.cell.slug)) if r.runs else Text("not run")
-        difference = "" if r.difference is None else f"{r.difference:+.2f}"
-        made.add_row(
-            *map(Text, names(r.cell, experiment)),
-            value,
-            str(len(r.runs)),
-            theirs(r.cell),
-            difference,
-        )
+        value = Text("not run")
+        if r.runs:
+            value = Text(ours(r), style=_STYLES.get(places.get(r.cell.slug, 0), ""))
+        compared = r.comparison
+        far = f"{compared.difference:+.2f}" if compared else ""
+        row, column = map(Text, names(r.cell, experiment))
+        made.add_row(row, column, value, str(len(r.runs)), theirs(r.cell), far)
     return made
+
+
+_STYLES = {1: "bold", 2: "underline"}  # by rank
 
 
 def heading(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return the lines above the table: what it shows, and what a budget reduced."""
-    scaled = sorted({str(s) for r in results for s in r.cell.scaled})
     shares = all(headline(run).share for r in results for run in r.runs)
-    lines = [
-        f"{experiment.title}: {'% as ' if shares else ''}mean ± std over seeds (printed, "
-        "difference)"
-    ]
-    if experiment.budget != "paper":
-        seeds = f"{len(experiment.seeds)} of {experiment.all_seeds} seeds"
-        lines.append(f"budget {experiment.budget}: {', '.join([*scaled, seeds])}")
-    return "\n".join(lines)
+    unit = "% as " if shares else ""
+    line = f"{experiment.title}: {unit}mean ± std over seeds (printed, difference)"
+    if scaled := scaled_down(experiment):
+        line += f"\nbudget {experiment.budget}: {scaled}"
+    return line
 
 
 def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, int]:
@@ -263,18 +265,17 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
     """
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for result in results:
-        if result.runs and not (
-            result.cell.plan and result.cell.plan.recipe.method.traits.pools_data
-        ):
-            task = result.cell.column if experiment.methods_in_rows else result.cell.row
+        if result.runs and not _pools_data(result):
+            task, _ = _places(experiment, result)
             groups.setdefault((task, result.cell.measured), []).append(result)
-    return {
-        r.cell.slug: 1
-        + sum((other.mean > r.mean) if r.higher else (other.mean < r.mean) for other in group)
-        for group in groups.values()
-        if len(group) > 1
-        for r in group
-    }
+    found = {}
+    for group in groups.values():
+        if len(group) == 1:
+            continue
+        scores = [one.mean if one.higher else -one.mean for one in group]
+        for one, score in zip(group, scores, strict=True):
+            found[one.cell.slug] = 1 + sum(other > score for other in scores)
+    return found
 
 
 def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
@@ -309,18 +310,12 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
 
 
-def _marked(value: str, place: int | None) -> Text:
-    """Show the best in bold, the second underlined."""
-    return Text(value, style={1: "bold", 2: "underline"}.get(place or 0, ""))
-
-
 @dataclass(frozen=True)
 class Difference:
     """The difference between two cells."""
 
-    points: tuple[
-        float, ...
-    ]  # differences in points of per cent, one for each seed that both have; at least one
+    # differences in points of per cent, one for each seed that both have; at least one
+    points: tuple[float, ...]
     other: str  # label of the method that is subtracted
     whole: bool  # whether no seed is missing
     bound: bool  # whether the other method pools the data. Then it is a bound and not a competitor.
@@ -337,8 +332,18 @@ class Difference:
 
     def __str__(self) -> str:
         """Return mean ± standard error, and the number of seeds if some are missing."""
-        error = "" if self.error is None else f" ± {self.error:.2f}"
-        return f"{self.mean:+.2f}{error}" + ("" if self.whole else f" ({len(self.points)})")
+        text = f"{self.mean:+.2f}"
+        if self.error is not None:
+            text += f" ± {self.error:.2f}"
+        return text if self.whole else f"{text} ({len(self.points)})"
+
+
+class ComparedTask(NamedTuple):
+    """One method compared with the others on a task; None where there is no difference."""
+
+    label: str
+    each: tuple[Difference | None, ...]  # to the others
+    best: Difference | None  # to the best of them that is neither a form of it nor a bound
 
 
 @dataclass(frozen=True)
@@ -347,10 +352,7 @@ class Contrast:
 
     method: str  # label of the method
     others: tuple[str, ...]  # labels of the others, in the order of the file
-    # for each task its label, the differences to all others, and the difference to the best other
-    # method. A difference
-    # is None if there is none.
-    tasks: tuple[tuple[str, tuple[Difference | None, ...], Difference | None], ...]
+    tasks: tuple[ComparedTask, ...]
 
     @property
     def title(self) -> str:
@@ -365,39 +367,30 @@ class Contrast:
     @property
     def rows(self) -> list[list[str]]:
         """One row per task."""
-        return [
-            [
-                task,
-                *("" if d is None else str(d) for d in each),
-                "" if best is None else f"{best}: {best.other}",
-            ]
-            for task, each, best in self.tasks
-        ]
+        found = []
+        for task in self.tasks:
+            best = f"{task.best}: {task.best.other}" if task.best else ""
+            found.append([task.label, *("" if d is None else str(d) for d in task.each), best])
+        return found
 
     @property
     def behind(self) -> str:
         """All cases in which the method is behind another one that is not a bound, in words."""
-        found = [
-            (task, d) for task, each, _ in self.tasks for d in each if d is not None and not d.bound
-        ]
+        found = [(task.label, d) for task in self.tasks for d in task.each if d and not d.bound]
         lost = [f"{task}, {d.other} ({d})" for task, d in found if d.mean < 0]
-        return f"Behind in {len(lost)} of {len(found)}{': ' if lost else ''}{'; '.join(lost)}."
+        count = f"Behind in {len(lost)} of {len(found)}"
+        return f"{count}: {'; '.join(lost)}." if lost else f"{count}."
 
     @property
     def table(self) -> RichTable:
         """The table for the terminal, with only the best other method."""
-        title = f"{self.method} minus the best other method, paired by seed"
-        made = RichTable(
-            title=Text(title),
-            title_justify="left",
-            caption=Text(self.behind),
-            caption_justify="left",
-        )
-        for name in ("", "points, mean ± standard error", "other method"):
-            made.add_column(name)
-        for task, _, best in self.tasks:
-            if best is not None:
-                made.add_row(Text(task), Text(str(best)), Text(best.other))
+        made = RichTable("", "points, mean ± standard error", "other method")
+        made.title = Text(f"{self.method} minus the best other method, paired by seed")
+        made.caption = Text(self.behind)
+        made.title_justify = made.caption_justify = "left"
+        for task in self.tasks:
+            if task.best:
+                made.add_row(Text(task.label), Text(str(task.best)), Text(task.best.other))
         return made
 
 
@@ -411,45 +404,44 @@ def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> D
     """Return ours minus the other's over the seeds of both; None if there are none, or the data
     measured differ.
     """
+    if ours.cell.measured != other.cell.measured:
+        return None
     theirs = _by_seed(other)
     points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
-    pooled = other.cell.plan is not None and other.cell.plan.recipe.method.traits.pools_data
-    alike = points and ours.cell.measured == other.cell.measured
-    return Difference(points, label, len(points) == seeds, pooled) if alike else None
+    if not points:
+        return None
+    return Difference(points, label, len(points) == seeds, _pools_data(other))
 
 
 def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str) -> Contrast:
-    """Compare the method with every other that has been run, and with the best one that is not a
-    form of it.
+    """Compare the method with every other that has been run.
 
     The best other method is the one with the smallest difference.
     """
     by_task: dict[str, dict[str, CellResult]] = {}
-    for result in (r for r in results if r.runs):
-        task, name = _places(experiment, result)
-        by_task.setdefault(task, {})[name] = result
+    for result in results:
+        if result.runs:
+            task, name = _places(experiment, result)
+            by_task.setdefault(task, {})[name] = result
+    by_task = {task: here for task, here in by_task.items() if method in here}
+    found = {name for here in by_task.values() for name in here}
     labels = experiment.rows if experiment.methods_in_rows else experiment.columns
-    found = {name for here in by_task.values() if method in here for name in here}
     others = tuple(label for label in labels if label in found and label != method)
     tasks = []
     for task, here in by_task.items():
-        if method not in here:
-            continue
-        each = {
-            name: difference(here[method], here[name], name, len(experiment.seeds))
-            if name in here
-            else None
-            for name in others
-        }
-        kind = _kind(here[method])
-        rivals = [
-            d
-            for name, d in each.items()
-            if d is not None and not d.bound and _kind(here[name]) is not kind
-        ]
-        best = min(rivals, key=lambda d: d.mean, default=None)
-        if any(each.values()):
-            tasks.append((task, tuple(each.values()), best))
+        mine = here[method]
+        each: list[Difference | None] = []
+        rivals = []
+        for name in others:
+            gap = None
+            if name in here:
+                gap = difference(mine, here[name], name, len(experiment.seeds))
+            if gap and not gap.bound and _kind(here[name]) is not _kind(mine):
+                rivals.append(gap)
+            each.append(gap)
+        if any(each):
+            best = min(rivals, key=lambda d: d.mean, default=None)
+            tasks.append(ComparedTask(task, tuple(each), best))
     return Contrast(method, others, tuple(tasks))
 
 
@@ -457,6 +449,11 @@ def _places(experiment: Experiment, result: CellResult) -> tuple[str, str]:
     """Return task and method of a cell."""
     cell = result.cell
     return (cell.column, cell.row) if experiment.methods_in_rows else (cell.row, cell.column)
+
+
+def _pools_data(result: CellResult) -> bool:
+    plan = result.cell.plan
+    return plan is not None and plan.recipe.method.traits.pools_data
 
 
 def _kind(result: CellResult) -> type[Method] | None:
