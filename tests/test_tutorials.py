@@ -24,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", ["first-run", "your-data"])
+@pytest.mark.parametrize("name", ["first-run"])
 def test_a_tutorial_is_as_it_says(name: str, command: Command) -> None:
     play(FOLDER / f"{name}.md", command)
 
@@ -50,6 +50,6 @@ def test_a_study_takes_as_many_commands_as_it_says() -> None:
 
 
 def test_every_tutorial_is_played() -> None:
-    played = {"index", "first-run", "your-data"}
-    hospitals = {"three-hospitals", "clinical-study"}  # in tests/e2e
+    played = {"index", "first-run"}
+    hospitals = {"clinical-study"}  # in tests/e2e
     assert {page.stem for page in FOLDER.glob("*.md")} == played | hospitals

@@ -61,7 +61,7 @@ def end(shell: Federation) -> None:
         shell.kill(name)
 
 
-@pytest.mark.parametrize("page", ["three-hospitals", "clinical-study"])
+@pytest.mark.parametrize("page", ["clinical-study"])
 def test_hospitals_as_the_tutorial_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
