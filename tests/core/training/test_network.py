@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ekiden import UserError
-from ekiden.core.training.network import Network, blank
+from ekiden.core.training.network import Network, blank, compute_aligned
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
 from tests.methods.toys import weights
@@ -127,3 +127,43 @@ def tied() -> nn.Module:
 def test_a_network_with_values_of_its_own_is_not_blank(build: Callable[[], nn.Module]) -> None:
     module = blank(build)
     assert not any(torch.isnan(t).any() for t in (*module.parameters(), *module.buffers()))
+
+
+class Scaled(nn.Module):
+    """One scalar before a network, so that all its tensors begin at no multiple of 16 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.first, self.norm, self.last = nn.Linear(4, 10), nn.BatchNorm1d(10), nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(self.first(x * self.scale)))
+        return out
+
+
+def test_layers_compute_with_tensors_at_addresses_that_a_gpu_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    network, x = Network(Scaled()), torch.randn(8, 4)
+    linear, seen = torch.nn.functional.linear, list[int]()
+
+    def noted(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        seen.extend([weight.data_ptr() % 16, bias.data_ptr() % 16])
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", noted)
+    network.module(x).square().sum().backward()
+    assert all(seen)
+    names, before = list(network.module.state_dict()), network.grad.clone()
+    compute_aligned(network.module)
+    for _ in range(2):
+        seen.clear()
+        network.grad.zero_()
+        network.module(x).square().sum().backward()
+        assert seen == [0] * 4
+        assert torch.equal(network.grad, before)
+    network.params.add_(1)
+    assert torch.equal(network.module.get_parameter("first.weight").flatten(), network.params[1:41])
+    assert list(network.module.state_dict()) == names

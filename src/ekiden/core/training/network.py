@@ -5,7 +5,7 @@ A network of plain layers can take other widths, or be read as matrices, one for
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -64,6 +64,8 @@ class Network:
         for parameter in trainable:
             parameter.grad = self.grad[offset : offset + parameter.numel()].view(parameter.shape)
             offset += parameter.numel()
+        if self.params.is_cuda:
+            compute_aligned(self.module)
 
     def load(self, weights: Weights) -> None:
         """Copy `weights` in."""
@@ -131,6 +133,32 @@ class Network:
     def weights(self) -> Weights:
         """Return a copy of the present values."""
         return Weights(self.params.clone(), self.buffers.clone(), self.counters.clone())
+
+
+_WIDEST_LOAD = 16  # bytes that a GPU's kernels read at a time, from addresses that it divides
+
+
+def compute_aligned(module: nn.Module) -> None:
+    """Let layers compute with copies of tensors whose address a GPU's kernels do not take.
+
+    In a flat vector a tensor begins where the one before it ends: after a single scalar, nowhere
+    that 16 bytes divide. The vectors, the names of tensors and the gradients stay as they are.
+    """
+    for part in module.modules():
+        own = part.named_parameters(recurse=False)
+        if names := [name for name, value in own if value.data_ptr() % _WIDEST_LOAD]:
+            part.register_forward_pre_hook(partial(_copy_tensors, names))
+            part.register_forward_hook(_drop_copies, always_call=True)
+
+
+def _copy_tensors(names: list[str], part: nn.Module, args: object) -> None:
+    for name in names:  # an attribute of this name hides the parameter
+        part.__dict__[name] = part._parameters[name].clone()  # type: ignore[union-attr]
+
+
+def _drop_copies(part: nn.Module, args: object, outputs: object) -> None:
+    for name in part._parameters:
+        part.__dict__.pop(name, None)
 
 
 def trial(module: nn.Module, x: Tensor) -> Tensor:
