@@ -15,7 +15,7 @@ from ekiden.core.data.augment import Augment
 from ekiden.core.tasks import own_metric
 from ekiden.core.training import fit as fitting
 from ekiden.core.training.feed import Feed
-from ekiden.core.training.fit import SGD, Bench, Diverged, Forward, Objective, Work, fit
+from ekiden.core.training.fit import Bench, Diverged, Forward, Objective, Optimizer, Work, fit
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.data import Dataset, Samples, Subset, from_tensors
@@ -227,14 +227,14 @@ def test_tail_is_the_mean_of_the_last_iterates(tail: float, first: int) -> None:
     data = dataset(32)  # 2 steps an epoch, 4 epochs: iterates 1 to 8
     here = bench(data, optimizer="sgd", select="tail", tail=tail)
     iterates: list[Tensor] = []
-    step = SGD.step
+    step = Optimizer.step
 
-    def spy(self: SGD) -> None:
+    def spy(self: Optimizer) -> None:
         step(self)
         iterates.append(here.network.params.clone())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SGD, "step", spy)
+        patch.setattr(Optimizer, "step", spy)
         result = fit(
             here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=4, seed=SEED
         )

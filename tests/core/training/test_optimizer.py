@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ekiden import Training
-from ekiden.core.training.fit import optimizer
+from ekiden.core.training.fit import Optimizer
 
 CASES = {
     "adam": Training(optimizer="adam", lr=0.01, weight_decay=0.1),
@@ -36,11 +36,11 @@ def test_steps_are_torchs_bit_for_bit_also_when_taken_up_again(name: str) -> Non
     start = torch.randn(37, generator=torch.Generator().manual_seed(0))
     ours, theirs = start.clone(), start.clone()
     theirs.grad, grad = torch.zeros_like(start), torch.zeros_like(start)
-    mine, its = optimizer(ours, grad, CASES[name]), reference(theirs, CASES[name])
+    mine, its = Optimizer(ours, grad, CASES[name]), reference(theirs, CASES[name])
     for step in range(6):
         if step == 3:  # as after a crash
             kept = {name: value.clone() for name, value in mine.state.items()}
-            mine = optimizer(ours, grad, CASES[name])
+            mine = Optimizer(ours, grad, CASES[name])
             mine.state |= kept
         drawn = torch.randn(37, generator=torch.Generator().manual_seed(step + 1))
         grad.copy_(drawn)

@@ -24,7 +24,7 @@ from ekiden.core.data.augment import Augment
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.worker import Setup, Worker
 from ekiden.core.models.images import MaxPool
-from ekiden.core.training.fit import optimizer as step_of
+from ekiden.core.training.fit import Optimizer as step_of
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny, files, same
 from ekiden.methods import (

@@ -83,7 +83,19 @@ def safetensors_chunks(
         offset = end
     yield _framed(header)
     for tensor in tensors.values():
-        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        yield bytes_of(tensor)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the content of a tensor, row by row."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def add_tensor(digest: "hashlib.blake2b", name: str, tensor: Tensor) -> None:
+    """Add name, shape, type and content of a tensor to a digest."""
+    digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+    if not tensor.is_meta:
+        digest.update(bytes_of(tensor))
 
 
 def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[bytes | memoryview]:
@@ -95,11 +107,7 @@ def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[b
     first, *tensors = chunks
     header = json.loads(bytes(first[8:]))
     metadata = {_DIGEST: _BLANK, **more, **header["__metadata__"]}
-    found = hashlib.blake2b(
-        _framed({**header, "__metadata__": metadata}), digest_size=len(_BLANK) // 2
-    )
-    for tensor in tensors:
-        found.update(tensor)
+    found = _hashed([_framed({**header, "__metadata__": metadata}), *tensors])
     yield _framed({**header, "__metadata__": metadata | {_DIGEST: found.hexdigest()}})
     yield from tensors
 
@@ -128,10 +136,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             metadata = header.pop("__metadata__")
             said = metadata[_DIGEST]
             blank = f'"{_DIGEST}":"{_BLANK}"'.encode()
-            found = hashlib.blake2b(
-                first + text.replace(f'"{_DIGEST}":"{said}"'.encode(), blank, 1),
-                digest_size=len(_BLANK) // 2,
-            )
+            found = _hashed([first, text.replace(f'"{_DIGEST}":"{said}"'.encode(), blank, 1)])
             for name, about in header.items():
                 tensor = torch.empty(0, dtype=_KINDS[about["dtype"]])
                 size = prod(about["shape"]) * tensor.element_size()
@@ -160,10 +165,14 @@ def _framed(header: Mapping[str, object]) -> bytes:
 
 def marked(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Return the pieces of a file with their digest in front."""
+    return [_MARK, _hashed(pieces).digest(), *pieces]
+
+
+def _hashed(pieces: Iterable[bytes | memoryview]) -> "hashlib.blake2b":
     found = hashlib.blake2b(digest_size=len(_BLANK) // 2)
     for piece in pieces:
         found.update(piece)
-    return [_MARK, found.digest(), *pieces]
+    return found
 
 
 def verified(data: bytes) -> memoryview:
@@ -176,7 +185,7 @@ def verified(data: bytes) -> memoryview:
     if not data.startswith(_MARK):
         raise Damaged("changed since it was written: it has no digest")
     content = memoryview(data)[start:]
-    if hashlib.blake2b(content, digest_size=len(_BLANK) // 2).digest() != data[len(_MARK) : start]:
+    if _hashed([content]).digest() != data[len(_MARK) : start]:
         raise Damaged("changed since it was written: its digest differs")
     return content
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked, made, plain, reading
 from ekiden.core.base.errors import UserError, counted, unknown
-from ekiden.core.base.files import Place, place
+from ekiden.core.base.files import Place, bytes_of, place
 from ekiden.core.base.settings import Training
 from ekiden.core.data.augment import Augment
 from ekiden.core.data.inputs import Inputs
@@ -140,11 +140,10 @@ class Samples:
 
     def taken(self, rows: Tensor) -> "Samples":
         """Return a copy of these rows."""
-        rest = {name: getattr(self, name) for name in ("domain", "group", "subject", "time")}
-        taken: dict[str, Any] = {
-            name: None if part is None else part[rows] for name, part in rest.items()
-        }
-        return replace(self, x=self.x[rows], y=self.y[rows], **taken)
+        names = ("x", "y", "domain", "group", "subject", "time")
+        parts = ((name, getattr(self, name)) for name in names)
+        taken: dict[str, Any] = {name: part[rows] for name, part in parts if part is not None}
+        return replace(self, **taken)
 
 
 def _kind(x: Tensor) -> str:
@@ -268,9 +267,7 @@ class Subset:
         )
         for rows in torch.split(self.rows, _ROWS):
             for values in (x[rows], y[rows]):
-                found.update(
-                    values.contiguous().view(torch.uint8).numpy().data if values.numel() else b""
-                )
+                found.update(bytes_of(values))
         return found.digest()
 
     @cached_property
@@ -462,11 +459,16 @@ class FederatedData:
             )
         test = self.dataset.train.taken(rows)
         places = torch.split(torch.arange(len(rows)), [len(client.val) for client in self.clients])
-        clients = (
-            replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True)
-        )
-        found = FederatedData(replace(self.dataset, test=test), tuple(clients))
+        found = self._tested_on(test, self.clients, places)
         return coming_from(found, self.origin or Origin(), tune=True)
+
+    def _tested_on(
+        self, test: Samples, clients: Sequence[ClientData], places: Sequence[Tensor]
+    ) -> "FederatedData":
+        """Return the data of some clients, with their places in other test samples."""
+        pairs = zip(clients, places, strict=True)
+        tested = tuple(replace(client, test=Subset(test, at)) for client, at in pairs)
+        return FederatedData(replace(self.dataset, test=test), tested)
 
     def without(self, *names: str) -> "FederatedData":
         """Return the data without some clients and their test samples, as if they had never been.
@@ -491,8 +493,6 @@ class FederatedData:
         else:
             rows = torch.cat([client.test.rows for client in kept]).sort().values
             test = self.dataset.test.taken(rows)
-            clients = (
-                replace(c, test=Subset(test, torch.searchsorted(rows, c.test.rows))) for c in kept
-            )
-            found = FederatedData(replace(self.dataset, test=test), tuple(clients))
+            places = [torch.searchsorted(rows, client.test.rows) for client in kept]
+            found = self._tested_on(test, kept, places)
         return coming_from(found, origin, without=(*origin.without, *names) if origin else ())

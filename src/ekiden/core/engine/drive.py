@@ -74,17 +74,12 @@ class _Report:
         if self._folder:
             self._folder.computed(step, done)
         marks = self._marks
-        forward, backward = (
-            sum(getattr(one, kind) for one in done) for kind in ("forward", "backward")
+        self._marks = marks = replace(
+            marks,
+            forward=marks.forward + sum(one.forward for one in done),
+            backward=marks.backward + sum(one.backward for one in done),
         )
-        self._marks = replace(
-            marks, forward=marks.forward + forward, backward=marks.backward + backward
-        )
-        return {
-            "bytes": self._marks.bytes,
-            "forward": self._marks.forward,
-            "backward": self._marks.backward,
-        }
+        return {"bytes": marks.bytes, "forward": marks.forward, "backward": marks.backward}
 
     def step(
         self,

@@ -214,9 +214,7 @@ class Fed:
                 self._count(ref, SERVER, "get")
             except ClientMissing:
                 missing.append(ref.owner)
-                self._note(
-                    Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True, value=ref.key)
-                )
+                self._note_missing(ref, SERVER, "get")
                 continue
             came += 1
             yield key, value
@@ -279,20 +277,10 @@ class Fed:
         ]
         giving = self._together(requests)
         for request in requests:
-            if request.client not in giving:
-                self._note(
-                    Transfer(
-                        self._step,
-                        request.client,
-                        SERVER,
-                        "get",
-                        0,
-                        missing=True,
-                        value=request.key,
-                    )
-                )
-                continue
             ref: Ref[Any] = Ref(request.client, request.key)
+            if ref.owner not in giving:
+                self._note_missing(ref, SERVER, "get")
+                continue
             for part in self.each([ref], at_least=0):  # one at a time: a sum may be large
                 total = part if total is None else total.plus(part)
         if total is None:
@@ -416,11 +404,13 @@ class Fed:
         try:
             size = self._transport.size(ref)
         except ClientMissing:
-            self._note(
-                Transfer(self._step, ref.owner, target, task, 0, missing=True, value=ref.key)
-            )
+            self._note_missing(ref, target, task)
             raise _no_answer([ref.owner]) from None
         self._note(Transfer(self._step, ref.owner, target, task, size, value=ref.key))
+
+    def _note_missing(self, ref: Ref[Any], target: str, task: str) -> None:
+        lost = Transfer(self._step, ref.owner, target, task, 0, missing=True, value=ref.key)
+        self._note(lost)
 
 
 def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ...]:

@@ -46,6 +46,8 @@ from ekiden.core.base import errors
 from ekiden.core.base.checks import made, reading
 from ekiden.core.base.errors import UserError, listed
 from ekiden.core.base.files import (
+    add_tensor,
+    bytes_of,
     disk_error,
     hold_lock,
     read_regular,
@@ -84,26 +86,15 @@ _MOST_NUMBERS = (
 )  # of a sample; far more than any, and sizes of networks still fit into 64 bits
 _PASSES = "passes.jsonl"
 _WRITTEN = "written"
-_NEEDED: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("selection", "dataset"), str),
-    **dict.fromkeys(("recipe", "hardware", "clients", "input", "inputs", "task", "frozen"), dict),
-    **dict.fromkeys(("steps", "model_bytes"), int),
-    "network": (str, type(None)),
-    "classes": list,
+_NEEDED = {
+    str: "selection dataset method model train pretrained metric evaluate_on",
+    dict: "recipe hardware clients input inputs task frozen hyperparameters training",
+    int: "steps model_bytes seed evaluate_every",
+    list: "classes",
+    str | None: "network",
 }
-_RECIPE: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("method", "model", "train", "pretrained", "metric", "evaluate_on"), str),
-    **dict.fromkeys(("hyperparameters", "training"), dict),
-    **dict.fromkeys(("seed", "evaluate_every"), int),
-}
-_OPTIONAL: dict[str, type | tuple[type, ...]] = {
-    "digests": dict,
-    "revisions": list,
-    "architecture": dict,
-    "origin": dict,
-    "plan": dict,
-    "privacy": dict,
-}
+"""entries that a configuration and its recipe have, by their types"""
+_OPTIONAL = {dict: "digests architecture origin plan privacy", list: "revisions"}
 
 
 class TaskPasses(NamedTuple):
@@ -396,10 +387,11 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
             "use the version of Ekiden that wrote it"
         )
     listed = _listed(config)
-    if missing := (_NEEDED | _RECIPE).keys() - listed.keys():
+    needed, optional = _kinds(_NEEDED), _kinds(_OPTIONAL)
+    if missing := needed.keys() - listed.keys():
         raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: {_DAMAGED}")
-    kinds = _NEEDED | _RECIPE | {key: kind for key, kind in _OPTIONAL.items() if key in config}
-    if wrong := sorted(k for k, kind in kinds.items() if not isinstance(listed[k], kind)):
+    known = [name for name in needed | optional if name in listed]
+    if wrong := sorted(n for n in known if not isinstance(listed[n], (needed | optional)[n])):
         raise UserError(f"{path / 'config.json'} has wrong {', '.join(wrong)}: {_DAMAGED}")
     shape = config["input"].get("shape")
     sizes = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
@@ -408,6 +400,11 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
     if not all(isinstance(made, dict) for made in config.get("revisions", [])):
         raise UserError(f"{path / 'config.json'} has wrong revisions: {_DAMAGED}")
     return config
+
+
+def _kinds(table: Mapping[Any, str]) -> dict[str, Any]:
+    """Return the types by the names of entries."""
+    return {name: kind for kind, names in table.items() for name in names.split()}
 
 
 def _listed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -656,26 +653,26 @@ def model_digest(network: Network, shape: tuple[int, ...], constants: str) -> di
     structure = re.sub(
         r"0x[0-9a-f]+", "", repr(network.module)
     )  # addresses differ between processes
-    digest = hashlib.blake2b(structure.encode(), digest_size=16)
-    for name, tensor in network.module.state_dict().items():
-        _add(digest, tensor, name)
-    found = {"digest": digest.hexdigest(), "answers": _answers(network, shape)}
+    digest = _digest_of(network.module.state_dict().items(), structure)
+    found = {"digest": digest, "answers": _answers(network, shape)}
     return found | ({"frozen": constants} if constants else {})
 
 
 def values_digest(module: nn.Module) -> str:
     """Return a digest of all values of an initial network, including frozen ones."""
-    digest = hashlib.blake2b(frozen.digest(module).encode(), digest_size=16)
-    for name, tensor in module.state_dict().items():
-        _add(digest, tensor, name)
-    return digest.hexdigest()
+    return _digest_of(module.state_dict().items(), frozen.digest(module))
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a digest of named tensors, whatever their order."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        _add(digest, tensors[name], name)
+    return _digest_of(sorted(tensors.items()))
+
+
+def _digest_of(tensors: Iterable[tuple[str, Tensor]], about: str = "") -> str:
+    """Return a digest of a text and tensors."""
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    for name, tensor in tensors:
+        add_tensor(digest, name, tensor)
     return digest.hexdigest()
 
 
@@ -715,17 +712,8 @@ def _add_samples(digest: "hashlib.blake2b", part: Subset, name: str) -> None:
     x = part.samples.x
     digest.update(f"{name} {len(part)} {tuple(x.shape[1:])} {x.dtype};".encode())
     for rows in torch.split(part.rows, max(1, _CHUNK // max(1, x[:1].nbytes))):
-        digest.update(_bytes(x[rows]))
-    _add(digest, part.y, "labels")
-
-
-def _add(digest: "hashlib.blake2b", tensor: Tensor, name: str) -> None:
-    digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-    digest.update(_bytes(tensor))
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        digest.update(bytes_of(x[rows]))
+    add_tensor(digest, "labels", part.y)
 
 
 def _answers(network: Network, shape: tuple[int, ...]) -> list[float]:

@@ -147,16 +147,11 @@ def check_subjects(clients: Sequence[ClientData]) -> None:
 def _pool(data: FederatedData) -> tuple[ClientData, ...]:
     """One client that holds everything."""
 
-    def union(part: Callable[[ClientData], Subset]) -> Subset:
-        return Subset(
-            part(data.clients[0]).samples, torch.cat([part(c).rows for c in data.clients])
-        )
+    def union(part: str) -> Subset:
+        parts = [getattr(client, part) for client in data.clients]
+        return Subset(parts[0].samples, torch.cat([one.rows for one in parts]))
 
-    return (
-        ClientData(
-            "all", union(lambda c: c.train), union(lambda c: c.val), union(lambda c: c.test)
-        ),
-    )
+    return (ClientData("all", union("train"), union("val"), union("test")),)
 
 
 def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
@@ -167,21 +162,10 @@ def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
     """
     dataset, name = setup.dataset.fed(setup.training), network_name(setup.build)
     network = Network(setup.build(), setup.hardware.device)
-    kind, layers = type(network.module), re.sub(r" at 0x[0-9a-f]+", "", repr(network.module))
     digest = frozen.digest(network.module)
-    return {
+    about: dict[str, Any] = {
         "model_bytes": wire.size(network.weights()),
         "network": name,
-        **(
-            {}
-            if name
-            else {
-                "architecture": {
-                    "class": f"{kind.__module__}:{kind.__qualname__}",
-                    "layers": layers,
-                }
-            }
-        ),
         "frozen": {"digest": digest, "values": frozen.size(network.module)} if digest else {},
         "task": recorded(dataset.task),
         "classes": [str(name) for name in dataset.classes],
@@ -191,12 +175,16 @@ def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
             "std": [float(value) for value in dataset.std],
         },
         "inputs": dataset.inputs.to_json(),
-        **(
-            {"digests": {"model": model_digest(network, setup.dataset.shape, digest)}}
-            if digests
-            else {}
-        ),
     }
+    if not name:
+        kind, layers = type(network.module), re.sub(r" at 0x[0-9a-f]+", "", repr(network.module))
+        about["architecture"] = {
+            "class": f"{kind.__module__}:{kind.__qualname__}",
+            "layers": layers,
+        }
+    if digests:
+        about["digests"] = {"model": model_digest(network, setup.dataset.shape, digest)}
+    return about
 
 
 def with_weights(data: FederatedData) -> FederatedData:

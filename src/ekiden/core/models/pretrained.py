@@ -5,6 +5,7 @@ and timm.
 import json
 import logging
 import os
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ekiden.core.base.errors import UserError
+from ekiden.core.base.errors import UserError, listed
 from ekiden.core.data.inputs import Inputs
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.models.tables_and_texts import Tokenised
@@ -286,7 +287,7 @@ def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
         n for n in about["missing_keys"] if not (texts and n.startswith("pooler."))
     ):
         raise UserError(
-            f"--model hf:{source} lacks values ({_some(lacking)}), which would be random: download "
+            f"--model hf:{source} lacks values ({listed(lacking, _LISTED)}), which would be random: download "
             "it again, or choose another network"
         )
     return network  # type: ignore[no-any-return]
@@ -374,39 +375,36 @@ def load_weights(module: nn.Module, file: Path) -> None:
             f"({str(error).splitlines()[0]})"
         ) from None
     own = module.state_dict()
-    foreign = [n for n in found if n not in own and not n.startswith("head.")]
-    lacking = [n for n in own if n not in found and not n.startswith("head.")]
-    unlike = [
-        n
-        for n in own
-        if n in found and own[n].shape != found[n].shape and not n.startswith("head.")
-    ]
-    if foreign or lacking or unlike:
-        parts = (
-            ("has unknown values", foreign),
-            ("lacks", lacking),
-            ("has another shape of", unlike),
-        )
-        what = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
+    body, given = _without_head(own), _without_head(found)
+    parts = {
+        "has unknown values": given.keys() - body.keys(),
+        "lacks": body.keys() - given.keys(),
+        "has another shape of": {
+            n for n, t in body.items() if n in given and given[n].shape != t.shape
+        },
+    }
+    what = "; ".join(
+        f"{word} {listed(sorted(names), _LISTED)}" for word, names in parts.items() if names
+    )
+    if what:
         raise UserError(f"--pretrained {file} {what}: it belongs to another network than --model")
-    if any(n not in found or found[n].shape != own[n].shape for n in own if n.startswith("head.")):
+    if any(n not in found or found[n].shape != t.shape for n, t in own.items()):
         _tell(f"{file} has no head of this size: the head begins with new values")
-        found = {n: t for n, t in found.items() if not n.startswith("head.")}
+        found = given
     with torch.no_grad():
         for name, tensor in own.items():
             if name in found:
                 tensor.copy_(found[name])
 
 
+def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+
+
 @cache
 def _tell(line: str) -> None:
     """Log it once."""
     log.warning(line)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
 
 
 def missing(what: str, error: Exception, install: str) -> UserError:

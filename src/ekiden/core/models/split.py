@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from types import MethodType
 from typing import Protocol, cast
 
@@ -153,25 +154,20 @@ def check_part(text: str, method: str, *, averages: bool) -> None:
 
 
 def _adapters(text: str, rest: str) -> Adapters:
-    wrong = UserError(
-        f"--train {text!r} does not describe adapters: write "
-        "lora:r=8,alpha=16,targets=a+b,factors=b"
-    )
-    values = dict(pair.partition("=")[::2] for pair in filter(None, rest.split(",")))
-    if set(values) - {"r", "alpha", "targets", "factors"} or values.get("factors", "b") not in (
-        "b",
-        "both",
-    ):
-        raise wrong
     try:
-        r = int(values.get("r", 8))
-        alpha = float(values.get("alpha", 2 * r))
+        values = dict(pair.split("=") for pair in filter(None, rest.split(",")))
+        r = int(values.pop("r", 8))
+        alpha = float(values.pop("alpha", 2 * r))
+        targets = tuple(filter(None, values.pop("targets", "").split("+")))
+        factors = values.pop("factors", "b")
+        if values or factors not in ("b", "both") or not (0 < r <= 4096 and 0 < alpha < inf):
+            raise ValueError(rest)
     except ValueError:
-        raise wrong from None
-    if not 1 <= r <= 4096 or not 0 < alpha < float("inf"):
-        raise wrong
-    targets = tuple(filter(None, values.get("targets", "").split("+")))
-    return Adapters(r, alpha, targets, values.get("factors") == "both")
+        raise UserError(
+            f"--train {text!r} does not describe adapters: write "
+            "lora:r=8,alpha=16,targets=a+b,factors=b"
+        ) from None
+    return Adapters(r, alpha, targets, factors == "both")
 
 
 def freeze(module: nn.Module, part: Part) -> nn.Module:

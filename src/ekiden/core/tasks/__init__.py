@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ekiden.core.base import outside
+from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import UserError, unknown
 from ekiden.core.tasks.base import Metric, Need, Scores, Task, own_metric
 from ekiden.core.tasks.labels import (
@@ -159,19 +160,12 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
 
 def recorded(task: Task) -> dict[str, Any]:
     """Return a task as plain values; they hold only the name of a user's own metric."""
-    values = {
-        f.name: value
-        for f in fields(task)
-        if f.name != "metric" and (value := getattr(task, f.name)) != ()
-    }
     metric = task.metric.name if isinstance(task.metric, Metric) else task.metric
-    lists = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
-    }
-    chosen: dict[str, Any] = {"metric": metric} if metric else {}
+    values = plain(replace(task, metric=metric))
+    given = {name: value for name, value in values.items() if value not in ("", [])}
     if metric and task.headline not in task.metrics:
-        chosen["higher"] = task.headline.higher
-    return {"kind": task.kind, **chosen, **lists}
+        given["higher"] = task.headline.higher
+    return {"kind": task.kind, **given}
 
 
 def task_of(values: Mapping[str, Any]) -> Task:

@@ -185,7 +185,7 @@ class Feed:
     def _name(self, held: _Held, key: str) -> str:
         """Return the name of a file for the outputs of a frozen part for these samples."""
         how = f"{self.dataset.mean} {self.dataset.std} {self.device.type} {self._precision} {self._channels_last}"
-        samples = held.samples.x.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
+        samples = files.bytes_of(held.samples.x)
         pieces: list[str | memoryview] = [key, how, str(held.samples.x.shape), samples]
         return f"answers-{files.digest_of('answers', pieces)}.safetensors"
 

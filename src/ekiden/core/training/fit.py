@@ -8,7 +8,7 @@ on Flower is a separate process.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import nan
@@ -138,43 +138,41 @@ def as_objective(loss: Objective | Loss) -> Objective:
     return loss if isinstance(loss, Objective) else FunctionLoss(loss)
 
 
-_SHARE_OF_SAVING = 100
+_SHARE_OF_SAVING = 100  # of the time one part
 _WINDOW = 32  # batches of texts that are sorted together by length
 
 
-class Optimizer(Protocol):
-    """Changes parameters in place; `state` is all that must survive a crash, under torch's
-    names.
-    """
-
-    state: dict[str, Tensor]
-
-    def step(self) -> None:
-        """One step along the gradient."""
-
-
 @dataclass(eq=False)
-class Adam:
-    """Adam with the usual betas (0.9, 0.999) and weight decay as a part of the gradient, as
-    `torch.optim.Adam`.
+class Optimizer:
+    """The optimiser that `training` names; steps of SAM are steps of SGD.
 
-    With `optimizer="adamw"` the weights decay apart from the gradient, as in `torch.optim.AdamW`.
+    Adam with the usual betas (0.9, 0.999) as `torch.optim.Adam`, AdamW as `torch.optim.AdamW`, SGD
+    with momentum as `torch.optim.SGD`.
     """
 
     params: Tensor  # (P,), changed in place
     grad: Tensor  # (P,), where the gradient stands at each step
-    training: Training  # learning rate and weight decay
-    state: dict[str, Tensor] = field(init=False)  # number of steps and (P,) running moments
+    training: Training  # which one, with its settings
+    # all that must survive a crash, under torch's names: number of steps and (P,) running moments,
+    # or the (P,) buffer of the momentum, from the first step on
+    state: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.state = {
-            "step": torch.zeros((), dtype=torch.float32, device=self.params.device),
-            "exp_avg": torch.zeros_like(self.params),
-            "exp_avg_sq": torch.zeros_like(self.params),
-        }
+        if self.training.adaptive:
+            self.state = {
+                "step": torch.zeros((), dtype=torch.float32, device=self.params.device),
+                "exp_avg": torch.zeros_like(self.params),
+                "exp_avg_sq": torch.zeros_like(self.params),
+            }
 
     def step(self) -> None:
         """One step along the gradient."""
+        if self.training.adaptive:
+            self._adam()
+        else:
+            self._sgd()
+
+    def _adam(self) -> None:
         self.state["step"].add_(1)
         decoupled = self.training.optimizer == "adamw"
         (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
@@ -193,19 +191,7 @@ class Adam:
             maximize=False,
         )
 
-
-@dataclass(eq=False)
-class SGD:
-    """SGD with momentum and weight decay, as `torch.optim.SGD`."""
-
-    params: Tensor  # (P,), changed in place
-    grad: Tensor  # (P,), where the gradient stands at each step
-    training: Training  # learning rate, momentum and weight decay
-    # the (P,) buffer of the momentum, from the first step on
-    state: dict[str, Tensor] = field(init=False, default_factory=dict)
-
-    def step(self) -> None:
-        """One step along the gradient."""
+    def _sgd(self) -> None:
         first = self.training.momentum > 0 and not self.state
         if first:
             self.state["momentum_buffer"] = torch.empty_like(self.grad)
@@ -221,11 +207,6 @@ class SGD:
             maximize=False,
             is_first_step=first,
         )
-
-
-def optimizer(params: Tensor, grad: Tensor, training: Training) -> Optimizer:
-    """Return the optimiser that `training` names; steps of SAM are steps of SGD."""
-    return (Adam if training.adaptive else SGD)(params, grad, training)
 
 
 class Diverged(UserError):
@@ -330,7 +311,7 @@ def fit(
     run = _Run(
         bench,
         gradient_of(bench, objective),
-        optimizer(network.params, network.grad, training),
+        Optimizer(network.params, network.grad, training),
         training.steps(len(train), epochs),
         getattr(penalty, "progress", {}),
         light=light,
@@ -520,10 +501,7 @@ class _Run:
             self.work.forward += len(val)
         if better(score, self.score):
             self.score = score
-            if self.chosen is None:
-                self.chosen = network.weights()
-            else:
-                _copy(network, self.chosen)
+            self.chosen = network.weights()
 
     def result(self) -> Weights:
         network, select = self.bench.network, self.bench.training.select
@@ -536,13 +514,12 @@ class _Run:
     def save(self, key: str, epoch: int, *, last: bool) -> None:
         """Save progress, so often that it takes 1 % of the time, or 5 % at the end of a fit."""
         journal, network, now = self.bench.journal, self.bench.network, time.monotonic()
-        took = (
-            self.saving_took or 2e-3 + 20 * len(network.params) / 1e9
-        )  # the first time is a guess
-        share = (
-            _SHARE_OF_SAVING / 5 if last else _SHARE_OF_SAVING
-        )  # losing a finished fit costs more
-        if journal is None or now - self.saved_at < share * took:
+        # the first time is a guess
+        took = self.saving_took or 2e-3 + 20 * len(network.params) / 1e9
+        pause = _SHARE_OF_SAVING * took
+        if last:  # losing a finished fit costs more
+            pause /= 5
+        if journal is None or now - self.saved_at < pause:
             return
         numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
         tensors = {
@@ -553,11 +530,7 @@ class _Run:
         if last:
             tensors |= vars(self.result())
         else:
-            tensors |= {
-                "params": network.params,
-                "buffers": network.buffers,
-                "counters": network.counters,
-            }
+            tensors |= vars(network.weights())
             tensors |= {f"optimizer.{k}": v for k, v in self.optimizer.state.items()}
             if self.chosen is not None:
                 tensors |= {f"chosen.{name}": value for name, value in vars(self.chosen).items()}
@@ -578,16 +551,19 @@ class _Run:
         network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
         for name, value in self.progress.items():
             value.copy_(saved[f"penalty.{name}"])
-        if "chosen.params" in saved:
-            parts = (
-                saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters")
-            )
-            self.chosen = Weights(*parts)
-        state = {
-            k.removeprefix("optimizer."): v for k, v in saved.items() if k.startswith("optimizer.")
-        }
-        self.optimizer.state |= {k: v.to(device) for k, v in state.items()}
+        if chosen := _under("chosen.", saved, device):
+            self.chosen = Weights(**chosen)
+        self.optimizer.state |= _under("optimizer.", saved, device)
         return int(epoch)
+
+
+def _under(prefix: str, saved: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): value.to(device)
+        for name, value in saved.items()
+        if name.startswith(prefix)
+    }
 
 
 def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
@@ -673,9 +649,3 @@ def _batches(n: int, size: int, lengths: Tensor | None = None) -> list[Tensor]:
     )
     parts = torch.tensor_split(order, cuts)
     return [parts[i] for i in torch.randperm(len(parts))]
-
-
-def _copy(network: Network, target: Weights) -> None:
-    target.params.copy_(network.params)
-    target.buffers.copy_(network.buffers)
-    target.counters.copy_(network.counters)

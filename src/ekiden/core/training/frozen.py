@@ -24,6 +24,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ekiden.core.base.files import add_tensor
+
 log = logging.getLogger("ekiden")
 _MOST = 2 * 10**9  # bytes of outputs for one sample set; larger ones are computed each time
 _LONG = 1 << 14  # an output of up to this many numbers is kept even if the sample has fewer
@@ -189,11 +191,7 @@ def digest(module: nn.Module) -> str:
     found, any_there = hashlib.blake2b(digest_size=16), False
     for name, tensor in fixed(module):
         any_there = True
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        if not tensor.is_meta:
-            found.update(
-                tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            )
+        add_tensor(found, name, tensor)
     return found.hexdigest() if any_there else ""
 
 

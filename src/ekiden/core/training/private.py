@@ -20,7 +20,7 @@ that less than 10^-1000.
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 from typing import Annotated, Any, Protocol
@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ekiden.core.base.checks import Checked, Count, Positive, Range, admitted, hints_of
-from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.checks import Checked, Count, Positive, Range, made
+from ekiden.core.base.errors import UserError, at
 from ekiden.core.base.settings import Training
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.training import frozen
@@ -93,26 +93,15 @@ class DP(Checked):
         """Return what "epsilon=8,delta=1e-5,clip=1" says; None for an empty text."""
         if not text:
             return None
-        kinds = {f.name: hints_of(DP)[f.name] for f in fields(DP)}
-        given: dict[str, Any] = {}
-        for part in text.split(","):
-            name, _, value = part.partition("=")
-            if "=" not in part:
-                raise UserError(
-                    f"--dp {text!r} is not a list of settings: write epsilon=8,delta=1e-5,clip=1"
-                )
-            if name.strip() not in kinds:
-                raise unknown("part of --dp", name.strip(), tuple(kinds))
-            try:
-                number = int(value) if name.strip() == "honest" else float(value)
-                given[name.strip()] = admitted(f"--dp {name.strip()}", number, kinds[name.strip()])
-            except ValueError:
-                raise UserError(
-                    f"--dp {part!r} is not a number: write epsilon=8,delta=1e-5,clip=1"
-                ) from None
-        if "epsilon" not in given:
-            raise UserError(f"--dp {text!r} names no epsilon: write epsilon=8,delta=1e-5,clip=1")
-        return cls(**given)
+        try:
+            pairs = [part.split("=") for part in text.split(",")]
+            given = {name.strip(): _number(value.strip()) for name, value in pairs}
+        except ValueError:
+            raise UserError(
+                f"--dp {text!r} is not a list of settings: write epsilon=8,delta=1e-5,clip=1"
+            ) from None
+        with at(f"--dp {text!r}"):
+            return made(cls, given, what="setting")
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
@@ -121,6 +110,10 @@ class DP(Checked):
             for name, value in vars(self).items()
             if (name, value) != ("honest", 1)
         )
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdigit() else float(text)
 
 
 def spent_epsilon(epsilon: float) -> str:

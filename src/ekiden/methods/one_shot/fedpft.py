@@ -33,7 +33,7 @@ from ekiden.authoring import (
     require,
 )
 from ekiden.core.engine.federation import in_order
-from ekiden.core.training.fit import Diverged, optimizer
+from ekiden.core.training.fit import Diverged, Optimizer
 from ekiden.core.training.network import Network, trial
 from ekiden.core.training.weights import Part
 
@@ -363,7 +363,7 @@ class FedPFT(Method):
         head.load(values)
         head.module.eval()
         x, y = x.to(head.params.device), y.to(head.params.device)
-        steps = optimizer(
+        steps = Optimizer(
             head.params,
             head.grad,
             Training(optimizer="adamw", lr=self.head_lr, weight_decay=self.head_weight_decay),
