@@ -105,21 +105,19 @@ class _Report:
 
 
 def drive(
-    method: Method,
+    setup: Setup,
     clients: tuple[str, ...],
     transport: Transport,
     evaluate: Evaluator,
-    seed: int,
     state: State,
     marks: Marks,
     trace: Trace,
     folder: RunFolder | None,
     evaluate_every: int,
-    setup: Setup | None = None,
     *,
-    skip: bool = True,
+    skip: bool,
 ) -> Iterator[State]:
-    """Run `method` from `state` on, and yield each state once it is saved and reported in `trace`.
+    """Run the method from `state` on, and yield each state once it is saved and reported in `trace`.
 
     After every step: evaluate (each `evaluate_every` steps and at the end), write metrics, make the
     clients' values and the state durable, in this order. After a crash at any moment, the run
@@ -129,9 +127,10 @@ def drive(
     then has fewer replies; a hop is left out, so that the state stays the same and only its step
     number grows.
     """
+    method: Method = setup.method
     total = method.steps(len(clients))
     report = _Report(trace, marks, folder)
-    fed = Fed(clients, transport, seed, report.transfer, setup, skip=skip)
+    fed = Fed(clients, transport, setup.seed, report.transfer, setup, skip=skip)
     began = time.perf_counter()
     for after, tasks in stepped(method, fed, transport, state, report.transfer, skip=skip):
         counted = report.counted(after.step - 1, tasks, fed.work)

@@ -124,17 +124,15 @@ class Run(Generic[X]):
         trace = folder.trace() if folder else Trace()
         with closing(self.transport(state, folder.written if folder else {})) as transport:
             steps = drive(
-                method,
+                self.setup,
                 self.clients,
                 transport,
                 self.evaluator(transport),
-                self.setup.seed,
                 state,
                 marks,
                 trace,
                 folder,
                 self.evaluate_every or method.steps(len(self.clients)),
-                self.setup,
                 skip=self.skip,
             )
             end, failed = End(state, trace, transport), True
