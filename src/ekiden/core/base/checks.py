@@ -212,7 +212,8 @@ def hints_of(annotated: Any) -> dict[str, Any]:
 
 def _as(value: Any, kind: Any) -> Any:
     """Return `value` as `kind`."""
-    if type(value) is kind and kind is not float:  # most values: no annotation to take apart
+    # most values: no annotation to take apart
+    if type(value) is kind and kind is not float:
         return value
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:

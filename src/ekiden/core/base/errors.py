@@ -48,7 +48,8 @@ def _for_reader(text: str) -> str:
 
 def _flag_for_reader(found: re.Match[str]) -> str:
     no, name, given = found.groups()
-    if name is None:  # a command in backticks
+    # a command in backticks
+    if name is None:
         return found[0]
     value = _read(given or "None")
     if _COMMAND in os.environ:
@@ -91,7 +92,8 @@ class PrivateError(UserError):
 
     def __init__(self, text: str, told: str = "") -> None:
         super().__init__(text)
-        self.told = told  # what other parties may know of it
+        # what other parties may know of it
+        self.told = told
 
 
 class DivergenceWarning(UserWarning):

@@ -202,9 +202,8 @@ def read_regular(path: Path, most: int = 1 << 31) -> bytes:
         UserError: it is not a regular file, or too large.
     """
     with _regular(path, most) as file:
-        return file.read(
-            os.fstat(file.fileno()).st_size
-        )  # `read` makes room for what it is asked for
+        # `read` makes room for what it is asked for
+        return file.read(os.fstat(file.fileno()).st_size)
 
 
 def read_text(path: Path, most: int = 1 << 28) -> str:
@@ -302,9 +301,8 @@ def write_once(path: Path, content: bytes) -> bytes:
                 file.flush()
                 os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
-                os.link(
-                    temporary, path
-                )  # unlike a rename, this keeps what another process wrote meanwhile
+                # unlike a rename, this keeps what another process wrote meanwhile
+                os.link(temporary, path)
         except OSError as error:
             raise disk_error(error, path) from error
         finally:
@@ -317,7 +315,8 @@ def leave_no_core() -> None:
     file.
     """
     with contextlib.suppress(ImportError):
-        import resource  # Windows does not have it
+        # Windows does not have it
+        import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 

@@ -13,7 +13,8 @@ def limited(most: int) -> Iterator[None]:
     if not _STATUS.exists():
         yield
         return
-    import resource  # Linux alone has both
+    # Linux alone has both
+    import resource
 
     told = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmData"))
     limits = resource.getrlimit(resource.RLIMIT_DATA)

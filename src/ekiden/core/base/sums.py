@@ -11,9 +11,8 @@ from torch import Tensor
 from ekiden.core.base.errors import UserError
 
 _WORD = 32  # bits of a packed number once it is unpacked
-BLOCK = (
-    2**20
-)  # packed numbers that are handled at a time; a multiple of 8, so that blocks end with a byte
+# packed numbers that are handled at a time; a multiple of 8, so that blocks end with a byte
+BLOCK = 2**20
 _KINDS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
 _NAME = re.compile(r"[\w.-]{1,200}")
 _MOST_TEXT = 1 << 16
@@ -49,9 +48,8 @@ class Masked:
     """
 
     form: str  # JSON tree of the payload; see `ekiden.core.engine.transport.summands`
-    numbers: list[
-        Tensor
-    ]  # whole numbers modulo 2^bits, as int16, int32 or int64; those of other bits packed in uint8
+    # whole numbers modulo 2^bits, as int16, int32 or int64; those of other bits packed in uint8
+    numbers: list[Tensor]
     bits: list[int]  # of the numbers in each tensor
     shared: list[int]  # whole numbers that all parts share, not masked
     # digest of the numbers, modulo 2^64, under a mask of its own. It is linear, so the digest of a
@@ -133,9 +131,8 @@ def narrowed(words: "np.ndarray[Any, Any]", bits: int) -> Tensor:
     """Return words as `Masked` holds them: the opposite of `wide`."""
     if words.itemsize * 8 == bits:
         signed = torch.from_numpy(words.view(f"<i{bits // 8}"))
-        return (
-            signed if len(words) else signed.new_zeros(0)
-        )  # numpy's strides of nothing are not those of torch
+        # numpy's strides of nothing are not those of torch
+        return signed if len(words) else signed.new_zeros(0)
     counts = torch.from_numpy(words.astype(np.int64))
     return torch.cat([pack(block, bits) for block in torch.split(counts, BLOCK)])
 
@@ -147,7 +144,8 @@ def fixed(values: Tensor, parts: int, what: str) -> Tensor:
     So many such tensors (`parts`) can be added up. The message calls the numbers `what`.
     """
     scaled, most = values.double() * 2.0**FRACTION, 2.0**62 / parts
-    if not bool((scaled.abs() < most).all()):  # also where one is NaN
+    # also where one is NaN
+    if not bool((scaled.abs() < most).all()):
         raise UserError(
             f"{what} reach {float(values.abs().max()):.3g}, and a sum of {parts} in fixed point "
             "has room for "

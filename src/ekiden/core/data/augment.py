@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ekiden.core.base.checks import Checked, CountOrZero, Range
-from ekiden.core.base.errors import UserError
+from ekiden.core.base.errors import UserError, counted
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,14 @@ class Augment(Checked):
 
     def words(self) -> list[str]:
         """Return what is switched on, in words."""
-        crop, turn = (
-            f"random crop, {self.crop} pixels of padding",
-            f"rotation up to {self.rotation:g}°",
-        )
-        return [crop] * bool(self.crop) + ["flip"] * self.flip + [turn] * bool(self.rotation)
+        words = []
+        if self.crop:
+            words.append(f"random crop, {self.crop} pixels of padding")
+        if self.flip:
+            words.append("flip")
+        if self.rotation:
+            words.append(f"rotation up to {self.rotation:g}°")
+        return words
 
     def draw(self, images: int, generator: Generator | None = None) -> Tensor:
         """Return what decides on the transformations of a batch: (4, B) on the CPU, in [0, 1)."""
@@ -77,12 +80,14 @@ class Augment(Checked):
             )
         draws = (self.draw(len(x), generator) if draws is None else draws).to(x.device)
         index = self._index(draws, x.shape[2], x.shape[3])
-        flat = F.pad(x.flatten(2), (0, 1))  # the last slot is black
+        # the last slot is black
+        flat = F.pad(x.flatten(2), (0, 1))
         return flat.gather(2, index.expand(-1, x.shape[1], -1)).view(x.shape)
 
     def _index(self, draws: Tensor, height: int, width: int) -> Tensor:
         """Return the flat source pixel of each output pixel, (B, 1, H·W); H·W means black."""
-        if height * width >= 2**24:  # the largest whole number that float32 counts to
+        # the largest whole number that float32 counts to
+        if height * width >= 2**24:
             draws = draws.double()
         # floor(u·m) < m for every odd m and u < 1, also after rounding
         dy, dx = (draws[:2] * (2 * self.crop + 1)).floor().sub(self.crop)[:, :, None]
@@ -106,9 +111,8 @@ class Augment(Checked):
         # A pixel must lie both in the cropped frame, which is what gets rotated, and in the image.
         inside = _within(y, dy, height) & _within(x, dx, width)
         black = height * width
-        index: Tensor = (
-            (y * width + x).sub_(black).mul_(inside).add_(black)
-        )  # cheaper than torch.where
+        # cheaper than torch.where
+        index: Tensor = (y * width + x).sub_(black).mul_(inside).add_(black)
         return index.flatten(1).long()[:, None]
 
 
@@ -117,9 +121,8 @@ def _within(at: Tensor, shift: Tensor, size: int) -> Tensor:
     shift (B, 1).
     """
     low, high = shift.clamp(min=0)[:, :, None], (shift + size - 1).clamp(max=size - 1)[:, :, None]
-    inside: Tensor = (at - (low + high) / 2).abs_() <= (
-        high - low
-    ) / 2  # one comparison instead of two
+    # one comparison instead of two
+    inside: Tensor = (at - (low + high) / 2).abs_() <= (high - low) / 2
     return inside
 
 
@@ -134,8 +137,8 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
         return x
     if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         raise UserError(
-            f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, but the "
-            f"images have {x.shape[1]} channel{'s' * (x.shape[1] != 1)}: give one value, or one "
+            f"--mean has {counted(len(mean), 'value')} and --std {len(std)}, but the "
+            f"images have {counted(x.shape[1], 'channel')}: give one value, or one "
             "for each channel"
         )
     unit = 255.0 if x.dtype == torch.uint8 else 1.0

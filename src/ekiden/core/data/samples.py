@@ -277,7 +277,8 @@ class Subset:
 
         At most 20,000 rows are looked at.
         """
-        x = (self.samples.x[self.rows[:_VARIED]] + 0).numpy()  # -0 is 0
+        # -0 is 0
+        x = (self.samples.x[self.rows[:_VARIED]] + 0).numpy()
         columns = np.sort(np.ascontiguousarray(x.T), axis=1)
         values = 1 + (columns[:, 1:] != columns[:, :-1]).sum(1)
         return len({row.tobytes() for row in x}), sum(map(log2, values.tolist()))

@@ -138,9 +138,8 @@ def drive(
         if after.step % evaluate_every == 0 or after.step == total:
             model, personal = models(after, transport)
             row |= evaluate(model, personal, last=after.step == total)
-            if (
-                model is not None and method.changes_network
-            ):  # accuracies of different sizes are hard to compare
+            # accuracies of different sizes are hard to compare
+            if model is not None and method.changes_network:
                 row["parameters"] = len(model.params)
         row |= counted
         if fed.notes:
@@ -185,12 +184,12 @@ def stepped(
                 note(transfer)
             after = state.next()
             empty = after.step >= total and not method.complete(after)
-            if empty or not (skip and method.traits.skips):  # a run does not end without a result
+            # a run does not end without a result
+            if empty or not (skip and method.traits.skips):
                 raise
             fed.notes.clear()
-            steps = method.run(
-                fed, after
-            )  # the loop starts again from the state, as after a resume
+            # the loop starts again from the state, as after a resume
+            steps = method.run(fed, after)
             work = transport.commit(after.step, live_refs(after))
         yield after, work
         state = after
@@ -374,7 +373,8 @@ class _Nobody(Transport):
         raise _ReadByServer
 
     def size(self, ref: Ref[Any]) -> int:
-        self._moved += 1  # asked once for each value that moves; tasks that take many cost as many
+        # asked once for each value that moves; tasks that take many cost as many
+        self._moved += 1
         if self._moved > EACH * self._most:
             raise TooLong(
                 f"the run moves more than {EACH * self._most:.0f} values: lower its rounds"

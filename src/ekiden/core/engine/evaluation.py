@@ -24,9 +24,8 @@ from ekiden.core.training.weights import Weights, distance, mean
 
 Groups = dict[str, dict[str, dict[str, float]]]
 """Metrics by their names, for each group, for each kind of groups."""
-EvaluateOn = Literal[
-    "all", "own"
-]  # Test data for personal models: all of it, or only that of the model's own client
+# Test data for personal models: all of it, or only that of the model's own client
+EvaluateOn = Literal["all", "own"]
 
 MOST_CLIENTS_LISTED = 100
 _MOST_CLIENTS_EACH_TIME = 1000
@@ -474,9 +473,8 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def consensus(models: Sequence[Weights]) -> float:
     """Return how far models are from agreement: (1/N) Σ ‖w_i - w̄‖², over trainable parameters."""
-    models = wire.placed(
-        list(models), torch.device("cpu")
-    )  # after a resume, some are on the CPU and some on a GPU
+    # after a resume, some are on the CPU and some on a GPU
+    models = wire.placed(list(models), torch.device("cpu"))
     centre = mean(models).params
     return sum(float(distance(m.params, centre)) for m in models) / len(models)
 

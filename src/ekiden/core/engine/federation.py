@@ -281,7 +281,8 @@ class Fed:
             if ref.owner not in giving:
                 self._note_missing(ref, SERVER, "get")
                 continue
-            for part in self.each([ref], at_least=0):  # one at a time: a sum may be large
+            # one at a time: a sum may be large
+            for part in self.each([ref], at_least=0):
                 total = part if total is None else total.plus(part)
         if total is None:
             raise _no_answer(clients)

@@ -81,9 +81,8 @@ what its result is, where the data lay (their digests count), and who chose the 
 _DIFFER = ("python", "torch", "platform", "gpu", "threads")  # of environments that are compared
 _CONFIG = "config"
 _DATA = "data.jsonl"
-_MOST_NUMBERS = (
-    1 << 40
-)  # of a sample; far more than any, and sizes of networks still fit into 64 bits
+# of a sample; far more than any, and sizes of networks still fit into 64 bits
+_MOST_NUMBERS = 1 << 40
 _PASSES = "passes.jsonl"
 _WRITTEN = "written"
 _NEEDED = {
@@ -198,7 +197,8 @@ class RunFolder:
         if file.exists():
             state, marks, self.written = read_state(self.path, kind, self._config)
         if file.name != "state.safetensors":
-            for file in self.path.rglob("*.safetensors"):  # the killed process did not sync all
+            # the killed process did not sync all
+            for file in self.path.rglob("*.safetensors"):
                 sync(file)
         self._name_other_environment()
         lost = self._beyond("ledger.jsonl", marks.ledger).count(b"\n")
@@ -338,7 +338,8 @@ class RunFolder:
     def close(self) -> None:
         """Release the folder for other processes."""
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # a disk that was full before is full again
+            # a disk that was full before is full again
+            with contextlib.suppress(OSError):
                 file.close()
         self._lock.release()
 
@@ -493,7 +494,8 @@ def why_ended(folder: Path) -> str:
     """Return why the last attempt at a run ended early; empty if nobody wrote it down."""
     rows = read_lines(folder / "attempts.jsonl")
     reason = str(rows[-1].get("reason", "")) if rows else ""
-    return "".join(c if c.isprintable() else " " for c in reason)  # the folder may be of anybody
+    # the folder may be of anybody
+    return "".join(c if c.isprintable() else " " for c in reason)
 
 
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
@@ -549,7 +551,8 @@ def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientDa
     found = read_config(path)
     wanted = json.loads(_json(config))
     found, wanted = _listed(found), _listed(wanted)
-    if wanted.get("auto_threads"):  # the number that this machine has
+    # the number that this machine has
+    if wanted.get("auto_threads"):
         wanted["hardware"]["threads"] = found["hardware"]["threads"]
     keys = (wanted.keys() | found.keys()) - BESIDE - {"digests", "recipe"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
@@ -650,9 +653,8 @@ def model_digest(network: Network, shape: tuple[int, ...], constants: str) -> di
     The outputs tell apart networks that have the same layers but use them differently. `constants`
     is the digest of the frozen part.
     """
-    structure = re.sub(
-        r"0x[0-9a-f]+", "", repr(network.module)
-    )  # addresses differ between processes
+    # addresses differ between processes
+    structure = re.sub(r"0x[0-9a-f]+", "", repr(network.module))
     digest = _digest_of(network.module.state_dict().items(), structure)
     found = {"digest": digest, "answers": _answers(network, shape)}
     return found | ({"frozen": constants} if constants else {})

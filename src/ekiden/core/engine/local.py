@@ -215,7 +215,8 @@ class Simulation(Transport):
 
     def settle(self) -> None:
         self._trained = {}
-        if not self._lasting:  # after a power cut, the run resumes from an earlier state
+        # after a power cut, the run resumes from an earlier state
+        if not self._lasting:
             return
         self._lasting = self._start.folder is None
         for client in self._touched:
@@ -272,9 +273,8 @@ def _name(part: Any) -> bytes:
     if isinstance(part, Weights) and part in _named:
         return _named[part]
     digest = hashlib.blake2b(digest_size=16)
-    if isinstance(part, (list, tuple)) and any(
-        isinstance(one, Weights) for one in part
-    ):  # a client's neighbours
+    # a client's neighbours
+    if isinstance(part, (list, tuple)) and any(isinstance(one, Weights) for one in part):
         digest.update(b"".join(map(_name, part)))
         return digest.digest()
     for chunk in wire.chunks(part):
@@ -320,12 +320,12 @@ class _Workers(SpawnContext):
         gone = wait([process.sentinel for process in self.made], timeout=1)
         for process in self.made:
             if process.sentinel in gone:
-                process.join(1)  # its exit code can come a moment later
+                # its exit code can come a moment later
+                process.join(1)
         if any(process.exitcode == _RERUN for process in self.made):
             return UserError(_UNGUARDED)
-        if any(
-            process.exitcode == 1 for process in self.made
-        ):  # an error, which Python printed, and no kill
+        # an error, which Python printed, and no kill
+        if any(process.exitcode == 1 for process in self.made):
             return UserError(_UNREADABLE)
         return UserError("a worker process died (out of memory?): use fewer --workers, then resume")
 
@@ -354,18 +354,20 @@ class Processes:
 
     def __init__(self, setup: Setup, clients: Mapping[str, ClientData], workers: int) -> None:
         script = getattr(sys.modules["__main__"], "__file__", None)
-        if script and not Path(script).exists():  # read from standard input
+        # read from standard input
+        if script and not Path(script).exists():
             raise UserError(
                 f"worker processes cannot read {script}: put the script into a file, or use "
                 "workers=1"
             )
+        # of lambdas and of what is defined inside a function
         try:
             ForkingPickler.dumps((setup.build, setup.method))
         except (
             PicklingError,
             AttributeError,
             TypeError,
-        ):  # of lambdas and of what is defined inside a function
+        ):
             raise UserError(_UNREADABLE) from None
         self._setup = setup
         self._sent: tuple[int, tuple[Any, ...], SharedArguments | bytes] = -1, (), b""
@@ -385,7 +387,8 @@ class Processes:
         done: Future[Outcome] = Future()
 
         def read(finished: "Future[tuple[bytes, bytes, Work, bytes]]", given: Any = given) -> None:
-            self._read(job, finished, done)  # until then, `given` keeps the memory
+            # until then, `given` keeps the memory
+            self._read(job, finished, done)
 
         running.add_done_callback(read)
         return done.result

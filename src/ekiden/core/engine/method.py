@@ -45,9 +45,8 @@ class HasModel(Protocol):
 
 
 CLASSES: frozenset[Need] = frozenset({"classes"})  # In `Traits.needs`: one class for each sample
-VECTORS: frozenset[Need] = frozenset(
-    {"vectors"}
-)  # In `Traits.needs`: one vector of outputs for each sample
+# In `Traits.needs`: one vector of outputs for each sample
+VECTORS: frozenset[Need] = frozenset({"vectors"})
 NUMBERS: frozenset[Need] = frozenset({"numbers"})
 """In `Traits.needs`: inputs that are numbers, because the method makes or mixes inputs"""
 CONTINUOUS: frozenset[Need] = frozenset({"numbers", "continuous"})

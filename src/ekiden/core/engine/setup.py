@@ -98,7 +98,8 @@ def check_clients(clients: Mapping[str, Sizes], method: Method) -> None:
     """
     if not clients:
         raise UserError("there is no client: give at least one data set")
-    files: dict[str, str] = {}  # the clients by the names of their files where case does not count
+    # the clients by the names of their files where case does not count
+    files: dict[str, str] = {}
     for name, (train, val, _) in clients.items():
         if name in ("", ".", "..", SERVER, EVERYONE) or not _FORBIDDEN.isdisjoint(name):
             raise UserError(
@@ -391,7 +392,8 @@ class Prepared:
         if not named or torch.get_default_device().type != "cpu":
             return self.make()
         key = f"{self} {Path(self.pretrained).stat().st_mtime_ns if Path(self.pretrained).is_file() else 0}"
-        if key not in _made:  # reading a large file takes long
+        # reading a large file takes long
+        if key not in _made:
             _made.clear()
             _made[key] = self.make()
         return frozen.copied(_made[key])
@@ -402,15 +404,13 @@ class Prepared:
         if self.pretrained and torch.get_default_device().type != "meta":
             models.load_weights(module, Path(self.pretrained))
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                derive(self.seed, "adapters")
-            )  # copies are made on the CPU
+            # copies are made on the CPU
+            torch.default_generator.manual_seed(derive(self.seed, "adapters"))
             return frozen.fix(freeze(module, parse_part(self.train)))
 
 
-_made: dict[
-    str, nn.Module
-] = {}  # the last network that was read from files, keyed by what it was made from
+# the last network that was read from files, keyed by what it was made from
+_made: dict[str, nn.Module] = {}
 
 
 @dataclass(frozen=True)
@@ -546,14 +546,16 @@ def read_model(
     file = folder / name
     module = build()
     todo = "run it again" if own else "give one with the values of the run's network"
-    state = module.state_dict()  # has versions of layers; without, BatchNorm expects counters
+    # has versions of layers; without, BatchNorm expects counters
+    state = module.state_dict()
     try:
         found = read_tensors(file)[0] if own else load_file(file)
         state.clear()
         state.update(found)
         module.load_state_dict(state)
         state.clear()
-        del found  # it would be in memory twice
+        # it would be in memory twice
+        del found
     except FileNotFoundError:
         models = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
         present = sorted(str(p.relative_to(folder)) for p in models)

@@ -62,11 +62,14 @@ class Store:
         newest = max((version for version in self._versions() if version <= step), default=0)
         self.written = newest if written is None else written
         for version in self._versions():
-            if version > step:  # of a step that did not finish
+            # of a step that did not finish
+            if version > step:
                 self._private_file(version).unlink()
         self._on_disk = self._private_file(self.written) if self.written else None
-        self._safe: set[str] = set()  # values whose files this process has written or read
-        self._unsynced: set[Path] = set()  # files that may not be on the disk yet
+        # values whose files this process has written or read
+        self._safe: set[str] = set()
+        # files that may not be on the disk yet
+        self._unsynced: set[Path] = set()
 
     @property
     def private(self) -> Any:
@@ -117,7 +120,8 @@ class Store:
         if keys or self._changed:
             self._folder.mkdir(parents=True, exist_ok=True)
         for key in keys:
-            if key not in self._safe:  # a file that an earlier process left may be damaged
+            # a file that an earlier process left may be damaged
+            if key not in self._safe:
                 self._write(self._file(key), self.get(key))
                 self._safe.add(key)
         if self._changed:
@@ -143,7 +147,8 @@ class Store:
         folder = self._folder
         if folder is None or not folder.exists():
             return
-        names = os.listdir(folder)  # one look, because gossip settles all clients in each step
+        # one look, because gossip settles all clients in each step
+        names = os.listdir(folder)
         for name in names:
             value, private = _VALUE.fullmatch(name), _PRIVATE.fullmatch(name)
             if (value and value[1] not in keys) or (private and int(private[1]) != self.written):

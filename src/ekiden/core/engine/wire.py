@@ -180,7 +180,8 @@ def decode(
     Raises:
         WireError: the data are truncated, not a payload, or hold a value of another type.
     """
-    data = bytes(data)  # bytes are not copied
+    # bytes are not copied
+    data = bytes(data)
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")

@@ -37,9 +37,8 @@ class Setup:
     """Everything that the parties of a run agree on before it starts."""
 
     method: Method  # what is run
-    build: Callable[
-        [], nn.Module
-    ]  # makes the network; its values are the initial model, the same at every call
+    # makes the network; its values are the initial model, the same at every call
+    build: Callable[[], nn.Module]
     dataset: Dataset  # the sample tensors and how to feed them
     training: Training = field(default_factory=Training)  # how clients train
     hardware: Hardware = field(default_factory=Hardware)  # what they compute on
@@ -128,8 +127,10 @@ def keep_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: models of more than 32 MB still go back
-        libc.mallopt(-1, 1 << 28)  # M_TRIM_THRESHOLD: of what lies free at the end, 256 MB stay
+        # M_MMAP_THRESHOLD: models of more than 32 MB still go back
+        libc.mallopt(-3, 1 << 25)
+        # M_TRIM_THRESHOLD: of what lies free at the end, 256 MB stay
+        libc.mallopt(-1, 1 << 28)
 
 
 class Worker:
@@ -154,7 +155,8 @@ class Worker:
         """
         torch.set_num_threads(setup.hardware.threads)
         keep_freed_memory()
-        if torch.device(setup.hardware.device).type == "cuda":  # in every process that computes
+        # in every process that computes
+        if torch.device(setup.hardware.device).type == "cuda":
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         self.setup = setup
         self.clients = clients

@@ -208,9 +208,8 @@ def default_for(
     named = _DEFAULTS.get(dataset_name)
     if named and _NETWORKS[named].fits(shape):
         return named
-    if not _NETWORKS["lenet"].fits(shape) or (
-        shape[0] == 1 and max(shape[1:]) <= 28
-    ):  # small, or like MNIST
+    # small, or like MNIST
+    if not _NETWORKS["lenet"].fits(shape) or (shape[0] == 1 and max(shape[1:]) <= 28):
         return "mlp"
     return "cnn_tiny" if min(shape[1:]) >= 64 else "lenet"
 

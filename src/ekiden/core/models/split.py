@@ -49,8 +49,10 @@ class SplitNetwork(nn.Module):
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.features = features  # (B, *shape) inputs to (B, d) representations
-        self.head = head  # (B, d) representations to (B, classes) logits
+        # (B, *shape) inputs to (B, d) representations
+        self.features = features
+        # (B, d) representations to (B, classes) logits
+        self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, classes) logits of (B, *shape) inputs."""
@@ -243,15 +245,15 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
     """Put adapters into the layers of the features."""
     names = _targets(module, head, part.targets)
     try:
-        from peft import LoraConfig, inject_adapter_in_model  # takes seconds; few runs need it
+        # takes seconds; few runs need it
+        from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError(f'--train lora needs peft ({error}): pip install "ekiden[hf]"') from None
     config = LoraConfig(r=part.r, lora_alpha=part.alpha, target_modules=names, lora_dropout=0.0)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # peft itself finds out which layers keep their weight transposed
+            # peft itself finds out which layers keep their weight transposed
+            warnings.simplefilter("ignore")
             inject_adapter_in_model(config, module)
     except ValueError as error:
         raise UserError(f"--train lora: {str(error).splitlines()[0]}") from None
@@ -260,7 +262,8 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
         if name.endswith((FIRST, SECOND)):
             first = name.endswith(FIRST)
             inner.requires_grad_(part.both or not first)
-            if not first:  # a network with new values also begins without a difference
+            # a network with new values also begins without a difference
+            if not first:
                 inner.__dict__["reset_parameters"] = MethodType(_zero, inner)
 
 

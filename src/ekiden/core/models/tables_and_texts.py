@@ -113,8 +113,10 @@ class Linear(SplitNetwork):
         self, features: nn.Module, names: list[str], columns: list[str], outputs: int
     ) -> None:
         super().__init__(features, nn.Linear(len(names), outputs))
-        self.names = names  # (D,) of them
-        self.columns = columns  # (D,) of the data, from which they come
+        # (D,) of them
+        self.names = names
+        # (D,) of the data, from which they come
+        self.columns = columns
 
 
 def linear(shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> Linear:
@@ -274,7 +276,8 @@ class TextTransformerFeatures(nn.Module):
         """(b, L) tokens to (b, 64)."""
         there = x != self.pad
         read = there.clone()
-        read[:, 0] = True  # attention over nothing is NaN, so an empty text reads its first place
+        # attention over nothing is NaN, so an empty text reads its first place
+        read[:, 0] = True
         out = self.norm(self.blocks(self.embedding(x) + self.places[: x.shape[1]], ~read))
         out = out * there.unsqueeze(2)
         mean: Tensor = out.sum(1) / there.sum(1, keepdim=True).clamp(min=1)

@@ -77,9 +77,8 @@ class ClassCounts(Counts):
 class LabelCounts(ClassCounts):
     """Several labels for each sample; `labels` are the samples with each of them."""
 
-    without: Floats = field(
-        default_factory=none
-    )  # (2, K) samples without the label, and right answers among them
+    # (2, K) samples without the label, and right answers among them
+    without: Floats = field(default_factory=none)
 
     @property
     def second(self) -> None:
@@ -114,7 +113,8 @@ class PlaceCounts(ClassCounts):
     def of(cls, s: Scores, *, spread: bool = False) -> Self:
         """Count the answers to places; with `spread` also what intervals need."""
         about = len(s), s.mean_loss(), mean_right(s)
-        found = cls(*about, NONE, NONE, NONE)  # a vocabulary has too many tokens
+        # a vocabulary has too many tokens
+        found = cls(*about, NONE, NONE, NONE)
         if s.task.kind == "segmentation":
             found = cls(*about, *by_class(s), _table(s))
         counting = s.task.units(s.y)

@@ -292,12 +292,10 @@ class Survival(ScaledTask):
     exp(output) - e output - e (1 + ln s), which is 0 or more. `mean` is that of the time.
     """
 
-    times: tuple[
-        Positive, ...
-    ] = ()  # at which a finished model's survival is measured, too; none in training
-    hazard: tuple[
-        Positive, ...
-    ] = ()  # the model's cumulative hazard at these times, of a sample for which it gives 0
+    # at which a finished model's survival is measured, too; none in training
+    times: tuple[Positive, ...] = ()
+    # the model's cumulative hazard at these times, of a sample for which it gives 0
+    hazard: tuple[Positive, ...] = ()
 
     kind: ClassVar[str] = "survival"
     offers: ClassVar[frozenset[Need]] = frozenset()
@@ -374,7 +372,8 @@ class PlacesTask(Task):
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         logits = self.logits(outputs)
-        wanted = self.wanted(y)[..., : logits.shape[-1]]  # a batch of texts may be shorter
+        # a batch of texts may be shorter
+        wanted = self.wanted(y)[..., : logits.shape[-1]]
         each = F.cross_entropy(logits, wanted, reduction="none", ignore_index=IGNORED)
         return each.flatten(1).sum(1) / (wanted != IGNORED).flatten(1).sum(1).clamp(min=1)
 

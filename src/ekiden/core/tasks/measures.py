@@ -135,7 +135,8 @@ def c_index(c: PairCounts) -> float:
 
 def perplexity(c: Counts) -> float:
     """Return the exponential of the mean loss."""
-    return exp(c.loss) if c.loss < 700 else inf  # above, float64 has no such number
+    # above, float64 has no such number
+    return exp(c.loss) if c.loss < 700 else inf
 
 
 class Mean:

@@ -38,9 +38,8 @@ class Ranked:
             for rows in (~there, there)
         )
         between = (scores[1:] + scores[:-1]) / 2
-        between = np.where(
-            between > scores[:-1], between, scores[1:]
-        )  # of neighbours among floats there is none
+        # of neighbours among floats there is none
+        between = np.where(between > scores[:-1], between, scores[1:])
         return cls(low, high, scores, np.concatenate([[0.0], between, [1.0]]), exact=True)
 
     def mirrored(self) -> Self:

@@ -42,8 +42,10 @@ class Feed:
     """The samples of one data set on the training device; a batch is one index lookup."""
 
     def __init__(self, dataset: Dataset, hardware: Hardware) -> None:
-        self.dataset = dataset  # where the samples come from
-        self.device = torch.device(hardware.device)  # where batches are
+        # where the samples come from
+        self.dataset = dataset
+        # where batches are
+        self.device = torch.device(hardware.device)
         self._channels_last = hardware.channels_last and len(dataset.shape) == 3
         self._precision = hardware.precision
         self._samples: dict[int, _Held] = {}
@@ -160,10 +162,11 @@ class Feed:
         self, held: _Held, index: Tensor, key: str, compute: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return the outputs of the frozen part `key` for samples `index`, each computed alone."""
+        # the outputs are used after an evaluation
         with (
             torch.inference_mode(False),
             torch.no_grad(),
-        ):  # the outputs are used after an evaluation
+        ):
 
             def alone(row: int) -> Tensor:
                 return self._inputs(held, torch.tensor([row], device=self.device), train=False)[0]

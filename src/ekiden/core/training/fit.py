@@ -235,9 +235,8 @@ class Bench:
     hardware: Hardware  # on what
     where: str = "here"  # what messages call the client
     journal: Journal | None = None  # keeps progress within a fit
-    watch: Callable[[int, int], None] = lambda epoch, epochs: (
-        None
-    )  # called after each epoch with (epoch, epochs)
+    # called after each epoch with (epoch, epochs)
+    watch: Callable[[int, int], None] = lambda epoch, epochs: None
     work: Work = field(default_factory=Work)  # counts samples
     private: Mechanism | None = None  # makes a fit differentially private
 
@@ -317,9 +316,8 @@ def fit(
         light=light,
         lengths=None if bench.private else bench.feed.lengths(train),
     )
-    epochs = -(
-        -run.total // batches(len(train), training.batch_size)
-    )  # max_steps may end it earlier
+    # max_steps may end it earlier
+    epochs = -(-run.total // batches(len(train), training.batch_size))
     first = run.restore(key)
     if first < epochs and run.total >= batches(len(train), training.batch_size):
         run.ask(objective, train, count=first == 0)
@@ -507,7 +505,8 @@ class _Run:
         network, select = self.bench.network, self.bench.training.select
         if select == "last" or self.chosen is None:
             return network.weights()
-        if select == "tail":  # BatchNorm's statistics are those of the last iterate
+        # BatchNorm's statistics are those of the last iterate
+        if select == "tail":
             return Weights(self.chosen.params, network.buffers.clone(), network.counters.clone())
         return self.chosen
 
@@ -517,7 +516,8 @@ class _Run:
         # the first time is a guess
         took = self.saving_took or 2e-3 + 20 * len(network.params) / 1e9
         pause = _SHARE_OF_SAVING * took
-        if last:  # losing a finished fit costs more
+        # losing a finished fit costs more
+        if last:
             pause /= 5
         if journal is None or now - self.saved_at < pause:
             return

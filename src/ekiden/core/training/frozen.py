@@ -66,9 +66,8 @@ class RememberedAnswers:
         values = torch.zeros(samples, *first.shape[1:], device=first.device)
         known = torch.zeros(samples, dtype=torch.bool)
         if file is not None and file.is_file():
-            with contextlib.suppress(
-                OSError, SafetensorError, KeyError
-            ):  # any error: the outputs can be computed
+            # any error: the outputs can be computed
+            with contextlib.suppress(OSError, SafetensorError, KeyError):
                 found = load_file(file)
                 if found["values"].shape == values.shape and found["known"].shape == known.shape:
                     values, known = found["values"].to(first.device), found["known"].bool()
@@ -103,7 +102,8 @@ class RememberedAnswers:
             os.close(handle)
             try:
                 save_file({"values": self.values.cpu(), "known": self.known}, temporary)
-                os.replace(temporary, self.file)  # readers see the whole file or none
+                # readers see the whole file or none
+                os.replace(temporary, self.file)
             finally:
                 Path(temporary).unlink(missing_ok=True)
 
@@ -133,9 +133,8 @@ def fix(module: nn.Module) -> nn.Module:
         for inner in part.modules():
             _note(inner, [n for n in inner._buffers if n not in inner._non_persistent_buffers_set])
             inner._non_persistent_buffers_set.update(inner._buffers)
-            if isinstance(
-                inner, _BatchNorm
-            ):  # otherwise loading invents a counter that is not in the file
+            # otherwise loading invents a counter that is not in the file
+            if isinstance(inner, _BatchNorm):
                 inner.track_running_stats = False
         part.eval()
         _set(part, "train", _stay)

@@ -49,7 +49,8 @@ class Gradient:
         self._loss = loss
         self._shortcut = shortcut
         self._seen: set[Any] = set()
-        self._passes: dict[Any, Pass] = {}  # by the shapes of a batch
+        # by the shapes of a batch
+        self._passes: dict[Any, Pass] = {}
 
     def __call__(self, *batch: Tensor) -> Tensor:
         if self._shortcut is None:
@@ -59,7 +60,8 @@ class Gradient:
             return self._passes[kind](*batch)
         if kind in self._seen:
             return self._compared(kind, self._shortcut, batch)
-        self._seen.add(kind)  # the first pass makes workspaces, which a recording must not make
+        # the first pass makes workspaces, which a recording must not make
+        self._seen.add(kind)
         return self._by_autograd(*batch)
 
     def _by_autograd(self, *batch: Tensor) -> Tensor:
@@ -124,7 +126,8 @@ def recorder(network: Network) -> Callable[[Pass, tuple[Tensor, ...]], Pass | No
     if not network.params.is_cuda or not all(map(_does_the_same, network.module.modules())):
         return None
 
-    pool = cache(torch.cuda.graph_pool_handle)  # one is replayed at a time: they share memory
+    # one is replayed at a time: they share memory
+    pool = cache(torch.cuda.graph_pool_handle)
 
     def record(make: Pass, batch: tuple[Tensor, ...]) -> Pass | None:
         try:
@@ -214,7 +217,8 @@ class Chain:
                 return None
         trained = sum(p.numel() for layer in layers for p in layer.trained)
         if trained != len(network.params) or network.params.is_cuda or len(network.buffers):
-            return None  # a layer occurs twice, or a part of one is frozen
+            # a layer occurs twice, or a part of one is frozen
+            return None
         return cls(network.grad, layers, task)
 
     def shortcut(self, make: Pass, batch: tuple[Tensor, ...]) -> Pass | None:
@@ -229,14 +233,16 @@ class Chain:
             loss, d = self._loss(value, y)
             for layer in reversed(self._layers):
                 d = layer.backward(d, first=layer is self._layers[0])
-            self._grad.add_(0.0)  # autograd adds to zeros, which turns -0 into 0
+            # autograd adds to zeros, which turns -0 into 0
+            self._grad.add_(0.0)
         return loss
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of a network in the order in which they are run."""
     if type(module) in (nn.Sequential, SplitNetwork, Elastic):
-        for part in filter(None, module._modules.values()):  # also one that occurs twice
+        # also one that occurs twice
+        for part in filter(None, module._modules.values()):
             yield from _parts(part)
     elif type(module) is not nn.Identity:
         yield module

@@ -24,10 +24,11 @@ FARTHEST = 2**20  # the largest absolute value of a target
 # 1024 · 127² < 2^24: float32 adds up this number of products in any order without rounding
 _ROWS = 1024
 _STRIPE = 256  # columns of the Gram matrix that are computed together
+# float64 adds them up; it is exact up to 2^53
 _MOST = {
     torch.int32: 2**31 - 1,
     torch.int64: 2**53 - 1,
-}  # float64 adds them up; it is exact up to 2^53
+}
 
 
 class Rounding(NamedTuple):
@@ -274,9 +275,8 @@ class NoisySums(Sums):
     """
 
     parts: int  # how many parts are in the sums
-    gram_noise: Annotated[
-        int, Shared
-    ]  # standard deviation of the noise that a part added to each entry of `gram`
+    # standard deviation of the noise that a part added to each entry of `gram`
+    gram_noise: Annotated[int, Shared]
     class_noise: Annotated[int, Shared]  # the same for `classes`
     count_noise: Annotated[int, Shared]  # the same for `counts`
 
@@ -461,7 +461,8 @@ def measure_targets(
     count = 0
     for features, rows in _regrouped(blocks):
         phi, y = gram.add(features).double(), rows.double()
-        if y.shape[1:] != (outputs,) or not torch.equal(y.round(), y):  # also where one is NaN
+        # also where one is NaN
+        if y.shape[1:] != (outputs,) or not torch.equal(y.round(), y):
             raise UserError(
                 f"exact sums need {outputs} targets for each sample that are whole numbers"
             )
@@ -470,7 +471,8 @@ def measure_targets(
                 f"a target is more than {FARTHEST} steps away from 0: remove samples so far from "
                 "the rest"
             )
-        sums += phi.sum(0).long()  # the sums of one block are whole numbers below 2^53
+        # the sums of one block are whole numbers below 2^53
+        sums += phi.sum(0).long()
         products += (y.T @ phi).long()
         targets += y.sum(0).long()
         powers += y.square().sum(0).long()
@@ -505,9 +507,8 @@ class _Gram:
                 f"features of shape {tuple(features.shape[1:])} where {width} numbers were "
                 "announced"
             )
-        if not torch.equal(
-            features.round().clamp(-largest, largest), features
-        ):  # also where one is NaN
+        # also where one is NaN
+        if not torch.equal(features.round().clamp(-largest, largest), features):
             raise UserError(
                 f"exact sums need features that are whole numbers from -{largest} to {largest}"
             )

@@ -28,7 +28,8 @@ class Network:
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.module = module.to(device)  # call it as usual
+        # call it as usual
+        self.module = module.to(device)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         resting = [p for p in self.module.parameters() if not p.requires_grad]
         floats = [b for b in _buffers(self.module) if b.is_floating_point()]
@@ -46,13 +47,16 @@ class Network:
                 raise UserError(
                     f"the model holds {tensor.dtype} values: convert it with model.float()"
                 )
-        self.params = _flatten(trainable, trainable[0].device)  # (P,) all trainable parameters
-        self.grad = torch.zeros_like(self.params)  # (P,) their gradients; `backward` adds into it
+        # (P,) all trainable parameters
+        self.params = _flatten(trainable, trainable[0].device)
+        # (P,) their gradients; `backward` adds into it
+        self.grad = torch.zeros_like(self.params)
         # (B,) floating-point buffers, and parameters that are not trained now. Constants made by
         # `frozen.fix` are in
         # none of the vectors; they stay in the module.
         self.buffers = _flatten([*floats, *resting], self.params.device)
-        self.counters = _flatten(integers, self.params.device, torch.int64)  # (C,) int64 buffers
+        # (C,) int64 buffers
+        self.counters = _flatten(integers, self.params.device, torch.int64)
         self.params.grad = self.grad
         self._tensors = (trainable, [*floats, *resting], integers)
         # ways to make gradients that hold these tensors, by what they are gradients of
@@ -105,7 +109,8 @@ class Network:
         """Return what enters the head (b, A) and the outputs (b, K), in evaluation mode and
         differentiable.
         """
-        _ = self.head  # raises if it is not declared
+        # raises if it is not declared
+        _ = self.head
         entering: list[Tensor] = []
 
         def keep(head: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -152,7 +157,8 @@ def compute_aligned(module: nn.Module) -> None:
 
 
 def _copy_tensors(names: list[str], part: nn.Module, args: object) -> None:
-    for name in names:  # an attribute of this name hides the parameter
+    # an attribute of this name hides the parameter
+    for name in names:
         part.__dict__[name] = part._parameters[name].clone()  # type: ignore[union-attr]
 
 
@@ -472,7 +478,8 @@ def check(network: nn.Module, shape: tuple[int, ...]) -> None:
     draw = torch.Generator().manual_seed(0)
     before = Network(copy.deepcopy(network).cpu().requires_grad_(True))
     for values in before.module.parameters():
-        if values.dim() == 1:  # biases and norms get values as after training
+        # biases and norms get values as after training
+        if values.dim() == 1:
             values.data.add_(torch.randn(values.shape, generator=draw), alpha=0.1)
     before.buffers.uniform_(0.5, 1.5, generator=draw)
     elastic = Elastic(before.module)

@@ -38,9 +38,8 @@ from ekiden.core.training import frozen
 from ekiden.core.training.gram import LARGEST, NoisySums, measure, noisy
 from ekiden.core.training.network import Network
 
-Loss = Callable[
-    [Tensor, Tensor], Tensor
-]  # (outputs (1, ...), labels (1, ...)) -> the loss of a sample
+# (outputs (1, ...), labels (1, ...)) -> the loss of a sample
+Loss = Callable[[Tensor, Tensor], Tensor]
 Values = np.ndarray[Any, np.dtype[np.float64]]
 _ORDERS = np.array(
     [
@@ -62,9 +61,8 @@ _LEAST_NOISE, _MOST_NOISE = 0.2, 1e5
 _FAR = (
     200.0  # standard deviations to which integrals go; orders whose peak lies beyond are left out
 )
-_BELOW = (
-    1 - 1e-4
-)  # gradients are clipped to a little less than C, so that rounding never takes one above it
+# gradients are clipped to a little less than C, so that rounding never takes one above it
+_BELOW = 1 - 1e-4
 _CHUNK = 1 << 25  # gradients of single samples that are in memory together, in numbers
 
 
@@ -106,7 +104,8 @@ class DP(Checked):
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
         return ",".join(
-            f"{name}={repr(value).removesuffix('.0')}"  # exact: never a larger ε than was asked for
+            # exact: never a larger ε than was asked for
+            f"{name}={repr(value).removesuffix('.0')}"
             for name, value in vars(self).items()
             if (name, value) != ("honest", 1)
         )
@@ -236,10 +235,11 @@ def epsilon_of_gaussian(ratio: float, delta: float) -> float:
 
     if not tells_more(0):
         return 0.0
+    # above it Φ(μ/2 - ε/μ) is less than δ
     low, high = (
         0.0,
         ratio * (ratio / 2 + math.sqrt(-2 * math.log(delta))),
-    )  # above it Φ(μ/2 - ε/μ) is less than δ
+    )
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if tells_more(middle) else (low, middle)
@@ -267,7 +267,8 @@ def _renyi(noise: float, rate: float) -> Values:
     near = _ORDERS / noise < _FAR
     a = _ORDERS[near, None]
     end = 14 + float(a.max(initial=0)) / noise
-    z = np.linspace(-14, end, int(6 * (14 + end)))  # in units of σ; the peaks are at 0 and at α/σ
+    # in units of σ; the peaks are at 0 and at α/σ
+    z = np.linspace(-14, end, int(6 * (14 + end)))
     ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + z / noise - 0.5 / noise**2)
     logs = a * ratio - z**2 / 2
     top = logs.max(1, keepdims=True)
@@ -484,10 +485,12 @@ def check_samples(network: Network, x: Tensor, y: Tensor, loss: Loss) -> None:
     """
     part, x = _trained(Network(frozen.copied(network.module), x.device), x)
     layers = {id(layer): name or "the network" for name, layer in part.named_modules()}
-    inside: list[nn.Module] = [part]  # the layers that were entered and not left
+    # the layers that were entered and not left
+    inside: list[nn.Module] = [part]
     for layer in part.modules():
         layer.register_forward_pre_hook(lambda layer, _: inside.append(layer))
-        layer.register_forward_hook(lambda *_: inside.pop() and None)  # None keeps the output
+        # None keeps the output
+        layer.register_forward_hook(lambda *_: inside.pop() and None)
     before = {name: (value, value.clone()) for name, value in part.named_buffers()}
 
     def refusal(layer: nn.Module, why: str) -> UserError:
@@ -508,13 +511,15 @@ def check_samples(network: Network, x: Tensor, y: Tensor, loss: Loss) -> None:
             raise refusal(part.get_submodule(name.rpartition(".")[0]), "remembers samples")
     alone = _alone(part, x, y, loss)
     if any(not torch.equal(a, b) for a, b in zip(alone, _alone(part, x, y, loss), strict=True)):
-        part.eval()  # without dropout
+        # without dropout
+        part.eval()
         try:
             found, alone = _gradients(part, x, y, loss), _alone(part, x, y, loss)
         except RuntimeError:  # a fused kernel of evaluation, which has no gradient
             return
     for (name, one), other in zip(found.items(), alone, strict=True):
-        near = 1e-3 * float(other.abs().max())  # far more than rounding, far less than a mistake
+        # far more than rounding, far less than a mistake
+        near = 1e-3 * float(other.abs().max())
         if bool(((one - other).abs() > near).any()):
             layer = part.get_submodule(name.rpartition(".")[0])
             raise refusal(layer, "gets other gradients if samples pass together")
@@ -729,8 +734,10 @@ def centred_clipped(phi: Tensor, square: int) -> Tensor:
     """
     u = phi.double()
     u = (u - u.mean(1, keepdim=True).round()).clamp(-LARGEST, LARGEST)
-    squares = u.square().sum(1, keepdim=True)  # whole numbers below 2^53
-    aim = max(square - phi.shape[1] / 8, square / 2)  # rounding adds D/12 to a square
+    # whole numbers below 2^53
+    squares = u.square().sum(1, keepdim=True)
+    # rounding adds D/12 to a square
+    aim = max(square - phi.shape[1] / 8, square / 2)
     short = u * (aim / squares.clamp(min=1)).sqrt()
     shortened = torch.where(
         short.round().square().sum(1, keepdim=True) <= square, short.round(), short.trunc()
@@ -793,9 +800,8 @@ class Draw:
 
     def _exp_of_part(self, part: Whole, of: int) -> Flags:
         """Return True with probability exp(-part/of), for each; part/of is at most 1."""
-        odd = np.ones(
-            len(part), np.bool_
-        )  # K, the first of 1, 2, ... whose event of probability γ/K fails
+        # K, the first of 1, 2, ... whose event of probability γ/K fails
+        odd = np.ones(len(part), np.bool_)
         going, k = np.arange(len(part)), 1
         while len(going):
             goes_on = self._below(of, len(going)) < part[going]
@@ -807,7 +813,8 @@ class Draw:
 
     def _below(self, limit: int, count: int) -> Whole:
         """Return (count,) uniform numbers from 0 to `limit` - 1."""
-        most = np.uint64(2**64 // limit * limit - 1)  # above it, remainders are not equally likely
+        # above it, remainders are not equally likely
+        most = np.uint64(2**64 // limit * limit - 1)
         kept: list[Whole] = []
         while (missing := count - sum(map(len, kept))) > 0:
             self._place += 1
