@@ -270,7 +270,7 @@ SEEDED: dict[str, Any] = {"dictionary": "seed", "width": 8}
         (FedGram(dictionary="seed"), "epsilon=1", "dp needs samples"),
         (FedAvg(), "epsilon=1,honest=2", "shares the noise of sums, fedavg has none"),
         (FedGram(**SEEDED), "epsilon=1,honest=0", "honest"),
-        (FedGram(**SEEDED), "epsilon=1,honest=1.5", "is not a number"),
+        (FedGram(**SEEDED), "epsilon=1,honest=1.5", "it must be a whole number"),
         (with_lap(FedSeq()), "epsilon=1", "is not supported with dp"),
     ],
 )

@@ -206,14 +206,13 @@ def told(notes: Mapping[str, Note]) -> str:
 def _one(value: Note) -> str:
     if not isinstance(value, Mapping):
         return _number(value)
+    if not value:
+        return "none"
     size = {client: inf if number is None else number for client, number in value.items()}
     first = sorted(value, key=lambda client: size[client], reverse=True)[:_TOLD]
-    more = f" and {len(value) - _TOLD} smaller" if len(value) > _TOLD else ""
-    return (
-        ", ".join(f"{_number(value[client])} ({client})" for client in first) + more
-        if value
-        else "none"
-    )
+    named = ", ".join(f"{_number(value[client])} ({client})" for client in first)
+    rest = len(value) - len(first)
+    return f"{named} and {rest} smaller" if rest else named
 
 
 def _number(value: float | None) -> str:

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from ekiden._version import __version__
 from ekiden.core.base import errors
 from ekiden.core.base.checks import made, reading
-from ekiden.core.base.errors import UserError, listed
+from ekiden.core.base.errors import UserError, listed, visible
 from ekiden.core.base.files import (
     add_tensor,
     bytes_of,
@@ -220,8 +220,8 @@ class RunFolder:
 
     def _name_other_environment(self) -> None:
         """Say in what this attempt's environment differs from that of the one before."""
-        attempts = read_lines(self.path / "attempts.jsonl")
-        before = attempts[-1].get("environment", {}) if attempts else {}
+        *_, last = {}, *read_lines(self.path / "attempts.jsonl")
+        before = last.get("environment", {})
         changed = [
             f"{key} {before[key]} before and {self._environment[key]} now"
             for key in _DIFFER
@@ -240,14 +240,12 @@ class RunFolder:
 
     def called(self, clients: Iterable[str]) -> None:
         """Note digests of the data of clients that a step has called for the first time."""
-        new = (
-            [name for name in clients if name not in self._hashed]
-            if self._clients is not None
-            else []
-        )
-        for name in new:
-            self.append(_DATA, {"client": name, "digest": client_digest(self._clients[name])})  # type: ignore[index]
-        self._hashed.update(new)
+        if self._clients is None:
+            return
+        for name in clients:
+            if name not in self._hashed:
+                self.append(_DATA, {"client": name, "digest": client_digest(self._clients[name])})
+                self._hashed.add(name)
 
     def append(self, name: str, row: Mapping[str, Any]) -> int:
         """Add a line to a growing file; returns the file's length."""
@@ -362,12 +360,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(read_regular(path / "config.json", 1 << 28))
     except (FileNotFoundError, NotADirectoryError):
-        held = sorted(file.parent for file in path.glob("*/config.json")) if path.is_dir() else []
-        hint = (
-            f"it holds runs, such as {held[0]}: give one of them"
-            if held
-            else "give the path that the run printed"
-        )
+        hint = "give the path that the run printed"
+        if held := sorted(file.parent for file in path.glob("*/config.json")):
+            hint = f"it holds runs, such as {held[0]}: give one of them"
         raise UserError(f"{path} is not a run folder (it has no config.json): {hint}") from None
     except (OSError, ValueError):
         raise UserError(f"{path / 'config.json'} cannot be read: {_DAMAGED}") from None
@@ -492,18 +487,19 @@ def note_end(folder: Path, reason: str) -> None:
 
 def why_ended(folder: Path) -> str:
     """Return why the last attempt at a run ended early; empty if nobody wrote it down."""
-    rows = read_lines(folder / "attempts.jsonl")
-    reason = str(rows[-1].get("reason", "")) if rows else ""
+    *_, last = {}, *read_lines(folder / "attempts.jsonl")
     # the folder may be of anybody
-    return "".join(c if c.isprintable() else " " for c in reason)
+    return visible(str(last.get("reason", "")))
 
 
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
     """Return the complete lines of a growing file, each with these keys; empty if there is no
     file.
     """
-    rows = []
-    for number, line in enumerate(read_regular(path).split(b"\n")[:-1] if path.exists() else []):
+    rows = list[dict[str, Any]]()
+    if not path.exists():
+        return rows
+    for number, line in enumerate(read_regular(path).split(b"\n")[:-1]):
         try:
             row = json.loads(line)
         except ValueError:
@@ -557,11 +553,8 @@ def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientDa
     keys = (wanted.keys() | found.keys()) - BESIDE - {"digests", "recipe"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
     before, now = found.get("digests", {}), wanted.get("digests", {})
-    different += (
-        []
-        if clients is None
-        else data_differences(path, clients, now.get("test"), before.get("test"))
-    )
+    if clients is not None:
+        different += data_differences(path, clients, now.get("test"), before.get("test"))
     different += model_differences(before, now)
     if different:
         more = ""

@@ -135,9 +135,9 @@ def check_subjects(clients: Sequence[ClientData]) -> None:
     held: dict[int, str] = {}
     for client in clients:
         subjects = client.train.samples.subject
-        for subject in (
-            [] if subjects is None else torch.unique(subjects[client.train.rows]).tolist()
-        ):
+        if subjects is None:
+            continue
+        for subject in torch.unique(subjects[client.train.rows]).tolist():
             if (other := held.setdefault(subject, client.name)) != client.name:
                 raise UserError(
                     f"one subject has training samples at {other} and {client.name}, and --dp is "
@@ -234,23 +234,16 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         ) from None
     wanted = task.output_shape(x, y, dataset.outputs + extra)
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
-        found = (
-            _own(tuple(out.shape[1:]), extra)
-            if isinstance(out, torch.Tensor)
-            else type(out).__name__
-        )
-        if task.kind != "classification":
-            kinds = {
-                "language-modelling": "a causal language model, --model=hf:FOLDER",
-                "segmentation": "--model=unet",
-            }
-            other = kinds.get(task.kind, "another --model")
-            needs = f"{task.kind} with these data needs {wanted[1:]}"
-            raise UserError(f"the model gives {found} per sample, but {needs}: choose {other}")
-        raise UserError(
-            f"the model gives {found} per sample, but the data have {dataset.outputs} classes: "
-            f"give its last layer {dataset.outputs} outputs"
-        )
+        found: object = type(out).__name__
+        if isinstance(out, torch.Tensor):
+            found = _own(tuple(out.shape[1:]), extra)
+        needs = f"{task.kind} with these data needs {wanted[1:]}: choose another --model"
+        if task.kind == "classification":
+            k = dataset.outputs
+            needs = f"the data have {k} classes: give its last layer {k} outputs"
+        elif task.kind == "segmentation":
+            needs = f"{task.kind} with these data needs {wanted[1:]}: choose --model=unet"
+        raise UserError(f"the model gives {found} per sample, but {needs}")
     if not out.requires_grad:
         raise UserError(
             "no gradient reaches the model's parameters: its output is cut off from them, by "

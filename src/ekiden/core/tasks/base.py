@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isnan
+from math import isnan, nan
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -71,8 +71,8 @@ class Metric:
     divides: bool = False
 
     def measure(self, scores: "Scores") -> float:
-        """Return its value for samples; NaN if it is not defined."""
-        return self.counted(scores.counts)
+        """Return its value for samples; NaN if it is not defined, as for none."""
+        return self.counted(scores.counts) if len(scores) else nan
 
     def signed(self, value: float) -> float:
         """Return `value` with the sign for which more is better."""
@@ -314,12 +314,11 @@ class Scores:
         if any(metric.name == "accuracy" for metric in self.task.metrics):
             return mean_right(self)
         found = next(metric for metric in self.task.metrics if metric.name in ("r2", "c_index"))
-        return found.measure(self) if len(self) else float("nan")
+        return found.measure(self)
 
     def score(self, rows: Tensor | None = None) -> float:
         """Return the headline metric, of all or of some rows; NaN if it is not defined."""
-        scores = self.at(rows)
-        return self.task.headline.measure(scores) if len(scores) else float("nan")
+        return self.task.headline.measure(self.at(rows))
 
     def mean_loss(self, rows: Tensor | None = None) -> float:
         """Return the mean loss, of all or of some rows; NaN if there are no rows."""
@@ -335,7 +334,7 @@ class Scores:
         samples.
         """
         scores = self.at(rows)
-        found = {m.name: m.measure(scores) for m in measured(self.task)} if len(scores) else {}
+        found = {m.name: m.measure(scores) for m in measured(self.task)}
         return {name: value for name, value in found.items() if value == value}  # noqa: PLR0124  (NaN)
 
     def by_class(self) -> list[dict[str, float]]:
@@ -395,6 +394,8 @@ class OwnMetric(Metric):
 
     def measure(self, scores: Scores) -> float:
         """Call the user's function."""
+        if not len(scores):
+            return nan
         try:
             return float(self.counted(scores.answers, scores.y))
         except Exception as error:

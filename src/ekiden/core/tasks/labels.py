@@ -255,7 +255,7 @@ class Regression(ScaledTask):
 
     def measured(self, y: Tensor) -> Tensor:
         """Return the targets."""
-        return (y if y.ndim == 2 else y[:, None]).double()
+        return y.reshape(len(y), -1).double()
 
     def counted(self, scores: Scores) -> Counts:
         return NumberSums.of(scores)
@@ -270,7 +270,7 @@ class Regression(ScaledTask):
 
         They are centred in float64: float32 has 256 between the two numbers nearest to 3e9.
         """
-        y = y if y.ndim == 2 else y[:, None]
+        y = y.reshape(len(y), -1)
         mean, std = self._scale(y)
         return ((y.double() - mean) / std).float()
 

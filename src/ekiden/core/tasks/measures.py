@@ -34,7 +34,7 @@ def divergence(outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(found, wanted, reduction="batchmean", log_target=True)
 
 
-def ratio(above: Floats, below: Floats) -> Floats:
+def ratio(above: Floats | float, below: Floats | float) -> Floats:
     """Return above / below, NaN where that is not defined."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(below > 0, above / below, nan)
@@ -86,7 +86,7 @@ def calibration_error(c: ClassCounts) -> float:
     if not c.confidence.size:
         return nan
     samples, right, confidences = c.confidence
-    return float(np.abs(right - confidences).sum() / samples.sum()) if samples.any() else nan
+    return float(ratio(np.abs(right - confidences).sum(), samples.sum()))
 
 
 def brier(c: ClassCounts) -> float:

@@ -257,11 +257,9 @@ class Sums(_Addable):
         return self.classes.double().sum(0), self.samples
 
     def plus(self, other: "AnySums") -> Self:
-        if (
-            not isinstance(other, Sums)
-            or type(other) is not type(self)
-            or _kind(other) != _kind(self)
-        ):
+        # noisy sums are sums, and do not go with exact ones
+        same = type(other) is type(self) and _kind(other) == _kind(self)
+        if not (isinstance(other, Sums) and same):
             raise _unlike(self, other)
         (classes,) = _added((self.classes,), (other.classes,))
         gram = _gram_added(self.gram, other.gram)
@@ -591,11 +589,8 @@ def _regrouped(blocks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return (
-        parts[0]
-        if len(parts) == 1
-        else (torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts]))
-    )
+    features, labels = zip(*parts, strict=True)
+    return torch.cat(features), torch.cat(labels)
 
 
 def _upper(width: int, device: torch.device) -> Tensor:
