@@ -16,7 +16,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # Today's numbers, a little rounded up. A change that adds says in its message what it replaces, and
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
-    "core": 90_000,
+    "core": 88_500,
     "methods": 122_000,
     "readers": 62_500,
     "care": 20_000,
