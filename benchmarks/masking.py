@@ -55,7 +55,7 @@ def masks(folder: Path, silos: int) -> PartMasks:
     members = []
     for name in names:
         key = sealing.public_of(private[name])
-        proof = keys.sign(folder / name, sealing.key_text("run", name, key))
+        proof = keys.sign(folder / name, sealing.KEY, sealing.key_text("run", name, key))
         members.append(Reader(name, 0, key, proof))
     return PartMasks(
         Party(names[0], "run", "terms", private[names[0]], public, None),

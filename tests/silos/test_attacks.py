@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -506,8 +507,8 @@ def test_a_plan_names_the_steps_after_which_models_are_measured(tmp_path: Path) 
     assert seldom.measure(100, [layers({})], step=2, last=False).masked is not None
 
 
-def signed_hop(hop: custody.Hop, key: Path) -> custody.Record:
-    return custody.Record(hop, keys.sign(key, hop.text()))
+def signed_hop(hop: custody.Entry, key: Path, **changes: Any) -> str:
+    return custody.signed(replace(hop, **changes), partial(keys.sign, key))
 
 
 def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> None:
@@ -528,18 +529,16 @@ def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> Non
     first = hops.read_text().splitlines()[0]
     far(FedSeq(epochs=1), nodes, tmp_path / "again", public)
     foreign = (tmp_path / "again" / "custody.jsonl").read_text().splitlines()[2]
-    hop_of_result = custody.parse(ask.records[0]).hop
+    hop_of_result = custody.parse(ask.records[0])
     digest = custody.digest(wire.chunks(other))
-    forged = signed_hop(
-        replace(hop_of_result, model=digest, given=digest), tmp_path / "client-0.key"
-    )
+    forged = signed_hop(hop_of_result, tmp_path / "client-0.key", model=digest, given=digest)
     for model, record in (
         (other, ask.records[0]),
         (hop, first),
         (result, foreign),
-        (other, forged.line()),
+        (other, forged),
     ):
-        with pytest.raises(UserError, match="silos measure only the result"):
+        with pytest.raises(UserError, match=r"measure only the result|is not client-2's"):
             attacker.measure(100, [model], step=3, records=(record,))
     for records in ((), (ask.records[0],) * 2):
         with pytest.raises(UserError, match="silos measure only the result"):
@@ -552,12 +551,12 @@ def test_a_last_silo_that_signs_two_results_gets_one_measured(tmp_path: Path) ->
     record = custody.parse((tmp_path / "run" / "custody.jsonl").read_text().splitlines()[2])
     model = wire.decode(given_in(nodes, 102, "2-0-train"), Weights)
     other = model.with_params(model.params * 2)
-    hop = replace(record.hop, model=custody.digest(wire.chunks(other)))
-    forged = signed_hop(hop, tmp_path / "client-2.key")
+    digest = custody.digest(wire.chunks(other))
+    forged = signed_hop(record, tmp_path / "client-2.key", model=digest)
     with pytest.raises(
         UserError, match="has measured the models after step 3 of this run, and measures no others"
     ):
-        Attacker(nodes, terms_in(nodes)).measure(100, [other], step=3, records=(forged.line(),))
+        Attacker(nodes, terms_in(nodes)).measure(100, [other], step=3, records=(forged,))
 
 
 def test_of_few_samples_nothing_is_said(tmp_path: Path) -> None:
@@ -626,9 +625,8 @@ def test_invented_silos_get_nothing_and_leave_nothing(peers: bool, tmp_path: Pat
             if len(agreed.clients) == 2:
                 key = sealing.public_of(ghost)
                 text = sealing.key_text(agreed.run, agreed.clients[1], key)
-                readers = (
-                    Reader(agreed.clients[1], 1, key, keys.sign(tmp_path / "ghost.key", text)),
-                )
+                proof = keys.sign(tmp_path / "ghost.key", sealing.KEY, text)
+                readers = (Reader(agreed.clients[1], 1, key, proof),)
             answer, body = attacker.task(100, 0, (INITIAL, None), readers=readers)
             assert not body
         assert answer.error

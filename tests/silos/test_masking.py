@@ -4,6 +4,7 @@ silo."""
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -68,7 +69,7 @@ def group(
             "terms",
             sealing.new_private(),
             public,
-            lambda t, n=name: keys.sign(silo_keys[n], t),  # type: ignore[misc]
+            partial(keys.sign, silo_keys[name]),
         )
         for name in names
     }
@@ -84,7 +85,9 @@ def group(
 def reader(party: Party) -> Reader:
     key = sealing.public_of(party.private)
     assert party.sign is not None
-    return Reader(party.name, 0, key, party.sign(sealing.key_text(party.run, party.name, key)))
+    return Reader(
+        party.name, 0, key, party.sign(sealing.KEY, sealing.key_text(party.run, party.name, key))
+    )
 
 
 def samples(seed: int, width: int = 5, n: int = 30) -> tuple[Tensor, Tensor]:

@@ -57,9 +57,9 @@ HELLO = {
 """what a greeting tells, and the words of the page for it"""
 HOP = {
     **dict.fromkeys(
-        ("run", "terms", "method", "client", "step", "call", "task", "format"), ""
+        ("run", "terms", "method", "client", "step", "call", "task"), ""
     ),  # what was asked
-    **dict.fromkeys(("samples", "validation", "test"), "the numbers of samples"),
+    "samples": "the numbers of samples",
     **dict.fromkeys(
         ("arguments", "taken", "given", "size", "model"), "digests and sizes of values"
     ),

@@ -42,9 +42,9 @@ def given(answers: list[bytes]) -> dict[tuple[str, str], set[str]]:
     found: dict[tuple[str, str], set[str]] = {}
     for data in answers:
         answer, _ = unpack(data, Answer)
-        if answer.record and '"hop"' in answer.record:
-            hop = custody.parse(answer.record).hop
-            found.setdefault((hop.client, hop.key), set()).add(hop.given)
+        hop = custody.parse(answer.record) if answer.record else None
+        if isinstance(hop, custody.Hop):
+            found.setdefault((hop.client, hop.ref.key), set()).add(hop.given)
     return found
 
 

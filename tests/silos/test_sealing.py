@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -48,7 +49,7 @@ def parties(tmp_path: Path) -> dict[str, Party]:
     silos = {name: keys.read_public(keys.generate(file)) for name, file in private.items()}
 
     def signer(name: str) -> sealing.Sign:
-        return lambda text: keys.sign(private[name], text)
+        return partial(keys.sign, private[name])
 
     found = {n: Party(n, "run", "terms", sealing.new_private(), silos, signer(n)) for n in "abc"}
     return found | {SERVER: Party(SERVER, "run", "terms", sealing.new_private(), silos, None)}
@@ -60,7 +61,7 @@ def reader(party: Party, step: int) -> Reader:
         party.name,
         step,
         key,
-        party.sign(sealing.key_text(party.run, party.name, key)) if party.sign else "",
+        party.sign(sealing.KEY, sealing.key_text(party.run, party.name, key)) if party.sign else "",
     )
 
 
@@ -188,10 +189,10 @@ def test_a_lock_does_not_tell_which_value_it_is_for(parties: dict[str, Party]) -
     assert value.digest not in repr(lock)
     statement = sealing._statement(Binding("run", "terms", "a", "3-0-train", "b", 4), lock.key)
     for guess in (b"", value.data, bytes.fromhex(value.digest), value.digest.encode()):
-        assert not keys.proves(a.silos["a"], sealing._signed(statement, guess), lock.signature)
-    assert keys.proves(
-        a.silos["a"], sealing._signed(statement, bytes.fromhex(lock.wrapped)), lock.signature
-    )
+        said = sealing._signed(statement, guess)
+        assert not keys.proves(a.silos["a"], sealing._SEAL, said, lock.signature)
+    said = sealing._signed(statement, bytes.fromhex(lock.wrapped))
+    assert keys.proves(a.silos["a"], sealing._SEAL, said, lock.signature)
 
 
 def test_readers_without_a_key_of_their_own_are_refused(parties: dict[str, Party]) -> None:
@@ -216,7 +217,7 @@ def test_a_binding_and_a_sealing_key_are_what_they_were(tmp_path: Path) -> None:
         Binding("r", "t", "a", "k", "b", 2),
         Binding("r", "t", "b", "k", "a", 1),
     ]
-    assert len({b.text() for b in texts}) == 3
+    assert len({sealing._statement(b, "reader") for b in texts}) == 3
     first = sealing.kept_private(tmp_path / "run" / "sealing.key")
     assert sealing.public_of(
         sealing.kept_private(tmp_path / "run" / "sealing.key")
@@ -232,7 +233,7 @@ def letter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Party, bytes]:
     """A message with a sealed value, and who can open it."""
     key = tmp_path_factory.mktemp("letter") / "a.key"
     silos = {"a": keys.read_public(keys.generate(key))}
-    a = Party("a", "run", "terms", sealing.new_private(), silos, lambda text: keys.sign(key, text))
+    a = Party("a", "run", "terms", sealing.new_private(), silos, partial(keys.sign, key))
     b = Party("b", "run", "terms", sealing.new_private(), silos, None)
     server = Party(SERVER, "run", "terms", sealing.new_private(), silos, None)
     to_b = Reader(SERVER, 1, sealing.public_of(b.private))  # nobody vouches for a server's key
@@ -277,7 +278,7 @@ def test_other_terms_and_records_are_user_errors(value: Any) -> None:
         for part in (value, {"format": 2, "x": value})
     ]
     for text in (json.dumps(value), *map(json.dumps, said), str(value)):
-        for reader_of in (custody.parse, custody.parse_measured, agreements.parse):
+        for reader_of in (custody.parse, agreements.parse):
             with pytest.raises(UserError):
                 reader_of(text)
 
@@ -526,7 +527,7 @@ def test_a_run_is_verified(tmp_path: Path) -> None:
             method.title() != "fedavg",
         )
     hop = verify(tmp_path / "fedseq").hops[4]
-    assert (hop.step, hop.client, hop.task, hop.samples) == (
+    assert (hop.step, hop.client, hop.task, hop.samples[0]) == (
         4,
         "client-1",
         "train",
@@ -556,7 +557,14 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
         return "; ".join(verify(run).wrong)
 
     def forged(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
-        return {"hop": row["hop"] | changes, "signature": row["signature"]}
+        said = json.loads(b64decode(row["payload"])) | changes
+        return row | {"payload": b64encode(json.dumps(said).encode()).decode()}
+
+    def signed(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        entry = replace(custody.parse(json.dumps(row)), **changes)
+        sign = partial(keys.sign, tmp_path / f"{entry.client}.key")
+        found: dict[str, Any] = json.loads(custody.signed(entry, sign))
+        return found
 
     assert wrong(*rows) == ""
     assert wrong(*reversed(rows)) == ""
@@ -564,15 +572,20 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     assert "nobody signed 1-0-train of client-1" in wrong(rows[0], rows[2])
     assert "is not the model that client-2 signed" in wrong(*rows[:2])
     assert "the signature is not client-1's" in wrong(
-        rows[0], forged(rows[1], samples=10**6), rows[2]
+        rows[0], forged(rows[1], samples=[10**6, 0, 0]), rows[2]
     )
+    # A task's signature under the name of a measurement, and of another silo.
+    other = {"payloadType": rows[-1]["payloadType"].replace("hop", "tally")}
+    assert "cannot be read" in wrong(rows[0] | other, *rows[1:])
+    assert "cannot be read" in wrong(rows[0] | {"signatures": rows[1]["signatures"]}, *rows[1:])
+    assert "cannot be read" in wrong(rows[0] | {"signatures": []}, *rows[1:])
     assert "did not take 1-0-train of client-1" in wrong(
-        rows[0], forged(rows[1], given="0" * 64), rows[2]
+        rows[0], signed(rows[1], given="0" * 64), rows[2]
     )
-    assert "the method does not ask for it" in wrong(*rows, forged(rows[2], step=0))
+    assert "the method does not ask for it" in wrong(*rows, signed(rows[2], step=0))
     assert "is there twice" in wrong(*rows, rows[0])
-    assert "of another run" in wrong(forged(rows[0], terms="0"), *rows[1:])
-    assert "asked for something else" in wrong(forged(rows[0], arguments="0"), *rows[1:])
+    assert "of another run" in wrong(signed(rows[0], terms="0"), *rows[1:])
+    assert "asked for something else" in wrong(signed(rows[0], arguments="0"), *rows[1:])
     assert "cannot be read" in wrong({"hop": 3}, *rows)
     assert wrong(*rows) == ""
     tensors = safetensors.torch.load_file(run / "model.safetensors")
@@ -623,7 +636,7 @@ def test_a_silo_that_signs_something_else_stops_the_run(
 ) -> None:
     nodes, public = federation(tmp_path)
     monkeypatch.setattr("ekiden.silos.trust.custody.model_digest", lambda value, given: 3)
-    with pytest.raises(UserError, match="a record of the chain of custody cannot be read"):
+    with pytest.raises(UserError, match="an entry of the chain of custody cannot be read"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
 
 

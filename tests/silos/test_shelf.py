@@ -92,14 +92,13 @@ def test_a_hand_off_that_a_silo_lost_is_made_again(how: str, tmp_path: Path) -> 
     assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public), here(FEDSEQ))
     assert "step 2: train done again" in notes(nodes, 101)
     one, two = (
-        custody.parse(unpack(data[72:], Done)[0].record).hop for data in (before, file.read_bytes())
+        custody.parse(unpack(data[72:], Done)[0].record) for data in (before, file.read_bytes())
     )
     assert one == two
-    lines = [
-        json.loads(line) for line in (tmp_path / "run" / "custody.jsonl").read_text().splitlines()
-    ]
-    rows = [line["hop"] for line in lines if "hop" in line]
-    assert rows[2]["taken"][0]["digest"] == one.given == rows[1]["given"]
+    lines = (tmp_path / "run" / "custody.jsonl").read_text().splitlines()
+    hops = [hop for hop in map(custody.parse, lines) if isinstance(hop, custody.Hop)]
+    assert isinstance(one, custody.Hop)
+    assert hops[2].taken[0].digest == one.given == hops[1].given
 
 
 def test_a_result_that_a_silo_lost_is_made_again(tmp_path: Path) -> None:

@@ -33,7 +33,16 @@ from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import Agreement, no_samples, own_network
-from ekiden.silos.trust.parcel import Answer, Ask, Hello, ParcelPart, pack, signed_text, unpack
+from ekiden.silos.trust.parcel import (
+    HELLO,
+    Answer,
+    Ask,
+    Hello,
+    ParcelPart,
+    pack,
+    signed_text,
+    unpack,
+)
 from ekiden.silos.trust.sealing import Reader
 from tests.fuzz import examples
 from tests.silos.fakes import silo_file
@@ -454,11 +463,11 @@ def test_hello_is_signed(tmp_path: Path) -> None:
     _, body = unpack(Silo(file).answer(pack(Ask("hello", nonce=nonce))), Answer)
     hello: Hello = wire.decode(body, Hello)
     assert hello.shape == (1, 8, 8)
-    assert keys.proves(public, signed_text(nonce, "client-0"), hello.signature)
-    assert not keys.proves(other, signed_text(nonce, "client-0"), hello.signature)
-    assert not keys.proves(public, signed_text("other", "client-0"), hello.signature)
-    assert not keys.proves(public, signed_text(nonce, "client-1"), hello.signature)
-    assert not keys.proves(public, signed_text(nonce, "client-0"), "zz")
+    assert keys.proves(public, HELLO, signed_text(nonce, "client-0"), hello.signature)
+    assert not keys.proves(other, HELLO, signed_text(nonce, "client-0"), hello.signature)
+    assert not keys.proves(public, HELLO, signed_text("other", "client-0"), hello.signature)
+    assert not keys.proves(public, HELLO, signed_text(nonce, "client-1"), hello.signature)
+    assert not keys.proves(public, HELLO, signed_text(nonce, "client-0"), "zz")
     assert (tmp_path / "own.key").stat().st_mode & 0o077 == 0
 
 

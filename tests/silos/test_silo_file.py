@@ -590,10 +590,10 @@ def test_a_run_over_tables_of_silos(
 def test_a_key_that_other_users_can_read_is_not_used(tmp_path: Path) -> None:
     private = tmp_path / "a.key"
     keys.generate(private)
-    assert keys.sign(private, b"text")
+    assert keys.sign(private, "hello", b"text")
     for mode in (0o640, 0o604, 0o620):
         private.chmod(mode)
-        for use in (keys.public_of, lambda file: keys.sign(file, b"text")):
+        for use in (keys.public_of, lambda file: keys.sign(file, "hello", b"text")):
             with pytest.raises(
                 UserError, match=r"other users of this machine can read the silo's key: chmod 600"
             ):

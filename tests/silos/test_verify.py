@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.coordinator.verify import Verdict, terms, verify
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile
-from ekiden.silos.trust import custody, keys
+from ekiden.silos.trust import custody, keys, sealing
 from ekiden.silos.trust.agreement import no_samples
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from ekiden.silos.trust.report import FIRST, Reported, SiloReport
@@ -56,8 +56,8 @@ class Made:
     model: Weights | None
     said: list[bytes]
 
-    def sign(self, client: str) -> Callable[[bytes], str]:
-        return lambda text: keys.sign(self.keys_of / f"{client}.key", text)
+    def sign(self, client: str) -> sealing.Sign:
+        return partial(keys.sign, self.keys_of / f"{client}.key")
 
     def setup(self) -> Setup:
         agreed = terms(self.run)
@@ -365,14 +365,16 @@ def noticed(made: Made) -> Verdict | None:
 
 
 def signed(made: Made, row: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A record with changes, signed by its silo all the same."""
-    if "tally" in row:
-        tally = custody.parse_measured(json.dumps(row)).tally
-        tally = replace(tally, **changes)
-        return asdict(custody.SignedTally(tally, made.sign(tally.client)(tally.text())))
-    hop = custody.parse(json.dumps(row)).hop
-    hop = replace(hop, **changes)
-    return asdict(custody.Record(hop, made.sign(hop.client)(hop.text())))
+    """An entry with changes, signed by its silo all the same."""
+    entry = replace(custody.parse(json.dumps(row)), **changes)
+    found: dict[str, Any] = json.loads(custody.signed(entry, made.sign(entry.client)))
+    return found
+
+
+def hop_of(row: dict[str, Any]) -> custody.Hop:
+    hop = custody.parse(json.dumps(row))
+    assert isinstance(hop, custody.Hop)
+    return hop
 
 
 COUNTING = counting_of(Classification(), 10, full=True)
@@ -395,25 +397,27 @@ def test_what_silos_sign_follows_from_the_method_and_from_each_other(
         wrong(1, taken=())
         == "step 2, client-1, train: did not take the values that the method says"
     )
-    taken = custody.parse(json.dumps(rows[1])).hop.taken[0]
+    taken = hop_of(rows[1]).taken[0]
     assert "did not take the values" in wrong(
         1, taken=(taken, replace(taken, owner="client-2", key="2-0-train"))
     )
     assert "1-0-train has" not in wrong(1)
     assert "0-0-train has 1 bytes, client-0 signed" in wrong(1, taken=(replace(taken, size=1),))
-    assert "config.json says that client-1 has" in wrong(1, samples=10**9)
-    assert "config.json says that client-1 has" in wrong(1, validation=10**9)
+    train, val, test = hop_of(rows[1]).samples
+    for k, others in enumerate(((10**9, val, test), (train, 10**9, test))):
+        assert f"config.json says clients.client-1.{k} " in wrong(1, samples=others)
     assert (
-        "client-1 had other samples or labels in the measurement after step 3 than in step 2"
-        in wrong(1, data="0")
+        "client-1 had other samples or labels in what client-1 measured after step 3 than in "
+        "step 2" in wrong(1, data="0")
     )
-    size = custody.parse(json.dumps(rows[1])).hop.size
+    size = hop_of(rows[1]).size
     assert f"ledger.jsonl lacks step 3, client-1 to client-2 for train, {size + 1} bytes" in wrong(
         1, size=size + 1
     )
     assert "metrics.jsonl, step 2, says forward" in wrong(1, forward=0)
     assert "metrics.jsonl, step 3, says backward" in wrong(1, backward=0)
-    told = custody.parse_measured(json.dumps(rows[4])).tally
+    told = custody.parse(json.dumps(rows[4]))
+    assert isinstance(told, custody.Tally)
     found = wire.decode(custody.bytes_of(told.report), Reported)
     assert found.masked is not None
 
@@ -482,7 +486,7 @@ def test_reports_that_silos_did_not_sign_are_named(relay: Made, tmp_path: Path) 
         "metrics.jsonl", lambda rows: rows[:-1]
     )
     assert "config.json says model_bytes 1, " in wrong("config.json", first(model_bytes=1))
-    assert "that client-0 has [1, 2, 3] samples, it signed" in wrong(
+    assert "config.json says clients.client-0.0 1, the terms that silos signed" in wrong(
         "config.json",
         lambda rows: [rows[0] | {"clients": rows[0]["clients"] | {"client-0": [1, 2, 3]}}],
     )
@@ -516,8 +520,8 @@ def test_changed_labels_between_hops_are_noticed(tmp_path: Path) -> None:
     far(FedSeq(epochs=1, rounds=2), nodes, tmp_path / "run", public)
     wrong = verify(tmp_path / "run", public).wrong
     assert wrong == tuple(
-        f"client-1 had other samples or labels in {where} than in step 2, train"
-        for where in ("step 5, train", "the measurement after step 6")
+        f"client-1 had other samples or labels in {where} than in step 2, client-1, train"
+        for where in ("step 5, client-1, train", "what client-1 measured after step 6")
     )
 
 
@@ -587,9 +591,8 @@ def test_a_fingerprint_tells_nothing_without_the_salt(relay: Made, tmp_path: Pat
     assert custody.fingerprint(brighter, salt) != said
     # The salt leaves the silo in no message: it is in its run's folder alone.
     (kept,) = relay.run.parent.glob(f"client-0-silo/runs/*/{custody.SALT}")
-    assert (
-        custody.fingerprint(client, kept.read_bytes()) in (relay.run / "custody.jsonl").read_text()
-    )
+    fingerprint = custody.fingerprint(client, kept.read_bytes())
+    assert hop_of(read_lines(relay.run / "custody.jsonl")[0]).data == fingerprint
     assert kept.read_bytes() not in b"".join(relay.said)
     (tmp_path / custody.SALT).write_bytes(b"short")
     with pytest.raises(UserError, match=r"custody\.salt is damaged"):
@@ -630,10 +633,10 @@ def test_records_of_another_version_are_one_line(relay: Made, tmp_path: Path) ->
     made = relay.copied(tmp_path)
     rows = read_lines(made.run / "custody.jsonl")
     for row in rows[:3]:
-        del row["hop"]["format"], row["hop"]["size"]
+        row["payloadType"] = row["payloadType"].replace(".v4", ".v9")
     (made.run / "custody.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
-    with pytest.raises(
-        UserError,
-        match=r"custody.jsonl has format 1, this version reads 3: use the version of Ekiden that wrote it",
-    ):
-        verify(made.run)
+    assert (
+        "line 1: an entry of the chain of custody cannot be read (application/vnd.ekiden.hop.v9"
+        in made.wrong()
+    )
+    assert "use the version of Ekiden that wrote it" in made.wrong()

@@ -50,7 +50,7 @@ from ekiden.silos.silo.silo_file import Limits, SiloFile
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import read_roster
-from ekiden.silos.trust.masking import release_text
+from ekiden.silos.trust.masking import RELEASE, release_text
 
 Place: TypeAlias = Literal["here", "flower"]
 LINK = "link.json"
@@ -422,7 +422,7 @@ def release(options: ReleaseOptions) -> None:
     recipe = replace(before.recipe, method=among(before.recipe.method, names))
     text = release_text(file.name, before.run, recipe, before.data, names)
     out = options.out or file.beside(f"{file.name}-release.txt")
-    write(out, [f"{keys.sign(file.beside(file.link.key), text)}\n".encode()])
+    write(out, [f"{participation.sign(file, RELEASE, text)}\n".encode()])
     say(
         f"wrote {out}: with it, run {before.run} ({before.method}, seed {recipe.seed}) is made "
         "again among "
@@ -488,7 +488,7 @@ def verify(options: VerifyOptions) -> None:
             f"{t.digest[:12]} of {'all' if t.owner == EVERYONE else t.owner}" for t in hop.taken
         )
         table.add_row(
-            str(hop.step + 1), hop.client, hop.task, str(hop.samples), took, hop.given[:12]
+            str(hop.step + 1), hop.client, hop.task, str(hop.samples[0]), took, hop.given[:12]
         )
     console.print(table)
     for line in found.wrong:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from json import dumps
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -59,8 +58,7 @@ from ekiden.silos.silo.policy import is_spanned
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
-from ekiden.silos.trust.custody import Record, SignedTally
-from ekiden.silos.trust.parcel import Answer, Ask, Hello, pack, said, signed_text, unpack
+from ekiden.silos.trust.parcel import HELLO, Answer, Ask, Hello, pack, said, signed_text, unpack
 
 _GREET_AGAIN = 600.0  # seconds without an answer
 _FOR_OTHERS = (
@@ -213,7 +211,7 @@ class Roll:
             nonce = secrets.token_hex(16)
             terms = self._terms if node in self._known else ""
             ticket = self._nodes.send(
-                node, pack(Ask("hello", terms, nonce, self._data, plan="" if terms else self._plan))
+                node, pack(Ask(HELLO, terms, nonce, self._data, plan="" if terms else self._plan))
             )
             if isinstance(ticket, str):
                 self._greeted[node] = ""
@@ -252,7 +250,7 @@ class Roll:
         elif name not in self._clients:
             self._warn(f"silo {name!r} is connected, but not among --clients: ignored")
         elif name in self._keys and not keys.proves(
-            self._keys[name], signed_text(nonce, name), hello.signature
+            self._keys[name], HELLO, signed_text(nonce, name), hello.signature
         ):
             self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: ignored")
         elif name in self._silos:
@@ -569,11 +567,15 @@ def _go(
         held = {
             name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts
         }
-        courier = Courier(
-            roll, patience, lambda row: _append(run_folder, "network.jsonl", row), say
-        )
+
+        def crossed(row: Crossing) -> None:
+            run_folder.append("network.jsonl", asdict(row))
+
+        def note(record: str) -> None:
+            run_folder.append(custody.FILE, json.loads(record))
+
+        courier = Courier(roll, patience, crossed, say)
         initial = partial(initial_weights, setup)
-        note = partial(_append, run_folder, custody.FILE)
         return Remote(courier, setup, agreed, initial, state, note, _void(folder), held, written)
 
     def told_of(row: Row) -> None:
@@ -604,11 +606,6 @@ def _go(
     return Result(end.state, metrics, ledger, folder, build, config, lambda: models, passes=passes)
 
 
-def _append(folder: RunFolder, file: str, row: Crossing | Record | SignedTally) -> None:
-    """Add a line to a growing file."""
-    folder.append(file, asdict(row))
-
-
 def _config(
     plan: RemotePlan[Method],
     agreed: Agreement,
@@ -619,24 +616,34 @@ def _config(
     """Return the configuration of the run; for a silo that is not connected yet, with what it
     reported before.
     """
-    recipe = agreed.recipe
     samples: dict[str, list[int]] = {name: [] for name in plan.names}
     if (folder / "config.json").exists():
         samples |= read_config(folder)["clients"]
     samples |= {name: list(hello.samples) for name, hello in hellos.items()}
+    about = {name: value for name, value in plan.to_json().items() if name != "recipe"}
+    return config_of(agreed, setup, samples) | {"remote_plan": about}
+
+
+def config_of(agreed: Agreement, setup: Setup, samples: Mapping[str, list[int]]) -> dict[str, Any]:
+    """Return what config.json must say because of the terms, and of numbers of samples.
+
+    Patience, and what is done about a missing silo, are the coordinator's own.
+    """
+    recipe = agreed.recipe
+    plan = {name: getattr(agreed, name) for name in ("data", "sealed", "spelling", "evaluate_dp")}
     return {
         "on": "flower",
         "run": agreed.run,
         "sealed": agreed.sealed,
         "recipe": recipe.to_json(),
-        "steps": recipe.method.steps(len(plan.names)),
+        "steps": recipe.method.steps(len(agreed.clients)),
         "selection": recipe.method.selection(recipe.training.select),
         "hardware": {},
         "dataset": agreed.dataset,
         "clients": samples,
         **setup.told({name: counts[0] for name, counts in samples.items() if counts}),
         **describe_model(setup),  # digests of the model alone: the data are the silos' own
-        "remote_plan": {name: value for name, value in plan.to_json().items() if name != "recipe"},
+        "remote_plan": {**plan, "clients": ",".join(agreed.clients), "revises": agreed.revises},
     }
 
 
@@ -653,9 +660,10 @@ def _run_id(folder: Path) -> str:
 def _cut_custody(folder: Path, steps: int) -> None:
     """Drop records of interrupted steps: they are done again, and signed again."""
     file = folder / custody.FILE
-    rows = [row for row in read_lines(file) if custody.step_of(row) < steps]
+    lines = map(keys.canonical, read_lines(file))
+    kept = [line for line in lines if custody.parse(line.decode()).after <= steps]
     if file.exists():
-        write(file, [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows])
+        write(file, [line + b"\n" for line in kept])
 
 
 def _void(folder: Path) -> dict[str, set[int]]:
@@ -724,14 +732,9 @@ def evaluate(
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(1)
     signed: list[str] = []
-
-    def note(row: Record | SignedTally) -> None:
-        signed.append(dumps(asdict(row), separators=(",", ":")) + "\n")
-
     courier = Courier(roll, patience, lambda row: None, say)
-    remote = Remote(
-        courier, setup, agreed, partial(initial_weights, setup), setup.method.start(), note
-    )
+    initial = partial(initial_weights, setup)
+    remote = Remote(courier, setup, agreed, initial, setup.method.start(), signed.append)
     row = SiloTests(remote, agreed)(model, [], last=True)
     if not row:
         raise UserError(
@@ -741,8 +744,8 @@ def evaluate(
     if weights:
         write(folder / MODEL, [weights.read_bytes()])
     write(folder / AGREEMENT, [agreed.text().encode()])
-    write(folder / custody.FILE, ["".join(signed).encode()])
-    write(folder / METRICS, [dumps(row).encode() + b"\n"])
+    write(folder / custody.FILE, ["".join(f"{line}\n" for line in signed).encode()])
+    write(folder / METRICS, [json.dumps(row).encode() + b"\n"])
     return row
 
 

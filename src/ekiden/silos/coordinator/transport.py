@@ -23,7 +23,7 @@ from ekiden.silos.coordinator.courier import Courier, Message
 from ekiden.silos.silo.shelf import is_place
 from ekiden.silos.trust import custody, parcel, sealing
 from ekiden.silos.trust.agreement import Agreement
-from ekiden.silos.trust.custody import Record, SignedTally, Tally
+from ekiden.silos.trust.custody import Hop, Tally
 from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, telling, total_of
 from ekiden.silos.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
@@ -53,7 +53,7 @@ def report_in(body: memoryview, client: str, rows: int, told: Exact) -> Reported
     return found
 
 
-def checked_tally(
+def check_tally(
     agreed: Agreement,
     client: str,
     line: str,
@@ -63,38 +63,28 @@ def checked_tally(
     body: bytes,
     *,
     last: bool,
-) -> SignedTally:
-    """Return a silo's account of what it measured, for the chain of custody."""
-    found = custody.parse_measured(line)
-    about = (results, digests, last, custody.text_of(body), found.tally.data)
-    said = Tally(agreed.run, agreed.digest, client, step, *about)
-    if found.tally.text() != said.text() or not found.signed_by(agreed.silos[client]):
+) -> None:
+    """Refuse what is not a silo's account of what it measured, for the chain of custody."""
+    found = custody.opened(line, agreed.silos)
+    place = (agreed.run, agreed.digest, client, step, found.data)
+    if found != Tally(*place, results, digests, last, custody.text_of(body)):
         raise UserError(
             f"silo {client} gives no account of what it measured that its key signed: refused"
         )
-    return found
 
 
-def checked_record(agreed: Agreement, ref: Ref[Any], answer: parcel.Answer) -> Record:
-    """Return a silo's account of what it did, for the chain of custody."""
-    record = custody.parse(answer.record)
-    hop = record.hop
-    same = (hop.run, hop.terms, hop.client, hop.key) == (
-        agreed.run,
-        agreed.digest,
-        ref.owner,
-        ref.key,
-    )
-    counted = (hop.size, hop.forward, hop.backward) == (
-        answer.size,
-        answer.forward,
-        answer.backward,
-    )
-    if not (same and counted) or not record.signed_by(agreed.silos[ref.owner]):
+def check_record(agreed: Agreement, ref: Ref[Any], answer: parcel.Answer) -> None:
+    """Refuse what is not a silo's account of what it did, for the chain of custody."""
+    hop = custody.opened(answer.record, agreed.silos)
+    counted = (answer.size, answer.forward, answer.backward)
+    if not (
+        isinstance(hop, Hop)
+        and hop.made(agreed.run, agreed.digest, ref)
+        and (hop.size, hop.forward, hop.backward) == counted
+    ):
         raise UserError(
             f"silo {ref.owner} gives no account of {ref.key} that its key signed: refused"
         )
-    return record
 
 
 def unusable(client: str, what: str, why: str) -> UserError:
@@ -114,7 +104,7 @@ class Remote(Transport):
         agreed: Agreement,
         initial: Callable[[], Weights],
         state: State,
-        note: Callable[[Record | SignedTally], None] = lambda record: None,
+        note: Callable[[str], None] = lambda record: None,
         void: Mapping[str, Iterable[int]] | None = None,
         held: Mapping[str, int] | None = None,
         written: Mapping[str, str] | None = None,
@@ -160,7 +150,7 @@ class Remote(Transport):
         self._live = live_refs(state)
         self._settled = (state.step, self._live)
         self._step = state.step
-        self._done: dict[Ref[Any], tuple[Work, Record | None]] = {}  # what was done in this step
+        self._done: dict[Ref[Any], tuple[Work, str]] = {}  # what was done in this step
         self._before: dict[
             Ref[Any], str | None
         ] = {}  # place of the private state before each task of this step
@@ -293,7 +283,7 @@ class Remote(Transport):
             if self._step in self._void.get(ref.owner, ()):
                 continue  # as if it had done nothing in this step
             work[ref] = its
-            if record is not None:
+            if record:
                 self._note(record)
         self._done = {}
         self._before = {}
@@ -396,7 +386,8 @@ class Remote(Transport):
         found = report_in(body, client, rows(self._agreed, models), told)
         if self._agreed.keys:
             given = (self._step, results, digests, bytes(body))
-            self._note(checked_tally(self._agreed, client, answer.record, *given, last=last))
+            check_tally(self._agreed, client, answer.record, *given, last=last)
+            self._note(answer.record)
         return found
 
     def _ask(self, kind: str, client: str, **changes: Any) -> parcel.Ask:
@@ -528,8 +519,10 @@ class Remote(Transport):
             self._missed(ref, missing)
             raise
         del self._running[ref]
-        record = checked_record(self._agreed, ref, answer) if self._agreed.keys else None
+        if self._agreed.keys:
+            check_record(self._agreed, ref, answer)
         self._keep(ref, answer, value)
+        record = answer.record if self._agreed.keys else ""
         self._done[ref] = Work(answer.forward, answer.backward), record
         if self._step not in self._void.get(ref.owner, ()):
             self._states[ref.owner] = answer.state

@@ -24,7 +24,7 @@ from ekiden.core.engine.drive import Outline, outline
 from ekiden.core.engine.evaluation import Built, consensus
 from ekiden.core.engine.folder import Marks, model_differences, read_config, read_ledger, read_lines
 from ekiden.core.engine.method import INITIAL, Model, State
-from ekiden.core.engine.setup import describe_model, initial_weights, read_model
+from ekiden.core.engine.setup import initial_weights, read_model
 from ekiden.core.engine.store import read
 from ekiden.core.engine.transport import Transfer, refs
 from ekiden.core.engine.wire import EVERYONE, Ref
@@ -32,12 +32,12 @@ from ekiden.core.engine.worker import Setup
 from ekiden.core.tasks import LanguageModelling, Segmentation
 from ekiden.core.training.weights import Weights
 from ekiden.silos.coordinator.courier import Absent
-from ekiden.silos.coordinator.session import EVALUATIONS, MODEL, made_by
+from ekiden.silos.coordinator.session import EVALUATIONS, MODEL, config_of, made_by
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
-from ekiden.silos.trust.custody import Hop, Record, SignedTally, Tally
-from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, telling, total_of
+from ekiden.silos.trust.custody import Entry, Hop, Tally
+from ekiden.silos.trust.report import Reported, fits, row_of, rows, telling, total_of
 
 # largest relative difference at which sums of the same numbers on two machines count as equal
 _EXACT = 1e-9
@@ -67,88 +67,63 @@ class Signed:
     tallies: tuple[Tally, ...]  # the measurements
 
 
-def check_settings(
-    config: Mapping[str, Any], signed: Signed, follows: Mapping[str, Any]
-) -> Iterator[str]:
+def check_settings(config: Mapping[str, Any], signed: Signed, setup: Setup) -> Iterator[str]:
     """Yield where config.json differs from what was signed, and from what follows from that."""
-    terms = json.loads(signed.terms.text())
-    expected = {name: terms[name] for name in ("sealed", "dataset", "run")}
-    expected |= {
-        "ekiden": signed.terms.version.partition("+")[0],
-        **json.loads(json.dumps(follows)),
-    }  # as a file has them
-    digests = expected.pop("digests")
-    if not _one_shape(config.get("digests"), digests) or model_differences(
-        config["digests"], digests
-    ):
-        yield "config.json says other digests of the initial model than the signed terms give"
-    for name, value in expected.items():
-        if not same(config.get(name), value):
-            yield f"config.json says {name} {_short(config.get(name))}, the terms that silos signed {_short(value)}"
-    recipe = terms["recipe"]
-    for name in sorted(recipe.keys() | config["recipe"].keys()):
-        if not same(found := config["recipe"].get(name), value := recipe.get(name)):
-            yield f"config.json says recipe.{name} {_short(found)}, the terms that silos signed {_short(value)}"
-    if set(config["clients"]) != set(signed.terms.clients):
-        yield f"config.json says clients {', '.join(config['clients'])}, the terms {', '.join(signed.terms.clients)}"
-    for hop in signed.hops:
-        found = config["clients"].get(hop.client)  # empty for a silo that came after the beginning
-        if found != [] and not same(found, list(hop.held)):
-            yield f"config.json says that {hop.client} has {_short(found)} samples, it signed {_short(hop.held)}"
-            break
-    plan = config.get("remote_plan")
+    terms, plan = signed.terms, config.get("remote_plan")
     if not isinstance(plan, dict):
         yield "config.json has no remote_plan"
         return
-    wanted = {
-        name: getattr(signed.terms, name)
-        for name in ("revises", "sealed", "spelling", "data", "evaluate_dp")
+    samples = config["clients"]
+    if set(samples) != set(terms.clients):
+        yield f"config.json says clients {', '.join(samples)}, the terms {', '.join(terms.clients)}"
+    held = {hop.client: [*hop.samples] for hop in reversed(signed.hops)}
+    # Samples are empty for a silo that came after the beginning.
+    held = {name: held.get(name, samples[name]) if samples[name] else [] for name in samples}
+    absent, hardware = plan.get("absent"), config.get("hardware")  # these and patience: not signed
+    if (absent == "skip") != terms.skips or absent not in get_args(Absent):
+        yield f"config.json says absent {_short(absent)}, the terms skips {terms.skips}"
+    wanted: dict[str, Any] = {
+        "format": config["format"],
+        "ekiden": terms.version.partition("+")[0],
+        **config_of(terms, setup, held),
+        "hardware": hardware,
     }
-    wanted |= {"clients": ",".join(signed.terms.clients)}
-    for name, value in wanted.items():
-        if not same(plan.get(name), value):
-            yield f"config.json says remote_plan.{name} {_short(plan.get(name))}, the terms {_short(value)}"
-    if (
-        plan.get("absent") not in get_args(Absent)
-        or (plan.get("absent") == "skip") != signed.terms.skips
+    wanted["remote_plan"] |= {"patience": plan.get("patience"), "absent": absent}
+    digests = config.get("digests", {})
+    if _leaves(digests).keys() != _leaves(wanted["digests"]).keys() or model_differences(
+        digests, wanted["digests"]
     ):
-        yield f"config.json says remote_plan.absent {_short(plan.get('absent'))}, the terms skips {signed.terms.skips}"
+        yield "config.json says other digests of the initial model than the signed terms give"
+    for name, there, said in _differences(config, {**wanted, "digests": digests}):
+        yield f"config.json says {name} {there}, the terms that silos signed {said}"
 
 
 def check_samples(signed: Signed) -> Iterator[str]:
-    """Yield silos that trained or measured on other samples than before, or whose numbers of
-    samples do not fit.
-    """
-    known: dict[str, tuple[str, str]] = {}
-    held: dict[str, tuple[int, int, int]] = {}
-    said = [(h.step, h.client, h.data, f"step {h.step + 1}, {h.task}") for h in signed.hops]
-    said += [
-        (t.step, t.client, t.data, f"the measurement after step {t.step}") for t in signed.tallies
-    ]
-    for _, client, data, where in sorted(said, key=lambda row: row[0]):
-        first, before = known.setdefault(client, (data, where))
-        if data != first:
-            yield f"{client} had other samples or labels in {where} than in {before}"
-    for hop in signed.hops:
-        if held.setdefault(hop.client, hop.held) != hop.held:
-            yield f"{hop.client} signed {_short(hop.held)} samples in step {hop.step + 1}, {held[hop.client]} before"
-    for tally in signed.tallies:
-        found, about = _report(tally), _told(tally, signed.terms)
-        told = rows(signed.terms, len(tally.models))
-        if found is None or (found.shown is not None and not fits(found.shown, about, told)):
-            yield f"what {tally.client} signed of its tests after step {tally.step} cannot be read"
-        elif found.shown is not None and tally.client in held:
-            yield from _shown(found.shown, about, tally, held[tally.client][2])
+    """Yield silos that trained or measured on other samples than before."""
+    known: dict[str, Entry] = {}
+    for entry in sorted((*signed.hops, *signed.tallies), key=lambda one: one.after):
+        before = known.setdefault(entry.client, entry)
+        if entry.data != before.data:
+            yield f"{entry.client} had other samples or labels in {entry} than in {before}"
+        if isinstance(entry, Hop) and isinstance(before, Hop) and entry.samples != before.samples:
+            yield f"{entry}: has {entry.samples} samples, {before.samples} before"
 
 
-def _shown(found: SiloReport, told: Exact, tally: Tally, number: int) -> Iterator[str]:
-    """Yield where a silo's own counts cannot be, from the number of its test samples."""
+def check_shown(tally: Tally, terms: Agreement, number: int | None) -> Iterator[str]:
+    """Yield where a silo's own counts cannot be, from the number of its test samples if known."""
+    found, told = _report(tally), _told(tally, terms)
+    if found is None or not (
+        found.shown is None or fits(found.shown, told, rows(terms, len(tally.models)))
+    ):
+        yield f"what {tally.client} signed of its tests after step {tally.step} cannot be read"
+        return
+    if found.shown is None or number is None:
+        return
     counting = told.counting
     # samples without labels do not count, and of subgroups the number has noise
-    several = isinstance(counting.task, Segmentation | LanguageModelling) or (
-        isinstance(told, Noisy) and not told.whole
-    )
-    for numbers in found.counts:
+    several = isinstance(counting.task, Segmentation | LanguageModelling)
+    several = several or (isinstance(told, Noisy) and not told.whole)
+    for numbers in found.shown.counts:
         split = counting.split(told.vector(numbers))
         samples = int(split["samples"])
         right = int(split["right"]) if isinstance(counting, OfClasses) else 0
@@ -253,17 +228,11 @@ def check_metrics(
             yield f"metrics.jsonl, step {step}: {found}"
             continue
         expected |= found
-        for name in sorted(row.keys() | expected.keys()):
-            near = (
-                1e-4 if name == "consensus" else _EXACT
-            )  # a sum of many squares, taken in another order elsewhere
-            if name not in row or name not in expected or not same(row[name], expected[name], near):
-                there, wanted = (
-                    _short(row.get(name, "nothing")),
-                    _short(expected.get(name, "nothing")),
-                )
-                yield f"metrics.jsonl, step {step}, says {name} {there}, what silos signed gives {wanted}"
+        for name, there, wanted in _differences(row, expected):
+            yield f"metrics.jsonl, step {step}, says {name} {there}, what silos signed gives {wanted}"
+    held = {hop.client: hop.samples[2] for hop in signed.hops}
     for tally in signed.tallies:
+        yield from check_shown(tally, signed.terms, held.get(tally.client))
         if not 0 < tally.step <= steps:
             yield f"{tally.client} measured models after step {tally.step}, {steps} are done"
     if rows and steps == len(rows):
@@ -287,7 +256,7 @@ def evaluated(rows: Sequence[Mapping[str, Any]], signed: Signed) -> Iterator[str
         found = _measured(tallies, rows[0], None, signed.terms)
         if isinstance(found, str):
             yield found
-        elif not same(dict(rows[0]), json.loads(json.dumps(found)), _EXACT):
+        elif any(_differences(rows[0], found)):
             yield "metrics.jsonl does not follow from what silos signed"
 
 
@@ -434,36 +403,36 @@ def not_proven(
         )
 
 
-def _one_shape(found: Any, expected: Any) -> bool:
-    """Return whether two plain values have the same keys, lengths and types."""
-    if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(
-            _one_shape(*pair) for pair in zip(found, expected, strict=True)
-        )
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            _one_shape(found[k], expected[k]) for k in found
-        )
-    return type(found) is type(expected)
+def _differences(
+    found: Mapping[str, Any], expected: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield where plain values differ: the place, what is there, what is expected."""
+    here, wanted = _leaves(found), _leaves(json.loads(json.dumps(expected)))
+    for name in sorted(here.keys() | wanted.keys()):
+        if name not in here or name not in wanted or not _same(name, here[name], wanted[name]):
+            yield name, _short(here.get(name, "nothing")), _short(wanted.get(name, "nothing"))
 
 
-def same(found: Any, expected: Any, near: float = _EXACT) -> bool:
-    """Return whether two plain values have one type and are equal, numbers up to a relative
-    difference of `near`.
-    """
-    if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(
-            same(*pair, near) for pair in zip(found, expected, strict=True)
-        )
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            same(found[k], expected[k], near) for k in found
-        )
-    if type(found) is float and type(expected) is float:
-        return (math.isnan(found) and math.isnan(expected)) or math.isclose(
-            found, expected, rel_tol=near
-        )
-    return type(found) is type(expected) and bool(found == expected)
+def _leaves(value: Any, name: str = "") -> dict[str, Any]:
+    """Return the values within a plain value by their places, such as clients.client-0.1."""
+    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    if not isinstance(parts, dict) or not parts:
+        return {name: value}
+    found = dict[str, Any]()
+    for key, part in parts.items():
+        found |= _leaves(part, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def _same(name: str, found: Any, expected: Any) -> bool:
+    """Return whether two values have one type and are equal, numbers up to a small difference."""
+    if type(found) is not type(expected):
+        return False
+    if not isinstance(found, float):
+        return bool(found == expected)
+    # A sum of many squares, taken in another order elsewhere, comes less near.
+    near = 1e-4 if name == "consensus" else _EXACT
+    return math.isclose(found, expected, rel_tol=near) or found != found != expected  # noqa: PLR0124
 
 
 def sizes_of(signed: Signed) -> Callable[[Any], int]:
@@ -517,23 +486,22 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     state, marks = read(folder / "state.safetensors", tuple[type(setup.method.start()), Marks])  # type: ignore[misc]
     ended = state.step >= setup.method.steps(len(agreed.clients))
-    records, measured, wrong = _records(folder)
+    hops, tallies, wrong = _entries(folder, agreed)
     rows, ledger = read_lines(folder / "metrics.jsonl"), transfers_in(folder)
     if not ended:  # a resume drops what a killed run leaves of an unfinished step
-        records = [r for r in records if r.hop.step < state.step]
-        measured = [m for m in measured if m.tally.step <= state.step]
+        hops = [hop for hop in hops if hop.after <= state.step]
+        tallies = [tally for tally in tallies if tally.after <= state.step]
         rows, ledger = rows[: state.step], [row for row in ledger if row.step < state.step]
-    signed = Signed(agreed, tuple(r.hop for r in records), tuple(m.tally for m in measured))
+    signed = Signed(agreed, tuple(hops), tuple(tallies))
     plan = _plan(setup, signed, ledger)
     first = initial_weights(setup)
     initial = custody.digest(wire.chunks(first))
     config = read_config(folder)
     wrong += [
-        *check_settings(config, signed, _follows(setup, len(agreed.clients))),
+        *check_settings(config, signed, setup),
         *_other_keys(agreed, trusted),
-        *_unsigned(records, measured, agreed),
-        *_broken(records, initial),
-        *(_out_of_order(records, plan, state.step) if plan else ()),
+        *_broken(hops, initial),
+        *(_out_of_order(hops, plan, state.step) if plan else ()),
         *check_samples(signed),
         *(check_moved(ledger, plan, state.step) if plan else ()),
     ]
@@ -542,9 +510,8 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
         # Nobody signs the file of the state. If the method says how the run ends, that counts.
         if plan and wire.encode(state) != wire.encode(plan.end):
             wrong.append("state.safetensors is not the state in which the method ends")
-        found, problems = _models(
-            folder, records, setup, agreed, plan.end if plan else state, initial
-        )
+        end = plan.end if plan else state
+        found, problems = _models(folder, hops, setup, agreed, end, initial)
         wrong += problems
         result = _result(found, setup) if not problems else None
     wrong += check_metrics(
@@ -575,26 +542,16 @@ def _evaluations(
 ) -> Iterator[str]:
     """Yield what is wrong with what silos measured of the run's model after the run."""
     for file, later in evaluations(folder).items():
-        _, measured, wrong = _records(file.parent)
+        _, tallies, wrong = _entries(file.parent, later)
         wrong += _other_keys(later, trusted)
-        wrong += _unsigned([], measured, later)
         build = Built(agreed.recipe.method, later.builder(), len(agreed.clients))
         given = file.with_name(MODEL).exists()  # the values of another file
         model = read_model(file.parent if given else folder, MODEL, build, own=not given)
         if later.measures != custody.digest(wire.chunks(model)):
             wrong.append("silos measured another model than the one in the folder")
-        signed = Signed(later, (), tuple(m.tally for m in measured))
+        signed = Signed(later, (), tuple(tallies))
         wrong += evaluated(read_lines(file.parent / "metrics.jsonl"), signed)
         yield from (f"{EVALUATIONS}/{file.parent.name}: {line}" for line in wrong)
-
-
-def _follows(setup: Setup, clients: int) -> dict[str, Any]:
-    """Return what config.json must say because of the signed terms."""
-    return {
-        "steps": setup.method.steps(clients),
-        "selection": setup.method.selection(setup.training.select),
-        **describe_model(setup),
-    }
 
 
 def terms(folder: Path) -> Agreement:
@@ -631,22 +588,29 @@ def _plan(setup: Setup, signed: Signed, ledger: Sequence[Transfer]) -> Outline |
     return outline(setup, clients, absent=lambda *place: place in away, size=sizes_of(signed))
 
 
-def _records(folder: Path) -> tuple[list[Record], list[SignedTally], list[str]]:
-    """Return the records of tasks and of measurements in order of steps, and lines about those that
-    cannot be read.
+def _entries(folder: Path, agreed: Agreement) -> tuple[list[Hop], list[Tally], list[str]]:
+    """Return what silos signed about tasks and measurements of a run, in order of steps, and lines
+    about what they did not sign, or for another run.
     """
-    records, measured, wrong = [], [], []
-    for number, row in enumerate(read_lines(folder / custody.FILE)):
-        custody.check_format(row, folder / custody.FILE)
+    entries: dict[tuple[type[Entry], str, int, int], Entry] = {}
+    wrong = []
+    for number, row in enumerate(read_lines(folder / custody.FILE), 1):
         try:
-            if "tally" in row:
-                measured.append(custody.parse_measured(json.dumps(row)))
-            else:
-                records.append(custody.parse(json.dumps(row)))
+            entry = custody.opened(json.dumps(row), agreed.silos)
         except UserError as error:
-            wrong.append(f"{custody.FILE}, line {number + 1}: {error}")
-    records.sort(key=lambda r: (r.hop.step, r.hop.call, r.hop.client))
-    return records, sorted(measured, key=lambda m: (m.tally.step, m.tally.client)), wrong
+            wrong.append(f"{custody.FILE}, line {number}: {error}")
+            continue
+        if (entry.run, entry.terms) != (agreed.run, agreed.digest):
+            wrong.append(f"{entry}: is of another run, or of other terms")
+        call = entry.call if isinstance(entry, Hop) else 0
+        place = (type(entry), entry.client, entry.step, call)
+        if place in entries:
+            wrong.append(f"{entry}: is there twice")
+        entries[place] = entry
+    hops = [one for one in entries.values() if isinstance(one, Hop)]
+    tallies = [one for one in entries.values() if isinstance(one, Tally)]
+    hops.sort(key=lambda hop: (hop.step, hop.call, hop.client))
+    return hops, sorted(tallies, key=lambda one: (one.step, one.client)), wrong
 
 
 def _other_keys(agreed: Agreement, trusted: Mapping[str, str] | None) -> Iterator[str]:
@@ -656,82 +620,47 @@ def _other_keys(agreed: Agreement, trusted: Mapping[str, str] | None) -> Iterato
             yield f"the run knew another key of {name}, {keys.fingerprint(public)}, than you gave"
 
 
-def _unsigned(
-    records: list[Record], measured: list[SignedTally], agreed: Agreement
-) -> Iterator[str]:
-    """Yield records that no silo of the run signed, or that belong to another run."""
-    tallies, digest = set(), agreed.digest
-    for one in measured:
-        tally = one.tally
-        name = f"what {tally.client} measured after step {tally.step}"
-        if (tally.run, tally.terms) != (agreed.run, digest):
-            yield f"{name}: is of another run, or of other terms"
-        if not one.signed_by(agreed.silos.get(tally.client, "")):
-            yield f"{name}: the signature is not {tally.client}'s"
-        if (tally.client, tally.step) in tallies:
-            yield f"{name}: is there twice"
-        tallies.add((tally.client, tally.step))
-    places = set()
-    for record in records:
-        hop = record.hop
-        if (hop.run, hop.terms, hop.method) != (agreed.run, digest, agreed.method):
-            yield f"{_name(hop)}: is of another run, or of other terms"
-        if not record.signed_by(agreed.silos.get(hop.client, "")):
-            yield f"{_name(hop)}: the signature is not {hop.client}'s"
-        if (hop.client, hop.step, hop.call) in places:
-            yield f"{_name(hop)}: is there twice"
-        places.add((hop.client, hop.step, hop.call))
-
-
-def _broken(records: list[Record], initial: str) -> Iterator[str]:
+def _broken(hops: Sequence[Hop], initial: str) -> Iterator[str]:
     """Yield where a value that one silo took is not what another gave."""
-    given = {(r.hop.client, r.hop.key): r.hop for r in records}
-    for record in records:
-        for taken in record.hop.taken:
-            hop = given.get((taken.owner, taken.key))
-            found = initial if taken.owner == EVERYONE else hop and hop.given
+    given = {hop.ref: hop for hop in hops}
+    for hop in hops:
+        for taken in hop.taken:
+            source = given.get(Ref(taken.owner, taken.key))
+            found = initial if taken.owner == EVERYONE else source and source.given
             if found is None:
-                yield f"{_name(record.hop)}: nobody signed {taken.key} of {taken.owner}, which it took"
+                yield f"{hop}: nobody signed {taken.key} of {taken.owner}, which it took"
             elif found != taken.digest:
-                source = (
-                    "the initial model"
-                    if taken.owner == EVERYONE
-                    else f"{taken.key} of {taken.owner}"
-                )
-                yield f"{_name(record.hop)}: did not take {source}, but {taken.digest[:12]} in its place"
-            elif hop and hop.size != taken.size:
-                yield f"{_name(record.hop)}: {taken.key} has {taken.size} bytes, {taken.owner} signed {hop.size}"
+                yield f"{hop}: did not take {taken.key} of {taken.owner}, but another value"
+            elif source and source.size != taken.size:
+                yield f"{hop}: {taken.key} has {taken.size} bytes, {taken.owner} signed {source.size}"
 
 
-def _out_of_order(records: list[Record], plan: Outline, steps: int) -> Iterator[str]:
+def _out_of_order(hops: Sequence[Hop], plan: Outline, steps: int) -> Iterator[str]:
     """Yield where silos were asked for something that the method does not say."""
-    signed = {(r.hop.step, r.hop.call, r.hop.client): r.hop for r in records}
+    signed = {hop.ref: hop for hop in hops}
     for request in plan.requests:
         if request.step >= steps:
             break
-        hop = signed.pop((request.step, request.call, request.client), None)
+        hop = signed.pop(Ref(request.client, request.key), None)
+        used = [(r.owner, r.key) for r in dict.fromkeys(refs(request.args))]
         name = f"step {request.step + 1}, {request.client}, {request.task}"
         if hop is None:
             yield f"{name}: nobody signed it"
-        elif hop.task != request.task or hop.arguments != custody.digest(
-            [wire.encode(request.args)]
-        ):
+        elif hop.arguments != custody.digest([wire.encode(request.args)]):
             yield f"{name}: was asked for something else than the method says"
-        elif [(t.owner, t.key) for t in hop.taken] != [
-            (r.owner, r.key) for r in dict.fromkeys(refs(request.args))
-        ]:
+        elif [(t.owner, t.key) for t in hop.taken] != used:
             yield f"{name}: did not take the values that the method says"
     for hop in signed.values():
-        yield f"{_name(hop)}: the method does not ask for it"
+        yield f"{hop}: the method does not ask for it"
 
 
 def _models(
-    folder: Path, records: list[Record], setup: Setup, agreed: Agreement, end: State, initial: str
+    folder: Path, hops: Sequence[Hop], setup: Setup, agreed: Agreement, end: State, initial: str
 ) -> tuple[dict[str, Weights], list[str]]:
     """Return the models in the folder by file, and lines about those that are not in the last state
     or not signed.
     """
-    signed: dict[Ref[Any], str] = {r.hop.ref: r.hop.model for r in records}
+    signed: dict[Ref[Any], str] = {hop.ref: hop.model for hop in hops}
     signed[INITIAL] = initial
     build = Built(setup.method, setup.build, len(agreed.clients))
     named: dict[str, tuple[Model, Callable[[], nn.Module]]] = {}
@@ -773,7 +702,3 @@ def _result(found: Mapping[str, Weights], setup: Setup) -> ReportedModels:
     return ReportedModels(
         digests, int(shared is not None), consensus(personal) if personal else None, parameters
     )
-
-
-def _name(hop: Hop) -> str:
-    return f"step {hop.step + 1}, {hop.client}, {hop.task}"

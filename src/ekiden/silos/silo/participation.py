@@ -28,6 +28,7 @@ from ekiden.silos.silo import policy, told
 from ekiden.silos.silo.silo_file import Held, SiloFile
 from ekiden.silos.trust import custody, keys, sealing
 from ekiden.silos.trust.agreement import Agreement, Revision
+from ekiden.silos.trust.custody import Entry
 from ekiden.silos.trust.parcel import Absence
 from ekiden.silos.trust.sealing import Party, Plain, Sealer
 
@@ -251,9 +252,9 @@ class Agreed:
         """Write a line to the silo's log of requests."""
         log_request(self.file.folder, f"run {self.terms.run}{line}", self.terms.run)
 
-    def sign(self, text: bytes) -> str:
-        """Sign with the silo's key."""
-        return sign(self.file, text)
+    def signed(self, entry: Entry) -> str:
+        """Return an entry of the chain of custody with the silo's signature; empty without keys."""
+        return custody.signed(entry, partial(sign, self.file)) if self.terms.keys else ""
 
     @property
     def most_bytes(self) -> int:
@@ -269,9 +270,9 @@ class Agreed:
             )
 
 
-def sign(file: SiloFile, text: bytes) -> str:
+def sign(file: SiloFile, kind: str, payload: bytes) -> str:
     """Sign with a silo's key."""
-    return keys.sign(file.beside(file.link.key), text)
+    return keys.sign(file.beside(file.link.key), kind, payload)
 
 
 def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:

@@ -35,6 +35,7 @@ from ekiden.silos.silo.silo_file import EVALUATE, Held, SiloFile
 from ekiden.silos.silo.told import ToldSums
 from ekiden.silos.trust import custody, keys, masking
 from ekiden.silos.trust.agreement import Agreement
+from ekiden.silos.trust.custody import Hop
 from ekiden.silos.trust.parcel import Absence, Ask, models_in
 from ekiden.silos.trust.sealing import Reader
 
@@ -533,13 +534,9 @@ def check_result(
         if model == INITIAL:
             good = found == initial
         elif isinstance(model, Ref):
-            record = custody.parse(line)
-            hop = record.hop
-            place = (hop.run, hop.terms, hop.client, hop.key)
-            good = (
-                place == (agreed.run, agreed.digest, model.owner, model.key) and hop.model == found
-            )
-            good = good and record.signed_by(agreed.silos[model.owner])
+            hop = custody.opened(line, agreed.silos)
+            good = isinstance(hop, Hop) and hop.made(agreed.run, agreed.digest, model)
+            good = good and isinstance(hop, Hop) and hop.model == found
         else:
             good = found == custody.digest(wire.chunks(model))
         if not good:

@@ -56,6 +56,7 @@ from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.custody import Hop, Taken, Tally
 from ekiden.silos.trust.masking import PartMasks
 from ekiden.silos.trust.parcel import (
+    HELLO,
     Answer,
     Ask,
     Contents,
@@ -69,7 +70,7 @@ from ekiden.silos.trust.parcel import (
     value_key,
 )
 from ekiden.silos.trust.report import Reported, SiloReport
-from ekiden.silos.trust.sealing import Party
+from ekiden.silos.trust.sealing import KEY, Party
 
 log = logging.getLogger("ekiden")
 
@@ -378,19 +379,15 @@ class SiloTasks:
         self, job: Job, arguments: str, taken: tuple[Taken, ...], outcome: Outcome, given: str
     ) -> str:
         """Return the signed record for the chain of custody; `given` is the digest of the value."""
-        if not self.run.terms.keys:
-            return ""
-        client = self.run.client
+        client, terms = self.run.client, self.run.terms
         hop = Hop(
-            run=self.run.terms.run,
-            terms=self.run.terms.digest,
-            method=self.run.terms.method,
-            client=job.client,
-            samples=len(client.train),
-            validation=len(client.val),
-            test=len(client.test),
-            data=self.run.data,
-            step=job.step,
+            terms.run,
+            terms.digest,
+            job.client,
+            job.step,
+            self.run.data,
+            method=terms.method,
+            samples=(len(client.train), len(client.val), len(client.test)),
             call=job.call,
             task=job.task,
             arguments=arguments,
@@ -401,7 +398,7 @@ class SiloTasks:
             forward=outcome.work.forward,
             backward=outcome.work.backward,
         )
-        return custody.Record(hop, self.run.sign(hop.text())).line()
+        return self.run.signed(hop)
 
     def _arguments(
         self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None
@@ -470,15 +467,18 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
         write(file, marked([pack(found)]))
     run.note(f", after step {ask.step}: models measured: {len(models)}")
     given = wire.encode(_given(run, ask, found, digest))
-    record = ""
-    if run.terms.keys:
-        place, result = (
-            (run.file.name, ask.step, ask.results),
-            (tuple(digests), ask.last, custody.text_of(given)),
-        )
-        tally = Tally(run.terms.run, run.terms.digest, *place, *result, run.data)
-        record = custody.SignedTally(tally, run.sign(tally.text())).line()
-    return pack(Answer(run.file.name, record=record), (given,))
+    tally = Tally(
+        run.terms.run,
+        run.terms.digest,
+        run.file.name,
+        ask.step,
+        run.data,
+        results=ask.results,
+        models=tuple(digests),
+        last=ask.last,
+        report=custody.text_of(given),
+    )
+    return pack(Answer(run.file.name, record=run.signed(tally)), (given,))
 
 
 def _given(run: Agreed, ask: Ask, found: SiloReport, digest: str) -> Reported:
@@ -651,13 +651,14 @@ class Silo:
             ),
         )
         if file.link.key:
-            hello = replace(hello, signature=sign(file, signed_text(ask.nonce, file.name)))
+            signature = sign(file, HELLO, signed_text(ask.nonce, file.name))
+            hello = replace(hello, signature=signature)
         if run and isinstance(run.sealer, Party):
             key = sealing.public_of(run.sealer.private)
             hello = replace(
                 hello,
                 sealing=key,
-                proof=sign(file, sealing.key_text(run.terms.run, file.name, key)),
+                proof=sign(file, KEY, sealing.key_text(run.terms.run, file.name, key)),
             )
         return pack(Answer(file.name), wire.chunks(hello))
 

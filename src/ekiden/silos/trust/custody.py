@@ -1,9 +1,9 @@
 """The chain of custody: what each silo did with which values and what it measured, signed by its
 silo key.
 
-A record names values by owner and key, and identifies their contents by SHA-256 of their encoding.
-So records form a chain: what one silo took is what another gave. `custody.jsonl` in the run folder
-holds one record per line.
+An entry names values by owner and key, and identifies their contents by SHA-256 of their encoding.
+So entries form a chain: what one silo took is what another gave. `custody.jsonl` in the run folder
+holds one entry per line, in a DSSE envelope.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ekiden.core.base.checks import made
 from ekiden.core.base.errors import UserError
@@ -24,10 +24,9 @@ from ekiden.core.engine import wire
 from ekiden.core.engine.wire import Ref
 from ekiden.core.training.weights import Weights
 from ekiden.silos.trust import keys
+from ekiden.silos.trust.sealing import Sign
 
-T = TypeVar("T")
 FILE = "custody.jsonl"
-FORMAT = 3  # format of the records; format 2 had counts of right answers in place of reports
 SALT = "custody.salt"  # file in a run's folder at a silo
 _SALT_BYTES = 32
 
@@ -43,18 +42,27 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Hop:
-    """A task that a silo did."""
+class Entry:
+    """What a silo says about something that it did."""
 
     run: str  # id of the run
     terms: str  # digest of its agreement, and so of hyperparameters, training and the silos' keys
+    client: str  # the silo
+    step: int  # step of the run; of a measurement, number of steps done before
+    data: str  # fingerprint of all its samples, see `fingerprint`
+
+    @property
+    def after(self) -> int:
+        """Number of steps of which it is a part."""
+        return self.step
+
+
+@dataclass(frozen=True)
+class Hop(Entry):
+    """A task that a silo did."""
+
     method: str  # name of the method
-    client: str  # the silo that did the task
-    samples: int  # number of its training samples
-    validation: int  # number of its validation samples
-    test: int  # number of its test samples
-    data: str  # fingerprint of all these samples, see `fingerprint`
-    step: int  # step of the run
+    samples: tuple[int, int, int]  # numbers of its training, validation and test samples
     call: int  # number of the task among those of the client in this step
     task: str  # name of the task
     arguments: str  # digest of the server's arguments, with names in place of values
@@ -64,116 +72,94 @@ class Hop:
     model: str  # digest of the model in that value; empty if there is none
     forward: int  # samples that went forward through a network
     backward: int  # samples that went backward
-    format: int = FORMAT  # format of the record
+
+    def __str__(self) -> str:
+        return f"step {self.step + 1}, {self.client}, {self.task}"
 
     @property
-    def held(self) -> tuple[int, int, int]:
-        """Number of training, validation and test samples."""
-        return self.samples, self.validation, self.test
-
-    @property
-    def key(self) -> str:
-        """Name of the returned value, at the client."""
-        return f"{self.step}-{self.call}-{self.task}"
+    def after(self) -> int:
+        return self.step + 1
 
     @property
     def ref(self) -> Ref[Any]:
         """Reference to the returned value."""
-        return Ref(self.client, self.key)
+        return Ref(self.client, f"{self.step}-{self.call}-{self.task}")
 
-    def text(self) -> bytes:
-        """Return the bytes that are signed."""
-        return b"ekiden custody\n" + _json(asdict(self)).encode()
+    def made(self, run: str, terms: str, ref: Ref[Any]) -> bool:
+        """Return whether the task gave this value in this run."""
+        return (self.run, self.terms, self.ref) == (run, terms, ref)
 
 
 @dataclass(frozen=True)
-class Tally:
+class Tally(Entry):
     """What a silo measured of models on its own test samples."""
 
-    run: str  # id of the run
-    terms: str  # digest of its agreement
-    client: str  # the silo that measured
-    step: int  # number of steps done before the measurement
     results: int  # number of models that are the run's, not a client's own; they come first
     models: tuple[str, ...]  # digest of each model
     last: bool  # whether the run ends with these models
     report: str  # what the silo reported, as it left the silo, in base64; see `report.Reported`
-    data: str  # fingerprint of the silo's samples
-    format: int = FORMAT  # format of the record
 
-    def text(self) -> bytes:
-        """Return the bytes that are signed."""
-        return b"ekiden tally\n" + _json(asdict(self)).encode()
+    def __str__(self) -> str:
+        return f"what {self.client} measured after step {self.step}"
 
 
-@dataclass(frozen=True)
-class Record:
-    """A hop and its signature in hexadecimal."""
-
-    hop: Hop
-    signature: str
-
-    def line(self) -> str:
-        """Return the record as a line of text."""
-        return _json(asdict(self))
-
-    def signed_by(self, public: str) -> bool:
-        """Return whether the holder of the key to `public` signed it."""
-        return bool(public) and keys.proves(public, self.hop.text(), self.signature)
+# The names have the version of the entries: another version is another kind.
+_KINDS: dict[str, type[Entry]] = {"hop.v4": Hop, "tally.v4": Tally}
 
 
-@dataclass(frozen=True)
-class SignedTally:
-    """A tally and its signature in hexadecimal."""
-
-    tally: Tally
-    signature: str
-
-    def line(self) -> str:
-        """Return the record as a line of text."""
-        return _json(asdict(self))
-
-    def signed_by(self, public: str) -> bool:
-        """Return whether the holder of the key to `public` signed it."""
-        return bool(public) and keys.proves(public, self.tally.text(), self.signature)
+def signed(entry: Entry, sign: Sign) -> str:
+    """Return the envelope of an entry as a line of text."""
+    kind = next(kind for kind, what in _KINDS.items() if isinstance(entry, what))
+    payload = keys.canonical(asdict(entry))
+    signature = bytes.fromhex(sign(kind, payload))
+    envelope = {
+        "payloadType": keys.type_of(kind),
+        "payload": b64encode(payload).decode(),
+        "signatures": [{"keyid": entry.client, "sig": b64encode(signature).decode()}],
+    }
+    return keys.canonical(envelope).decode()
 
 
-def parse(line: str) -> Record:
-    """Return the record of a task in a line."""
-    return _read(line, Record)
+def parse(line: str) -> Entry:
+    """Return the entry in an envelope, whoever signed it."""
+    return _read(line)[0]
 
 
-def parse_measured(line: str) -> SignedTally:
-    """Return the record of a measurement in a line."""
-    return _read(line, SignedTally)
+def opened(line: str, silos: Mapping[str, str]) -> Entry:
+    """Return the entry in an envelope, which the silo signed that it is about.
+
+    Args:
+        line: the envelope.
+        silos: public key of each silo.
+    """
+    entry, kind, payload, signature = _read(line)
+    public = silos.get(entry.client, "")
+    if not public or not keys.proves(public, kind, payload, signature):
+        raise UserError(f"{entry}: the signature is not {entry.client}'s")
+    return entry
 
 
-def _read(line: str, kind: type[T]) -> T:
+def _read(line: str) -> tuple[Entry, str, bytes, str]:
+    """Return entry, kind, payload and signature (in hexadecimal) of an envelope."""
     try:
-        values = json.loads(line)
-        check_format(values, Path("a record of the chain of custody"))
-        return made(kind, values)
-    except (ValueError, AttributeError, RecursionError, UserError) as error:
-        raise _unreadable(error) from None
-
-
-def check_format(row: Mapping[str, Any], file: Path) -> None:
-    """Refuse a record of another version."""
-    said = row.get("hop", row.get("tally"))
-    found = said.get("format", 1) if isinstance(said, dict) else FORMAT
-    if not (type(found) is int and found == FORMAT):
-        raise UserError(
-            f"{file} has format {str(found)[:20]}, this version reads {FORMAT}: use the version of "
-            "Ekiden that wrote it"
+        envelope = json.loads(line)
+        found, (signature,) = envelope["payloadType"], envelope["signatures"]
+        payload = b64decode(envelope["payload"], validate=True)
+        proof = b64decode(signature["sig"], validate=True).hex()
+        kind = next((kind for kind in _KINDS if keys.type_of(kind) == found), "")
+        entry = made(_KINDS[kind], json.loads(payload)) if kind else None
+        named = entry is None or (len(envelope), signature.keys(), signature["keyid"]) == (
+            3,
+            {"keyid", "sig"},
+            entry.client,
         )
-
-
-def step_of(row: Mapping[str, Any]) -> int:
-    """Return the step of a line of the file, counted from 0."""
-    try:
-        return int(row["hop"]["step"]) if "hop" in row else int(row["tally"]["step"]) - 1
-    except (KeyError, TypeError, ValueError) as error:
-        raise _unreadable(error) from None
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError, UserError) as error:
+        raise _unreadable(type(error).__name__) from None
+    if entry is None:
+        raise _unreadable(f"{str(found)[:80]}: use the version of Ekiden that wrote it")
+    if not named:
+        raise _unreadable("other fields")
+    return entry, kind, payload, proof
 
 
 def fingerprint(data: ClientData, salt: bytes) -> str:
@@ -220,7 +206,7 @@ def bytes_of(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError as error:
-        raise _unreadable(error) from None
+        raise _unreadable(type(error).__name__) from None
 
 
 def model_digest(value: Any, given: str) -> str:
@@ -233,9 +219,5 @@ def model_digest(value: Any, given: str) -> str:
     return digest(wire.chunks(model)) if isinstance(model, Weights) else ""
 
 
-def _unreadable(error: Exception) -> UserError:
-    return UserError(f"a record of the chain of custody cannot be read ({type(error).__name__})")
-
-
-def _json(values: Any) -> str:
-    return json.dumps(values, separators=(",", ":"), sort_keys=True)
+def _unreadable(why: str) -> UserError:
+    return UserError(f"an entry of the chain of custody cannot be read ({why})")

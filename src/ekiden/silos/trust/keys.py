@@ -7,6 +7,7 @@ certificate.
 
 import base64
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -64,10 +65,31 @@ def write_secret(path: Path, secret: bytes) -> None:
         file.write(secret)
 
 
-def sign(private: Path, text: bytes) -> str:
-    """Return the signature of `text` in hexadecimal."""
+def sign(private: Path, kind: str, payload: bytes) -> str:
+    """Return the signature, in hexadecimal, of what a party says; see `proves`."""
     ec, _, hashes, _ = _cryptography()
-    return str(_load_private(private).sign(text, ec.ECDSA(hashes.SHA256())).hex())
+    signed = _load_private(private).sign(_encoded(kind, payload), ec.ECDSA(hashes.SHA256()))
+    return str(signed.hex())
+
+
+def type_of(kind: str) -> str:
+    """Return the media type of what is signed."""
+    return f"application/vnd.ekiden.{kind}+json"
+
+
+def canonical(values: Any) -> bytes:
+    """Return plain values as JSON, the same bytes for the same values."""
+    return json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
+
+
+def _encoded(kind: str, payload: bytes) -> bytes:
+    """Return what is signed: DSSE's encoding of type and payload, so that a signature of one kind
+    is none of another.
+
+    https://github.com/secure-systems-lab/dsse/blob/v1.0.2/protocol.md
+    """
+    media = type_of(kind).encode()
+    return b"DSSEv1 %d %b %d %b" % (len(media), media, len(payload), payload)
 
 
 def _load_private(private: Path) -> Any:
@@ -126,11 +148,16 @@ def read_public(path: Path) -> str:
     return text
 
 
-def proves(public: str, text: bytes, signature: str) -> bool:
-    """Return whether the holder of the key to `public` signed `text`."""
+def proves(public: str, kind: str, payload: bytes, signature: str) -> bool:
+    """Return whether the holder of the key to `public` signed a payload of this kind.
+
+    All that silos sign is signed and checked in this way: greetings, keys of a run, seals,
+    releases, and the entries of the chain of custody.
+    """
     ec, _, hashes, invalid = _cryptography()
+    signed, how = _encoded(kind, payload), ec.ECDSA(hashes.SHA256())
     try:
-        _load(public).verify(bytes.fromhex(signature), text, ec.ECDSA(hashes.SHA256()))
+        _load(public).verify(bytes.fromhex(signature), signed, how)
     except (invalid, ValueError):
         return False
     return True

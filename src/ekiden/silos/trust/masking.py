@@ -14,7 +14,6 @@ https://eprint.iacr.org/2020/704. In a chain: Thomas Sandholm et al.: SAFE: Secu
 Failover and Encryption. 2021. https://arxiv.org/abs/2108.05475.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +33,7 @@ from ekiden.silos.trust import custody, keys, sealing
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.sealing import Party, Reader
 
+RELEASE = "release"  # the kind of what is signed
 _BLOCK = 1 << 20  # numbers that are masked at a time
 Words = list["np.ndarray[Any, Any]"]
 
@@ -51,7 +51,7 @@ class PartMasks:
     @cached_property
     def digest(self) -> str:
         """The digest of the list of members and their keys."""
-        return custody.digest([json.dumps([[m.name, m.key] for m in self.members]).encode()])
+        return custody.digest([keys.canonical([[m.name, m.key] for m in self.members])])
 
     def added(self, before: Any, own: Any, about: Any) -> Any:
         """Return the sum `before` with the silo's `own` part under its mask; if complete, the
@@ -91,8 +91,8 @@ class PartMasks:
         adds = names.index(self.party.name) < names.index(other.name)
         pair = (self.party.name, other.name) if adds else (other.name, self.party.name)
         bound = [self.party.run, self.party.terms, self.digest, name, chosen, *pair]
-        text = json.dumps(bound, separators=(",", ":"))
-        stream = sealing.stream(self.party.private, other.key, b"ekiden mask\n" + text.encode())
+        purpose = b"ekiden mask\n" + keys.canonical(bound)
+        stream = sealing.stream(self.party.private, other.key, purpose)
         for part in words:
             for start in range(0, len(part), _BLOCK):
                 block = part[start : start + _BLOCK]
@@ -154,8 +154,7 @@ def release_text(
         data: the data set of all silos, see `Agreement.data`.
         silos: all of the new run.
     """
-    about = [name, run, recipe.to_json(), data, sorted(silos)]
-    return b"ekiden release\n" + json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
+    return keys.canonical([name, run, recipe.to_json(), data, sorted(silos)])
 
 
 def released(terms: Agreement, public: str) -> bool:
@@ -165,4 +164,4 @@ def released(terms: Agreement, public: str) -> bool:
     revision = terms.revision
     assert revision is not None
     text = release_text(revision.client, revision.run, terms.recipe, terms.data, terms.clients)
-    return keys.proves(public, text, revision.release)
+    return keys.proves(public, RELEASE, text, revision.release)

@@ -18,12 +18,13 @@ from ekiden.core.engine.method import OwnSamples
 from ekiden.core.engine.wire import SERVER, Encoded
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
-from ekiden.silos.trust import custody
+from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.sealing import Lock, Reader, Sealer
 
 T = TypeVar("T")
 Absence = tuple[int, str]  # a step, and a client that was missing in it
 _KEY = re.compile(r"\d{1,9}-\d{1,9}-\w{1,100}")
+HELLO = "hello"  # the kind of request, and of what its answer signs
 _LENGTH = 8
 _MOST_HEADER = 1 << 22
 
@@ -158,8 +159,8 @@ def said(text: str, most: int = 1000) -> str:
 
 
 def signed_text(nonce: str, name: str) -> bytes:
-    """Return the text that a silo signs to prove that it is `name`."""
-    return f"ekiden hello\n{nonce}\n{name}".encode()
+    """Return what a silo signs to prove that it is `name`."""
+    return keys.canonical([nonce, name])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ or reader is refused like a changed one. Another reader of the same value knows 
 replace the value: the lock holds the digest.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,10 +21,11 @@ from ekiden.core.engine import wire
 from ekiden.core.engine.wire import SERVER, Encoded
 from ekiden.silos.trust import keys
 
-Sign = Callable[[bytes], str]
+Sign = Callable[[str, bytes], str]
 _PIECE = 1 << 30  # bytes that are encrypted at once; the cipher takes less than 2 GiB
 _TAG = 16
 _KEY_BYTES = 32
+KEY, _SEAL = "key", "seal"  # kinds of what is signed
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,6 @@ class Binding:
     key: str  # the value's name there
     recipient: str  # party that may read it
     step: int  # step in which it is read
-
-    def text(self) -> bytes:
-        """Return the binding as bytes, the same for the same binding."""
-        return (
-            b"ekiden seal\n"
-            + json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
-        )
 
 
 @dataclass(frozen=True)
@@ -191,7 +184,7 @@ def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | No
         _x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(reader)),
     )
     wrapped = _hpke().encrypt(key + bytes.fromhex(digest), public, statement)
-    signature = sign(_signed(statement, wrapped)) if sign else ""
+    signature = sign(_SEAL, _signed(statement, wrapped)) if sign else ""
     return Lock(binding.recipient, binding.step, reader, wrapped.hex(), signature)
 
 
@@ -220,7 +213,7 @@ def unlock(
     try:
         wrapped, statement = bytes.fromhex(lock.wrapped), _statement(binding, lock.key)
         if sender is not None and not (
-            sender and keys.proves(sender, _signed(statement, wrapped), lock.signature)
+            sender and keys.proves(sender, _SEAL, _signed(statement, wrapped), lock.signature)
         ):
             raise ValueError("not signed by the sender")
         inside = _hpke().decrypt(wrapped, private, statement)
@@ -238,15 +231,13 @@ def unlock(
 
 def vouched(reader: Reader, run: str, silos: Mapping[str, str]) -> bool:
     """Return whether the silo signed its key of this run."""
-    public = silos.get(reader.name, "")
-    return bool(public) and keys.proves(
-        public, key_text(run, reader.name, reader.key), reader.proof
-    )
+    public, said = silos.get(reader.name, ""), key_text(run, reader.name, reader.key)
+    return bool(public) and keys.proves(public, KEY, said, reader.proof)
 
 
 def key_text(run: str, name: str, key: str) -> bytes:
-    """Return the text that a silo signs about its key of a run."""
-    return f"ekiden sealing key\n{run}\n{name}\n{key}".encode()
+    """Return what a silo signs about its key of a run."""
+    return keys.canonical([run, name, key])
 
 
 def new_private() -> Any:
@@ -274,12 +265,12 @@ def kept_private(file: Path) -> Any:
 
 
 def _statement(binding: Binding, reader: str) -> bytes:
-    return b"\n".join((binding.text(), reader.encode()))
+    return keys.canonical([asdict(binding), reader])
 
 
 def _signed(statement: bytes, wrapped: bytes) -> bytes:
     """Return what a sender signs of a lock; without the key, it reveals nothing about the value."""
-    return b"\n".join((statement, wrapped.hex().encode()))
+    return keys.canonical([statement.decode(), wrapped.hex()])
 
 
 def stream(own: Any, other: str, text: bytes) -> Callable[[int], bytes]:
