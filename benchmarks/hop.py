@@ -35,7 +35,7 @@ from ekiden.silos import client_app, commands
 from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.coordinator.remote_plan import RemotePlan
-from ekiden.silos.envelope import content, overhead, wrap
+from ekiden.silos.envelope import content, wrap
 from ekiden.silos.security import Security
 from ekiden.silos.server_app import GridNodes, say
 from ekiden.silos.silo import silo_file
@@ -168,8 +168,8 @@ def measure(folder: Path) -> None:
     ]
     rows = [r for r in read_lines(folder / "run" / "network.jsonl") if r["kind"] == "task"][1:-1]
     payload = sum(r["bytes"] for r in read_lines(folder / "run" / "ledger.jsonl")) / (len(bare) + 1)
-    moved = mean(r["sent"] + r["received"] + r["engine"] for r in rows)
-    least = 2 * (payload + overhead(int(payload)))
+    moved = mean(r["sent"] + r["received"] for r in rows)
+    least = 2 * payload
     print(f"{len(ours)} hops of {payload / 1e6:.2f} MB there and back, means:")
     print(f"  seconds {mean(ours):.2f}, bare {mean(bare):.2f}: {mean(ours) / mean(bare):.3f}")
     print(f"  bytes {moved:.0f}, bare {least:.0f}: {moved / least:.5f}")

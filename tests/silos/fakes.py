@@ -105,8 +105,5 @@ class FakeNodes:
         file = self.files[node]
         return Silo(file, mine(file.name) if file.data.python and file.name in NAMES else None)
 
-    def overhead(self, length: int) -> int:
-        return 1000
-
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         return {t: self._answers.pop(t) for t in tickets if t in self._answers}

@@ -71,9 +71,6 @@ class FakePost:
     def anyone(self) -> bool:
         return True
 
-    def overhead(self, length: int) -> int:
-        return 0
-
 
 DONE = pack(Answer("a"))
 BUSY = pack(Answer("a", busy=True))

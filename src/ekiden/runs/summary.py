@@ -530,15 +530,12 @@ def network(run: Summary) -> str:
     """
     if run.config.get("on") != "flower":
         return ""
-    rows = read_lines(
-        run.folder / "network.jsonl", "kind", "client", "sent", "received", "engine", "waited"
-    )
+    rows = read_lines(run.folder / "network.jsonl", "kind", "client", "sent", "received", "waited")
     measuring = sum(_crossed(row) for row in rows if row["kind"] == "evaluate")
-    engine = sum(row["engine"] for row in rows)
     lines = [
         f"crossed the network: {size(sum(map(_crossed, rows)))} in {len(rows)} messages and "
         f"answers, {size(measuring)} "
-        f"of it to measure models, {size(engine)} put around it by Flower"
+        "of it to measure models; Flower's own bytes are not counted"
     ]
     ledger = read_ledger(run.folder)
     served = sum(row["bytes"] for row in ledger if SERVER in (row["source"], row["target"]))
@@ -596,7 +593,7 @@ def privacy(config: Mapping[str, Any]) -> str:
 
 
 def _crossed(row: dict[str, Any]) -> int:
-    return int(row["sent"] + row["received"] + row["engine"])
+    return int(row["sent"] + row["received"])
 
 
 def steps(run: Summary, clock: Timed | None = None) -> RichTable:

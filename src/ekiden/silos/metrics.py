@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from ekiden.core.base.checks import Checked, Range
 from ekiden.core.base.errors import UserError
@@ -21,7 +22,6 @@ from ekiden.silos.status_page import POLICY
 Counts = Callable[[], Mapping[str, float]]
 _PATIENCE = 5.0  # seconds until a request must have arrived
 _CONNECTIONS = 8
-_HEAD = 4096  # bytes of a request that are read
 _KINDS = {
     "hello": r"hello\b",
     "refused": r"refused\b",
@@ -61,9 +61,9 @@ def served(
         return
 
     class Answers(_Answers):
-        def answer(self, path: str, host: str) -> tuple[int, str]:
-            match path:
-                case "/" if page is not None and self._is_at_home(host):
+        def answer(self) -> tuple[int, str]:
+            match self.path:
+                case "/" if page is not None and self.is_at_home():
                     return 200, page()
                 case "/health":
                     good, words = health()
@@ -92,13 +92,10 @@ def served(
         thread.join(_PATIENCE)
 
 
-class _Server(ThreadingTCPServer):
+class _Server(ThreadingHTTPServer):
     """Serves few connections at a time; further ones are closed."""
 
-    allow_reuse_address = True
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], answers: type[BaseRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], answers: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.Semaphore(_CONNECTIONS)
         super().__init__(address, answers)
 
@@ -109,72 +106,62 @@ class _Server(ThreadingTCPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        alarm = threading.Timer(_PATIENCE, self._cut, [request])  # whatever it sends meanwhile
+        alarm.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            alarm.cancel()
             self._free.release()
+
+    def _cut(self, request: Any) -> None:
+        with suppress(OSError):  # closing alone would not wake who waits for it
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing about a connection that broke."""
 
 
-class _Answers(BaseRequestHandler):
-    """Reads one short request, and answers GET of two paths; it opens no file and reads no body."""
+class _Answers(BaseHTTPRequestHandler):
+    """Answers GET of few paths; it opens no file and reads no body."""
 
-    def answer(self, path: str, host: str) -> tuple[int, str]:
-        """Return status and text for a path at the host that the browser names."""
+    protocol_version = default_request_version = "HTTP/1.1"
+    error_content_type, error_message_format = "text/plain", "%(message)s\n"
+    server_version, sys_version = "-", ""
+
+    def answer(self) -> tuple[int, str]:
+        """Return status and text for the path."""
         raise NotImplementedError
 
-    def _is_at_home(self, host: str) -> bool:
+    def is_at_home(self) -> bool:
         """Return whether a browser on this machine asks, and asks this machine by its own name.
 
         A page of somebody else whose name leads to this machine names another host.
         """
-        name = host.rpartition(":")[0] if not host.endswith("]") else host
-        own = (name or host) in ("127.0.0.1", "localhost", "[::1]")
+        named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        own = named in ("127.0.0.1", "localhost", "::1")
         return own and ipaddress.ip_address(self.client_address[0]).is_loopback
 
-    def handle(self) -> None:
-        """Answer one request and close the connection, within some seconds."""
-        alarm = threading.Timer(_PATIENCE, self._cut)
-        alarm.start()
-        try:
-            head = b""
-            while (
-                b"\r\n\r\n" not in head and len(head) < _HEAD and (part := self.request.recv(_HEAD))
-            ):
-                head += part
-            words = head.split(b"\r\n")[0].split(b" ")
-            if (
-                len(words) != 3
-                or not words[2].startswith(b"HTTP/1.")
-                or b"\r\n\r\n" not in head[:_HEAD]
-            ):
-                status, text = 400, "not a request\n"
-            elif words[0] != b"GET":
-                status, text = 405, "only GET\n"
-            else:
-                named = [line[5:] for line in head.split(b"\r\n") if line[:5].lower() == b"host:"]
-                host = b"".join(named).decode("latin-1").strip()
-                status, text = self.answer(words[1].decode("latin-1"), host)
-            body = text.encode()
-            kind = (
-                "text/html; charset=utf-8" if text.startswith("<") else "text/plain; version=0.0.4"
-            )
-            lines = [
-                f"HTTP/1.1 {status} -",
-                f"Content-Type: {kind}",
-                f"Content-Length: {len(body)}",
-            ]
-            lines += [f"Content-Security-Policy: {POLICY}", "X-Content-Type-Options: nosniff"]
-            about = "\r\n".join([*lines, "Referrer-Policy: no-referrer", "Connection: close"])
-            self.request.sendall(f"{about}\r\n\r\n".encode() + body)
-        finally:
-            alarm.cancel()
+    def do_GET(self) -> None:
+        """Answer a request."""
+        status, text = self.answer()
+        body = text.encode()
+        kind = "text/html; charset=utf-8" if text.startswith("<") else "text/plain; version=0.0.4"
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Connection": "close",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
 
-    def _cut(self) -> None:
-        with suppress(OSError):  # closing alone would not wake who waits for it
-            self.request.shutdown(socket.SHUT_RDWR)
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing about requests."""
 
 
 class LogCounts:

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from ekiden.core.base.errors import UserError
 from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator.courier import Lost
-from ekiden.silos.envelope import content, overhead, wrap
+from ekiden.silos.envelope import content, wrap
 from ekiden.silos.trust.parcel import said
 
 app = ServerApp()
@@ -40,10 +40,6 @@ class GridNodes:
             if tickets and tickets[0]
             else Lost("the SuperLink does not take messages for it")
         )
-
-    def overhead(self, length: int) -> int:
-        """Return the number of bytes that Flower adds to a byte string of this length."""
-        return overhead(length)
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         """Return the answers that have come.

@@ -47,9 +47,6 @@ class Post(Protocol):
     def anyone(self) -> bool:
         """Return whether any silo is connected."""
 
-    def overhead(self, length: int) -> int:
-        """Return the number of bytes that the engine adds to a byte string of this length."""
-
 
 @dataclass(frozen=True)
 class Crossing:
@@ -59,7 +56,6 @@ class Crossing:
     kind: str  # task, value, evaluate or status
     sent: int  # bytes to the silo
     received: int  # bytes from it
-    engine: int = 0  # bytes that Flower put around both
     waited: float = 0.0  # seconds for which the silo was away in between
 
 
@@ -208,11 +204,8 @@ class Courier:
     def _take(self, message: Message, got: bytes) -> None:
         self._alive(message.client)
         self._open.remove(message)
-        engine = self._post.overhead(len(message.data)) + self._post.overhead(len(got))
         waited = round(message.waited, 1)
-        self._note(
-            Crossing(message.client, message.kind, len(message.data), len(got), engine, waited)
-        )
+        self._note(Crossing(message.client, message.kind, len(message.data), len(got), waited))
         message.answer = _read(message.client, got)
         message.data = b""
 

@@ -81,9 +81,6 @@ class Nodes(Protocol):
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         """Return the answers that have come; each answer is returned once."""
 
-    def overhead(self, length: int) -> int:
-        """Return the number of bytes that the engine adds to a byte string of this length."""
-
 
 class Roll:
     """A post that addresses silos by name."""
@@ -196,10 +193,6 @@ class Roll:
     def anyone(self) -> bool:
         """Return whether any silo is connected."""
         return any(node in self._nodes.ids() for node, _ in self._silos.values())
-
-    def overhead(self, length: int) -> int:
-        """Return the number of bytes that the engine adds to a byte string of this length."""
-        return self._nodes.overhead(length)
 
     def _call(self) -> None:
         """Greet new nodes, and receive their answers."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_text, write
+from ekiden.core.base.outside import require_extra
 
 _AUTHORITY_DAYS = 3650
 _DAYS = 365
@@ -33,7 +34,10 @@ def generate(private: Path) -> Path:
     """Make a key pair (P-384), the private key readable by its owner only; return the file of the
     public one.
     """
-    ec, serialization, _, _ = _cryptography()
+    _require()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     public = private.with_name(private.name + ".pub")
     key = ec.generate_private_key(ec.SECP384R1())
     secret = key.private_bytes(
@@ -67,7 +71,9 @@ def write_secret(path: Path, secret: bytes) -> None:
 
 def sign(private: Path, kind: str, payload: bytes) -> str:
     """Return the signature, in hexadecimal, of what a party says; see `proves`."""
-    ec, _, hashes, _ = _cryptography()
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     signed = _load_private(private).sign(_encoded(kind, payload), ec.ECDSA(hashes.SHA256()))
     return str(signed.hex())
 
@@ -93,7 +99,10 @@ def _encoded(kind: str, payload: bytes) -> bytes:
 
 
 def _load_private(private: Path) -> Any:
-    ec, serialization, _, _ = _cryptography()
+    _require()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     try:
         secret, mode = private.read_bytes(), private.stat().st_mode
     except OSError as error:
@@ -116,7 +125,8 @@ def _load_private(private: Path) -> Any:
 
 def public_of(private: Path) -> str:
     """Return the public key of a private key, as one line of text."""
-    _, serialization, _, _ = _cryptography()
+    from cryptography.hazmat.primitives import serialization
+
     public = _load_private(private).public_key()
     text: bytes = public.public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -154,11 +164,14 @@ def proves(public: str, kind: str, payload: bytes, signature: str) -> bool:
     All that silos sign is signed and checked in this way: greetings, keys of a run, seals,
     releases, and the entries of the chain of custody.
     """
-    ec, _, hashes, invalid = _cryptography()
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     signed, how = _encoded(kind, payload), ec.ECDSA(hashes.SHA256())
     try:
         _load(public).verify(bytes.fromhex(signature), signed, how)
-    except (invalid, ValueError):
+    except (InvalidSignature, ValueError):
         return False
     return True
 
@@ -169,7 +182,10 @@ def check(public: str) -> None:
 
 
 def _load(public: str) -> Any:
-    ec, serialization, _, _ = _cryptography()
+    _require()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     try:
         key = serialization.load_ssh_public_key(public.encode())
     except Exception:
@@ -181,20 +197,16 @@ def _load(public: str) -> Any:
     return key
 
 
-def _cryptography() -> tuple[Any, Any, Any, Any]:
-    """Import cryptography only when it is needed: it comes with the extra `flower`."""
-    try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError:
-        raise UserError("silo keys need the extra: pip install 'ekiden[flower]'") from None
-    return ec, serialization, hashes, InvalidSignature
+def _require() -> None:
+    require_extra("flower", "silo keys", "cryptography")
 
 
 def make_certificates(folder: Path, host: str) -> None:
     """Write an authority's `ca.key` and `ca.crt`, and the certificate of `renew`, into `folder`."""
-    x509, ec, *_ = _certificates()
+    _require()
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     key = ec.generate_private_key(ec.SECP384R1())
     extensions = [
         (x509.BasicConstraints(ca=True, path_length=0), True),
@@ -212,7 +224,10 @@ def renew(folder: Path, host: str) -> None:
 
     The certificate is for `host`, and for loopback, where the coordinator reaches the SuperLink.
     """
-    x509, ec, serialization, _ = _certificates()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     try:
         authority = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     except OSError:
@@ -250,7 +265,8 @@ def valid_until(certificate: Path) -> datetime:
 
 def end_of(pem: bytes) -> datetime:
     """Return when a certificate expires."""
-    x509, *_ = _certificates()
+    from cryptography import x509
+
     end: datetime = x509.load_pem_x509_certificate(pem).not_valid_after_utc
     return end
 
@@ -258,7 +274,8 @@ def end_of(pem: bytes) -> datetime:
 def _issued(
     subject: str, key: Any, signer: Any, extensions: Sequence[tuple[Any, bool]], days: int
 ) -> bytes:
-    x509, _, serialization, hashes = _certificates()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
 
     def named(text: str) -> Any:
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
@@ -280,7 +297,8 @@ def _issued(
 
 
 def _pem(key: Any) -> bytes:
-    _, _, serialization, _ = _certificates()
+    from cryptography.hazmat.primitives import serialization
+
     secret: bytes = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -288,15 +306,9 @@ def _pem(key: Any) -> bytes:
 
 
 def _x509_name(text: str) -> Any:
-    x509, *_ = _certificates()
+    from cryptography import x509
+
     try:
         return x509.IPAddress(ip_address(text))
     except ValueError:
         return x509.DNSName(text)
-
-
-def _certificates() -> tuple[Any, Any, Any, Any]:
-    ec, serialization, hashes, _ = _cryptography()
-    from cryptography import x509
-
-    return x509, ec, serialization, hashes

@@ -160,8 +160,10 @@ class Party:
 
 def encrypt(plain: bytes) -> Sealed:
     """Encrypt `plain` under a new key."""
-    key: bytes = _chacha().generate_key()
-    return Sealed(_in_pieces(_chacha()(key).encrypt, plain, _PIECE), key)
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    key = ChaCha20Poly1305.generate_key()
+    return Sealed(_in_pieces(ChaCha20Poly1305(key).encrypt, plain, _PIECE), key)
 
 
 def _in_pieces(
@@ -179,10 +181,10 @@ def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | No
     """Make the lock of an encrypted value, with its SHA-256 in hexadecimal, for one reader and
     purpose.
     """
-    statement, public = (
-        _statement(binding, reader),
-        _x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(reader)),
-    )
+    from cryptography.hazmat.primitives.asymmetric import x25519
+
+    statement = _statement(binding, reader)
+    public = x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(reader))
     wrapped = _hpke().encrypt(key + bytes.fromhex(digest), public, statement)
     signature = sign(_SEAL, _signed(statement, wrapped)) if sign else ""
     return Lock(binding.recipient, binding.step, reader, wrapped.hex(), signature)
@@ -204,6 +206,8 @@ def unlock(
     Raises:
         WireError: value or lock were changed, made for something else, or made by somebody else.
     """
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
     if lock.key != public_of(private):
         raise wire.WireError(
             f"value {binding.key[:80]!r} of {binding.sender[:80]} is sealed for another key than "
@@ -217,7 +221,8 @@ def unlock(
         ):
             raise ValueError("not signed by the sender")
         inside = _hpke().decrypt(wrapped, private, statement)
-        found = Encoded.of(_in_pieces(_chacha()(inside[:_KEY_BYTES]).decrypt, data, _PIECE + _TAG))
+        decrypt = ChaCha20Poly1305(inside[:_KEY_BYTES]).decrypt
+        found = Encoded.of(_in_pieces(decrypt, data, _PIECE + _TAG))
         if found.digest != inside[_KEY_BYTES:].hex():
             raise ValueError("another value under the same key")
     except Exception:  # of the cipher, of HPKE or of the hexadecimal: all mean the same
@@ -242,7 +247,9 @@ def key_text(run: str, name: str, key: str) -> bytes:
 
 def new_private() -> Any:
     """Make a new X25519 key."""
-    return _x25519().X25519PrivateKey.generate()
+    from cryptography.hazmat.primitives.asymmetric import x25519
+
+    return x25519.X25519PrivateKey.generate()
 
 
 def public_of(private: Any) -> str:
@@ -254,10 +261,12 @@ def kept_private(file: Path) -> Any:
     """Return the X25519 key in `file`, made at the first call. Only the owner of the file can read
     it.
     """
+    from cryptography.hazmat.primitives.asymmetric import x25519
+
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         kept = write_once(file, new_private().private_bytes_raw())
-        return _x25519().X25519PrivateKey.from_private_bytes(kept)
+        return x25519.X25519PrivateKey.from_private_bytes(kept)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{file} is damaged ({error}): remove it; values sealed for it are asked for again"
@@ -280,31 +289,17 @@ def stream(own: Any, other: str, text: bytes) -> Callable[[int], bytes]:
     `other` is the other's public key, or WireError; `text` says what the stream is for.
     """
     from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import x25519
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     try:
-        secret = own.exchange(_x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
+        secret = own.exchange(x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
         key = HKDF(hashes.SHA256(), length=32, salt=None, info=text).derive(secret)
     except ValueError:
         raise wire.WireError(f"{other[:80]!r} is not a key for masks: refused") from None
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     return lambda length: cipher.update(bytes(length))
-
-
-def _x25519() -> Any:
-    """Import cryptography only when it is needed: it comes with the extra `flower`."""
-    try:
-        from cryptography.hazmat.primitives.asymmetric import x25519
-    except ImportError:
-        raise UserError("sealing needs the extra: pip install 'ekiden[flower]'") from None
-    return x25519
-
-
-def _chacha() -> Any:
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
-    return ChaCha20Poly1305
 
 
 def _hpke() -> Any:
