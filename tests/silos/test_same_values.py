@@ -38,7 +38,7 @@ from ekiden.methods import (
 from ekiden.methods.blocks.rounds import ModelSums
 from ekiden.methods.rounds.feddisco import discrepancy
 from ekiden.silos.coordinator.transport import Remote
-from ekiden.silos.silo import silo
+from ekiden.silos.silo import tasks
 from tests.silos.fakes import NAMES, FakeNodes, mine, with_keys
 from tests.silos.test_remote import far
 
@@ -154,7 +154,7 @@ def test_a_sum_opens_only_if_all_silos_were_sent_the_same(
 ) -> None:
     """Also where another silo sends it, as FedKrylov's directions, bins and splits of trees, or the
     body of a lap."""
-    gather, changed = silo.gather, []
+    gather, changed = tasks.gather, []
 
     def lied_to(worker: Any, name: str, asked: str, *more: Any) -> Any:
         given = gather(worker, name, asked, *more)
@@ -165,7 +165,7 @@ def test_a_sum_opens_only_if_all_silos_were_sent_the_same(
         changed.append(place)
         return replace(given, args=tuple(args))
 
-    monkeypatch.setattr(silo, "gather", lied_to)
+    monkeypatch.setattr(tasks, "gather", lied_to)
     files, public = with_keys(tmp_path, NAMES)
     with pytest.raises(UserError, match="does not open"):
         far(method, FakeNodes(files), tmp_path / "run", public)

@@ -28,8 +28,9 @@ from ekiden.readers.kinds import Images, of_tensor
 from ekiden.readers.kinds import terms as inputs_text
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.silo.shelf import _DAYS_KEPT, Shelf, drop_old_runs
-from ekiden.silos.silo.silo import Silo, SiloTasks
+from ekiden.silos.silo.silo import ADMISSION, Silo
 from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.silo.tasks import SiloTasks
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import Agreement, no_samples, own_network
@@ -143,6 +144,31 @@ def test_no_model_is_taken_where_a_method_says_that_nobody_chooses_it(
     monkeypatch.setattr(FedSeq, "chosen_by", "nobody")
     assert said(file, task()) == ""
     assert "nobody chooses its model, and somebody sent one" in said(file, task(model=model()))
+
+
+STEPS = {
+    "check_terms": ('methods = ["fedavg"]', TERMS, "does not allow 'fedseq'"),
+    "check_bound": ("", replace(TERMS, mean=(0.5,)), "has other terms"),
+    "check": ("approve = true", TERMS, "nobody at client-0 has approved this plan"),
+}
+"""for each step of the admission: what the operator writes, the terms of a later request, and what is said"""
+
+
+def test_each_step_of_the_admission_has_a_case() -> None:
+    assert [step.__name__ for step in ADMISSION] == [*STEPS]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_each_step_of_the_admission_holds_for_runs_that_have_begun(
+    step: str, file: SiloFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, agreed, why = STEPS[step]
+    assert said(file, task()) == ""
+    later = silo_file(tmp_path, "client-0", f"[limits]\n{limits}\n")
+    assert why in said(later, task(agreed))
+    others = [one for one in ADMISSION if one.__name__ != step]
+    monkeypatch.setattr("ekiden.silos.silo.silo.ADMISSION", tuple(others))
+    assert why not in said(later, task(agreed)), "another step says the same"
 
 
 def test_a_good_request_is_done(file: SiloFile) -> None:

@@ -1,0 +1,357 @@
+"""Does the tasks of a run at a silo, each once."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ekiden.core.base.errors import UserError
+from ekiden.core.engine import wire
+from ekiden.core.engine.method import payload_types
+from ekiden.core.engine.setup import initial_weights
+from ekiden.core.engine.store import FolderJournal
+from ekiden.core.engine.wire import EVERYONE, SERVER, Encoded, Ref
+from ekiden.core.engine.worker import Job, Outcome, Worker
+from ekiden.core.training.private import DP
+from ekiden.core.training.weights import Weights
+from ekiden.silos.silo import policy, told
+from ekiden.silos.silo.budget import LedgerKeeper
+from ekiden.silos.silo.participation import Agreed
+from ekiden.silos.silo.shelf import Asked, Done, LostValue, Place, Shelf, place_of, text_of
+from ekiden.silos.trust import custody
+from ekiden.silos.trust.custody import Hop, Taken
+from ekiden.silos.trust.masking import PartMasks
+from ekiden.silos.trust.parcel import (
+    Answer,
+    Ask,
+    Contents,
+    check,
+    models_in,
+    opened,
+    pack,
+    unpack,
+    value_key,
+)
+from ekiden.silos.trust.sealing import Party
+
+log = logging.getLogger("ekiden")
+
+
+@dataclass(frozen=True)
+class GivenArguments:
+    """The arguments that a task gets."""
+
+    args: tuple[Any, ...]  # the arguments
+    taken: tuple[Taken, ...]  # the values among them
+    own: Mapping[str, Encoded]  # this silo's own values among them, encoded, by their keys
+
+
+def gather(
+    worker: Worker,
+    silo: str,
+    task: str,
+    contents: Contents,
+    kept: Callable[[str], Encoded],
+    own: Mapping[str, Encoded],
+) -> GivenArguments:
+    """Gather a task's arguments, each checked and with its digest."""
+    method = worker.setup.method
+    taken: dict[Taken, None] = {}
+    mine = dict(own)
+    own_models: list[Weights] = []  # the initial model, and what this silo made itself
+
+    def fetch(ref: Ref[Any]) -> Any:
+        if ref.owner == EVERYONE:
+            initial = initial_weights(worker.setup)
+            digest = custody.digest(wire.chunks(initial))
+            taken[Taken(ref.owner, ref.key, digest, wire.size(initial))] = None
+            own_models.append(initial)
+            return initial
+        _, kind = payload_types(method, ref.key.split("-", 2)[-1])
+        if ref.owner == silo:
+            data, digest = mine[ref.key] if ref.key in mine else kept(ref.key)
+            mine[ref.key] = Encoded(data, digest)
+        elif (name := (ref.owner, ref.key)) in contents.values:
+            data, digest = contents.values[name]
+        else:
+            raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
+        try:
+            value = wire.decode(data, kind)
+            check(value, worker.network, whole=False)
+        except wire.WireError as error:
+            raise wire.WireError(f"value {ref.key[:80]!r} of {ref.owner[:80]}: {error}") from None
+        own_models.extend(models_in(value) if ref.owner == silo else ())
+        taken[Taken(ref.owner, ref.key, digest, wire.size(value))] = None
+        return value
+
+    kinds, _ = payload_types(method, task)
+    args = wire.decode(contents.arguments.data, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
+    check(args, worker.network, whole=False)
+    if method.chosen_by == "nobody":
+        known = {id(model) for model in own_models}
+        if any(id(model) not in known for model in models_in(args)):
+            raise UserError(
+                f"{method.title()} says that nobody chooses its model, and somebody sent one: "
+                "refused"
+            )
+    return GivenArguments(tuple(args), tuple(taken), mine)
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """A request for a task, opened and checked."""
+
+    ask: Ask
+    arguments: str  # digest of the server's arguments
+    given: GivenArguments  # all arguments
+    private: Any  # the silo's state before the task
+    digest: str  # digest of all that the task gets
+    data: bytes  # the complete request
+
+    @property
+    def place(self) -> Place:
+        """Where the task stands in the run."""
+        return self.ask.step, self.ask.call
+
+
+@dataclass(frozen=True)
+class SiloTasks:
+    """Does the tasks of a run."""
+
+    run: Agreed  # the run that the silo agreed to
+    shelf: Shelf  # holds what its tasks returned
+
+    def do(self, ask: Ask, body: memoryview, data: bytes) -> bytes:
+        """Do a task, or find its earlier outcome; `data` is the complete request.
+
+        The order matters. Nothing is forgotten before all is opened and checked: a refused message
+        must not make the silo forget anything. The private state is found before that, as a lost
+        one is made again from values that are then dropped. The answer goes out when the outcome is
+        on the disk.
+        """
+        self._refuse(ask)
+        self.run.check_length(body)
+        name, plan = self.run.file.name, self.run.plan_without(ask.absent)
+        contents = self._opened(ask, body)
+        policy.check_request(name, self.run.terms, plan, ask, contents.arguments.data)
+        given = self._arguments(ask.task, contents, {})
+        void = []
+        if self.run.terms.skips:
+            void = [step for step, client in ask.absent if client == name]
+        request = self._request(ask, contents, given, self._private(ask, void), data)
+        self.shelf.settle(ask.settled, policy.kept(name, plan, ask).__contains__, void)
+        found = self.shelf.find(request.place, ask.task, request.digest)
+        if found is not None:
+            log.info("step %d: %s was done before", ask.step + 1, ask.task)
+            return self._answer(ask, *found)
+        self.run.admission.check_disk()
+        self.shelf.discard(request.place)
+        done, value = self._execute(request)
+        log.info("step %d: %s done", ask.step + 1, ask.task)
+        self.run.note(f", step {ask.step + 1}: {ask.task} done")
+        with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed
+            kept = disk.submit(self._keep, request, done, value)
+            answer = self._answer(ask, done, value)
+            kept.result()
+        return answer
+
+    def show(self, ask: Ask) -> bytes:
+        """Return a value that a task returned here."""
+        done, value = self._value(ask.key)
+        return self._give(ask, ask.key, done, value if ask.eager else None)
+
+    def _refuse(self, ask: Ask) -> None:
+        """Refuse what no run asks for, before anything is opened."""
+        if min(ask.step, ask.call) < 0:
+            raise UserError("a task needs a step and a number: refused")
+        settled = max(ask.settled, self.shelf.settled)
+        if ask.step < settled:
+            raise UserError(
+                f"step {ask.step + 1} of the run is over, {settled} are done for good: refused"
+            )
+        policy.check_task(self.run.worker.setup.method, ask.task)
+
+    def _opened(self, ask: Ask, body: memoryview) -> Contents:
+        """Open all that came with a request; seals are bound to absences where a plan is known."""
+        absent = ask.absent if self.run.plan_without(ask.absent) else ()
+        return opened(ask, body, self.run.sealer, absent)
+
+    def _arguments(
+        self, task: str, contents: Contents, own: Mapping[str, Encoded]
+    ) -> GivenArguments:
+        """Return the task's arguments; `own` are values of this silo that are already loaded."""
+        name = self.run.file.name
+        return gather(self.run.worker, name, task, contents, lambda key: self._value(key)[1], own)
+
+    def _request(
+        self, ask: Ask, contents: Contents, given: GivenArguments, private: Any, data: bytes
+    ) -> TaskRequest:
+        digest = contents.digest(self.run.terms.digest, ask, private)
+        return TaskRequest(ask, contents.arguments.digest, given, private, digest, data)
+
+    def _execute(self, request: TaskRequest, given: str = "") -> tuple[Done, Encoded]:
+        """Do a task; return how it ended and its value, which nobody can ask for before `_keep`.
+
+        Raises:
+            LostValue: the value does not have the digest `given` that it had before.
+        """
+        run, ask, digest = self.run, request.ask, request.digest
+        for one in policy.told_by(run.file, run.terms, run.own):
+            told.note(run.file.folder, one)
+        policy.check_members(run.file, run.terms, [member.name for member in ask.members])
+        job = Job(*request.place, run.file.name, ask.task, request.given.args, request.private)
+        masks = masks_of(run, ask, f"{ask.step}-{ask.task}", DP.parse(run.terms.recipe.dp))
+        place = f"{ask.step}-{ask.call} {digest}"
+        keeper = LedgerKeeper(run.file, run.terms, run.admission.folder, place)
+        journal = FolderJournal(self.shelf.journal, lambda: digest)
+        outcome = run.worker.execute(job, journal, masks, keeper)
+        self._count_numbers(place, ask.task, outcome.value)
+        value = Encoded.of(wire.encode(outcome.value))
+        if given and value.digest != given:
+            raise LostValue("it is another one now")
+        if outcome.private is not request.private:
+            self.shelf.put_private(request.place, outcome.private)
+        record = self._record(request, outcome, value.digest)
+        work = outcome.work
+        return Done(digest, wire.size(outcome.value), work.forward, work.backward, record), value
+
+    def _count_numbers(self, place: str, task: str, value: Any) -> None:
+        """Refuse to tell more numbers about the silo's samples alone than one for k of theirs."""
+        run, least = self.run, self.run.file.limits.min_active
+        if least and (numbers := policy.numbers_told(run.file, run.terms, task, value)):
+            run.admission.tell(place, numbers, policy.most_numbers(run.client.train, least))
+
+    def _record(self, request: TaskRequest, outcome: Outcome, given: str) -> str:
+        """Return the signed record for the chain of custody; `given` is the digest of the value."""
+        run, ask = self.run, request.ask
+        samples = len(run.client.train), len(run.client.val), len(run.client.test)
+        return run.signed(
+            Hop(
+                run.terms.run,
+                run.terms.digest,
+                run.file.name,
+                ask.step,
+                run.data,
+                run.terms.method,
+                samples,
+                ask.call,
+                ask.task,
+                request.arguments,
+                request.given.taken,
+                given,
+                wire.size(outcome.value),
+                custody.model_digest(outcome.value, given),
+                outcome.work.forward,
+                outcome.work.backward,
+            )
+        )
+
+    def _keep(self, request: TaskRequest, done: Done, value: Encoded) -> None:
+        """Store what a task returned, with the request from which it can be made again."""
+        mine = request.given.own
+        own = tuple((key, len(v.data)) for key, v in mine.items())
+        asked = Asked(done.digest, value.digest, len(request.data), own)
+        parts = [request.data, *(v.data for v in mine.values())]
+        self.shelf.put(request.place, request.ask.task, done, value, asked, parts)
+
+    def _value(self, key: str) -> tuple[Done, Encoded]:
+        """Return a value that a task returned here; make it again if its file is missing or
+        damaged.
+        """
+        try:
+            return self.shelf.value(key)
+        except LostValue as lost:
+            return self._again(key, lost, f"value {key}")
+
+    def _private(self, ask: Ask, void: Sequence[int] = ()) -> Any:
+        """Return this silo's state before a task; make it again if its file is missing or
+        damaged.
+        """
+        place = (ask.step, ask.call)
+        made = self.shelf.last(place, void)
+        known = place_of(ask.state) if ask.state else None
+        later = known is not None and (known >= place or known[0] in void)
+        if later or (made is not None and (known is None or known < made)):
+            raise UserError(
+                f"the coordinator names another private state ({ask.state or 'none'}) than "
+                f"{self.run.file.name} has before step {ask.step + 1} ({text_of(made) or 'none'}): "
+                "refused"
+            )
+        # If `known` is newer than `made`, the silo has lost that state.
+        try:
+            return self.shelf.private(known)
+        except LostValue as lost:
+            assert known is not None
+            state = f"its private state after step {known[0] + 1}"
+            self._again(self.shelf.made_at(known), lost, state, void)
+        return self.shelf.private(known)
+
+    def _again(
+        self, key: str, lost: LostValue, what: str, void: Sequence[int] = ()
+    ) -> tuple[Done, Encoded]:
+        """Do the task that gave the value `key` once more: the same arguments and private state
+        give the same bits.
+        """
+        hopeless = UserError(
+            f"{self.run.file.name} does not have {what} of run {self.run.terms.run}: {lost}, and "
+            "what it was made from is not here either: restore the file from a backup, or start a "
+            "new run"
+        )
+        found = self.shelf.request(key) if key else None
+        if found is None:
+            raise hopeless
+        asked, data, own = found
+        try:
+            ask, body = unpack(data, Ask)
+            contents = self._opened(ask, body)
+            given = self._arguments(ask.task, contents, own)
+        except wire.WireError:
+            raise hopeless from None
+        request = self._request(ask, contents, given, self._private(ask, void), data)
+        if request.digest != asked.digest:
+            raise hopeless
+        self.run.admission.check_disk()
+        try:
+            done, value = self._execute(request, asked.given)
+        except LostValue:
+            raise hopeless from None
+        self._keep(request, done, value)
+        log.warning("%s: the task is done again, with the same result", lost)
+        self.run.note(f", step {ask.step + 1}: {ask.task} done again, because {lost}")
+        return done, value
+
+    def _answer(self, ask: Ask, done: Done, value: Encoded) -> bytes:
+        """Return how a task ended, with its value if it is asked for now."""
+        state = text_of(self.shelf.last((ask.step, ask.call + 1)))
+        key = f"{ask.step}-{ask.call}-{ask.task}"
+        return self._give(ask, key, done, value if ask.eager else None, state)
+
+    def _give(
+        self, ask: Ask, key: str, done: Done, value: Encoded | None, state: str = ""
+    ) -> bytes:
+        """Return how a task ended, with its value sealed for its readers."""
+        run, work = self.run, (done.size, done.forward, done.backward)
+        answer = Answer(run.file.name, "", *work, record=done.record, state=state)
+        if value is None:
+            return pack(answer)
+        plan = run.plan_without(ask.absent)
+        if run.terms.sealed:
+            policy.check_readers(run.file, run.terms, run.plan, plan, key, ask.readers)
+            if plan and any(reader.name == SERVER for reader in ask.readers):
+                run.admission.show(key, value.digest)
+        name = value_key(key, ask.absent if plan else ())
+        data, locks = run.sealer.seal(value, name, ask.readers)
+        if ask.readers:
+            run.note(f": value {key} sealed for {', '.join(one.name for one in ask.readers)}")
+        return pack(replace(answer, locks=locks), (data,))
+
+
+def masks_of(run: Agreed, ask: Ask, name: str, dp: DP | None) -> PartMasks | None:
+    """Return the masks of what this silo adds to a sum; None if the run seals nothing."""
+    party = run.sealer
+    if not isinstance(party, Party):
+        return None
+    least = run.file.least_clients(measured=bool(run.terms.measures))
+    fewest = max(least, dp.honest if dp else 1)  # fewer parts have too little of a shared noise
+    return PartMasks(party, ask.members, fewest, name, run.admission.folder)
