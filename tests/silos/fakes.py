@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.data import FederatedData
+from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.coordinator.remote_plan import Measuring
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Held, SiloFile, read
 from ekiden.silos.trust import keys
@@ -107,3 +109,23 @@ class FakeNodes:
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         return {t: self._answers.pop(t) for t in tickets if t in self._answers}
+
+
+def evaluate(
+    run: Path,
+    names: Sequence[str],
+    nodes: session.Nodes,
+    out: Path,
+    keys: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    at: Mapping[float, float] = {},
+    weights: Path | None = None,
+    validation: bool = False,
+    by: Sequence[str] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """Measure a model of a run at silos."""
+    file = str(weights.absolute()) if weights else ""
+    asked = Measuring(str(run), validation, tuple(by), tuple(at.items()), file)
+    return session.evaluate(asked, names, nodes, out, keys, say, **more)

@@ -21,7 +21,7 @@ from ekiden.core.engine import wire
 from ekiden.core.engine.method import Method
 from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.runs.loading import load_model
-from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
+from ekiden.silos.coordinator.session import EVALUATIONS
 from ekiden.silos.coordinator.verify import signers, verify
 from ekiden.silos.silo import policy, told
 from ekiden.silos.silo.silo import Silo
@@ -31,7 +31,7 @@ from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust import report as reports
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from ekiden.silos.trust.report import Reported
-from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
+from tests.silos.fakes import NAMES, FakeNodes, evaluate, mine, silo_file, with_keys
 from tests.silos.test_attacks import Attacker, layers
 from tests.silos.test_remote import far
 from tests.silos.test_silo import model as initial

@@ -25,12 +25,12 @@ from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.result import Result
 from ekiden.silos.coordinator import session
-from ekiden.silos.coordinator.remote_plan import RemotePlan
-from ekiden.silos.coordinator.session import evaluate, terms_for
+from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan
+from ekiden.silos.coordinator.session import terms_for
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Held, read
 from ekiden.silos.trust import agreement as agreements
-from tests.silos.fakes import FakeNodes
+from tests.silos.fakes import FakeNodes, evaluate
 from tests.silos.test_attacks import Attacker, terms_in
 from tests.silos.test_networks_of_a_run import refused
 from tests.silos.test_remote import same
@@ -133,7 +133,7 @@ def test_weights_of_classes_are_those_of_one_machine(silos: Nodes, tmp_path: Pat
         [sum(counts.values()) / (2 * n) for n in counts.values()]
     )
     measuring, _ = terms_for(
-        terms, tmp_path / "run", ("b",), {}
+        terms, Measuring(str(tmp_path / "run")), ("b",), {}
     )  # other silos may have agreed on other counts
     assert measuring.labels == Classification()
 

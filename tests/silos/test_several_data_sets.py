@@ -12,13 +12,12 @@ from ekiden.methods import FedSeq
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.remote_plan import RemotePlan
-from ekiden.silos.coordinator.session import evaluate
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
-from tests.silos.fakes import FakeNodes
+from tests.silos.fakes import FakeNodes, evaluate
 from tests.silos.test_attacks import Attacker
 from tests.silos.test_networks_of_a_run import refused
 

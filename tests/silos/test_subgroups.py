@@ -10,12 +10,12 @@ import pytest
 
 from ekiden.core.base.errors import UserError
 from ekiden.methods import FedSeq
-from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
+from ekiden.silos.coordinator.session import EVALUATIONS
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Limits, read
 from ekiden.silos.trust import keys
-from tests.silos.fakes import FakeNodes
+from tests.silos.fakes import FakeNodes, evaluate
 from tests.silos.test_remote import far
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")

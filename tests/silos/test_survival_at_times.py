@@ -15,12 +15,12 @@ from ekiden.core.base.errors import UserError
 from ekiden.data import federate
 from ekiden.methods import FedSeq
 from ekiden.readers.followed import Followed
-from ekiden.silos.coordinator.session import EVALUATIONS, evaluate
+from ekiden.silos.coordinator.session import EVALUATIONS
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Limits
 from tests.methods.survival_reference import CUT, cohort
-from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.fakes import NAMES, FakeNodes, evaluate, with_keys
 from tests.silos.test_remote import far
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")

@@ -405,6 +405,7 @@ def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float], *, shar
 def _on_silos(options: EvaluateOptions) -> None:
     """Measure a run's model at silos."""
     from ekiden.cli import silos  # it needs the extra flower
+    from ekiden.silos.coordinator.remote_plan import Measuring
 
     for name in ("label_column", "column", "client", "metric"):
         if getattr(options, name):
@@ -427,20 +428,16 @@ def _on_silos(options: EvaluateOptions) -> None:
         raise UserError(
             "--at is for test samples, without subgroups: leave out --by and --calibrate"
         )
-    by, at = (
-        [one.text() for one in divisions(options.by)],
-        dict(zip(options.at, _hazard(options, task), strict=True)),
+    by = tuple(one.text() for one in divisions(options.by))
+    asked = Measuring(
+        str(options.run.absolute()),
+        bool(options.calibrate),
+        by,
+        tuple(zip(options.at, _hazard(options, task), strict=True)),
+        str(options.weights.absolute()) if options.weights else "",
     )
-    about = (options.run, options.federation, options.clients)
-    row = silos.evaluate(
-        *about,
-        validation=bool(options.calibrate),
-        by=by,
-        at=at,
-        weights=options.weights,
-        data=options.data,
-        evaluate_dp=options.evaluate_dp,
-    )
+    about = (options.federation, options.clients, options.data, options.evaluate_dp)
+    row = silos.evaluate(asked, *about)
     if by and not options.weights and "subgroups" in row:
         keep_subgroups(options.run, row["subgroups"])
     with reading("what silos reported", "the same Ekiden at all parties"):

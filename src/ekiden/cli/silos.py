@@ -32,7 +32,7 @@ from ekiden.silos import commands, supernode
 from ekiden.silos.coordinator import federation as federations
 from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator import verify as verifying
-from ekiden.silos.coordinator.remote_plan import RemotePlan, check, stored
+from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, check, stored
 from ekiden.silos.coordinator.session import EVALUATIONS
 from ekiden.silos.logs import Format, Log
 from ekiden.silos.security import Security, checked
@@ -622,20 +622,16 @@ def trust(file: Path) -> str:
 
 
 def evaluate(
-    run: Path,
+    asked: Measuring,
     federation: Path | None,
     clients: str,
     data: str,
-    *,
-    validation: bool,
-    by: Sequence[str],
-    at: Mapping[float, float],
-    weights: Path | None,
     evaluate_dp: str = "",
 ) -> dict[str, Any]:
     """Measure the model of a run at silos, on validation or on test samples, and return the row of
     metrics.
     """
+    run = Path(asked.run)
     plan = stored(run)
     if federation is not None:
         one = federations.read(federation)
@@ -664,8 +660,7 @@ def evaluate(
     plan = replace(plan, evaluate_dp=evaluate_dp) if evaluate_dp else plan
     out = run / EVALUATIONS / token_hex(8)
     security, public_keys = _superlink_of(plan, link, anywhere=True)
-    asked: dict[str, Any] = {"validation": validation, "by": by, "at": at, "weights": weights}
-    if ended := commands.run(plan, link, security, out, public_keys, say, run, **asked):
+    if ended := commands.run(plan, link, security, out, public_keys, say, asked):
         raise UserError(ended)
     try:
         row: dict[str, Any] = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -18,10 +18,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ekiden._version import __version__
+from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import UserError
 from ekiden.silos import forks
 from ekiden.silos.coordinator.federation import FILE, Federation, answers, read, status
-from ekiden.silos.coordinator.remote_plan import RemotePlan, as_text
+from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, as_text
 from ekiden.silos.coordinator.session import ENDED
 from ekiden.silos.logs import OURS, Log
 from ekiden.silos.metrics import Metrics, served
@@ -52,12 +53,7 @@ def run(
     folder: Path,
     public_keys: Mapping[str, str],
     say: Say,
-    measures: Path | None = None,
-    *,
-    validation: bool = False,
-    by: Sequence[str] = (),
-    at: Mapping[float, float] = {},
-    weights: Path | None = None,
+    measures: Measuring | None = None,
 ) -> str:
     """Submit a run to the SuperLink and show its output until it ends; Ctrl-C and SIGTERM end it.
 
@@ -66,16 +62,12 @@ def run(
     """
     signal.signal(signal.SIGTERM, interrupt)
     superlink = connect(link["link"], security)
-    settings: dict[str, str | bool] = {
+    settings = {
         "plan": as_text(plan),
         "folder": str(folder.absolute()),
         "keys": json.dumps(dict(public_keys)),
         "link": json.dumps(dict(link)),
-        "measures": str(measures.absolute()) if measures else "",
-        "validation": validation,
-        "by": ",".join(by),
-        "at": json.dumps(list(at.items())),
-        "weights": str(weights.absolute()) if weights else "",
+        "measures": json.dumps(plain(measures)) if measures else "",
     }
     with TemporaryDirectory(prefix="ekiden-") as scratch:
         app = Path(scratch) / "app"
@@ -159,10 +151,6 @@ folder = ""
 keys = "{{}}"
 link = "{{}}"
 measures = ""
-validation = false
-by = ""
-at = "[]"
-weights = ""
 """,
         encoding="utf-8",
     )
@@ -172,8 +160,8 @@ def app_name(name: str) -> str:
     """Return a valid name of a Flower app: letters, digits and hyphens, a letter first, 32
     characters at most.
     """
-    plain = re.sub("[^A-Za-z0-9]+", "-", name).strip("-")
-    return (plain if plain[:1].isalpha() else f"run-{plain}")[:32].rstrip("-")
+    safe = re.sub("[^A-Za-z0-9]+", "-", name).strip("-")
+    return (safe if safe[:1].isalpha() else f"run-{safe}")[:32].rstrip("-")
 
 
 def read_keys(folder: Path, names: tuple[str, ...]) -> dict[str, str]:

@@ -74,7 +74,7 @@ class SuperLink:
             known = self._client.ListRuns(messages.ListRunsRequest()).run_dict.values()
         return [_run(one) for one in sorted(known, key=lambda one: one.pending_at, reverse=True)]
 
-    def start(self, app: Path, settings: Mapping[str, str | bool]) -> str:
+    def start(self, app: Path, settings: Mapping[str, str]) -> str:
         """Start a run of the app in a folder, and return the run's number."""
         content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})

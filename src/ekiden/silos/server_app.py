@@ -9,9 +9,11 @@ import httpx
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
+from ekiden.core.base.checks import made
 from ekiden.core.base.errors import UserError
 from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator.courier import Lost
+from ekiden.silos.coordinator.remote_plan import Measuring
 from ekiden.silos.envelope import content, wrap
 from ekiden.silos.trust.parcel import said
 
@@ -72,27 +74,14 @@ def main(grid: Grid, context: Context) -> None:
     plan = remote_plan.from_json(json.loads(str(config["plan"])))
     public_keys = json.loads(str(config["keys"]))
     link = json.dumps({**json.loads(str(config["link"])), "run": str(context.run_id)})
-    source, nodes = str(config["measures"]), GridNodes(grid)
+    folder, nodes = Path(str(config["folder"])), GridNodes(grid)
     try:
-        if source:
-            folder, validation = Path(str(config["folder"])), bool(config["validation"])
-            about = (Path(source), plan.names, nodes, folder, public_keys, say)
-            by, at = (
-                list(filter(None, str(config["by"]).split(","))),
-                dict(json.loads(str(config["at"]))),
-            )
-            weights = Path(str(config["weights"])) if config["weights"] else None
-            session.evaluate(
-                *about,
-                validation=validation,
-                by=by,
-                at=at,
-                weights=weights,
-                data=plan.data,
-                evaluate_dp=plan.evaluate_dp,
-            )
+        if config["measures"]:
+            asked = made(Measuring, json.loads(str(config["measures"])))
+            about = (asked, plan.names, nodes, folder, public_keys, say)
+            session.evaluate(*about, data=plan.data, evaluate_dp=plan.evaluate_dp)
             return
-        result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
+        result = session.run(plan, nodes, folder, public_keys, say, link=link)
     except UserError as error:
         print(session.ENDED + " ".join(str(error).split()), flush=True)
         # Flower would add a traceback and its own exit code, but our line says all.

@@ -83,6 +83,18 @@ class RemotePlan(Checked, Generic[M]):
         return plain(self) | {"recipe": self.recipe.to_json()}
 
 
+@dataclass(frozen=True)
+class Measuring(Checked):
+    """What silos measure of a model that is finished."""
+
+    run: str  # folder of the run, over silos or on one machine
+    validation: bool = False  # on validation samples, not on test samples
+    by: tuple[str, ...] = ()  # columns that divide test samples into subgroups
+    # times at which survival is measured, each with the model's cumulative hazard there
+    at: tuple[tuple[float, float], ...] = ()
+    weights: str = ""  # safetensors file of the values that are measured instead of the run's model
+
+
 def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
     """Return the plan with these plain values."""
     recipe = recipe_of(values.get("recipe"), _READER)

@@ -52,7 +52,7 @@ from ekiden.readers.undecoded import natural
 from ekiden.runs.recipe import recipe_of
 from ekiden.runs.result import Result, inputs_of, task_in
 from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
-from ekiden.silos.coordinator.remote_plan import RemotePlan, check
+from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, check
 from ekiden.silos.coordinator.transport import Remote, SiloTests
 from ekiden.silos.silo.policy import is_spanned
 from ekiden.silos.trust import agreement as agreements
@@ -677,46 +677,36 @@ _PATIENCE = 3600.0
 
 
 def evaluate(
-    run: Path,
+    asked: Measuring,
     clients: Sequence[str],
     nodes: Nodes,
     folder: Path,
     public_keys: Mapping[str, str],
     say: Say,
     *,
-    validation: bool = False,
-    by: Sequence[str] = (),
-    at: Mapping[float, float] = {},
-    weights: Path | None = None,
     data: str = "",
     evaluate_dp: str = "",
     seconds: float = _PATIENCE,
     poll: float = 1.0,
 ) -> dict[str, Any]:
-    """Measure the model of a run at the silos behind `nodes`, and return the row of metrics.
+    """Measure a model at the silos behind `nodes`, and return the row of metrics.
 
     Args:
-        run: folder of a run that has ended, over silos or on one machine.
+        asked: which model, and what about it.
         clients: names of the silos that measure.
         nodes: the engine.
         folder: where to keep the terms, what silos signed, and the row.
         public_keys: public keys of the silos that must prove their names.
         say: shows a line to the user.
-        validation: measure on validation samples, not on test samples.
-        by: columns that divide test samples into subgroups.
-        at: times at which survival is measured, with the model's cumulative hazard there.
-        weights: safetensors file of the values that are measured instead of the run's model.
         data: which of their data sets silos measure on, if it is not the one of the run.
         evaluate_dp: noise of what they tell, as in `RemotePlan`; by default that of the run.
         seconds: time without a sign of life before a silo counts as missing.
         poll: longest time in seconds between two looks at the post.
     """
-    before = made_by(run)
+    before = made_by(Path(asked.run))
     noise = evaluate_dp or before.evaluate_dp
     before = replace(before, data=data or before.data, evaluate_dp=noise)
-    agreed, model = terms_for(
-        before, run, clients, public_keys, validation=validation, by=by, at=at, weights=weights
-    )
+    agreed, model = terms_for(before, asked, clients, public_keys)
     patience = Patience(seconds, poll, "stop")
     roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
     roll.gather(all_of_them=True)
@@ -734,8 +724,8 @@ def evaluate(
             "no silo has enough samples to report anything (limits.min_samples in their silo.toml)"
         )
     folder.mkdir(parents=True)
-    if weights:
-        write(folder / MODEL, [weights.read_bytes()])
+    if asked.weights:
+        write(folder / MODEL, [Path(asked.weights).read_bytes()])
     write(folder / AGREEMENT, [agreed.text().encode()])
     write(folder / custody.FILE, ["".join(f"{line}\n" for line in signed).encode()])
     write(folder / METRICS, [json.dumps(row).encode() + b"\n"])
@@ -782,15 +772,7 @@ def made_by(run: Path) -> Agreement:
 
 
 def terms_for(
-    before: Agreement,
-    run: Path,
-    clients: Sequence[str],
-    public_keys: Mapping[str, str],
-    *,
-    validation: bool = False,
-    by: Sequence[str] = (),
-    at: Mapping[float, float] = {},
-    weights: Path | None = None,
+    before: Agreement, asked: Measuring, clients: Sequence[str], public_keys: Mapping[str, str]
 ) -> tuple[Agreement, Any]:
     """Return the terms for measuring the model of a run, or other values of its network, and the
     model.
@@ -803,12 +785,13 @@ def terms_for(
             f"{len(before.clients)} by --clients"
         )
     build = Built(method, setup.build, len(before.clients))
-    model = read_model(run, str(weights.absolute()) if weights else MODEL, build, own=not weights)
+    model = read_model(Path(asked.run), asked.weights or MODEL, build, own=not asked.weights)
     labels = before.labels
     if isinstance(labels, Classification):
         labels = replace(labels, weights=())  # other silos have other counts of classes
-    if at and isinstance(labels, Survival):
-        labels = replace(labels, times=tuple(at), hazard=tuple(at.values()))
+    if asked.at and isinstance(labels, Survival):
+        times, hazard = zip(*asked.at, strict=True)
+        labels = replace(labels, times=times, hazard=hazard)
     agreed = replace(
         before,
         run=secrets.token_hex(8),
@@ -820,8 +803,8 @@ def terms_for(
         skips=False,
         revises="",
         measures=custody.digest(wire.chunks(model)),
-        validation=validation,
-        by=tuple(one.text() for one in divisions(by)),
+        validation=asked.validation,
+        by=tuple(one.text() for one in divisions(asked.by)),
     )
     if agreed.subgroups:
         check_task(agreed.labels)
