@@ -158,9 +158,7 @@ def test_silos_with_another_file_are_refused_and_no_party_runs_what_it_was_not_t
 ) -> None:
     (labs / "south" / "mine.py").write_text(KIND + "\n# changed\n")
     outside.trust(f"{labs}/south/mine.py:Spectra")
-    with pytest.raises(
-        UserError, match="north and south read or scale their samples in different ways"
-    ):
+    with pytest.raises(UserError, match="north and south hold data of different inputs"):
         run(labs)
     (labs / "south" / "mine.py").write_text(KIND)
     held = read(labs / "north.toml").load()

@@ -254,7 +254,7 @@ DEFENCES = {
     ),
     "noise of sums of columns covers a whole row": (
         f"{FLOWER}/silo/noisy_columns.py",
-        "math.sqrt(3 * len(numbers) + len(names))",
+        "math.sqrt(sum(column.squares for column in columns))",
         "0.3",
         f"{COLUMNS}::test_noise_hides_the_patient_that_the_difference_of_two_sums_shows",
     ),

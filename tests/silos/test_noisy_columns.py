@@ -76,13 +76,8 @@ def silo(
 
 def exact(file: SiloFile) -> list[float]:
     """All sums of a silo without noise, in the units of the noise."""
-    numbers, names = noisy_columns._columns(
-        *file.unscaled(), schemas.parsed(json.loads(file.schema))
-    )
-    parts = [
-        *(column.sums() for column in numbers.values()),
-        *(column.sums() for column in names.values()),
-    ]
+    schema = schemas.parsed(json.loads(file.schema))
+    parts = [column.sums() for column in noisy_columns.columns_of(*file.unscaled(), schema)]
     return [float(x) for part in parts for x in part]
 
 
@@ -186,7 +181,7 @@ def test_what_would_show_more_is_refused_before_anything_is_spent(
 
 
 def test_a_spread_that_noise_hides_is_as_large_as_the_noise() -> None:
-    column = noisy_columns._NumberColumn(np.array([5.0] * 50), 0, 10)
+    column = noisy_columns.NumberColumn("a", np.array([5.0] * 50), 0, 10)
     told = np.array([50.0, 3.0, -20.0])
     found = column.moments(told, 10, 12.0)
     assert found.mean == pytest.approx(5.3)

@@ -188,14 +188,14 @@ def test_silos_with_other_schemas_are_named(tmp_path: Path, command: Command) ->
     (tmp_path / "other.toml").write_text(STUDY.replace("110", "120"))
     file = tmp_path / "south.toml"
     file.write_text(file.read_text().replace("study.toml", "other.toml"))
-    with pytest.raises(UserError, match="north and south have different study schemas: name one"):
+    with pytest.raises(UserError, match="north and south hold data of different schema; name one"):
         run(tmp_path, [])
     file.write_text(
         file.read_text().replace(
             'schema = "other.toml"', 'label_column = "died"\nsubject_column = "patient"'
         )
     )
-    with pytest.raises(UserError, match="south has no study schema, other silos have one"):
+    with pytest.raises(UserError, match="hold data of different schema; name one"):
         run(tmp_path, [])
 
 

@@ -46,7 +46,7 @@ from ekiden.core.training.network import Network, on_meta
 from ekiden.methods import among, check_needs
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.readers.inspector import Spelling
-from ekiden.readers.kinds import Images, of_terms
+from ekiden.readers.kinds import of_terms
 from ekiden.readers.kinds import terms as inputs_terms
 from ekiden.readers.undecoded import natural
 from ekiden.runs.recipe import recipe_of
@@ -283,13 +283,6 @@ def planned(plan: RemotePlan[Method], run_id: str, public_keys: Mapping[str, str
         run=run_id,
         version=code_version(),
         recipe=plan.recipe,
-        dataset="",
-        shape=(1,),
-        classes=(),
-        mean=(),
-        std=(),
-        augment=Augment(),
-        inputs=inputs_terms(Images()),
         clients=plan.names,
         keys=tuple(public_keys[name] for name in plan.names) if public_keys else (),
         sealed=plan.sealed and bool(public_keys),
@@ -396,40 +389,29 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
     first, *others = hellos
     one = hellos[first]
     for name in others:
-        for what in ("shape", "classes", "mean", "std", "augment"):
-            here, there = getattr(one, what), getattr(hellos[name], what)
-            if here != there:
-                do = _grey_and_colour(one.shape, hellos[name].shape) or _spelled(
-                    one.classes, hellos[name].classes
-                )
-                raise UserError(
-                    f"{first} and {name} hold data of different {what}: {said(str(here), 300)} and "
-                    f"{said(str(there), 300)}; {do or 'make them equal'}"
-                )
-        if one.schema != hellos[name].schema:
-            lacks = next((silo for silo in (first, name) if not hellos[silo].schema), "")
-            differ = (
-                f"{lacks} has no study schema, other silos have one"
-                if lacks
-                else f"{first} and {name} have different study schemas"
-            )
-            raise UserError(
-                f"{differ}: name one schema in [data] of all silos, or agree by `ekiden federation "
-                "agree --schema`"
-            )
-        if one.task != hellos[name].task:
-            raise UserError(
-                f"{first} and {name} hold labels of different tasks, or scale their targets in "
-                "different ways: name "
-                "one task in [data] of all silos, and agree on the scale by `ekiden silo sums`"
-            )
-        if one.inputs != hellos[name].inputs or one.counts != hellos[name].counts:
-            raise UserError(
-                f"{first} and {name} read or scale their samples in different ways: use the same "
-                "columns and "
-                "options in [data] of all silos, and the same data.agreed"
-            )
+        other = hellos[name]
+        for what, usual in _ALIKE.items():
+            here, there = getattr(one, what), getattr(other, what)
+            if here == there:
+                continue
+            do = usual
+            if what in ("shape", "classes"):
+                colour = _grey_and_colour(one.shape, other.shape)
+                do = colour or _spelled(one.classes, other.classes) or usual
+            shown = f": {said(str(here), 300)} and {said(str(there), 300)}" if do == _EQUAL else ""
+            raise UserError(f"{first} and {name} hold data of different {what}{shown}; {do}")
     return one
+
+
+_EQUAL = "make them equal"
+_ALIKE = {
+    **dict.fromkeys(("shape", "classes", "mean", "std", "augment"), _EQUAL),
+    "schema": "name one schema in [data] of all silos, or agree by `ekiden federation agree --schema`",
+    "task": "name one task in [data] of all silos, and agree on the scale of targets by `ekiden silo sums`",
+    "inputs": "use the same columns and options in [data] of all silos, and the same data.agreed",
+    "counts": "use the same data.agreed at all silos",
+}
+"""in what silos have to agree, and what to do if they do not"""
 
 
 def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
@@ -760,7 +742,6 @@ def made_by(run: Path) -> Agreement:
         classes=tuple(config["classes"]),
         mean=tuple(scale["mean"]),
         std=tuple(scale["std"]),
-        augment=Augment(),
         inputs=inputs_terms(inputs_of(config)),
         clients=tuple(config["clients"]),
         sealed=True,

@@ -10,14 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Self
 
-from ekiden.core.base.checks import Checked, CountOrZero, NonNegative, made, plain
+from ekiden.core.base.checks import Checked, made, plain
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_text, write
 from ekiden.core.base.outside import summary_of
 from ekiden.core.base.settings import Hardware
-from ekiden.core.training.private import DP
 from ekiden.silos.silo import policy
 from ekiden.silos.silo.levels import TELLS
 from ekiden.silos.silo.silo_file import SiloFile
@@ -51,31 +49,18 @@ def digest(file: SiloFile, terms: Agreement) -> str:
 
 @dataclass(frozen=True)
 class Approval(Checked):
-    """What the operator of a silo agreed to, as the silo keeps it."""
+    """What the operator of a silo agreed to, as the silo keeps it.
+
+    The terms name method, hyperparameters, evaluations and ε, so all of them are bound.
+    """
 
     terms: str  # the plan, without the run's id
-    methods: tuple[str, ...]
-    evaluations: CountOrZero  # how often models are measured
-    epsilon: NonNegative  # of training; 0 if it adds no noise
     until: str  # the last day, such as 2027-01-31
-
-    @classmethod
-    def of(cls, terms: Agreement, until: date) -> Self:
-        """Return the approval of a plan until a day."""
-        dp = DP.parse(terms.recipe.dp)
-        return cls(
-            replace(terms, run=_NO_RUN).text(),
-            (terms.method,),
-            len(terms.measured_steps),
-            0.0 if dp is None else dp.epsilon,
-            until.isoformat(),
-        )
 
     def holds(self, file: SiloFile, terms: Agreement) -> bool:
         """Return whether it is for a run of these terms, and its last day is not over."""
         plan = digest(file, agreements.parse(self.terms))
-        ended = date.fromisoformat(self.until)
-        return plan == digest(file, terms) and self == Approval.of(terms, ended) and _is_open(ended)
+        return plan == digest(file, terms) and _is_open(date.fromisoformat(self.until))
 
 
 def check(file: SiloFile, terms: Agreement) -> None:
@@ -137,7 +122,7 @@ def approve(file: SiloFile, plan: str, until: date | None = None) -> Approval:
     until = until or datetime.now(UTC).date() + timedelta(days=DAYS)
     if not _is_open(until):
         raise UserError(f"--until {until} is over: give a day to come")
-    given = Approval.of(_read(file, path), until)
+    given = Approval(_read(file, path).text(), until.isoformat())
     write(path.with_suffix(f".{_APPROVED}"), [json.dumps(plain(given)).encode()])
     path.unlink()
     return given
@@ -158,12 +143,8 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         "hyperparameters": _pairs(plain(method)),
         "training": _pairs(plain(recipe.training)),
         "differential privacy": recipe.dp or "none",
-        "network": _pairs(
-            {name: getattr(recipe, name) for name in ("model", "pretrained", "train", "seed")}
-        ),
-        "measured": _pairs(
-            {name: getattr(recipe, name) for name in ("metric", "evaluate_every", "evaluate_on")}
-        ),
+        "network": _fields(recipe, "model", "pretrained", "train", "seed"),
+        "measured": _fields(recipe, "metric", "evaluate_every", "evaluate_on"),
         "silos": ", ".join(terms.clients) or "not named",
         **{f"key of {name}": keys.fingerprint(key) for name, key in terms.silos.items()},
         "hand-offs": "sealed" if terms.sealed else "NOT SEALED: the coordinator can read them",
@@ -172,10 +153,8 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         "coordinator reads": _read_by_server(file, terms),
         "data set": terms.data or "the only one",
         "samples": f"{terms.dataset}: shape {terms.shape}, {len(terms.classes)} classes",
-        "read as": _pairs(
-            {name: getattr(terms, name) for name in ("classes", "mean", "std", "augment", "inputs")}
-        ),
-        "labels": _pairs({name: getattr(terms, name) for name in ("task", "spelling", "schema")}),
+        "read as": _fields(terms, "classes", "mean", "std", "augment", "inputs"),
+        "labels": _fields(terms, "task", "spelling", "schema"),
         "own values": terms.values or "none",
         "replaces": terms.revision.told() + f" ({_brief(terms.revises)})"
         if terms.revision
@@ -256,6 +235,10 @@ def _read(file: SiloFile, path: Path) -> Agreement:
             f"{path} is not the plan of that name, or came from another SuperLink: remove it"
         )
     return terms
+
+
+def _fields(record: object, *names: str) -> str:
+    return _pairs({name: getattr(record, name) for name in names})
 
 
 def _pairs(values: Mapping[str, object]) -> str:

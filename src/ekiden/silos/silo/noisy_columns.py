@@ -52,60 +52,47 @@ def sums(file: SiloFile, dp: DP) -> ColumnSums:
             f"{file.path}: noise needs the bounds of all columns: name the study's schema by "
             "data.schema"
         )
-    numbers, names = _columns(dataset, client, schemas.parsed(json.loads(file.schema)))
+    columns = columns_of(dataset, client, schemas.parsed(json.loads(file.schema)))
     spent = planned_sums(dp, len(client.train), file.name)
-    norm = math.sqrt(3 * len(numbers) + len(names)) * _GRID
+    norm = math.sqrt(sum(column.squares for column in columns)) * _GRID
     deviation = math.ceil(math.sqrt(spent.noise**2 * norm**2 + ROUNDED))
-    parts = [
-        *(column.sums() for column in numbers.values()),
-        *(column.sums() for column in names.values()),
-    ]
+    parts = [column.sums() for column in columns]
     budget.spend(file, dp, spent)
     drawn = Draw(Noise(secrets.token_bytes(32))).gaussian(deviation, sum(map(len, parts))).numpy()
-    noisy = np.split(
-        (np.concatenate(parts) + drawn) / _GRID, np.cumsum([len(part) for part in parts])[:-1]
-    )
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    noisy = np.split((np.concatenate(parts) + drawn) / _GRID, ends)
     least = max(dataset.least, math.ceil(_SURE * deviation / _GRID))
-    moments, missing, categories = (
-        dict[str, ColumnMoments](),
-        dict[str, int](),
-        dict[str, dict[str, int]](),
-    )
-    for (name, column), told in zip(numbers.items(), noisy, strict=False):
-        moments[name] = column.moments(told[1:], least, deviation / _GRID)
-        if not name.startswith(_LABEL):
-            missing[name] = _rows(told[0], least)
-    for (name, others), told in zip(names.items(), noisy[len(numbers) :], strict=True):
-        counts = {
-            category: _rows(n, least) for category, n in zip(others.allowed, told, strict=True)
-        }
-        categories[name] = {category: n for category, n in counts.items() if n}
+    moments, missing = dict[str, ColumnMoments](), dict[str, int]()
+    categories = dict[str, dict[str, int]]()
+    for column, told in zip(columns, noisy, strict=True):
+        if isinstance(column, NameColumn):
+            categories[column.name] = column.counts(told, least)
+            continue
+        moments[column.name] = column.moments(told[1:], least, deviation / _GRID)
+        if not column.name.startswith(_LABEL):
+            missing[column.name] = _rows(told[0], least)
     table, classes = Table.of(dataset.inputs), categories.pop(_LABEL, {})
     return ColumnSums(moments, missing, categories, table.dates, table.missing, file.name, classes)
 
 
 @dataclass(frozen=True)
-class _NumberColumn:
+class NumberColumn:
     """A column of numbers (n,), NaN where one is missing, between two bounds."""
 
+    name: str
     values: Numbers
     low: float
     high: float
+    squares = 3  # by which a row moves the sums at most
 
     def sums(self) -> Numbers:
         """Return the number of missing values, of others, Σu and Σu², in units of 1/1024."""
         present = self.values[~np.isnan(self.values)]
         middle, half = self._scale()
         u = np.clip((present - middle) / half, -1, 1)
-        found: Numbers = np.array(
-            [
-                _GRID * (len(self.values) - len(present)),
-                _GRID * len(present),
-                np.round(_GRID * u).sum(),
-                np.round(_GRID * u * u).sum(),
-            ]
-        )
-        return found
+        counts = [len(self.values) - len(present), len(present)]
+        totals = [np.round(_GRID * u).sum(), np.round(_GRID * u * u).sum()]
+        return np.array([*(_GRID * count for count in counts), *totals])
 
     def moments(self, told: Numbers, least: int, deviation: float) -> ColumnMoments:
         """Return moments that values between the bounds can have, from their noisy number, Σu and
@@ -127,23 +114,28 @@ class _NumberColumn:
 
 
 @dataclass(frozen=True)
-class _NameColumn:
+class NameColumn:
     """The categories of rows, and those that the schema allows."""
 
+    name: str
     values: tuple[str, ...]
     allowed: tuple[str, ...]
+    squares = 1  # by which a row moves the sums at most
 
     def sums(self) -> Numbers:
         """Return the rows of each allowed category, in units of 1/1024."""
-        found: Numbers = np.array(
-            [_GRID * float(self.values.count(category)) for category in self.allowed]
-        )
-        return found
+        return np.array([_GRID * float(self.values.count(category)) for category in self.allowed])
+
+    def counts(self, told: Numbers, least: int) -> dict[str, int]:
+        """Return the rows of categories with enough of them."""
+        each = zip(self.allowed, told, strict=True)
+        found = {category: _rows(noisy, least) for category, noisy in each}
+        return {category: count for category, count in found.items() if count}
 
 
-def _columns(
+def columns_of(
     dataset: Dataset, client: ClientData, schema: Schema
-) -> tuple[dict[str, _NumberColumn], dict[str, _NameColumn]]:
+) -> list[NumberColumn | NameColumn]:
     """Return the columns and labels of a silo's training rows as `ColumnSums` names them; `_LABEL`
     are classes.
     """
@@ -152,47 +144,33 @@ def _columns(
     if isinstance(dataset.task, ScaledTask):
         measured = dataset.task.measured(y).double().numpy()
         numbers |= {target(name): measured[:, k] for k, name in enumerate(dataset.classes)}
-    names = {
-        name: [("", *known)[int(code)] for code in x[:, k]]
-        for k, (name, known) in enumerate(
-            zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)
-        )
-    }
-    bounds = {name: schema.columns[name.removeprefix(_LABEL)] for name in numbers}
-    allowed = {name: schema.columns[name].categories for name in names}
+    found, lacking = list[NumberColumn | NameColumn](), list[str]()
+    for name, values in numbers.items():
+        bounds = schema.columns[name.removeprefix(_LABEL)]
+        if bounds.least is None or bounds.most is None:
+            lacking.append(name.removeprefix(_LABEL))
+            continue
+        end = bounds.number(bounds.most) + (bounds.kind == "date")  # a day ends on the next one
+        found.append(NumberColumn(name, values, bounds.number(bounds.least), end))
+    names = list[tuple[str, tuple[str, ...], tuple[str, ...]]]()
+    vocabularies = zip(table.categorical, table.vocabularies, strict=True)
+    for k, (name, known) in enumerate(vocabularies, len(table.numeric)):
+        rows = tuple(("", *known)[int(code)] for code in x[:, k])
+        names.append((name, rows, schema.columns[name].categories))
     if isinstance(dataset.task, Classification):
-        names[_LABEL] = [dataset.classes[k] for k in y.tolist()]
-        allowed[_LABEL] = schema.classes or ()
-    lacking = [
-        name for name, column in bounds.items() if column.least is None or column.most is None
-    ]
-    if lacking or not all(allowed.values()):
-        shown = [
-            name.removeprefix(_LABEL) or "label"
-            for name in (*lacking, *(n for n, c in allowed.items() if not c))
-        ]
+        rows = tuple(dataset.classes[k] for k in y.tolist())
+        names.append((_LABEL, rows, schema.classes or ()))
+    for name, rows, allowed in names:
+        if not allowed:
+            lacking.append(name.removeprefix(_LABEL) or "label")
+        missing = () if name == _LABEL else ("",)
+        found.append(NameColumn(name, rows, (*missing, *allowed)))
+    if lacking:
         raise UserError(
             "noise hides a row only between known bounds: give least and most, or categories, of "
-            f"{listed(shown)} in "
-            "the schema"
+            f"{listed(lacking)} in the schema"
         )
-    return (
-        {
-            name: _NumberColumn(
-                values,
-                column.number(column.least),
-                column.number(column.most) + (column.kind == "date"),
-            )
-            for (name, values), column in zip(numbers.items(), bounds.values(), strict=True)
-            if column.least is not None and column.most is not None
-        },
-        {
-            name: _NameColumn(
-                tuple(values), allowed[name] if name == _LABEL else ("", *allowed[name])
-            )
-            for name, values in names.items()
-        },
-    )
+    return found
 
 
 def _rows(noisy: float, least: int) -> int:

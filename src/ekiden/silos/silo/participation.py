@@ -185,17 +185,12 @@ class Admission:
 
     def check_disk(self) -> None:
         """Refuse to store more than the silo allows."""
-        for what, folder, limit in (
-            ("run_bytes", self.folder, "this run"),
-            ("disk_bytes", self._runs, "all runs"),
-        ):
-            used, most = sum(sizes(folder)), getattr(self._limits, what)
-            if used >= most:
-                raise UserError(
-                    f"{self._name} stores {used} bytes of {limit}, {most} at most (limits.{what} "
-                    "in its silo.toml): "
-                    f"remove old folders in {self._runs}, or raise it"
-                )
+        used, most = sum(sizes(self._runs)), self._limits.disk_bytes
+        if used >= most:
+            raise UserError(
+                f"{self._name} stores {used} bytes of all runs, {most} at most (limits.disk_bytes "
+                f"in its silo.toml): remove old folders in {self._runs}, or raise it"
+            )
 
     def _make(self) -> None:
         """Make the folder; the age of `lock` is its age."""

@@ -152,8 +152,6 @@ class Limits(Checked):
     """largest number of runs kept; a run is deleted when nobody asked for it in a month"""
     memory: Count = 16_000_000_000
     """largest number of bytes of memory to answer a request, in addition to the data; on Linux"""
-    run_bytes: Count = 5_000_000_000
-    """largest number of bytes on the disk for one run"""
     disk_bytes: Count = 20_000_000_000
     """largest number of bytes on the disk for all runs"""
 

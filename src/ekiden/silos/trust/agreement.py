@@ -34,13 +34,15 @@ from ekiden.methods import LAP, METHODS
 from ekiden.methods.blocks.rounds import SecureMethod
 from ekiden.readers import schema as schemas
 from ekiden.readers.inspector import Spelling
-from ekiden.readers.kinds import of_terms
+from ekiden.readers.kinds import Images, of_terms
+from ekiden.readers.kinds import terms as inputs_terms
 from ekiden.runs.recipe import Recipe, recipe_of
 from ekiden.silos.trust import keys
 
 AGREEMENT = "agreement.json"  # file in the run folder that holds the terms
 NOISE = "epsilon=2,delta=1e-05,clip=1"  # of counts, if nobody says anything else
 EXACT = "exact"
+_NOT_AUGMENTED, _IMAGES = Augment(), inputs_terms(Images())
 RUN = re.compile(r"[0-9a-f]{16}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
@@ -96,13 +98,14 @@ class Agreement:
     run: str  # id of the run, the same before and after a crash
     version: str  # version of Ekiden with a digest of its source, see `code_version`
     recipe: Recipe[Method]  # what is run
-    dataset: str  # name of the data set, for the record
-    shape: tuple[Count, ...]  # shape of one sample
-    classes: tuple[str, ...]  # names of the classes
-    mean: tuple[float, ...]  # per channel, subtracted after scaling bytes to [0, 1]
-    std: tuple[Positive, ...]  # per channel, divided by
-    augment: Augment  # how training batches are augmented
-    inputs: str  # what the samples are, see `ekiden.readers.kinds.terms`
+    # What follows is empty in a plan, which is made before silos have said what they hold.
+    dataset: str = ""  # name of the data set, for the record
+    shape: tuple[Count, ...] = (1,)  # shape of one sample
+    classes: tuple[str, ...] = ()  # names of the classes
+    mean: tuple[float, ...] = ()  # per channel, subtracted after scaling bytes to [0, 1]
+    std: tuple[Positive, ...] = ()  # per channel, divided by
+    augment: Augment = _NOT_AUGMENTED  # how training batches are augmented
+    inputs: str = _IMAGES  # what the samples are, see `ekiden.readers.kinds.terms`
     clients: tuple[str, ...] = ()  # names of the silos, in order
     keys: tuple[str, ...] = ()  # public key of each silo; none if names are not proved
     sealed: bool = False  # whether values are sealed for their readers
