@@ -114,20 +114,14 @@ DEFENCES = {
     ),
     "an approval is for its plan": (
         f"{FLOWER}/silo/approval.py",
-        "return plan == digest(file, terms) and self",
-        "return self",
-        f"{APPROVAL}::test_an_approval_that_says_something_else_than_its_plan_is_none",
-    ),
-    "an approval says what its plan says": (
-        f"{FLOWER}/silo/approval.py",
-        "self == Approval.of(terms, ended) and",
-        "",
+        "return plan == digest(file, terms) and _is_open",
+        "return _is_open",
         f"{APPROVAL}::test_an_approval_that_says_something_else_than_its_plan_is_none",
     ),
     "an approval ends": (
         f"{FLOWER}/silo/approval.py",
-        "Approval.of(terms, ended) and _is_open(ended)",
-        "Approval.of(terms, ended)",
+        "return plan == digest(file, terms) and _is_open(date.fromisoformat(self.until))",
+        "return plan == digest(file, terms)",
         f"{APPROVAL}::test_a_run_ends_with_the_last_day_of_its_approval",
     ),
     "a rule ends": (

@@ -582,7 +582,7 @@ def test_a_run_over_tables_of_silos(
     made["centre"][0] += 1
     (tmp_path / "other.json").write_text(json.dumps(made))
     files[1].write_text(TABLE.format(name="b", more=threads.replace("agreed.json", "other.json")))
-    with pytest.raises(UserError, match="a and b hold data of different (inputs|counts)"):
+    with pytest.raises(UserError, match=r"a and b hold data of different (inputs|counts)"):
         go("again", {})
 
 

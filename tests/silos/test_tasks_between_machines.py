@@ -322,7 +322,7 @@ def test_silos_of_other_tasks_do_not_work_together(tmp_path: Path) -> None:
     nodes.data["client-1"] = replace(dataset, task=Regression((0.0,), (5.0,))), client
     with pytest.raises(
         UserError,
-        match="client-0 and client-1 hold data of different task; .* agree on the scale of targets",
+        match=r"client-0 and client-1 hold data of different task; .* agree on the scale of targets",
     ):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", "regression")
     assert not (tmp_path / "run").exists()
