@@ -30,6 +30,7 @@ from ekiden.core.base.settings import Hardware
 from ekiden.core.data.augment import Augment
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Outline, outline
+from ekiden.core.engine.folder import read_lines
 from ekiden.core.engine.method import INITIAL, Method, payload_types
 from ekiden.core.engine.wire import SERVER, Encoded, Ref
 from ekiden.core.models import build
@@ -42,6 +43,7 @@ from ekiden.readers.kinds import Images
 from ekiden.readers.kinds import terms as inputs_text
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.coordinator import remote_plan, session
+from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo.shelf import Shelf
 from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust import agreement as agreements
@@ -557,6 +559,31 @@ def test_a_last_silo_that_signs_two_results_gets_one_measured(tmp_path: Path) ->
         UserError, match="has measured the models after step 3 of this run, and measures no others"
     ):
         Attacker(nodes, terms_in(nodes)).measure(100, [other], step=3, records=(forged,))
+
+
+def test_nothing_is_measured_where_the_plan_says_so(tmp_path: Path) -> None:
+    """Not the result either, whoever asks."""
+    nodes, public = federation(tmp_path)
+    result = far(FedSeq(epochs=1), nodes, tmp_path / "run", public, evaluate_dp="none")
+    assert not {"accuracy", "loss"} & result.metrics[-1].keys()
+    assert {unpack(data, Ask)[0].kind for _, data in nodes.log} == {"hello", "task"}
+    assert verify(tmp_path / "run", public).wrong == ()
+    attacker = Attacker(nodes, terms_in(nodes))
+    assert attacker.terms.measured_steps == ()
+    with pytest.raises(UserError, match="client-0 refuses"):
+        attacker.measure(100, [wire.decode(given_in(nodes, 102, "2-0-train"), Weights)], step=3)
+    with pytest.raises(UserError, match="is for runs that train: give epsilon"):
+        agreements.parse(replace(attacker.terms, measures="0" * 64).text())
+
+
+def test_a_report_with_noise_is_no_larger_than_a_model(tmp_path: Path) -> None:
+    nodes, public = federation(tmp_path)
+    noise = "epsilon=2,delta=1e-5"
+    result = far(FedSeq(epochs=1), nodes, tmp_path / "run", public, evaluate_dp=noise)
+    rows = read_lines(tmp_path / "run" / "network.jsonl", "kind", "received")
+    assert result.weights is not None
+    model = wire.size(result.weights)
+    assert all(row["received"] < model for row in rows if row["kind"] == "evaluate")
 
 
 def test_of_few_samples_nothing_is_said(tmp_path: Path) -> None:

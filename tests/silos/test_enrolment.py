@@ -231,6 +231,19 @@ def test_who_is_connected_is_listed(fed: Federation, command: Command) -> None:
     assert f"the SuperLink does not run: `ekiden federation start {fed.folder}`" in said
 
 
+def test_a_silo_that_is_added_is_in_runs_from_its_first_connection_on(
+    fed: Federation, tmp_path: Path
+) -> None:
+    assert federations.members(fed) == fed.silos, "those of the beginning are waited for"
+    call(["federation", "add", str(fed.folder), str(own_key(tmp_path, "d"))])
+    added = federations.read(fed.folder)
+    assert (added.silos, federations.members(added)) == ((*fed.silos, "d"), fed.silos)
+    (fed.folder / federations.SEEN).write_text(json.dumps({"silos": {"d": 1.0}}))
+    assert federations.members(added) == added.silos
+    (fed.folder / federations.SEEN).unlink()  # as after another start of the SuperLink
+    assert federations.members(federations.read(fed.folder)) == added.silos
+
+
 def _pem(public: Sequence[str]) -> list[bytes]:
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes

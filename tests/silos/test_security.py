@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ekiden import UserError
-from ekiden.silos.security import Security, checked
+from ekiden.silos.security import Security, checked, days_left
 from ekiden.silos.silo import silo_file
 from ekiden.silos.trust import keys
 from tests.silos.fakes import silo_file as written_file
@@ -56,6 +56,13 @@ def test_a_certificate_near_its_end_is_named_with_the_remedy(
     assert (said in " ".join(lines)) or days < 0
     assert bool(lines) == (days == 20)
     checked("127.0.0.1:9", security, lines.append, anywhere=False)  # nobody answers
+
+
+def test_a_silo_says_for_how_long_the_certificate_is_valid(tmp_path: Path) -> None:
+    keys.make_certificates(tmp_path, "127.0.0.1")
+    with link(tmp_path) as address:
+        assert days_left(address) == "; the SuperLink's certificate ends in 364 days"
+    assert days_left("127.0.0.1:9") == days_left("nowhere") == ""
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])

@@ -169,7 +169,8 @@ def add(options: AddOptions) -> None:
     public = federations.named_keys(options.public_keys)
     _changed(federations.add(federations.read(options.folder), public), tuple(public))
     say(
-        "runs include new silos as soon as all have joined by the new roster: until then, give --clients"
+        "runs include a new silo from its first connection on; before it starts, all others join by the "
+        "new roster"
     )
 
 

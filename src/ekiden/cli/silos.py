@@ -35,7 +35,7 @@ from ekiden.silos.coordinator import verify as verifying
 from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, check, stored
 from ekiden.silos.coordinator.session import EVALUATIONS
 from ekiden.silos.logs import Format, Log
-from ekiden.silos.security import Security, checked
+from ekiden.silos.security import Security, checked, days_left
 from ekiden.silos.silo import (
     approval,
     budget,
@@ -356,7 +356,7 @@ def status(options: SiloStatusOptions) -> None:
                 "doubts": doubts,
             }
         )
-    say(f"{file.name}: {words}")
+    say(f"{file.name}: {words}{days_left(file.link.address)}")
     for digest in plans:
         say(f"plan {digest} waits: read it by `ekiden silo approve {file.path}`")
     for name, told in spent.items():
@@ -530,7 +530,12 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         options = replace(
             options, link=federation.link, certificate=federation.certificate, keys=federation.keys
         )
-        plan = plan if plan.clients else replace(plan, clients=",".join(federation.silos))
+        if not plan.clients:
+            members = federations.members(federation)
+            for name in federation.silos:
+                if name not in members:
+                    say(f"{name} has not connected so far: the run is made without it")
+            plan = replace(plan, clients=",".join(members))
     if not plan.clients:
         raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
     tracking.check(options.track, options.out)
@@ -641,7 +646,7 @@ def evaluate(
             "keys": str(one.keys),
             "insecure": False,
         }
-        names = clients or ",".join(one.silos)
+        names = clients or ",".join(federations.members(one))
     elif plan is not None:
         link = {name: value for name, value in _link(run).items() if name != "run"}
         names = clients or plan.clients

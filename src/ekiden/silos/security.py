@@ -56,18 +56,35 @@ def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> No
             "first"
         )
     else:
-        _check_date(address, host.strip("[]"), int(port), say)
+        _check_date(address, say)
 
 
-def _check_date(address: str, host: str, port: int, say: Say) -> None:
+def certificate_end(address: str) -> datetime | None:
+    """Return when the certificate of a SuperLink ends; None if nobody answers with one."""
+    host, _, port = address.rpartition(":")
+    try:
+        pem = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=_WAIT)
+    except (OSError, ValueError):
+        return None
+    return keys.end_of(pem.encode())
+
+
+def days_left(address: str) -> str:
+    """Say for how many days a SuperLink's certificate is valid; nothing if that is not known."""
+    end = certificate_end(address)
+    if end is None:
+        return ""
+    return f"; the SuperLink's certificate ends in {(end - datetime.now(UTC)).days} days"
+
+
+def _check_date(address: str, say: Say) -> None:
     """Refuse a SuperLink whose certificate has expired, and say if it soon will; nothing if nobody
     answers.
     """
-    try:
-        certificate = ssl.get_server_certificate((host, port), timeout=_WAIT)
-    except OSError:
+    end = certificate_end(address)
+    if end is None:
         return
-    left = (keys.end_of(certificate.encode()) - datetime.now(UTC)).days
+    left = (end - datetime.now(UTC)).days
     renew = "`ekiden federation rotate` at the coordinator renews it"
     if left < 0:
         raise UserError(f"the certificate of {address} has expired: {renew}")

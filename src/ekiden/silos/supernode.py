@@ -1,5 +1,6 @@
 """Run the SuperNode of a silo, and start it again when it ends."""
 
+import math
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from ekiden.silos import forks
 from ekiden.silos.commands import QUIET, interrupt
 from ekiden.silos.logs import Log
 from ekiden.silos.metrics import LogCounts, served
-from ekiden.silos.security import Security, without_proxy
+from ekiden.silos.security import Security, days_left, without_proxy
 from ekiden.silos.silo import approval, budget, connection, participation
 from ekiden.silos.silo.approval import PLANS
 from ekiden.silos.silo.participation import FILE as LOG
@@ -31,7 +32,7 @@ _RESTART, _LONGEST = (
     600.0,
 )  # seconds until a SuperNode that ended is started again; doubled each time
 _LASTING = 60.0  # seconds after which it counts as having worked
-_DAY = 86400.0
+_DAY, _HOUR = 86400.0, 3600.0
 _TELL = 60.0  # time in seconds for which a silo that cannot take part stays connected to say why
 
 
@@ -132,10 +133,18 @@ class Monitored:
         self._file = file
         self._log = LogCounts(file.folder / LOG)
         self.starts = 0
+        self._certificate = ""
+        self._asked = -math.inf
 
     def health(self) -> tuple[bool, str]:
-        """Return whether the silo is connected, and in words since when, or why not."""
-        return connection.health(self._file.folder)
+        """Return whether the silo is connected, and in words since when, or why not, and for how
+        long its SuperLink's certificate is valid.
+        """
+        if time.monotonic() - self._asked > _HOUR:  # a monitor asks each few seconds
+            self._certificate = days_left(self._file.link.address)
+            self._asked = time.monotonic()
+        good, words = connection.health(self._file.folder)
+        return good, words + self._certificate
 
     def page(self) -> str:
         """Return the operator's page."""

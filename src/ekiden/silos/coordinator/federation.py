@@ -41,6 +41,7 @@ class Federation(Checked):
     port: Port  # port for silos only
     control_port: Port  # port on loopback, for the coordinator
     silos: tuple[str, ...]  # names of the silos, in the order that methods see
+    joining: tuple[str, ...] = ()  # those added later that have not connected so far
 
     def __post_init__(self) -> None:
         if not _is_host(self.host):
@@ -149,7 +150,19 @@ def add(federation: Federation, public: Mapping[str, str]) -> Federation:
             raise UserError(
                 f"{name} is in the federation: `ekiden federation rotate` replaces its key"
             )
-    return _changed(federation, (*federation.silos, *public), public)
+    after = replace(federation, joining=(*federation.joining, *public))
+    return _changed(after, (*federation.silos, *public), public)
+
+
+def members(federation: Federation) -> tuple[str, ...]:
+    """Return the silos that runs are among: all that are there from the beginning, and those added
+    later from their first connection on, which is noted.
+    """
+    seen = _seen(federation, "silos")
+    joining = tuple(name for name in federation.joining if name not in seen)
+    if joining != federation.joining:
+        _write(replace(federation, joining=joining))
+    return tuple(name for name in federation.silos if name not in joining)
 
 
 def rotate(federation: Federation, public: Mapping[str, str]) -> Federation:
@@ -207,7 +220,8 @@ def _seen(federation: Federation, what: str) -> dict[str, float]:
 def _changed(
     federation: Federation, names: tuple[str, ...], public: Mapping[str, str]
 ) -> Federation:
-    after = replace(federation, silos=names)
+    joining = tuple(name for name in federation.joining if name in names)
+    after = replace(federation, silos=names, joining=joining)
     before = {name: keys.read_public(federation.keys / f"{name}.pub") for name in federation.silos}
     for name, key in public.items():
         if twin := next((other for other, known in before.items() if keys.same(known, key)), ""):
@@ -231,6 +245,10 @@ def _store(federation: Federation, public: Mapping[str, str]) -> None:
     certificate = federation.certificate.read_text(encoding="utf-8")
     found = Roster(certificate, federation.silos, tuple(public[name] for name in federation.silos))
     write(federation.folder / ROSTER, [found.to_json().encode()])
+    _write(federation)
+
+
+def _write(federation: Federation) -> None:
     lines = [
         f"{key} = {json.dumps(value)}\n"
         for key, value in plain(federation).items()

@@ -45,7 +45,8 @@ class RemotePlan(Checked, Generic[M]):
     commonest spelling; keep as different. By default they are refused"""
     evaluate_dp: str = agreements.NOISE
     """noise of what silos tell about models, for each test sample in the whole run:
-    epsilon=2,delta=1e-5 (honest=h: shared by h silos), or exact, which silos refuse by default"""
+    epsilon=2,delta=1e-5 (honest=h: shared by h silos); exact, which silos refuse by default; or none:
+    nothing is measured, not even the result"""
     revises: Annotated[str, Mark.HIDDEN] = ""
     """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 
@@ -63,7 +64,8 @@ class RemotePlan(Checked, Generic[M]):
                 "it out"
             )
         dp = agreements.counted_with(self.evaluate_dp)
-        object.__setattr__(self, "evaluate_dp", agreements.EXACT if dp is None else str(dp))
+        if dp is not None:
+            object.__setattr__(self, "evaluate_dp", str(dp))
         object.__setattr__(self, "recipe", self.recipe.located())
         names = self.names
         require(

@@ -585,9 +585,9 @@ class SiloTests:
         """Return the row of metrics, as `ekiden.core.engine.evaluation.TestSet` does on one machine."""
         shared = [] if model is None else [model]
         models = shared + personal
-        if not models:
-            return {}
         agreed = self._agreed
+        if not models or not agreed.measured_steps:
+            return {}
         told = telling(agreed, len(models), last=last)
         total, shown = self._remote.evaluate(agreed.clients, models, len(shared), told, last=last)
         row = row_of(total, shown, agreed, len(shared), told, last=last) if total else {}

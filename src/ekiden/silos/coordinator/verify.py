@@ -266,7 +266,7 @@ def _incomplete(
     """Yield where silos did not all measure the same models, or measured models that are not the
     result.
     """
-    wanted = result is not None and bool(result.digests)
+    wanted = result is not None and bool(result.digests) and step in terms.measured_steps
     if not terms.skips and (wanted or tallies):
         for client in terms.clients:
             if client not in tallies:

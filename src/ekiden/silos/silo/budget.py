@@ -93,6 +93,8 @@ def check_measured(file: SiloFile, terms: Agreement) -> MeasuredLine | None:
     the silo allows; return the line that the ledger lacks.
     """
     dp, limits = terms.measured_dp, file.limits
+    if not terms.measured_steps:
+        return None
     if dp is None:
         if not limits.exact_evaluation:
             raise UserError(

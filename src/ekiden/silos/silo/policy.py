@@ -174,7 +174,7 @@ def measured_by(
     which has to be the same in all runs: the counts of two versions of them, or of two lists of
     silos, subtracted, are those of single samples, or of one silo.
     """
-    if has_own_noise(agreed.measured_dp):
+    if has_own_noise(agreed.measured_dp) or not agreed.measured_steps:
         return []
     part, what = (client.val, "validation") if agreed.validation else (client.test, "test")
     same = {"rows": part.digest.hex()}

@@ -41,7 +41,7 @@ from ekiden.silos.trust import keys
 
 AGREEMENT = "agreement.json"  # file in the run folder that holds the terms
 NOISE = "epsilon=2,delta=1e-05,clip=1"  # of counts, if nobody says anything else
-EXACT = "exact"
+EXACT, NOTHING = "exact", "none"
 _NOT_AUGMENTED, _IMAGES = Augment(), inputs_terms(Images())
 RUN = re.compile(r"[0-9a-f]{16}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -133,7 +133,8 @@ class Agreement:
     )
     # columns by whose subgroups they also tell about it, as `Division.parse` reads them
     by: tuple[str, ...] = ()
-    # noise of what silos tell about models, as `DP` reads it; "exact": none
+    # noise of what silos tell about models, as `DP` reads it; "exact": without noise; "none": they
+    # measure nothing
     evaluate_dp: str = NOISE
 
     @property
@@ -209,6 +210,8 @@ class Agreement:
         """The numbers of steps, counted from 1, after which silos measure models."""
         total = self.recipe.method.steps(len(self.clients))
         every = self.recipe.evaluate_every or total
+        if self.evaluate_dp == NOTHING:
+            return ()
         if self.measures or not every:
             return (0,)
         return tuple(sorted({*range(every, total, every), total}))
@@ -301,6 +304,8 @@ def parse(text: str) -> Agreement:
         _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
         _ = schemas.parse(agreement.schema) if agreement.schema else None
     agreement.check_masks()
+    if agreement.measures and not agreement.measured_steps:
+        raise UserError("--evaluate-dp=none is for runs that train: give epsilon=2,delta=1e-5")
     if agreement.validation and not agreement.measures:
         raise UserError(
             "the terms of the run cannot be read: it trains, so its model is measured on test "
@@ -332,10 +337,12 @@ def parse(text: str) -> Agreement:
 
 
 def counted_with(text: str) -> DP | None:
-    """Return the promise in a text such as epsilon=2,delta=1e-5; None for "exact"."""
-    dp = None if text == EXACT else DP.parse(text)
-    if text != EXACT and (dp is None or dp.clip != 1):
-        raise UserError(f"--evaluate-dp {text!r}: write epsilon=2,delta=1e-5, or exact")
+    """Return the promise in a text such as epsilon=2,delta=1e-5; None for "exact" and "none"."""
+    if text in (EXACT, NOTHING):
+        return None
+    dp = DP.parse(text)
+    if dp is None or dp.clip != 1:
+        raise UserError(f"--evaluate-dp {text!r}: write epsilon=2,delta=1e-5, exact, or none")
     return dp
 
 
