@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ekiden.care import doubts, seen
+from ekiden.care import copies, features, names, seen, unlike
 from ekiden.care.spelling import (
     check_classes,
     merging,
@@ -43,7 +43,10 @@ class DataInspector(Inspector):
     def data(
         self, made: Dataset, raws: Sequence[Raw], reading: Reading, *, unscaled: bool, given: bool
     ) -> None:
-        doubts.look(seen.SeenData(made, raws, reading, unscaled=unscaled, given=given))
+        found = seen.SeenData(made, raws, reading, unscaled=unscaled, given=given)
+        for rule in (*features.RULES, *names.RULES, *copies.RULES, *unlike.RULES):
+            for line in rule(found):
+                tell(line)
         if given:
             check_values(
                 {"the training part": made.train.x, "the test part": made.test.x}, made.inputs

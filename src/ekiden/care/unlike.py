@@ -6,8 +6,8 @@ of this could be seen.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations, product
-from typing import Any
+from itertools import chain, combinations, product
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,37 +18,19 @@ from torch.nn import functional as F
 from ekiden.care.seen import LOOKED_AT, MOST_SILOS, ROWS, SeenData, chance, rows_of_several
 from ekiden.care.spelling import numbered_from_two
 from ekiden.core.base.errors import listed
+from ekiden.core.data.samples import Dataset, Samples
 from ekiden.core.models.images import SHORTEST
 from ekiden.core.tasks import Classification, MultiLabel, Segmentation, Survival
 from ekiden.readers.kinds import Arrays, Inputs, Table
 from ekiden.readers.kinds.arrays import LEADS
 
 _SEVERAL = 0.01  # share of signals with a fault
-_MANY, _PEEK, _VALUES = (
-    30,
-    512,
-    1 << 24,
-)  # signals, or different values, that mean something; and those looked at
+_MANY = 30  # signals, or different values, that mean something
+_PEEK, _VALUES = 512, 1 << 24  # that are looked at
 _MOST_CLASSES = 20
-_EXPECTED = 5.0  # samples with a label that a silo without any should have
-_SUBJECTS = 10  # that two silos share
 _MOST_VALUES = 512  # of a sample from which labels are foretold
 _SURE = 5.0  # standard errors of a difference that is not chance
-_AS_LARGE = 0.5  # times as large as elsewhere is a difference with the other sign
-_TOLD, _LOST = 1.0, 0.2  # deviations that tell classes apart, and share of them that hardly does
-_TURNED_SHARE = 0.45  # of values that a silo has otherwise
 _SIDE = 8  # pixels of a mean picture
-_LEVELS, _NEARER = (
-    6.0,
-    3.0,
-)  # grey levels between mean pictures, and how many times nearer the turned one is
-_FASTER = 0.33  # logarithm of a factor between frequencies, 1.4
-_CUT = 0.1  # share of values at the end of their range from which it is not chance
-_SKEWED = 0.5  # skewness of signals that have an upper and a lower side
-_ALIKE = 0.7  # cosine between means of embeddings of one model
-_DECIMALS, _DIFFERENT = 4, 3  # that are looked for, in at least so many different numbers
-_MOSTLY = 0.7  # share of numbers with more decimals than a silo that rounded them has
-
 _TURNED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "are negatives": (lambda m: m, lambda m: 255 - m),
     "have red and blue changed places": (lambda m: m[:1] - m[-1:], lambda m: m.flip(0)),
@@ -71,49 +53,40 @@ def _swapped_labels(seen: SeenData) -> Iterator[str]:
     """Name two classes that a linear model of other silos tells apart, but at a silo not, or the
     other way round.
     """
-    data, rows = seen.data, seen.compared
-    parts = {name: (data.train, at) for name, at in rows.items()}
-    if not rows and seen.given and min(len(data.train), len(data.test)) >= ROWS:
-        both = {"the training part": data.train, "the test part": data.test}
-        parts = {
-            name: (part, torch.arange(len(part))[: LOOKED_AT // 2]) for name, part in both.items()
-        }
-    if (
-        not isinstance(data.task, Classification)
-        or not 2 <= len(data.classes) <= _MOST_CLASSES
-        or not parts
-    ):
+    data = seen.data
+    parts = _labelled_parts(seen)
+    several = 2 <= len(data.classes) <= _MOST_CLASSES
+    if not isinstance(data.task, Classification) or not several or not parts:
         return
     values = {name: _values(part.x[at], data.inputs) for name, (part, at) in parts.items()}
-    if any(x is None for x in values.values()):
+    known = {name: v for name, v in values.items() if v is not None}
+    if len(known) < len(parts):
         return
-    x = {name: F.pad(v, (0, 1), value=1.0) for name, v in values.items() if v is not None}
-    whole = torch.cat([*x.values()])
-    mean, std = whole.mean(0), whole.std(0)
-    mean[-1], std[std == 0] = 0.0, 1.0
-    x = {name: (v - mean) / std for name, v in x.items()}
+    x = _standardised(known)
     y = {name: part.y[at].cpu() for name, (part, at) in parts.items()}
-    sums = {
-        name: (v.T @ v, v.T @ F.one_hot(y[name], len(data.classes)).double())
-        for name, v in x.items()
-    }
-    squares, products = (torch.stack(each).sum(0) for each in zip(*sums.values(), strict=True))
+    squares = {name: v.T @ v for name, v in x.items()}
+    products = {name: v.T @ F.one_hot(y[name], len(data.classes)).double() for name, v in x.items()}
+    rows = sum(map(len, x.values()))
     for name, others, shown in _compared([*parts]):
-        own, told = sums[name]
-        ridge = squares - own + len(whole) * 1e-3 * torch.eye(len(own), dtype=torch.float64)
-        weights = torch.linalg.solve(ridge, products - told)
-        here = x[name] @ weights, y[name]
-        there = torch.cat([x[n] @ weights for n in others]), torch.cat([y[n] for n in others])
+        # a little of the identity, so that columns that depend on each other have a solution
+        ridge = 1e-3 * rows * torch.eye(x[name].shape[1], dtype=torch.float64)
+        whole = torch.stack([squares[n] for n in others]).sum(0) + ridge
+        weights = torch.linalg.solve(whole, torch.stack([products[n] for n in others]).sum(0))
+        scores = {n: (x[n] @ weights, y[n]) for n in parts}
+        there = torch.cat([x[n] for n in others]) @ weights, torch.cat([y[n] for n in others])
         swapped, lost = list[str](), list[str]()
         for a, b in combinations(range(len(data.classes)), 2):
+            pair = f"{data.classes[a]!r} and {data.classes[b]!r}"
             usual, _ = _apart(*there, a, b)
-            apart, error = _apart(*here, a, b)
-            if apart < -_AS_LARGE * usual < 0 and apart < -_SURE * error:
-                swapped.append(f"{data.classes[a]!r} and {data.classes[b]!r}")
-            elif data.inputs.agreed and len(others) > 1 and abs(apart) <= _LOST * usual:
-                least = min(_apart(x[n] @ weights, y[n], a, b)[0] for n in others)
-                if 0 < error * _SURE <= least and least >= _TOLD:
-                    lost.append(f"{data.classes[a]!r} and {data.classes[b]!r}")
+            apart, error = _apart(*scores[name], a, b)
+            # half as far apart as elsewhere, with the other sign, and not by chance
+            if apart < -usual / 2 < 0 and apart < -_SURE * error:
+                swapped.append(pair)
+            elif data.inputs.agreed and len(others) > 1 and abs(apart) <= 0.2 * usual:
+                least = min(_apart(*scores[n], a, b)[0] for n in others)
+                # a deviation at each other silo tells them apart for certain
+                if 0 < error * _SURE <= least and least >= 1:
+                    lost.append(pair)
         if swapped:
             yield (
                 f"what tells {listed(swapped)} apart elsewhere tells them the other way round at "
@@ -126,10 +99,33 @@ def _swapped_labels(seen: SeenData) -> Iterator[str]:
             )
 
 
-def _compared(silos: list[str]) -> Iterator[tuple[str, list[str], str]]:
+def _labelled_parts(seen: SeenData) -> dict[str, tuple[Samples, Tensor]]:
+    """Return the silos to compare, or a given test part and training, with the rows to look at."""
+    data = seen.data
+    if seen.compared:
+        return {name: (data.train, at) for name, at in seen.compared.items()}
+    if not seen.given or min(len(data.train), len(data.test)) < ROWS:
+        return {}
+    both = {"the training part": data.train, "the test part": data.test}
+    return {n: (part, torch.arange(len(part))[: LOOKED_AT // 2]) for n, part in both.items()}
+
+
+def _standardised(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return vectors (n, d) with mean 0 and deviation 1 over all parts, and a 1 behind them."""
+    x = {name: F.pad(v, (0, 1), value=1.0) for name, v in values.items()}
+    whole = torch.cat([*x.values()])
+    mean, std = whole.mean(0), whole.std(0)
+    mean[-1], std[std == 0] = 0.0, 1.0
+    return {name: (v - mean) / std for name, v in x.items()}
+
+
+def _compared(silos: Sequence[str]) -> Iterator[tuple[str, list[str], str]]:
     """Yield each silo, the others, and the silo in words; of two it is open which one is wrong."""
-    for name in silos if len(silos) > 2 else silos[:1]:
-        yield name, [n for n in silos if n != name], name if len(silos) > 2 else " or ".join(silos)
+    if len(silos) == 2:
+        yield silos[0], [silos[1]], " or ".join(silos)
+    if len(silos) > 2:
+        for name in silos:
+            yield name, [n for n in silos if n != name], name
 
 
 def _apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
@@ -180,12 +176,18 @@ def _turned_pictures(seen: SeenData) -> Iterator[str]:
         own, usual = mean[name], torch.stack([mean[n] for n in others]).mean(0)
         chance = _SURE * float((small[name].var(0).mean() / len(small[name])).sqrt())
         for what, (view, turn) in _TURNED.items():
-            as_is, turned = (
-                float((view(m) - view(usual)).square().mean().sqrt()) for m in (own, turn(own))
-            )
-            if as_is >= max(_LEVELS, chance) and turned * _NEARER <= as_is:
-                yield f"images of {shown} seem as if they {what}, compared with other silos: check how they were made"
+            as_is = _distance(view(own), view(usual))
+            # six grey levels are seen, and the turned picture must be far nearer
+            if as_is >= max(6, chance) and 3 * _distance(view(turn(own)), view(usual)) <= as_is:
+                yield (
+                    f"images of {shown} seem as if they {what}, compared with other silos: check "
+                    "how they were made"
+                )
                 break
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).square().mean().sqrt())
 
 
 def _are_signals(x: Tensor) -> bool:
@@ -215,21 +217,27 @@ def _ends_of_signals(seen: SeenData) -> Iterator[str]:
     if not _are_signals(x):
         return
     for owner, rows in (seen.rows or {seen.source: torch.arange(len(x))}).items():
-        part, cut, marked = x[rows], list[str](), list[str]()
-        channels = enumerate(part[:: part.numel() // _VALUES + 1].movedim(1, 0).cpu())
-        for (channel, values), sign in product(channels, (1, -1)):
-            signed = values * sign
-            at = signed == signed.max()
-            rest, end = signed[~at], float(values[at][0])
-            if len(rest[:_PEEK].unique()) < _MANY:
+        cut, marked = list[str](), list[str]()
+        part = x[rows]
+        some = part[:: part.numel() // _VALUES + 1].cpu()
+        for channel, sign in product(range(x.shape[1]), (1, -1)):
+            values = some[:, channel]
+            at = sign * values == (sign * values).max()
+            rest, end = sign * values[~at], float(values[at][0])
+            # of fewer different values, many are at the end by nature
+            if len(np.unique(rest[:_PEEK])) < _MANY:
                 continue
             shown = f"{end:.4g} in channel {channel}"
-            if at.sum() > 2 and signed.max() - rest.max() > rest.max() - rest.min():
+            if at.sum() > 2 and sign * end - rest.max() > rest.max() - rest.min():
                 marked.append(shown)
+            # one after another: a single peak is no limit
             elif end and (at[:, 1:] & at[:, :-1]).double().mean() >= _SEVERAL / 2:
                 cut.append(shown)
         if cut:
-            yield f"many values of signals of {owner} are at the end of their range ({listed(cut)}): check for clipping"
+            yield (
+                f"many values of signals of {owner} are at the end of their range ({listed(cut)}): "
+                "check for clipping"
+            )
         if marked:
             yield (
                 f"signals of {owner} have values far from all others ({listed(marked)}): if these "
@@ -242,21 +250,18 @@ def _windows(seen: SeenData) -> Iterator[str]:
     training.
     """
     for raw in seen.raws:
-        if (
-            raw.subject is None
-            and raw.kind is Arrays
-            and np.ndim(raw.images) == 3
-            and len(raw) >= _MANY
-        ):
-            rows = range(0, len(raw) - 1, -(-len(raw) // _MANY))
-            pairs = [(np.asarray(raw.images[row]), np.asarray(raw.images[row + 1])) for row in rows]
-            if 2 * sum(_overlap(*pair) for pair in pairs) >= len(pairs):
-                yield (
-                    f"signals of {raw.source} overlap with those that follow them, so parts of the "
-                    "test are in training: cut windows that do not overlap, or say whom each is "
-                    "about (subject=, --subject-column)"
-                )
-                return
+        signals = raw.kind is Arrays and np.ndim(raw.images) == 3 and len(raw) >= _MANY
+        if raw.subject is not None or not signals:
+            continue
+        rows = range(0, len(raw) - 1, -(-len(raw) // _MANY))
+        overlap = sum(_overlap(*map(np.asarray, raw.images[row : row + 2])) for row in rows)
+        if 2 * overlap >= len(rows):
+            yield (
+                f"signals of {raw.source} overlap with those that follow them, so parts of the "
+                "test are in training: cut windows that do not overlap, or say whom each is about "
+                "(subject=, --subject-column)"
+            )
+            return
 
 
 def _overlap(one: NDArray[Any], following: NDArray[Any]) -> bool:
@@ -274,43 +279,53 @@ def _odd_signals(seen: SeenData) -> Iterator[str]:
     have.
     """
     data, rows = seen.data, seen.compared
-    x = data.train.x
-    if not _are_signals(x):
+    if not _are_signals(data.train.x):
         return
-    told = {
-        name: {
-            k: _frequency(x[at[y == k]])
-            for k in np.unique(y).tolist()
-            if (y == k).sum() >= ROWS / 2
-        }
-        for name, at in rows.items()
-        for y in [
-            data.train.y[at] if isinstance(data.task, Classification) else torch.zeros(len(at))
-        ]
-    }
+    told = {name: _frequencies(data, at) for name, at in rows.items()}
     for name, others, shown in _compared([*rows]):
-        pairs = [
-            (own, [told[n][k] for n in others if k in told[n]]) for k, own in told[name].items()
-        ]
-        steps = [own - np.array(each) for own, each in pairs if each]
-        if steps and all(abs(s.mean()) >= max(_FASTER, 2 * np.ptp(s)) for s in steps):
-            factor = float(np.exp(np.concatenate(steps).mean()))
-            if all((s.mean() > 0) == (factor > 1) for s in steps):
-                yield (
-                    f"signals of {shown} change {max(factor, 1 / factor):.2g} times as fast or as "
-                    "slowly as at other silos: bring all to one sampling rate, if theirs differ"
-                )
+        steps = list[NDArray[np.float64]]()
+        for kind, own in told[name].items():
+            each = [told[n][kind] for n in others if kind in told[n]]
+            if each:
+                steps.append(own - np.array(each))
+        # a factor of 1.4, twice as much as the others differ by
+        apart = [abs(s.mean()) >= max(0.33, 2 * np.ptp(s)) for s in steps]
+        if not steps or not all(apart):
+            continue
+        factor = float(np.exp(np.concatenate(steps).mean()))
+        if all((s.mean() > 0) == (factor > 1) for s in steps):
+            yield (
+                f"signals of {shown} change {max(factor, 1 / factor):.2g} times as fast or as "
+                "slowly as at other silos: bring all to one sampling rate, if theirs differ"
+            )
+
+
+def _frequencies(data: Dataset, rows: Tensor) -> dict[int, float]:
+    """Return the logarithm of the median frequency of a silo's signals of each class."""
+    y = data.train.y[rows] if isinstance(data.task, Classification) else torch.zeros(len(rows))
+    return {
+        kind: _frequency(data.train.x[rows[y == kind]])
+        for kind in np.unique(y).tolist()
+        if (y == kind).sum() >= ROWS / 2
+    }
 
 
 def _upside_down(seen: SeenData) -> Iterator[str]:
     """Name silos with signals that are skewed in the other direction than those of all others."""
     x, rows = seen.data.train.x, seen.compared
-    skewed = {name: _skewness(x[at]) for name, at in rows.items()} if _are_signals(x) else {}
+    if not _are_signals(x):
+        return
+    skewed = {name: _skewness(x[at]) for name, at in rows.items()}
     for name, others, shown in _compared([*skewed]):
         there = torch.stack([skewed[n] for n in others])
-        usual = there.abs().amin(0) * there[0].sign() * (there.sign() == there[0].sign()).all(0)
-        if bool((skewed[name] * usual < -(_SKEWED**2)).any()):
-            yield f"signals of {shown} seem as if they are upside down, compared with other silos: check their polarity"
+        agree = (there.sign() == there[0].sign()).all(0)
+        usual = there.abs().amin(0) * there[0].sign() * agree
+        # signals with an upper and a lower side have a skewness of 0.5 or more
+        if bool((skewed[name] * usual < -(0.5**2)).any()):
+            yield (
+                f"signals of {shown} seem as if they are upside down, compared with other silos: "
+                "check their polarity"
+            )
 
 
 def _skewness(x: Tensor) -> Tensor:
@@ -332,43 +347,59 @@ def _frequency(x: Tensor) -> float:
     )
 
 
+_Shares: TypeAlias = dict[str, NDArray[np.float64]]
+"""for each silo the shares (k,) of some values"""
+
+
 def _turned_shares(seen: SeenData) -> Iterator[str]:
     """Name silos that have as much of one value as others have of another: masks, events, columns
     of a few values.
     """
-    data, rows = seen.data, seen.compared
-    y = {name: data.train.y[at].cpu().numpy() for name, at in rows.items()}
-    held = dict[str, dict[str, NDArray[np.float64]]]()
-    if isinstance(data.task, Segmentation):
-        for a, b in combinations(range(len(data.classes)), 2):
-            what = f"masks of %s seem to have {data.classes[a]!r} and {data.classes[b]!r} changed places"
-            held[what] = {n: _shares(v, [a, b]) for n, v in y.items()}
-    if isinstance(data.task, Survival):
-        held["events of %s seem to mean that there was none"] = {
-            n: _shares(v[:, 1], [0, 1]) for n, v in y.items()
-        }
-    if isinstance(data.task, MultiLabel) and len(rows) > 2:
-        for k, name in enumerate(data.classes):
-            held[f"the label {name!r} of %s seems to be inverted"] = {
-                n: _shares(v[:, k], [0, 1]) for n, v in y.items()
-            }
-    for column, each in _columns(seen) if len(rows) > 2 else ():
-        values = np.unique(np.concatenate([*each.values()])).tolist()
-        if 2 <= len(values) <= _MOST_CLASSES:
-            how = (
-                "have {:g} and {:g} changed places"
-                if len(values) == 2
-                else "count the other way round, {:g} to {:g}"
-            )
-            what = f"column {column!r} of %s seems to {how.format(values[0], values[-1])}"
-            held[what] = {n: _shares(v, values) for n, v in each.items()}
-    for what, silos in held.items():
+    for what, silos in chain(_shares_of_labels(seen), _shares_of_columns(seen)):
         for name, others, shown in _compared([*silos]):
             here, there = silos[name], [silos[n] for n in others]
             usual = np.mean(there, axis=0)
-            apart, *alike = (np.abs(one - usual).sum() / 2 for one in (here, here[::-1], *there))
-            if apart >= _TURNED_SHARE and apart >= _NEARER * max(alike):
+            apart = np.abs(here - usual).sum() / 2
+            alike = max(np.abs(one - usual).sum() / 2 for one in (here[::-1], *there))
+            # nearly half of the values, and far more than silos differ by
+            if apart >= 0.45 and apart >= 3 * alike:
                 yield f"{what % shown}, compared with other silos: check them"
+
+
+def _shares_of_labels(seen: SeenData) -> Iterator[tuple[str, _Shares]]:
+    """Yield the shares of values of labels that may have changed places, each with what that would
+    be.
+    """
+    data, rows = seen.data, seen.compared
+    y = {name: data.train.y[at].cpu().numpy() for name, at in rows.items()}
+    if isinstance(data.task, Segmentation):
+        for a, b in combinations(range(len(data.classes)), 2):
+            what = f"{data.classes[a]!r} and {data.classes[b]!r} changed places"
+            yield f"masks of %s seem to have {what}", {n: _shares(v, [a, b]) for n, v in y.items()}
+    if isinstance(data.task, Survival):
+        shares = {n: _shares(v[:, 1], [0, 1]) for n, v in y.items()}
+        yield "events of %s seem to mean that there was none", shares
+    # of two silos it is open which one is inverted
+    if isinstance(data.task, MultiLabel) and len(rows) > 2:
+        for k, label in enumerate(data.classes):
+            shares = {n: _shares(v[:, k], [0, 1]) for n, v in y.items()}
+            yield f"the label {label!r} of %s seems to be inverted", shares
+
+
+def _shares_of_columns(seen: SeenData) -> Iterator[tuple[str, _Shares]]:
+    """Yield the shares of values of columns of a few values."""
+    if len(seen.compared) < 3:
+        return
+    for column, each in _columns(seen):
+        values = np.unique(np.concatenate([*each.values()])).tolist()
+        if not 2 <= len(values) <= _MOST_CLASSES:
+            continue
+        low, high = f"{values[0]:g}", f"{values[-1]:g}"
+        how = f"count the other way round, {low} to {high}"
+        if len(values) == 2:
+            how = f"have {low} and {high} changed places"
+        shares = {n: _shares(v, values) for n, v in each.items()}
+        yield f"column {column!r} of %s seems to {how}", shares
 
 
 def _shares(values: NDArray[Any], wanted: Sequence[float]) -> NDArray[np.float64]:
@@ -381,53 +412,78 @@ def _columns(seen: SeenData) -> Iterator[tuple[str, dict[str, NDArray[np.float64
     """Yield the unscaled columns of numbers, each with the values (n,) that silos with enough rows
     have.
     """
-    table, rows = Table.of(seen.data.inputs), seen.compared
-    for k, column in enumerate(() if table.scale or not rows else table.numeric):
-        each = {name: seen.data.train.x[at, k].cpu().numpy() for name, at in rows.items()}
+    table = Table.of(seen.data.inputs)
+    if table.scale or not seen.compared:
+        return
+    for k, column in enumerate(table.numeric):
+        each = {name: seen.data.train.x[at, k].cpu().numpy() for name, at in seen.compared.items()}
         yield column, {name: v[~np.isnan(v)] for name, v in each.items()}
 
 
-def _otherwise_written(seen: SeenData) -> Iterator[str]:
-    """Name columns that one silo rounds, cuts off at a limit, or counts from 0; and those that name
-    the silo.
-    """
-    rounded, cut, counted, named = list[str](), list[str](), list[str](), list[str]()
+def _rounded_columns(seen: SeenData) -> Iterator[str]:
+    """Name columns of which one silo has fewer decimals than all others."""
+    found = list[str]()
     for column, each in _columns(seen):
-        found = {n: np.unique(v, return_counts=True) for n, v in each.items()}
-        if len(each) > 2 and min(len(d) for d, _ in found.values()) >= _DIFFERENT:
-            rounded += [f"column {column!r} at {n}" for n in each if _rounded(n, each)]
-        for end in (0, -1) if min(len(d) for d, _ in found.values()) >= ROWS else ():
-            ends = {
-                n: (counts[end] / counts.sum(), counts[end]) for n, (_, counts) in found.items()
-            }
-            (second, _), (most, rows) = sorted(ends.values())[-2:]
-            if most >= _CUT and rows >= ROWS / 2 and second <= _CUT / 5:
-                name = next(n for n, one in ends.items() if one == (most, rows))
-                cut.append(f"{most:.0%} of column {column!r} at {name} ({found[name][0][end]:g})")
-        if all(0 < len(d) <= _MOST_CLASSES and (d == d.round()).all() for d, _ in found.values()):
-            whole = {n: {str(int(v)) for v in d} for n, (d, _) in found.items()}
-            counted += filter(None, [numbered_from_two(whole, f"column {column!r} is")])
-    table = Table.of(seen.data.inputs)
-    rows_of = seen.compared if len(seen.rows) > 2 and not table.scale else {}
-    for k, column in enumerate((*table.numeric, *table.categorical) if rows_of else ()):
-        values = [np.unique(seen.data.train.x[at, k].cpu()) for at in rows_of.values()]
+        # three different numbers may all be whole by chance
+        if len(each) > 2 and min(len(np.unique(values)) for values in each.values()) >= 3:
+            found += [f"column {column!r} at {name}" for name in each if _rounded(name, each)]
+    if found:
+        yield (
+            f"{listed(found, sign='; ')} has fewer decimals than at other silos: check that it was "
+            "not rounded"
+        )
+
+
+def _cut_columns(seen: SeenData) -> Iterator[str]:
+    """Name columns of which one silo has many equal values at the end of their range."""
+    found = list[str]()
+    for column, each in _columns(seen):
+        counts = {name: np.unique(v, return_counts=True) for name, v in each.items()}
+        # of fewer different values, each has a large share
+        if min(len(values) for values, _ in counts.values()) < ROWS:
+            continue
+        for end in (0, -1):
+            shares = {name: rows[end] / rows.sum() for name, (_, rows) in counts.items()}
+            second, name = sorted(shares, key=lambda one: shares[one])[-2:]
+            values, rows = counts[name]
+            # a tenth at one silo, and hardly any at others, is a limit that only one has
+            if shares[name] >= 0.1 and rows[end] >= ROWS / 2 and shares[second] <= 0.02:
+                shown = f"{shares[name]:.0%} of column {column!r} at {name}"
+                found.append(f"{shown} ({values[end]:g})")
+    if found:
+        yield (
+            f"{listed(found, sign='; ')} is one value, at the end, and hardly any at other silos: "
+            "check for a limit of detection, or clipping"
+        )
+
+
+def _shifted_codes(seen: SeenData) -> Iterator[str]:
+    """Name columns of a few whole numbers that silos count from 0 and from 1."""
+    found = list[str]()
+    for column, each in _columns(seen):
+        values = {name: np.unique(v) for name, v in each.items()}
+        if all(0 < len(v) <= _MOST_CLASSES and (v == v.round()).all() for v in values.values()):
+            whole = {name: {str(int(one)) for one in v} for name, v in values.items()}
+            if line := numbered_from_two(whole, f"column {column!r} is"):
+                found.append(line)
+    if found:
+        yield f"{listed(found, sign='; ')}: use the same codes at all silos"
+
+
+def _columns_that_name_silos(seen: SeenData) -> Iterator[str]:
+    """Name columns with one value at each silo, and at each another."""
+    table, found = Table.of(seen.data.inputs), list[str]()
+    if len(seen.rows) < 3 or table.scale or not seen.compared:
+        return
+    for k, column in enumerate((*table.numeric, *table.categorical)):
+        values = [np.unique(seen.data.train.x[at, k].cpu()) for at in seen.compared.values()]
         if all(len(v) == 1 for v in values) and len(np.unique(values)) == len(values):
-            named.append(f"column {column!r}")
-    for lines, what in (
-        (rounded, "has fewer decimals than at other silos: check that it was not rounded"),
-        (
-            cut,
-            "is one value, at the end, and hardly any at other silos: check for a limit of "
-            "detection, or clipping",
-        ),
-        (counted, "use the same codes at all silos"),
-        (
-            named,
-            "has one value at each silo, and at each another: it names the silo, so leave it out",
-        ),
-    ):
-        if lines:
-            yield f"{listed(lines, sign='; ')}{': ' if lines is counted else ' '}{what}"
+            found.append(f"column {column!r}")
+    if found:
+        yield (
+            f"{listed(found, sign='; ')} has one value at each silo, and at each another: it names "
+            "the silo, so leave it out"
+        )
 
 
 def _rounded(silo: str, values: Mapping[str, NDArray[np.float64]]) -> bool:
@@ -437,14 +493,17 @@ def _rounded(silo: str, values: Mapping[str, NDArray[np.float64]]) -> bool:
     A few numbers with more decimals are by nature: measured to three digits, 0.0987 has one more
     than 0.123.
     """
+    # who has more decimals has not rounded
+    for decimals in range(4):
+        if not _share_finer(values[silo], decimals):
+            others = (v for name, v in values.items() if name != silo)
+            return all(_share_finer(v, decimals) >= 0.7 for v in others)
+    return False
 
-    def finer(name: str, decimals: int) -> float:
-        return 1 - float(
-            np.isclose(np.round(values[name], decimals), values[name], rtol=1e-9, atol=1e-12).mean()
-        )
 
-    own = next((d for d in range(_DECIMALS) if not finer(silo, d)), None)
-    return own is not None and all(finer(name, own) >= _MOSTLY for name in values if name != silo)
+def _share_finer(values: NDArray[np.float64], decimals: int) -> float:
+    """Return the share of numbers with more decimals."""
+    return 1 - float(np.isclose(values.round(decimals), values, rtol=1e-9, atol=1e-12).mean())
 
 
 def _absent_labels(seen: SeenData) -> Iterator[str]:
@@ -458,12 +517,10 @@ def _absent_labels(seen: SeenData) -> Iterator[str]:
     for k, name in enumerate(data.classes):
         has = y[:, k] > 0.5 if y.ndim == 2 else (y == k).flatten(1).any(1)
         rare = has.double().mean()
-        without = [
-            silo
-            for silo, at in seen.rows.items()
-            if not has[at].any() and len(at) * rare >= _EXPECTED
-        ]
-        found += [f"{name!r} (at {listed(without)})"] * bool(without)
+        # a silo that should have five has none by chance in one of 150 cases
+        silos = [s for s, at in seen.rows.items() if not has[at].any() and len(at) * rare >= 5]
+        if silos:
+            found.append(f"{name!r} (at {listed(silos)})")
     if found:
         yield (
             f"no training sample has the label {listed(found, sign='; ')}, and many at other silos "
@@ -475,17 +532,16 @@ def _subjects_of_several(seen: SeenData) -> Iterator[str]:
     """Say that most subjects of a silo are at another one as well, as if each silo numbered its
     own.
     """
-    both = (seen.data.train, seen.data.test)
-    if any(part.subject is None or part.group is None for part in both):
-        return
-    who, at = (
-        torch.cat([getattr(part, name) for part in both]).cpu().numpy()
-        for name in ("subject", "group")
-    )
-    held = {name: {*who[at == k].tolist()} for k, name in enumerate(seen.data.groups[:MOST_SILOS])}
+    held: dict[str, set[int]] = {name: set() for name in seen.data.groups[:MOST_SILOS]}
+    for part in (seen.data.train, seen.data.test):
+        if part.subject is None or part.group is None:
+            return
+        for k, name in enumerate(held):
+            held[name] |= {*part.subject[part.group == k].tolist()}
     for (one, here), (other, there) in combinations(held.items(), 2):
         shared, least = len(here & there), min(len(here), len(there))
-        if shared >= _SUBJECTS and shared >= least / 2:
+        # fewer may have been treated in both
+        if shared >= 10 and shared >= least / 2:
             yield (
                 f"{shared:,} of {least:,} subjects of {one} are also at {other}, and count as the "
                 "same: if each silo numbers its own, put its name before the number"
@@ -504,24 +560,22 @@ def _foreign_embeddings(seen: SeenData) -> Iterator[str]:
     model do.
     """
     rows, x = seen.compared, seen.data.train.x
-    if (
-        x.ndim != 2
-        or not x.is_floating_point()
-        or Table.of(seen.data.inputs).numeric
-        or x.shape[1] < SHORTEST
-    ):
+    vectors = x.ndim == 2 and x.is_floating_point() and x.shape[1] >= SHORTEST
+    if len(rows) < 3 or not vectors or Table.of(seen.data.inputs).numeric:
         return
     mean = {name: F.normalize(x[at].double().mean(0), dim=0).cpu() for name, at in rows.items()}
-    for name in rows if len(rows) > 2 else ():
+    for name in rows:
         others = torch.stack([m for n, m in mean.items() if n != name])
-        if (
-            float((others @ others.T).min()) >= _ALIKE
-            and float((others @ mean[name]).max()) <= _ALIKE / 2
-        ):
-            yield f"values of {name} lie elsewhere than those of all other silos: check that one model made all of them"
+        # means of one model's embeddings have a cosine of 0.7 or more
+        agree = float((others @ others.T).min()) >= 0.7
+        if agree and float((others @ mean[name]).max()) <= 0.35:
+            yield (
+                f"values of {name} lie elsewhere than those of all other silos: check that one "
+                "model made all of them"
+            )
 
 
-MORE_DOUBTS = (
+RULES = (
     _flat_channels,
     _ends_of_signals,
     _windows,
@@ -532,8 +586,11 @@ MORE_DOUBTS = (
     _turned_pictures,
     _turned_shares,
     _odd_signals,
-    _otherwise_written,
+    _rounded_columns,
+    _cut_columns,
+    _shifted_codes,
+    _columns_that_name_silos,
     _foreign_embeddings,
     _upside_down,
 )
-"""what is looked for; each yields a line for what it finds"""
+"""each yields a line for what it finds"""

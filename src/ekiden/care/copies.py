@@ -1,0 +1,255 @@
+"""Rules about samples that are there twice, or that are about the same patient as another one."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ekiden.care.features import has_name_of_id
+from ekiden.care.seen import ROWS_DIFFER, SeenData, chance, copied, improbable, twice
+from ekiden.core.base.errors import counted, listed
+from ekiden.core.tasks import Classification
+from ekiden.readers.raster import split
+
+_RECORDS = re.compile(
+    r"visit|encounter|stay|admission|sample|specimen|scan|image|file|slice|row|record|exam|study|series"
+)
+_FEW_COPIES = 0.01
+"""share of test rows that equal a training row; fewer make no difference"""
+
+
+def files_of_patients(seen: SeenData) -> Iterator[str]:
+    """Say that samples are slices of the same files, or that most names of files begin like a few
+    others'.
+    """
+    raws = seen.raws
+    if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
+        return
+    files = Counter(split(one)[0] for raw in raws for one in raw.images if isinstance(one, Path))
+    several = {file: n for file, n in files.items() if n > 1}
+    if several:
+        yield (
+            f"{sum(several.values()):,} images of {raws[0].source} are parts of only "
+            f"{counted(len(several), 'file')}, such as {next(iter(several)).name}, so one file may "
+            "be in training and in the test: name the column of patients or files by "
+            "--subject-column"
+        )
+    stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
+    begins = [re.fullmatch(r"(.*\d.*)[ _.-][^ _.-]*", stem) for stem in stems]
+    found = Counter(match[1] for match in begins if match)
+    alike = {name: n for name, n in found.items() if n > 1}
+    # fewer ways to begin may be days or scanners; a few files may have other names
+    if len(alike) >= 10 and sum(alike.values()) >= 0.8 * len(stems):
+        yield (
+            f"{sum(alike.values()):,} images of {raws[0].source} have names that begin in "
+            f"{len(alike):,} ways, such as {next(iter(alike))}: if these are patients, list the "
+            "files in a table, and name the column of patients by --subject-column, so that none "
+            "is in training and in the test"
+        )
+
+
+def small_groups(seen: SeenData) -> Iterator[str]:
+    """Say that a column that makes many silos of few rows may be the column of subjects."""
+    column = seen.reading.group_column
+    groups = [raw.group.astype(np.str_) for raw in seen.raws if raw.group is not None]
+    if not column or not groups:
+        return
+    _, sizes = np.unique(np.concatenate(groups), return_counts=True)
+    middle = int(np.median(sizes))
+    # a patient may have 20 rows, hardly a hospital
+    if len(sizes) >= 10 and (middle < 20 or has_name_of_id(column)):
+        yield (
+            f"--group-column {column} makes {len(sizes):,} silos, half of them with {middle:,} "
+            "rows or fewer, and each has rows in training and in the test: if it says whom a row "
+            "is about (a patient, a device), name it by --subject-column instead, which keeps all "
+            "rows of one in one part"
+        )
+
+
+def lone_subjects(seen: SeenData) -> Iterator[str]:
+    """Say that a column of subjects keeps no rows together, because it names visits or samples."""
+    column = seen.reading.subject_column
+    named = [raw.subject for raw in seen.raws if raw.subject is not None]
+    rows = sum(map(len, named))
+    # fewer patients may have a row each
+    if rows < 30 or not _RECORDS.search(column.lower()):
+        return
+    if len(np.unique(np.concatenate(named))) == rows:
+        yield (
+            f"each row of {seen.source} has its own value in --subject-column {column}, so no rows "
+            "are kept together: name the column that says whom they are about"
+        )
+
+
+def subjects_in_both(seen: SeenData) -> Iterator[str]:
+    """Say how many rows of a given test part are about subjects of training."""
+    train, test = seen.data.train.subject, seen.data.test.subject
+    if not seen.given or train is None or test is None:
+        return
+    both = torch.isin(test, train)
+    if both.any():
+        people = counted(len(np.unique(test[both].cpu())), "subject")
+        yield (
+            f"{both.sum():,} of {len(test):,} test rows are about {people} of training, so the "
+            "test is too easy: take them out of one part, or leave out the test part, and Ekiden "
+            "holds out whole subjects"
+        )
+
+
+def early_tests(seen: SeenData) -> Iterator[str]:
+    """Say how many rows of a given test part are not later than training."""
+    train, test = seen.data.train.time, seen.data.test.time
+    if not seen.given or train is None or test is None:
+        return
+    early = int((test <= train.max()).sum())
+    if early:
+        yield (
+            f"{early:,} of {len(test):,} test rows are not later than the last training row: check "
+            "the test part"
+        )
+
+
+def rows_in_both(seen: SeenData) -> Iterator[str]:
+    """Say how many test rows equal a training row.
+
+    Of a test part that was drawn from rows, only copies of images, or of rows that a single column
+    tells apart, are not chance.
+    """
+    if seen.prints is None:
+        return
+    rows, own = seen.prints
+    known = Counter(rows)
+    equal = sum(row in known for row in own)
+    enough = seen.given or equal >= _FEW_COPIES * len(own)
+    if equal and enough and _are_copies(seen, known, Counter(own), equal):
+        yield (
+            f"{equal:,} of {len(seen.data.test):,} test rows equal a training row, so the test is "
+            "too easy: take out rows that are twice"
+        )
+
+
+def _are_copies(seen: SeenData, known: Counter[bytes], own: Counter[bytes], equal: int) -> bool:
+    """Return whether as many test rows hardly equal a training row by chance."""
+    x = seen.data.train.x
+    rows = known.total()
+    differ = len(known) >= ROWS_DIFFER * rows
+    if seen.given and not differ and copied(known, own):
+        return True
+    fine = seen.given and differ
+    if not fine and (x.dtype == torch.int64 or not _told_apart(seen, len(known))):
+        return False
+    each = max(chance(x), twice(known) if fine else 0.0)
+    return improbable(equal, rows * own.total() * each)
+
+
+def _told_apart(seen: SeenData, different: int) -> bool:
+    """Return whether samples are images or signals, or rows that one column tells apart."""
+    x = seen.data.train.x
+    if x.ndim > 2:
+        return True
+    # a few rows may be twice, so nearly as many values as rows will do
+    return any(len(np.unique(column)) >= 0.95 * different for column in x.cpu().numpy().T)
+
+
+def stored_again(seen: SeenData) -> Iterator[str]:
+    """Say how many test images are nearly a training image, as if one was stored with losses."""
+    train, test = seen.data.train.x, seen.data.test.x
+    if train.ndim != 4 or train.dtype != torch.uint8 or seen.prints is None:
+        return
+    known = {*seen.prints[0]}
+    rows = [k for k, own in enumerate(seen.prints[1]) if own not in known]
+    # so many thumbnails of 8 x 8 are compared in a second
+    rows = rows[:: len(rows) // 512 + 1]
+    some = train[:: len(train) // 20_000 + 1]
+    # among few images, the second nearest says little
+    if len(some) < 30 or not rows:
+        return
+    small, other = (F.adaptive_avg_pool2d(x.float(), 8).flatten(1) for x in (some, test[rows]))
+    near = torch.cdist(other, small).topk(2, largest=False).values / small.shape[1] ** 0.5
+    # losses change a thumbnail by up to three grey levels, and no other image is as near
+    found = int(((near[:, 0] <= 3) & (4 * near[:, 0] <= near[:, 1])).sum())
+    if found >= max(2, _FEW_COPIES * len(rows)):
+        yield (
+            f"{found:,} of {len(rows):,} test images of {seen.source} that were looked at are "
+            "nearly a training image, as if it was compressed again: take out pictures that are "
+            "twice"
+        )
+
+
+def same_samples(seen: SeenData) -> Iterator[str]:
+    """Say how many samples of an owner are one and the same, which rows of tables may be."""
+    x = seen.data.train.x
+    if x.ndim == 2 and x.dtype != torch.int64:
+        return
+    for owner, prints in seen.owned.items():
+        same = max(Counter(prints).values(), default=0)
+        # of fewer samples, half may be black
+        if same >= 30 and same >= len(prints) / 2:
+            yield (
+                f"{same:,} of {len(prints):,} samples of {owner} are the same: check how they were "
+                "read"
+            )
+
+
+def several_labels(seen: SeenData) -> Iterator[str]:
+    """Say how many samples are there again with another class, unless such rows are equal by
+    chance.
+    """
+    data = seen.data
+    x, tokens = data.train.x, data.train.x.dtype == torch.int64
+    if seen.prints is None or not isinstance(data.task, Classification) or tokens:
+        return
+    labels: dict[bytes, set[int]] = {}
+    for prints, part in zip(seen.prints, (data.train, data.test), strict=True):
+        for own, label in zip(prints, part.y.tolist(), strict=True):
+            labels.setdefault(own, set()).add(label)
+    several = [sorted(each) for each in labels.values() if len(each) > 1]
+    again = sum(n > 1 for n in Counter(chain(*seen.prints)).values())
+    # if most of those that are twice have one label, rows are coarse: equal ones are other samples
+    coarse = x.ndim == 2 and again >= 2 * len(several)
+    rows = len(data.train) + len(data.test)
+    if several and not coarse and improbable(len(several), rows * rows / 2 * chance(x)):
+        names = listed(repr(data.classes[k]) for k in several[0])
+        is_ = "is" if len(several) == 1 else "are"
+        yield (
+            f"{counted(len(several), 'sample')} of {seen.raws[0].source} {is_} there with several "
+            f"labels ({names}): correct them, unless they are different samples that look alike"
+        )
+
+
+def bare_samples(seen: SeenData) -> Iterator[str]:
+    """Say how many samples have nothing in them, and where none has anything."""
+    bare = torch.cat(seen.bare)
+    if not bare.any():
+        return
+    parts = (seen.data.train, seen.data.test)
+    owners = [part.group.cpu() for part in parts if part.group is not None]
+    where = ""
+    if len(owners) == 2:
+        owner = torch.cat(owners)
+        at = [name for k, name in enumerate(seen.data.groups) if bare[owner == k].all()]
+        where = f", among them all at {listed(at)}" if at else ""
+    yield (
+        f"{int(bare.sum()):,} of {len(bare):,} samples of {seen.source} hold nothing (no word, no "
+        f"value, or one value only){where}: leave them out, or check how they were read"
+    )
+
+
+RULES = (
+    several_labels,
+    files_of_patients,
+    small_groups,
+    lone_subjects,
+    subjects_in_both,
+    early_tests,
+    rows_in_both,
+    stored_again,
+    same_samples,
+    bare_samples,
+)
+"""each yields a line for what it finds"""

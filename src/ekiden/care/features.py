@@ -1,0 +1,365 @@
+"""Rules about the columns of a table: which hardly are features, and which tell the label."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.care.seen import LARGE, SeenData, chance, improbable
+from ekiden.care.spelling import fold
+from ekiden.core.base.errors import listed
+from ekiden.core.tasks import Classification, MultiLabel, Regression, ScaledTask
+from ekiden.readers.cells import DATE, is_text
+from ekiden.readers.undecoded import PARTS
+
+_ID = re.compile(
+    r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row|record|encounter|admission"
+    r"|accession|specimen|barcode|seqn)([\W_]?(id|no|nr|num|number|code|key))?"
+    r"|(pat|case|visit|study|sample|stay|fall)[\W_]?(id|no|nr|num|number|nummer|key)|patienten[\W_]?(id|nr|nummer))$"
+)
+_TIME = re.compile(r"time|days|weeks|months|years|follow|surviv|duration|^(os|pfs|dfs|ttd|tte)$")
+_EVENT = re.compile(r"event|status|died|death|dead|deceased|cens|relapse|recur")
+_SPLIT = re.compile(r"(is_?)?(train|test|val|valid|validation|split|fold|partition)")
+_WEIGHT = re.compile(
+    r"(^|[\W_])((sample|survey|sampling|case|row|instance|propensity|frequency)[\W_]?(weights?|wgt|wt)"
+    r"|iptw|ipw|ipcw|[pfa]weight)$"
+)
+_PART = re.compile(r"^$|\d|train|test|val|dev|hold|^(true|false|yes|no|none|nan)$")
+"""what a split is called; not the arms of a trial, which a column `fold` may hold as well"""
+_AGAIN = re.compile(
+    r"(?<=.)([.]\d+|_duplicated_\d+|\.{3}\d+|( - )? ?\(?(copy|kopie)\)?( ?\(?\d+\)?)?| "
+    r"\(\d+\))$|^copy of ",
+    re.I,
+)
+Numbers = NDArray[np.float64]
+
+
+def has_name_of_id(name: str) -> bool:
+    """Return whether a column is called as ids are: patient_id, PatientID, mrn."""
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return bool(_ID.search(parted.lower()))
+
+
+def _raw_columns(seen: SeenData) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the columns of features that all parts of a table have, as they were read."""
+    first = seen.raws[0]
+    if not first.kind.agreed or not seen.unscaled or seen.reading.feature_columns:
+        return
+    for field in first.images.schema:
+        everywhere = all(field.name in raw.images.column_names for raw in seen.raws)
+        if everywhere and DATE not in (field.metadata or {}):
+            yield field.name, [raw.images[field.name] for raw in seen.raws]
+
+
+def ids(seen: SeenData) -> Iterator[str]:
+    """Name the columns of tables that look like ids."""
+    found = dict[str, int]()
+    for name, columns in _raw_columns(seen):
+        different = _different_values(columns)
+        # as few may be categories, whatever the name of the column
+        if different > 10 and (_own_texts(columns, different) or _numbered_ids(name, columns)):
+            found[name] = different
+    if found:
+        shown = listed(f"{name!r} ({n:,} different values)" for name, n in found.items())
+        yield (
+            f"column {shown} of {seen.raws[0].source} looks like an id, which a model learns by "
+            f"heart: leave out ids (--drop-columns={next(iter(found))!r}), and name the column of "
+            "patients, writers or devices by --subject-column"
+        )
+
+
+def _different_values(columns: Sequence[Any]) -> int:
+    import pyarrow.compute as pc
+
+    values = set[Any]()
+    for column in columns:
+        values |= {*pc.unique(column).drop_null().to_pylist()}
+    return len(values)
+
+
+def _own_texts(columns: Sequence[Any], different: int) -> bool:
+    """Return whether nearly every row has a text of its own."""
+    rows = sum(len(column) - column.null_count for column in columns)
+    # in fewer rows, different texts are no evidence; a few ids may be there twice
+    return all(is_text(c.type) for c in columns) and rows >= 30 and different >= 0.95 * rows
+
+
+def _numbered_ids(name: str, columns: Sequence[Any]) -> bool:
+    """Return whether a column has the name of ids, and holds texts or whole numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numeric = [column for column in columns if pa.types.is_floating(column.type)]
+    return has_name_of_id(name) and all(
+        pc.all(pc.equal(column, pc.floor(column))).as_py() for column in numeric
+    )
+
+
+def row_numbers(seen: SeenData) -> Iterator[str]:
+    """Name the columns that count rows."""
+    found = [
+        repr(name)
+        for name, columns in _raw_columns(seen)
+        if not has_name_of_id(name) and _count_rows(columns)
+    ]
+    if found:
+        yield (
+            f"column {listed(found)} of {seen.raws[0].source} counts rows, so it tells their order "
+            f"and nothing else: leave out row numbers (--drop-columns={found[0]})"
+        )
+
+
+def _count_rows(columns: Sequence[Any]) -> bool:
+    """Return whether values are 0, 1, 2, ... or 1, 2, 3, ..., in each source or in all together, in
+    any order.
+    """
+    import pyarrow as pa
+
+    if not all(pa.types.is_floating(column.type) for column in columns):
+        return False
+    parts = [column.to_numpy() for column in columns]
+    return all(map(_counts_up, parts)) or _counts_up(np.concatenate(parts))
+
+
+def _counts_up(values: Numbers) -> bool:
+    # fewer may be a rank, or a small scale
+    if len(values) < 20 or values.min() not in (0, 1):
+        return False
+    return bool((np.sort(values) == values.min() + np.arange(len(values))).all())
+
+
+def splits_and_weights(seen: SeenData) -> Iterator[str]:
+    """Name the features that say which rows are for training and which for the test, or how much a
+    row weighs.
+    """
+    import pyarrow.compute as pc
+
+    first = seen.raws[0]
+    if not first.kind.agreed or seen.reading.feature_columns:
+        return
+    for name in first.images.column_names:
+        columns = [raw.images[name] for raw in seen.raws if name in raw.images.column_names]
+        values = set[str]()
+        for column in columns:
+            # a split has fewer
+            values |= {str(v).strip().lower() for v in pc.unique(column).to_pylist()[:10]}
+        named = _SPLIT.fullmatch(name.lower()) and all(map(_PART.search, values))
+        if named or (len(values) > 1 and values <= {*PARTS}):
+            says = "which rows are for training and which for the test"
+            advice = "put rows for the test into a file of their own, and leave the column out"
+        elif _WEIGHT.search(name.lower()):
+            says, advice = "how much each row weighs", "leave it out"
+        else:
+            continue
+        yield (
+            f"column {name!r} of {first.source} seems to say {says}, and nothing follows it: "
+            f"{advice} (--drop-columns={name!r})"
+        )
+
+
+def times_without_events(seen: SeenData) -> Iterator[str]:
+    """Say that the number to predict may be the time until an event that is among the features."""
+    data, labels = seen.data, seen.raws[0].targets
+    if not isinstance(data.task, Regression) or not data.inputs.agreed or len(labels) != 1:
+        return
+    if not _TIME.search(labels[0].lower()):
+        return
+    x = data.train.x
+    for k, name in enumerate(data.inputs.values_named(x.shape[1])):
+        if _EVENT.search(name.lower()) and len(np.unique(x[:, k].cpu())) == 2:
+            yield (
+                f"the label {labels[0]!r} of {data.name} may be the time until the event that "
+                f"{name} says: then use --task=survival --label-column TIME EVENT, because who had "
+                "no event yet lived longer"
+            )
+            return
+
+
+def equal_columns(seen: SeenData) -> Iterator[str]:
+    """Name features that are there twice, as pandas renames the second of two columns with one name
+    to a.1.
+    """
+    x, inputs = seen.data.train.x, seen.data.inputs
+    # in fewer rows, two columns of few values may be equal by chance
+    if not inputs.agreed or not seen.unscaled or len(x) < 20:
+        return
+    alike = dict[bytes, list[str]]()
+    for name, values in zip(inputs.values_named(x.shape[1]), x.T.contiguous(), strict=True):
+        if len(values.unique()) > 1:
+            alike.setdefault(values.numpy().tobytes(), []).append(name)
+    several = [" and ".join(names) for names in alike.values() if len(names) > 1]
+    if several:
+        yield (
+            f"{listed(several, sign='; ')} of {seen.data.name} are equal in all rows: leave out "
+            "all but one"
+        )
+
+
+def columns_named_alike(seen: SeenData) -> Iterator[str]:
+    """Name columns whose names differ in case and signs only, or that a program has numbered as
+    copies.
+    """
+    first = seen.raws[0]
+    if first.kind.agreed:
+        names = [*first.images.column_names, *first.targets]
+        plain = {name: fold(name).replace(" ", "") for name in names}
+        yield from _pairs_alike("column", names, plain, first.source)
+
+
+def classes_named_alike(seen: SeenData) -> Iterator[str]:
+    """Name classes that a program has numbered as copies."""
+    names = [name for what, each in seen.names if what == "class" for name in each]
+    yield from _pairs_alike("class", names, {}, seen.raws[0].source)
+
+
+def _pairs_alike(
+    what: str, names: Sequence[str], plain: Mapping[str, str], source: str
+) -> Iterator[str]:
+    pairs = list[str]()
+    # more take seconds, and are hardly names that somebody wrote
+    for one, other in permutations(names[:200], 2):
+        alike = one < other and one in plain and plain[one] == plain[other]
+        if alike or _AGAIN.sub("", other) == one != other:
+            pairs.append(f"{one!r} and {other!r}")
+    if pairs:
+        yield (
+            f"{what} {listed(pairs)} of {source} may be one that is there twice: leave one out, or "
+            "give them names that tell them apart"
+        )
+
+
+def copied_labels(seen: SeenData) -> Iterator[str]:
+    """Name the features that tell the label in all training rows, or in nearly all."""
+    dataset, labels = seen.data, seen.raws[0].targets
+    x, y = dataset.train.x, dataset.train.y
+    numbers = isinstance(dataset.task, ScaledTask)
+    rows = x.ndim == 2 and x.is_floating_point() and x.nbytes <= LARGE
+    wanted = numbers or isinstance(dataset.task, Classification | MultiLabel)
+    # in fewer rows, a column that equals the label may be chance
+    if not wanted or not rows or len(x) < 20:
+        return
+    values = x.double().cpu().numpy()
+    names = dataset.inputs.values_named(x.shape[1])
+    lost = np.isnan(values).mean(axis=0)
+    # a column that is nearly empty has gaps that tell as little as it does
+    gaps = np.flatnonzero((lost > 0) & (lost < 0.95)).tolist()
+    told_gaps = [f"the gaps of {names[k]}" for k in gaps]
+    columns = np.nan_to_num(values, nan=np.finfo(np.float64).max).T
+    holes = np.isnan(values[:, gaps]).astype(np.float64).T
+    share_told = _share_of_numbers if numbers else _share_of_classes
+    for place, label in enumerate(y.double().cpu().numpy().reshape(len(y), -1).T):
+        # with fewer different numbers to predict, many columns have the same order
+        if len(np.unique(label)) < (10 if numbers else 2):
+            continue
+        order = np.argsort(label, kind="stable")
+        shares = [share_told(column[order], label[order]) for column in columns]
+        copies = [name for name, share in zip(names, shares, strict=True) if share == 1]
+        for k, name, hole in zip(gaps, told_gaps, holes, strict=True):
+            if shares[k] < 1 and share_told(hole[order], label[order]) == 1:
+                copies.append(name)
+        near = [
+            f"{name} ({100 * share:.2f} %)"
+            for name, share in zip(names, shares, strict=True)
+            if 0 < share < 1
+        ]
+        what = f"the label {labels[place]!r}" if place < len(labels) else "the label"
+        if near:
+            yield (
+                f"{listed(near)} of {dataset.name} tells {what} in nearly all training rows: check "
+                "that it is known before the label is, or leave it out"
+            )
+        if copies:
+            drop = " with --drop-columns" if dataset.inputs.agreed else ""
+            yield (
+                f"{listed(copies)} of {dataset.name} is the same as {what}, or a one-to-one "
+                f"function of it, in all {len(x):,} training rows: a model copies it and learns "
+                f"nothing else; leave it out{drop}"
+            )
+
+
+_TELLS = 0.995
+"""share of rows in which a feature tells the label: a value that was measured later, or a slip"""
+
+
+def _share_of_numbers(column: Numbers, label: Numbers) -> float:
+    """Return in which share of rows a column is the number to predict, which ascends; 0 if in few.
+
+    It is 1 also for a function of the number that keeps the order.
+    """
+    steps = np.diff(column)
+    ordered = (steps >= 0).all() or (steps <= 0).all()
+    # rounding makes a few of the column's values equal
+    if ordered and len(np.unique(column)) >= 0.95 * len(np.unique(label)):
+        return 1.0
+    # labels may have been float32
+    share = float(np.isclose(column, label, rtol=1e-6, atol=0).mean())
+    return share if share > _TELLS else 0.0
+
+
+def _share_of_classes(column: Numbers, label: Numbers) -> float:
+    """Return in which share of rows a column with few values tells the class; 0 if in few.
+
+    That is at most 99.5 %, or hardly more than the commonest class has.
+    """
+    kinds, codes = np.unique(label, return_inverse=True)
+    most = len(kinds) + 1  # one for a missing value
+    # some rows are enough to see that there are more
+    if len(np.unique(column[:: len(column) // 512 + 1])) > most:
+        return 0.0
+    values, places = np.unique(column, return_inverse=True)
+    if not 2 <= len(values) <= most:
+        return 0.0
+    pairs, rows = np.unique(places * len(kinds) + codes, return_counts=True)
+    best = np.zeros(len(values))
+    np.maximum.at(best, pairs // len(kinds), rows)
+    share, guess = float(best.sum()) / len(label), np.bincount(codes).max() / len(label)
+    return share if share > _TELLS and 1 - share < (1 - guess) / 2 else 0.0
+
+
+def repeated_rows(seen: SeenData) -> Iterator[str]:
+    """Name a column if many rows differ in it alone, as after a join of a table with its visits."""
+    x, y = seen.data.train.x, seen.data.train.y
+    table = seen.data.inputs.agreed and seen.unscaled and seen.data.train.subject is None
+    # larger tables would take seconds; in fewer rows or columns, equal ones are chance
+    if not table or x.shape[1] < 3 or len(x) < 30 or x.numel() > 1 << 24:
+        return
+    features = x.double().cpu().numpy().T
+    fine = sum(len(np.unique(column)) >= max(20, len(x) / 10) for column in features)
+    if fine < 3:
+        return
+    labels = y.double().cpu().numpy().reshape(len(y), -1).T
+    draw = np.random.default_rng(0)
+    # a row's print is the sum of a random number for each value, so without a column it is a
+    # difference
+    prints = [
+        draw.integers(1 << 62, size=len(x))[np.unique(column, return_inverse=True)[1]]
+        for column in (*features, *labels)
+    ]
+    whole = np.sum(prints, axis=0)
+    same = [len(x) - len(np.unique(whole - own)) for own in prints[: len(features)]]
+    place, most = int(np.argmax(same)), max(same)
+    rest = [k for k in range(len(features)) if k != place]
+    if most >= len(x) / 4 and improbable(most, len(x) ** 2 / 2 * chance(x[:, rest])):
+        yield (
+            f"{most:,} of {len(x):,} training rows of {seen.source} equal another in all but "
+            f"{seen.data.inputs.values_named(x.shape[1])[place]}, so such a row may be in training "
+            "and in the test: if a join repeated them, keep one; if they are about the same, name "
+            "whom by --subject-column"
+        )
+
+
+RULES = (
+    ids,
+    row_numbers,
+    splits_and_weights,
+    copied_labels,
+    equal_columns,
+    times_without_events,
+    columns_named_alike,
+    classes_named_alike,
+    repeated_rows,
+)
+"""each yields a line for what it finds"""
