@@ -75,7 +75,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "arrays for load": (
         lambda: ekiden.load((X, Y)),
-        r"not tuple: arrays in memory are silos, ekiden.federate",
+        r"not tuple: several files, or arrays in memory, are silos, ekiden.federate",
     ),
     "an address": (
         lambda: ekiden.load("https://a.org/p.csv"),
@@ -115,7 +115,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "files for load": (
         lambda: ekiden.load(["a.csv", "b.csv"]),
-        r"files are silos, ekiden.federate\(\['a.csv', 'b.csv'",
+        r"not list: several files, or arrays in memory, are silos",
     ),
     "data sets as silos": (
         lambda: federate([ekiden.load("digits")] * 2),  # type: ignore[list-item]

@@ -579,7 +579,7 @@ def test_a_run_over_tables_of_silos(
         (tmp_path / "run" / "config.json").write_text(json.dumps(other))
         assert "config.json says inputs" in "; ".join(verify(tmp_path / "run").wrong)
     made = json.loads(out.read_text())
-    made["centre"][0] += 1
+    made["table"]["centre"][0] += 1
     (tmp_path / "other.json").write_text(json.dumps(made))
     files[1].write_text(TABLE.format(name="b", more=threads.replace("agreed.json", "other.json")))
     with pytest.raises(UserError, match=r"a and b hold data of different (inputs|counts)"):

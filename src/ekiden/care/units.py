@@ -1,9 +1,10 @@
 """Find columns in another unit: by what silos tell, or hold, they have another mean and spread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
-from math import floor, inf, log10
+from math import floor, inf, log10, sqrt
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,18 +17,12 @@ from ekiden.readers.kinds.tables import Numbers
 from ekiden.readers.moments import ColumnMoments, ColumnSums, target
 
 _FACTOR = 5.0  # times as large, in mean and in deviation: another unit
-_ALIKE = 0.4  # difference of the two factors' decimal logarithms
 _NARROW = (
     3.0  # deviations between the mean and zero from which less tells another unit, such as pounds
 )
-_LEAST_FACTOR, _VERY_ALIKE = 2.0, 0.1
 _AWAY = 2.0  # deviations between means of columns that may have changed places
-_OTHER = 0.3  # difference of deviations' decimal logarithms of such columns
-_FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
 _FLAT_ROWS = 20  # values from which nearly one value means something: a silo hides up to 9 others
-_UNLIKE = 0.2  # between deviations of columns of which only one is standardised
-_WIDE = 20.0  # times as large a deviation, as of a logarithm
 # times the range of the other silos' means: silos that differ by themselves leave no such gap
 _GAP = 1.5
 _CHANCE = 4.0  # squared standard errors that a mean is off by chance
@@ -108,30 +103,31 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
     """Name silos whose columns are in another unit than the others', or do not vary so; return
     whether any were named.
 
-    They are a factor of at least 5, or 8 standard deviations (3 if the spread is another, too),
-    away from the others', or have one value. `silos` has the moments of each column of each silo.
+    `silos` has the moments of each column of each silo.
     """
-    lines, constant, coded, scaled = list[str](), list[str](), list[str](), list[str]()
-    for column in next(iter(silos.values()), ()):
-        each = {silo: told[column] for silo, told in silos.items() if told[column].count >= _ROWS}
-        lines += _units(column, each) if any(_low(one) is None for one in each.values()) else []
-        coded += _codes(column, each) if not column.endswith(_ALL) else []
-        scaled += _standardised(column, each) if not column.endswith(_ALL) else []
-        flat = {
-            s: f"{told.mean:.4g}"
-            for s, told in each.items()
-            if not told.deviation and told.count >= _FLAT_ROWS
-        }
-        varied = {silo: told for silo, told in each.items() if told.deviation}
-        usual = ColumnMoments.together(list(varied.values()))
-        flat = {silo: value for silo, value in flat.items() if not _rarely_else(each[silo], usual)}
-        constant += _constant(column, flat, list(varied))
-    _say(lines, "check units")
+    said = False
+    for rule, check in _RULES:
+        lines = list[str]()
+        for column in next(iter(silos.values()), ()):
+            # moments of fewer values are off by chance
+            each = {s: told[column] for s, told in silos.items() if told[column].count >= _ROWS}
+            lines += rule(column, each)
+        _say(lines, check)
+        said |= bool(lines)
     _say(_swapped(silos), "check the names of columns there")
-    _say(constant, "check how it was filled in there")
-    _say(coded, "use the same codes at all silos")
-    _say(scaled, "scale it at all silos, or leave it as it was measured")
-    return bool(lines + constant + coded + scaled)
+    return said
+
+
+def _hardly_varying(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
+    """Return a line if a column has one value at some silos, and several at others."""
+    varied = {silo: told for silo, told in silos.items() if told.deviation}
+    usual = ColumnMoments.together(list(varied.values()))
+    flat = {
+        silo: f"{told.mean:.4g}"
+        for silo, told in silos.items()
+        if not told.deviation and told.count >= _FLAT_ROWS and not _rarely_else(told, usual)
+    }
+    return _constant(column, flat, list(varied))
 
 
 def compare_categories(told: Sequence["ColumnSums"]) -> None:
@@ -205,17 +201,17 @@ def _rarely_else(flat: ColumnMoments, others: ColumnMoments) -> bool:
 
 def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     """Return a line for each silo that is far from the others."""
-    if len(silos) < 2:
+    coded = all(_low(one) is not None for one in silos.values())
+    if len(silos) < 2 or coded:
         return []
-    usual = [m for m in silos.values() if m.deviation] or list(
-        silos.values()
-    )  # not halved by constants
-    mean, spread = median(m.mean for m in usual), median(m.deviation for m in usual)
     if len(silos) == 2:
         (one, here), (other, there) = silos.items()
         apart = _apart(here, there.mean, there.deviation)
         means = f"means {here.mean:.4g} and {there.mean:.4g}"
         return [f"{column} of {one} and {other} differs by {apart} ({means})"] if apart else []
+    # silos of one value would halve the deviation
+    varied = [m for m in silos.values() if m.deviation] or list(silos.values())
+    mean, spread = median(m.mean for m in varied), median(m.deviation for m in varied)
     found = {silo: apart for silo, here in silos.items() if (apart := _apart(here, mean, spread))}
     usual = [here for silo, here in silos.items() if silo not in found]
     return [
@@ -229,33 +225,36 @@ def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
 def _swapped(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> list[str]:
     """Return a line for two columns of a silo that lie where the other one lies at other silos."""
     found = list[str]()
-    for silo, told in [*silos.items()] if len(silos) > 2 else [*silos.items()][:1]:
+    # of two silos it is open which one is wrong
+    for silo in list(silos)[: len(silos) if len(silos) > 2 else 1]:
+        own = {c: m for c, m in silos[silo].items() if m.count >= _ROWS}
         others = [each for name, each in silos.items() if name != silo]
         usual = {
             c: (
                 median(each[c].mean for each in others),
                 median(each[c].deviation for each in others),
             )
-            for c, own in told.items()
-            if own.count >= _ROWS and all(each[c].count for each in others)
+            for c in own
+            if all(each[c].count for each in others)
         }
-        moved = [
-            c
-            for c, (mean, spread) in usual.items()
-            if abs(told[c].mean - mean) > _AWAY * spread > 0
-            or (told[c].deviation and spread and abs(log10(told[c].deviation / spread)) > _OTHER)
-        ]
-        found += [
-            f"{one} and {other} of {silo if len(silos) > 2 else ' or '.join(silos)} seem to have "
-            "changed places"
-            for one, other in combinations(moved, 2)
-            if all(
-                abs(told[a].mean - usual[b][0]) < usual[b][1] / 2
-                and abs(log10(told[a].deviation / usual[b][1])) < _OTHER / 2
-                for a, b in ((one, other), (other, one))
-            )
-        ]
+        moved = [c for c, place in usual.items() if _has_moved(own[c], *place)]
+        shown = silo if len(silos) > 2 else " or ".join(silos)
+        for one, other in combinations(moved, 2):
+            if _lies_at(own[one], *usual[other]) and _lies_at(own[other], *usual[one]):
+                found.append(f"{one} and {other} of {shown} seem to have changed places")
     return found
+
+
+def _has_moved(told: ColumnMoments, mean: float, spread: float) -> bool:
+    """Return whether a column has another mean, or twice or half the deviation."""
+    far = abs(told.mean - mean) > _AWAY * spread > 0
+    return far or bool(told.deviation and spread and abs(log10(told.deviation / spread)) > 0.3)
+
+
+def _lies_at(told: ColumnMoments, mean: float, spread: float) -> bool:
+    """Return whether a column has nearly this mean and this deviation."""
+    near = abs(told.mean - mean) < spread / 2
+    return bool(near and abs(log10(told.deviation / spread)) < 0.15)
 
 
 def _leaves_gap(
@@ -291,35 +290,35 @@ def _codes(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     """
     coded: dict[int, list[str]] = {}
     for silo, told in silos.items():
-        if (low := _low(told)) is not None:
+        low = _low(told)
+        if low is not None:
             coded.setdefault(low, []).append(silo)
-    if len(coded) < 2:
+    if column.endswith(_ALL) or len(coded) < 2:
         return []
-    return [
-        f"{column} is "
-        f"{', but '.join(f'{low} or {low + 1} at {listed(at)}' for low, at in sorted(coded.items()))}"
-    ]
+    ways = [f"{low} or {low + 1} at {listed(at)}" for low, at in sorted(coded.items())]
+    return [f"{column} is {', but '.join(ways)}"]
 
 
 def _standardised(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     """Return a line if a column has the mean 0 and the deviation 1 at some silos, and others
     elsewhere.
     """
-    held = [
-        silo
-        for silo, m in silos.items()
-        if max(abs(m.mean), abs(m.deviation - 1)) < max(0.02, 2 * m.count**-0.5)
-    ]
-    others = [m for silo, m in silos.items() if silo not in held]
-    away = [
-        m for m in others if abs(m.mean) > max(1.0, m.deviation) and abs(m.deviation - 1) > _UNLIKE
-    ]
-    if not held or not away or len(away) < len(others):
+    held = [silo for silo, told in silos.items() if _is_standard(told)]
+    others = [told for silo, told in silos.items() if silo not in held]
+    # what has nearly such moments by nature is not called another
+    away = [abs(m.mean) > max(1.0, m.deviation) and abs(m.deviation - 1) > 0.2 for m in others]
+    if column.endswith(_ALL) or not held or not others or not all(away):
         return []
     return [
         f"{column} has the mean 0 and the standard deviation 1 at {listed(held)}, and others "
         "elsewhere"
     ]
+
+
+def _is_standard(told: ColumnMoments) -> bool:
+    off = max(abs(told.mean), abs(told.deviation - 1))
+    # two standard errors of the mean, if the test rows were scaled with the training rows
+    return off < max(0.02, 2 / sqrt(told.count))
 
 
 def _low(told: ColumnMoments) -> int | None:
@@ -330,11 +329,9 @@ def _low(told: ColumnMoments) -> int | None:
     """
     low = floor(told.mean)
     share = told.mean - low
-    return (
-        low
-        if 0 < share < 1 and abs(told.squares / told.count - share * (1 - share)) < 1e-9
-        else None
-    )
+    if share and abs(told.squares / told.count - share * (1 - share)) < 1e-9:
+        return low
+    return None
 
 
 def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
@@ -343,39 +340,44 @@ def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
     """
     if here.deviation and spread:
         factor = here.deviation / spread
+        times = max(factor, 1 / factor)
         ends = abs(here.mean) / here.deviation, abs(mean) / spread
-        unlike = abs(log10(here.mean / mean / factor)) if here.mean * mean > 0 else inf
-        narrow = min(ends) >= _NARROW and unlike < _VERY_ALIKE
-        centred = max(ends) < 1
-        if (
-            here.mean * mean < 0
-            and min(ends) >= _AWAY
-            and abs(log10(-here.mean / mean)) < _ALIKE / 2 > abs(log10(factor))
-        ):
+        negative = here.mean * mean < 0
+        mirrored = negative and abs(log10(-here.mean / mean)) < 0.2 > abs(log10(factor))
+        # a sign is told from chance two deviations away from zero
+        if mirrored and min(ends) >= _AWAY:
             return "its sign"
-        if max(factor, 1 / factor) >= (_LEAST_FACTOR if narrow else _FACTOR) and (
-            centred or unlike < _ALIKE
-        ):
-            times = factor if centred else here.mean / mean
-            return f"a factor of about {_round(max(times, 1 / times)):,g}"
-        if max(factor, 1 / factor) >= _WIDE:
-            return f"a factor of about {_round(max(factor, 1 / factor)):,g} between standard deviations"
-    far, widest, least = (
-        abs(here.mean - mean),
-        max(here.deviation, spread),
-        min(here.deviation, spread),
-    )
-    limit = (
-        _NARROW if 0 < _FACTOR * least <= widest else _FAR
-    )  # a logarithm, or standardised, has another spread, too
+        # another unit changes mean and deviation by the same factor
+        unlike = abs(log10(here.mean / mean / factor)) if here.mean * mean > 0 else inf
+        centred = max(ends) < 1
+        # far from zero less tells another unit, such as pounds
+        narrow = min(ends) >= _NARROW and unlike < 0.1
+        least = 2 if narrow else _FACTOR
+        if times >= least and (centred or unlike < 0.4):
+            ratio = factor if centred else here.mean / mean
+            return f"a factor of about {_round(max(ratio, 1 / ratio)):,g}"
+        # as of a logarithm
+        if times >= 20:
+            return f"a factor of about {_round(times):,g} between standard deviations"
+    far = abs(here.mean - mean)
+    least, widest = sorted((here.deviation, spread))
+    # a logarithm, or what is standardised, has another spread, too
+    limit = _NARROW if 0 < _FACTOR * least <= widest else 8
     return f"{far / widest:,.0f} standard deviations" if widest and far > limit * widest else ""
 
 
 def _round(times: float) -> float:
     """Return a factor with two digits, or a power of ten if that is near."""
     power = 10.0 ** round(log10(times))
-    return (
-        power
-        if abs(log10(times / power)) < (0.1 if power > 10 else 0.02)
-        else float(f"{times:.2g}")
-    )
+    near = abs(log10(times / power)) < (0.1 if power > 10 else 0.02)
+    return power if near else float(f"{times:.2g}")
+
+
+_Rule: TypeAlias = Callable[[str, Mapping[str, ColumnMoments]], list[str]]
+_RULES: tuple[tuple[_Rule, str], ...] = (
+    (_units, "check units"),
+    (_hardly_varying, "check how it was filled in there"),
+    (_codes, "use the same codes at all silos"),
+    (_standardised, "scale it at all silos, or leave it as it was measured"),
+)
+"""what is looked for in each column, and what to check if it is found"""

@@ -132,13 +132,12 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     evenly from all (domain, group, label).
     """
     like, reading = asked.like, asked.reading
-    raws = [part for holding in holdings for part in holding.parts] + (
-        [] if test is None else [test]
-    )
-    owned = [holding.name for holding in holdings for _ in holding.parts] + [""] * (
-        test is not None
-    )
-    _alike(raws)
+    raws = [part for holding in holdings for part in holding.parts]
+    owned = [holding.name for holding in holdings for _ in holding.parts]
+    if test is not None:
+        raws.append(test)
+        owned.append("")
+    _refuse_mixtures(raws)
     raws = [_with_masks(raw, asked) for raw in _without_owners(raws, asked.without)]
     silos = tuple(holding.name for holding in holdings if holding.name)
     if silos and reading.group_column:
@@ -164,12 +163,11 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
             raws, y, domain, group, subjects(raws), times(raws), strict=True
         )
     ]
-    sides = (
-        _sides(holdings, pieces, task, whole=asked.whole)
-        if test is None
-        else (pieces[:-1], pieces[-1:])
-    )
-    groups = groups if silos else _unlike(groups) if reading.group_column else ()
+    sides: tuple[Sequence[_Piece], Sequence[_Piece]] = pieces[:-1], pieces[-1:]
+    if test is None:
+        sides = _sides(holdings, pieces, task, whole=asked.whole)
+    if not silos:
+        groups = _names_of_silos(groups) if reading.group_column else ()
     train, held, inputs, task = _encoded(sides, asked, outputs, task)
     how: dict[str, Any] = {"task": task, "inputs": inputs, "groups": groups}
     made = Dataset(asked.name, train, held, outputs, domains, named=bool(asked.classes), **how)
@@ -236,14 +234,12 @@ def _encoded(
     return train, test, kind or of_tensor(train.x), task
 
 
-def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
+def _names_of_silos(groups: Sequence[str]) -> tuple[str, ...]:
     """Return the owners' names as names of silos, all different."""
     names = tuple(map(silo_name, groups))
-    return (
-        names
-        if len(set(names)) == len(names)
-        else tuple(f"{name}-{k}" for k, name in enumerate(names))
-    )
+    if len(set(names)) == len(names):
+        return names
+    return tuple(f"{name}-{k}" for k, name in enumerate(names))
 
 
 def _sides(
@@ -281,7 +277,8 @@ def augmented(dataset: Dataset, reading: Reading) -> Dataset:
     return replace(dataset, augment=reading.augment)
 
 
-def _alike(raws: Sequence[Raw]) -> None:
+def _refuse_mixtures(raws: Sequence[Raw]) -> None:
+    """Refuse parts of several kinds, or of which only some have subjects or times."""
     for raw in raws[1:]:
         if raw.kind != raws[0].kind:
             raise UserError(

@@ -615,25 +615,16 @@ class Cells:
             values = column.cast(pa.float64(), safe=False).to_pylist()
             known = [None if v is None or isnan(v) else v for v in values]
             if any(v is not None and abs(v) > _EXACT for v in known):
-                raise UserError(
-                    self._line(
-                        name,
-                        "codes above 2^53 as floats, which lost digits",
-                        "give text or integers",
-                    )
-                )
-            whole = all(v is None or v.is_integer() for v in known)
-            return pa.array(
-                [None if v is None else str(int(v)) if whole else repr(v) for v in known],
-                pa.large_string(),
-            )
+                holds = "codes above 2^53 as floats, which lost digits"
+                raise UserError(self._line(name, holds, "give text or integers"))
+            if all(v is None or v.is_integer() for v in known):
+                return pa.array(known, pa.int64()).cast(pa.large_string())
+            return pa.array([v if v is None else repr(v) for v in known], pa.large_string())
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             stamps = stamps_of(column.combine_chunks())
             midnight = bool((stamps[stamps != LOST] % DAY == 0).all())
-            return pa.array(
-                [None if s == LOST else iso(int(s), whole=midnight) for s in stamps],
-                pa.large_string(),
-            )
+            texts = [None if s == LOST else iso(int(s), whole=midnight) for s in stamps]
+            return pa.array(texts, pa.large_string())
         raise UserError(self._line(name, kind, "it must hold integers or names (strings)"))
 
 

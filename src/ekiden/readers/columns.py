@@ -3,7 +3,7 @@ table.
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -263,12 +263,58 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     """Take samples, labels, domains and groups out of a `pyarrow.Table`, as `reading` or else
     `usual` says.
     """
-    labels = {
-        *(reading.label_column or _label(table, usual)),
-        reading.domain_column or usual.domain,
-    }
-    table = _with_names(table, labels)
+    targets = reading.label_column or _label(table, usual)
+    table = _with_names(table, {*targets, reading.domain_column or usual.domain})
     _meet_schema(table, source, reading)
+    _check_names(table, source, reading)
+    if not targets and not reading.text_column:
+        raise UserError(
+            f"{source} has no column 'label': say which one holds the labels (--label-column); it "
+            f"has: {', '.join(table.column_names)}."
+        )
+    domain = reading.domain_column or _usual_owner(table, usual.domain, "domain", reading)
+    group = reading.group_column or _usual_owner(table, usual.group, "group", reading)
+    subject, time = reading.subject_column, reading.time_column
+    if twice := next((name for name in (subject, time) if name in targets), None):
+        raise UserError(
+            f"column {twice!r} holds the labels: name others by --subject-column and --time-column"
+        )
+    meant = {*targets, domain, group, subject, time}
+    kind, chosen = _kind(table, source, reading, usual, meant)
+    if kind is not Table and usual == USUAL and not reading.schema:
+        _say_left(table, source, kind, meant.union(chosen, reading.drop_columns))
+    measured = chosen if kind is Table else []
+    cells = Cells(table, source, reading.writing, [*measured, *targets, *filter(None, [time])])
+    if kind is Table:
+        schema = schemas.read(reading.schema) if reading.schema else None
+        numbers = schema.of_kind("number", "date") if schema else ()
+        read = cells.features(chosen, reading.categorical_columns, numbers)
+    else:
+        read = kind.of_cells(table.select(chosen), source)
+    masked = kind is Images and len(targets) == 1 and holds_files(table[targets[0]])
+    label: NDArray[Any] = np.zeros(len(table), dtype=np.int64)
+    if masked:
+        label = masks(kind.of_cells(table.select(targets), source), read, source)
+    elif targets:
+        label = targets_of(table, targets, source, cells)
+    who = names_of(table, subject, source, cells).astype(np.str_) if subject else None
+    return Raw(
+        source,
+        read,
+        label,
+        names_of(table, domain, source, cells) if domain else None,
+        names_of(table, group, source, cells) if group else None,
+        _names(table, targets[0], b"label_names") if len(targets) == 1 else (),
+        _names(table, domain, b"domain_names") if domain else (),
+        () if masked else targets,
+        who,
+        cells.time(time) if time else None,
+        kind=kind,
+    )
+
+
+def _check_names(table: Any, source: str, reading: Reading) -> None:
+    """Refuse columns that are named and not there; another silo may have those to leave out."""
     named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
     owners = (reading.domain_column, reading.subject_column, reading.time_column)
     for name in (*named, *owners, *reading.label_column, *reading.feature_columns):
@@ -277,70 +323,33 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     marked = [mark.partition("=")[0] for mark in reading.missing if "=" in mark]
     others = {*table.column_names} - {*reading.drop_columns}
     for name in dict.fromkeys((*reading.drop_columns, *marked)):
-        if name not in table.column_names:  # another silo may have it
+        if name not in table.column_names:
             near = nearest(name, others, n=1, cutoff=0.8)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"it has {', '.join(table.column_names)}"
-            )
+            hint = f"it has {', '.join(table.column_names)}"
+            if near:
+                hint = f"did you mean {near[0]!r}?"
             tell(
                 f"{source} has no column {name!r}, which is named to leave it out or its marks: "
                 f"{hint}"
             )
-    targets = reading.label_column or _label(table, usual)
-    if not targets and not reading.text_column:
-        raise UserError(
-            f"{source} has no column 'label': say which one holds the labels (--label-column); it "
-            f"has: {', '.join(table.column_names)}."
-        )
-    domain, group = (
-        named
-        or _pick(table, [name] if name != default else [default] * (not reading.names_columns))
-        for named, name, default in (
-            (reading.domain_column, usual.domain, "domain"),
-            (reading.group_column, usual.group, "group"),
-        )
-    )
-    subject, time = reading.subject_column or None, reading.time_column or None
-    if twice := next((name for name in (subject, time) if name in targets), None):
-        raise UserError(
-            f"column {twice!r} holds the labels: name others by --subject-column and --time-column"
-        )
-    meant = {*targets, domain, group, subject, time}
-    kind, chosen = _kind(table, source, reading, usual, meant)
-    measured = [*chosen] * (kind is Table)
-    left = [
-        name for name in table.column_names if name not in meant.union(chosen, reading.drop_columns)
-    ]
-    if left and not measured and usual == USUAL and not reading.schema:
+
+
+def _usual_owner(table: Any, usual: str, default: str, reading: Reading) -> str:
+    """Return the column of owners if none is named; "" if there is none."""
+    # who names a column names all that mean something
+    if usual == default and reading.names_columns:
+        return ""
+    return usual if usual in table.column_names else ""
+
+
+def _say_left(table: Any, source: str, kind: type[Inputs], meant: Collection[str]) -> None:
+    """Name columns that have no meaning next to samples of another kind than rows."""
+    left = [name for name in table.column_names if name not in meant]
+    if left:
         tell(
             f"{source} has columns that no model of {kind.words} gets ({', '.join(left)}): leave "
             "them out by --drop-columns, or say what they mean, as by --subject-column"
         )
-    masked = kind is Images and len(targets) == 1 and holds_files(table[targets[0]])
-    cells = Cells(table, source, reading.writing, [*measured, *targets, *filter(None, [time])])
-    numbers = schemas.read(reading.schema).of_kind("number", "date") if reading.schema else ()
-    read = (
-        cells.features(chosen, reading.categorical_columns, numbers)
-        if measured
-        else kind.of_cells(table.select(chosen), source)
-    )
-    return Raw(
-        source,
-        read,
-        masks(kind.of_cells(table.select(targets), source), read, source)
-        if masked
-        else targets_of(table, targets, source, cells)
-        if targets
-        else np.zeros(len(table), dtype=np.int64),
-        None if domain is None else names_of(table, domain, source, cells),
-        None if group is None else names_of(table, group, source, cells),
-        _names(table, targets[0], b"label_names") if len(targets) == 1 else (),
-        () if domain is None else _names(table, domain, b"domain_names"),
-        () if masked else targets,
-        None if subject is None else names_of(table, subject, source, cells).astype(np.str_),
-        None if time is None else cells.time(time),
-        kind=kind,
-    )
 
 
 def _meet_schema(table: Any, source: str, reading: Reading) -> None:
@@ -378,14 +387,15 @@ def _label(table: Any, usual: Columns) -> tuple[str, ...]:
     """Return the column of labels, if none is named: the usual one, or the only one of classes in
     Hugging Face data.
     """
-    if (name := _pick(table, ("label", usual.label))) is not None:
-        return (name,)
+    for name in ("label", usual.label):
+        if name in table.column_names:
+            return (name,)
     named = [name for name in table.column_names if _names(table, name, b"")]
     return tuple(named) if len(named) == 1 else ()
 
 
 def _kind(
-    table: Any, source: str, reading: Reading, usual: Columns, meant: set[str | None]
+    table: Any, source: str, reading: Reading, usual: Columns, meant: set[str]
 ) -> tuple[type[Inputs], list[str]]:
     """Return the kind of samples, and the columns that hold them."""
     left = [name for name in table.column_names if name not in meant | set(reading.drop_columns)]
@@ -415,26 +425,20 @@ def _kind(
 
 
 def image_column(
-    table: Any, reading: Reading, usual: Columns = USUAL, meant: set[str | None] | None = None
+    table: Any, reading: Reading, usual: Columns = USUAL, meant: set[str] | None = None
 ) -> str | None:
     """Return the column of images: the one that is named, else the usual one, else the first of
     encoded images.
     """
     if reading.image_column or reading.text_column or reading.array_column:
         return reading.image_column or None
-    left = {
-        name: table[name].type
-        for name in table.column_names
-        if name not in (meant or reading.label_column)
-    }
-    usually = [
-        n for n in ("image", usual.image) if n in left and (is_encoded(left[n]) or is_text(left[n]))
-    ]  # or paths
-    return next(iter([*usually, *(name for name, kind in left.items() if is_encoded(kind))]), None)
-
-
-def _pick(table: Any, candidates: Iterable[str]) -> str | None:
-    return next((c for c in candidates if c in table.column_names), None)
+    apart = meant or reading.label_column
+    left = {name: table[name].type for name in table.column_names if name not in apart}
+    for name in ("image", usual.image):
+        # bytes, or paths
+        if name in left and (is_encoded(left[name]) or is_text(left[name])):
+            return name
+    return next((name for name, kind in left.items() if is_encoded(kind)), None)
 
 
 def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) -> NDArray[Any]:

@@ -128,35 +128,33 @@ def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
     """
     import pyarrow as pa
 
-    suffix, usually = (
-        table.suffix.lower(),
-        (reading.image_column or "image", reading.image_column or usual.image),
-    )
+    suffix = table.suffix.lower()
     if suffix in arrays.SUFFIXES:
         return []
     try:
-        if suffix in (".csv", ".tsv"):  # most name no images, and are not read twice
-            with table.open("rb") as text:
-                head = text.read(1 << 16)
-            if not any(name.encode() in head for name in usually):
-                return []
-        if suffix != ".parquet":
-            found = frames.arrow(table, str(table))
-            cells = [
-                cell
-                for name in _pictured(found, reading, usual)
-                for cell in found[name].to_pylist()
-            ]
-        else:
+        if suffix == ".parquet":
             with frames.parquet(table) as file:
-                head_ = file.schema_arrow.empty_table()
-                cells = [
-                    cell for name in _pictured(head_, reading, usual) for cell in _paths(file, name)
-                ]
+                head = file.schema_arrow.empty_table()
+                cells = [_paths(file, name) for name in _pictured(head, reading, usual)]
+        elif suffix in (".csv", ".tsv") and not _may_name_images(table, reading, usual):
+            return []
+        else:
+            found = frames.arrow(table, str(table))
+            cells = [found[name].to_pylist() for name in _pictured(found, reading, usual)]
     except (pa.ArrowException, OSError, KeyError, UserError):
         return []
-    names = {cell for cell in cells if isinstance(cell, str) and cell}
+    names = {cell for each in cells for cell in each if isinstance(cell, str) and cell}
     return sorted(name for name in names if split(table.parent / name)[0].is_file())
+
+
+def _may_name_images(table: Path, reading: Reading, usual: columns.Columns) -> bool:
+    """Return whether a text file may have a column of images: most have none, and are not read
+    twice.
+    """
+    with table.open("rb") as text:
+        head = text.read(1 << 16)
+    names = [reading.image_column] if reading.image_column else ["image", usual.image]
+    return any(name.encode() in head for name in names)
 
 
 def _pictured(table: Any, reading: Reading, usual: columns.Columns) -> list[str]:
@@ -169,17 +167,14 @@ def _pictured(table: Any, reading: Reading, usual: columns.Columns) -> list[str]
 
 
 def _paths(file: Any, name: str) -> list[Any]:
-    """Return the paths in a column of a Parquet file; of structs, only those without bytes."""
+    """Return the paths in a column of a Parquet file, or of structs with bytes."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     kind = file.schema_arrow.field(name).type
     if pa.types.is_struct(kind):
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-        own = [chunk.statistics for chunk in chunks if chunk.path_in_schema == f"{name}.bytes"]
-        if all(statistics and statistics.null_count == 0 for statistics in own):
-            return []
-        return [cell and cell.get("path") for cell in file.read([f"{name}.path"])[name].to_pylist()]
+        structs = file.read([f"{name}.path"])[name]
+        return list(pc.struct_field(structs, "path").to_pylist())
     return list(file.read([name])[name].to_pylist()) if is_text(kind) else []
 
 
@@ -565,13 +560,10 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
     x, y = found[sample], found[label]
     if y.dtype.kind in "SO":
         raise UserError(f"labels in {source} are {y.dtype}: write them as integers, numbers or str")
-    y = (
-        y.astype(np.int64)
-        if y.dtype.kind in "iub"
-        else y.astype(np.float64)
-        if y.dtype.kind == "f"
-        else y
-    )
+    if y.dtype.kind in "iub":
+        y = y.astype(np.int64)
+    if y.dtype.kind == "f" or y.ndim == 2:
+        y = y.astype(np.float64)
     owners = [name or usual for name, usual in zip(named, ("group", "domain", "", ""), strict=True)]
     for name in (label, *owners):
         if name in found and len(found[name]) != len(x):
@@ -600,7 +592,7 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
     return Raw(
         source,
         with_channels(given, source).numpy(),
-        y.astype(np.float64) if y.ndim == 2 else y,
+        y,
         domain,
         group,
         kind=arrays.Arrays,

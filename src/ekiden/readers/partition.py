@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from os import PathLike
 from typing import Any, ClassVar, Protocol
 
@@ -191,10 +190,8 @@ SPELLINGS = (
     "domains:dirichlet:0.5 (labels skewed within domains), classes:2, natural"
 )
 TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100
-_FIRST = 50  # draws before we ask whether more are worth a try
-_NUMBERS = 5_000_000  # random numbers for the answer
+_NUMBERS = 500_000  # shares of classes that are drawn
 _ENOUGH = 20  # samples or subjects for a client, if the user names no number of clients
-_SURE = 10  # times as many draws as one success needs on average
 
 
 class Unmet(UserError):
@@ -254,40 +251,17 @@ class Dirichlet(Checked):
         if n >= clients * self.min_size:
             labels = units.commonest(numpy(dataset.strata(dataset.train))[rows])
             classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
-            tries = TRIES
-            for draw in count(1):
+            # so that a partition that cannot be met ends in seconds
+            tries = max(100, min(TRIES, _NUMBERS // (len(classes) * clients)))
+            for _ in range(tries):
                 parts = self._draw(classes, units, clients, rng)
                 if min(units.sizes[p].sum() for p in parts) >= self.min_size:
                     return [rng.permutation(units.rows(p)) for p in parts]
-                if draw == _FIRST:
-                    tries = self._worth([int(units.sizes[c].sum()) for c in classes], clients)
-                if draw >= tries:
-                    break
+        smaller = f", or a smaller least size (dirichlet:{self._beta()}:1)"
         raise Unmet(
             f"{self} leaves some of {clients} clients with fewer than {self.min_size} of {n} "
-            "samples: take fewer clients or a larger beta"
-            + (
-                f", or a smaller least size (dirichlet:{self._beta()}:1)."
-                if self.min_size > 1
-                else "."
-            )
+            f"samples: take fewer clients or a larger beta{smaller if self.min_size > 1 else ''}"
         )
-
-    def _worth(self, classes: list[int], clients: int) -> int:
-        """Return how many draws are worth a try, from many draws of the clients' sizes alone."""
-        draws = min(TRIES, max(_FIRST, _NUMBERS // (len(classes) * clients)))
-        rng, full = np.random.default_rng(0), sum(classes) / clients
-        sizes = np.zeros((draws, clients))
-        for rows in classes:
-            shares = rng.dirichlet(np.full(clients, self.beta), draws) * (sizes < full)
-            total = shares.sum(axis=1, keepdims=True)
-            sizes += (
-                np.divide(shares, total, out=np.full_like(shares, -np.inf), where=total > 0) * rows
-            )
-        met = int(
-            np.count_nonzero(sizes.min(axis=1) >= self.min_size - 1)
-        )  # cuts are rounded to whole rows
-        return min(TRIES, _FIRST + _SURE * draws // met) if met else _FIRST
 
     def _draw(
         self, classes: list[Rows], units: DealtUnits, clients: int, rng: Generator

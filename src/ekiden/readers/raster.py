@@ -146,7 +146,9 @@ def load(source: Source) -> Loaded:
         if upright is source:
             upright = upright.copy()
         measured = upright.mode == "F" or (upright.mode == "I" and _is_outside(upright))
-        return Loaded(upright, None if measured else 1 << 16 if deep else 256)
+        if measured:
+            return Loaded(upright, None)
+        return Loaded(upright, 1 << 16 if deep else 256)
 
 
 def mask(source: Source) -> np.ndarray[Any, Any]:

@@ -25,7 +25,6 @@ from ekiden.readers.moments import ColumnSums, counted_together, read_sums, targ
 from ekiden.readers.schema import Schema
 from ekiden.readers.undecoded import natural
 
-_TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
 _TOLD = {"moments": "numbers", "categories": "categories"}
 
 
@@ -122,7 +121,8 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
             for part in (client.train, client.val, client.test):
                 held = [code for code in part.samples.x[part.rows, place].tolist() if code in rare]
                 rows.update(held)
-                at |= dict.fromkeys([client.name] * bool(held))
+                if held:
+                    at[client.name] = None
         if rows:
             names = listed(repr(rare[code]) for code, _ in rows.most_common())
             found.append(
@@ -186,14 +186,12 @@ class Scaling:
 
     def to_json(self) -> dict[str, Any]:
         """Return the scaling as plain values."""
-        table = {} if self.table is None else self.table.to_json()
-        more = {_SCHEMA: json.loads(self.schema)} if self.schema else {}
-        more |= {_CLASSES: dict(self.classes)} if self.classes else {}
-        return (
-            table
-            | more
-            | ({_TARGETS: {k: list(v) for k, v in self.targets.items()}} if self.targets else {})
-        )
+        return {
+            "table": None if self.table is None else self.table.to_json(),
+            "targets": {name: list(scale) for name, scale in self.targets.items()},
+            "schema": json.loads(self.schema) if self.schema else None,
+            "classes": dict(self.classes),
+        }
 
     def scaled(self, dataset: Dataset) -> Dataset:
         """Return a silo's data set with the agreed scale of the numbers to predict."""
@@ -218,29 +216,22 @@ def read_agreed(path: Path) -> Scaling:
     """Return the scaling in a file that `ekiden federation agree` made."""
     try:
         values = json.loads(read_text(path))
-        given = values.pop(_TARGETS, {}) if isinstance(values, dict) else {}
-        schema = (
-            schemas.parsed(values.pop(_SCHEMA)).text()
-            if isinstance(values, dict) and _SCHEMA in values
-            else ""
+        table, schema = values["table"], values["schema"]
+        found = Scaling(
+            None if table is None else from_json(table),
+            {str(name): (float(m), float(s)) for name, (m, s) in values["targets"].items()},
+            schemas.parsed(schema).text() if schema else "",
+            {str(name): int(n) for name, n in values["classes"].items()},
         )
-        targets = {str(name): (float(mean), float(std)) for name, (mean, std) in given.items()}
-        counts = values.pop(_CLASSES, {}) if isinstance(values, dict) else {}
-        classes = {str(name): int(n) for name, n in counts.items()}
-        if min(classes.values(), default=1) < 1:
+        if min(found.classes.values(), default=1) < 1:
             raise ValueError("a class has no sample")
-        if not all(isfinite(mean) and 0 < std < inf for mean, std in targets.values()):
+        if not all(isfinite(mean) and 0 < std < inf for mean, std in found.targets.values()):
             raise ValueError("a mean or a standard deviation is not a number, or not positive")
-        return Scaling(
-            from_json(values) if values or not (targets or classes) else None,
-            targets,
-            schema,
-            classes,
-        )
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`"
         ) from None
+    return found
 
 
 def agree_on(

@@ -166,14 +166,7 @@ def load(
     elif frames.is_frame(name) or type(name) is dict:
         loaded = assemble([hold(name, asked.reading)], asked)
     else:
-        part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
-        if isinstance(name, tuple | list | np.ndarray | Tensor):
-            files = isinstance(name, list) and all(isinstance(one, str | PathLike) for one in name)
-            given = "['a.csv', 'b.csv'], ..." if files else "[(x, y), (x, y)]"
-            part = (
-                f": {'files' if files else 'arrays in memory'} are silos, ekiden.federate({given})"
-            )
-        raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
+        raise _refused(name)
     found = augmented(in_order(loaded, tuple(classes or ())), chosen)
     if like is not None or classes or whole or not named:
         return found
@@ -182,6 +175,16 @@ def load(
     return coming_from(
         found, Origin(place, size=size, task=task, reading=chosen.located().chosen())
     )
+
+
+def _refused(given: Any) -> UserError:
+    """Return a line about what `load` does not take."""
+    instead = ""
+    if isinstance(given, dict):
+        instead = ": give one of its parts, as in data['train']"
+    if isinstance(given, tuple | list | np.ndarray | Tensor):
+        instead = ": several files, or arrays in memory, are silos, ekiden.federate([(x, y), ...])"
+    return UserError(f"load takes a name, a path or a frame, not {type(given).__name__}{instead}")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -28,9 +28,7 @@ from ekiden.readers.raster import Loaded, Look, split
 from ekiden.readers.undecoded import Raw
 
 CHUNK = 128  # images that a thread decodes at a time
-_SCALE = 1.25  # times as large pixels as those of other silos
 _PICTURE = 64  # pixels; smaller ones may be of one colour
-_WIDE = 2.5  # times as large pixels within a silo, more than among adults
 _X_RAYS = {
     "CR",
     "DX",
@@ -350,22 +348,33 @@ def decode(
     if not shape:
         _check_levels(_by_silo(items), levels, images)
         silos = _by_silo(each[0])  # these places come first
-        told.silos += _unlike(silos, looks, levels, channels, images) + _dark(silos, brightest)
-        if again := len(known := [seen.uid for seen in looks if seen.uid]) - len({*known}):
-            told.silos.append(
-                f"{again:,} of {counted(len(looks), 'image')} have the SOP instance UID of another "
-                "one, as copies of a picture have: keep one of each"
-            )
-        count = len({seen.subject for seen in looks})
-        if 1 < count < len(looks) and all(raw.subject is None for raw, _ in items):
-            told.silos.append(
-                f"headers name {count:,} patients for {len(looks):,} images, so a patient may be "
-                "in training and in the test: list the files in a table, and name the column of "
-                "patients by --subject-column"
-            )
+        told.silos += _unlike(silos, looks, levels, channels, images)
+        told.silos += _dark(silos, brightest)
+        named = any(raw.subject is not None for raw, _ in items)
+        told.silos += _copies_and_patients(looks, named=named)
     if notes is None:
         told.warn(_first([*dict.fromkeys(raw.source for side in sides for raw in side)]))
     return out
+
+
+def _copies_and_patients(looks: Sequence[Look], *, named: bool) -> Iterator[str]:
+    """Yield lines about pictures and patients that headers name several times; `named` says that
+    the patients are known.
+    """
+    known = [seen.uid for seen in looks if seen.uid]
+    again = len(known) - len({*known})
+    if again:
+        yield (
+            f"{again:,} of {counted(len(looks), 'image')} have the SOP instance UID of another "
+            "one, as copies of a picture have: keep one of each"
+        )
+    patients = len({seen.subject for seen in looks})
+    if 1 < patients < len(looks) and not named:
+        yield (
+            f"headers name {patients:,} patients for {len(looks):,} images, so a patient may be in "
+            "training and in the test: list the files in a table, and name the column of patients "
+            "by --subject-column"
+        )
 
 
 def _channels(images: Images, looks: Sequence[Look], shape: tuple[int, ...]) -> int:
@@ -413,7 +422,7 @@ def _check_levels(
 
 
 def _unlike(
-    silos: dict[Hashable, list[int]],
+    silos: Mapping[Hashable, Sequence[int]],
     looks: Sequence[Look],
     levels: Sequence[int | None],
     channels: int,
@@ -422,21 +431,19 @@ def _unlike(
     """Return lines about silos in which all images are grey, or have 16 bits, while those of others
     are not.
     """
-    lines = _taken(silos, looks, images.size)
-    grey = [
-        silo for silo, places in silos.items() if not any(looks[place].colour for place in places)
-    ]
+    scans = {silo: [looks[place] for place in places] for silo, places in silos.items()}
+    lines = [*_lines_on_scans(scans, images.size)]
+    grey = [silo for silo, here in scans.items() if not any(seen.colour for seen in here)]
     if channels == 3 and images.colour == "auto" and 0 < len(grey) < len(silos):
         lines.append(
             f"all images in {_first(grey)} are grey, and others have colour: grey values are "
             "repeated in three channels; --colour=grey makes all images grey"
         )
-    deep = [
-        silo for silo, places in silos.items() if all(levels[place] is not None for place in places)
-    ]
-    flat = [
-        silo for silo, places in silos.items() if all(levels[place] is None for place in places)
-    ]
+    deep, flat = list[Hashable](), list[Hashable]()
+    for silo, places in silos.items():
+        bits = {levels[place] is not None for place in places}
+        if len(bits) == 1:
+            (deep if bits == {True} else flat).append(silo)
     if deep and flat:
         lines.append(
             f"images in {_first(deep)} have 16 bits, those in {_first(flat)} 8 bits: the upper 8 "
@@ -445,59 +452,74 @@ def _unlike(
     return lines
 
 
-def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -> list[str]:
-    """Return lines about silos whose scans have other pixels (in mm) than those of others, or were
+def _lines_on_scans(scans: Mapping[Hashable, Sequence[Look]], size: int) -> Iterator[str]:
+    """Yield lines about silos whose scans have other pixels (in mm) than those of others, or were
     taken otherwise.
     """
-    lines, spacings, ways = list[str](), dict[Hashable, float](), dict[Hashable, list[set[str]]]()
-    for silo, places in silos.items():
-        here = [looks[place] for place in places]
-        known = [
-            seen.spacing * (min(seen.size) / size if size else 1)
-            for seen in here
-            if seen.spacing > 0
-        ]
-        spacings |= {silo: median(known)} if known else {}
-        ways[silo] = [
-            {*each} for each in zip(*(seen.taken or ("",) for seen in here), strict=False)
-        ]
-        devices = {way.split()[0] for way in ways[silo][0] if way} - _X_RAYS
-        for mixed in (devices, *ways[silo][_WEIGHTED : _WEIGHTED + 1]):
+    yield from _mixed_scans(scans)
+    yield from _odd_spacings(scans, size)
+    yield from _scans_taken_otherwise(scans)
+
+
+def _ways(looks: Sequence[Look]) -> list[set[str]]:
+    """Return in which ways images were taken, for each thing that headers say of that."""
+    return [{*each} for each in zip(*(seen.taken or ("",) for seen in looks), strict=False)]
+
+
+def _mixed_scans(scans: Mapping[Hashable, Sequence[Look]]) -> Iterator[str]:
+    for silo, looks in scans.items():
+        ways = _ways(looks)
+        devices = {way.split()[0] for way in ways[0] if way} - _X_RAYS
+        for mixed in (devices, *ways[_WEIGHTED : _WEIGHTED + 1]):
             if len(mixed) > 1 and all(mixed):
-                lines.append(
-                    f"images in {silo} are {' and '.join(sorted(mixed))}: check that they show the "
-                    "same"
-                )
-        if known and max(known) >= _WIDE * min(known):
-            lines.append(
-                f"pixels of images in {silo} are {min(known):.3g} to {max(known):.3g} mm high: "
-                "bring images to one spacing, or structures differ in size"
+                shown = " and ".join(sorted(mixed))
+                yield f"images in {silo} are {shown}: check that they show the same"
+
+
+def _odd_spacings(scans: Mapping[Hashable, Sequence[Look]], size: int) -> Iterator[str]:
+    heights = dict[Hashable, float]()
+    for silo, looks in scans.items():
+        known = [seen for seen in looks if seen.spacing > 0]
+        each = [seen.spacing * (min(seen.size) / size if size else 1) for seen in known]
+        if not each:
+            continue
+        heights[silo] = median(each)
+        # more than among adults
+        if max(each) >= 2.5 * min(each):
+            yield (
+                f"pixels of images in {silo} are {min(each):.3g} to {max(each):.3g} mm high: bring "
+                "images to one spacing, or structures differ in size"
             )
-    usual = (
-        [*spacings.values()][1]
-        if len(spacings) == 2
-        else median(spacings.values())
-        if spacings
-        else 0.0
-    )
-    for silo, height in spacings.items():
-        if max(height / usual, usual / height) >= _SCALE:
-            lines.append(
+    usual = usual_spacing(heights)
+    for silo, height in heights.items():
+        # smaller factors are also between patients
+        if max(height / usual, usual / height) >= 1.25:
+            yield (
                 f"pixels of images in {silo} are {height:.3g} mm high, those of other silos "
-                f"{usual:.3g} mm: bring "
-                "images to one spacing, or structures have another size there"
+                f"{usual:.3g} mm: bring images to one spacing, or structures have another size "
+                "there"
             )
-    first, *others = ways
+
+
+def usual_spacing(heights: Mapping[Hashable, float]) -> float:
+    """Return the spacing (mm) that silos are compared with; 0 if none is known."""
+    if not heights:
+        return 0.0
+    # the median of two is neither, and would name both
+    return list(heights.values())[1] if len(heights) == 2 else median(heights.values())
+
+
+def _scans_taken_otherwise(scans: Mapping[Hashable, Sequence[Look]]) -> Iterator[str]:
+    first, *others = scans
     for silo in others:
-        for own, others_ in zip(ways[first], ways[silo], strict=False):
-            if all(own | others_) and not own & others_:
-                one, other = (" and ".join(sorted(way)) for way in (own, others_))
-                lines.append(
-                    f"images in {first} are {one}, those in {silo} {other}: check that they show "
+        for own, other in zip(_ways(scans[first]), _ways(scans[silo]), strict=False):
+            if all(own | other) and not own & other:
+                one, another = (" and ".join(sorted(way)) for way in (own, other))
+                yield (
+                    f"images in {first} are {one}, those in {silo} {another}: check that they show "
                     "the same"
                 )
-                return lines
-    return lines
+                return
 
 
 def _dark(silos: dict[Hashable, list[int]], brightest: Sequence[int]) -> list[str]:

@@ -360,9 +360,8 @@ def _numbers(raw: Raw, name: str, *, date: bool) -> Numbers:
 def _names(column: Any) -> Names:
     """Return names (n,), "" if one is missing."""
     values = column.to_pylist()
-    if str(column.type) == "double":
-        whole = all(v is None or v.is_integer() for v in values)
-        values = [v if v is None else int(v) if whole else v for v in values]
+    if str(column.type) == "double" and all(v is None or v.is_integer() for v in values):
+        values = [v if v is None else int(v) for v in values]
     return np.array(["" if v is None else str(v) for v in values], dtype=np.str_)
 
 
