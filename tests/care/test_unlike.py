@@ -1,6 +1,6 @@
-"""What a silo holds the other way round, and what data hold twice: each is named, and data without
-it get no line."""
+"""Silos whose labels, pictures or signals are unlike those of the others."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,14 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from PIL import Image
 
 import ekiden
-from ekiden.data import from_tensors, load
-from tests.care.test_silent import said
+from ekiden.data import from_tensors
+from tests.readers.told import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
+
+
 Change = Callable[[Any], Any]
 
 
@@ -211,58 +212,6 @@ def test_clipped_marked_and_overlapping_signals_are_named(change: Change, line: 
     assert line in found if line else not found
 
 
-def test_columns_that_are_there_twice_and_subjects_that_keep_nothing_together_are_named() -> None:
-    rows = table(0)
-    assert not said(lambda: load(rows | {"patient": np.arange(120)}, subject_column="patient"))
-    found = said(
-        lambda: load(rows | {"age.1": rows["age"], "visit": np.arange(120)}, subject_column="visit")
-    )
-    assert "column 'age' and column 'age.1' of own data are equal in all rows" in found
-    assert "each row of the table has its own value in subject_column visit" in found
-
-
-def test_labels_that_mark_missing_ones_are_named() -> None:
-    rows, weight = table(0), np.random.default_rng(1).normal(78, 12, 120)
-    found = said(lambda: load(rows | {"weight": weight, "label": np.arange(120) % 4 - 1}))
-    assert "class '-1' of the table seems to mark missing values" in found
-    assert not said(lambda: load(rows | {"weight": weight, "label": np.arange(120) % 3 - 1}))
-    assert not said(lambda: load(rows | {"month": np.random.default_rng(0).integers(-6, 6, 120)}))
-    hot = {f"c{k}": (np.arange(120) % 3 == k).astype(int) for k in range(3)}
-    found = said(lambda: load({"age": rows["age"]} | hot, label_column=[*hot]))
-    assert "each row of the table has exactly one of the labels 'c0', 'c1', 'c2'" in found
-
-
-def test_samples_that_differ_each_time_they_are_read_are_named() -> None:
-    class Noisy:
-        noise = 1.0
-
-        def __len__(self) -> int:
-            return 30
-
-        def __getitem__(self, index: int) -> Any:
-            torch.manual_seed(index)
-            x = torch.randn(4)
-            torch.seed()
-            return x + self.noise * torch.rand(()), index % 2
-
-    noisy = Noisy()
-    assert "samples of train differ each time they are read" in said(lambda: from_tensors(noisy))
-    noisy.noise = 0.0
-    assert not said(lambda: from_tensors(noisy))
-
-
-def test_class_folders_that_may_be_those_of_patients_are_named(tmp_path: Path) -> None:
-    for k in range(24):
-        folder = tmp_path / ("ill", "well")[k % 2] / f"p{k}"
-        folder.mkdir(parents=True)
-        for row in range(2):
-            pixels = np.random.default_rng(2 * k + row).integers(0, 256, (4, 4))
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{row}.png")
-    assert "are read as classes ('p0'), and no other folder has one of these" in said(
-        lambda: load(str(tmp_path))
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -287,3 +236,49 @@ def test_reversed_scales_and_labels_in_other_rows_are_named(change: Change, line
     silos[2] = change(silos[2])
     found = said(lambda: ekiden.federate(silos))
     assert line in found if line else not found
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def pictures_unseen(n: int = 20, height: int = 6, width: int = 6) -> Any:
+    return torch.randint(0, 255, (n, 3, height, width), dtype=torch.uint8)
+
+
+def waves_unseen(seed: int, rate: float = 1.0, sign: int = 1) -> Any:
+    """Return signals of a slow and of a fast class, with peaks that point up."""
+    rng, y = np.random.default_rng(seed), np.arange(40) % 2
+    phase = (np.arange(128) / (16 - 6 * y[:, None]) / rate + rng.random((40, 1))) % 1
+    return (
+        (np.exp(-40 * (phase - 0.5) ** 2) + rng.normal(0, 0.05, (40, 128)))[:, None] * sign
+    ).astype(np.float32), y
+
+
+@pytest.mark.parametrize(
+    ("odd", "line"),
+    [
+        (
+            waves_unseen(2, rate=0.5),
+            "signals of c change .* times as fast or as slowly as at other silos: bring all to one "
+            "sam",
+        ),
+        (
+            waves_unseen(2, sign=-1),
+            "signals of c seem as if they are upside down, compared with other silos",
+        ),
+    ],
+)
+def test_signals_of_one_silo_at_another_rate_or_upside_down_are_named(odd: Any, line: str) -> None:
+    silos = {"a": waves_unseen(0), "b": waves_unseen(1), "c": waves_unseen(2)}
+    assert not said(lambda: ekiden.federate(silos))
+    assert re.search(line, said(lambda: ekiden.federate(silos | {"c": odd})))
+
+
+def test_masks_of_one_silo_with_two_classes_changed_places_are_named() -> None:
+    silos = {name: (pictures_unseen(40), torch.rand(40, 6, 6).gt(0.9).long()) for name in "abc"}
+    assert "changed places" not in said(lambda: ekiden.federate(silos, task="segmentation"))
+    silos["b"] = (silos["b"][0], 1 - silos["b"][1])
+    line = said(lambda: ekiden.federate(silos, task="segmentation"))
+    assert "masks of b seem to have '0' and '1' changed places, compared with other silos" in line

@@ -15,7 +15,7 @@ from PIL import Image
 import ekiden
 from ekiden.core.base.errors import UserError
 from ekiden.data import load
-from tests.care.test_silent import said
+from tests.readers.told import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
 N, SHAPE = 6, (8, 6, 5)

@@ -248,8 +248,7 @@ def test_dirichlet_that_cannot_be_met_is_drawn_fifty_times(
         UserError, match="leaves some of 100 clients with fewer than 10 of 1438 samples"
     ):
         split(digits, "dirichlet:0.01", 100)
-    assert draws["all"] == 50
-    assert Dirichlet(0.5)._worth([400] * 10, 40) > 50  # one that can be met is tried on
+    assert draws["all"] == 500  # of 5,000, since each takes longer for as many clients
 
 
 def test_dirichlet_says_what_to_change() -> None:

@@ -18,8 +18,9 @@ from PIL import Image
 import ekiden
 from ekiden.core.base.errors import UserError
 from ekiden.data import from_tensors, load
-from tests.care.test_silent import rows, said
 from tests.readers.conftest import noise
+from tests.readers.told import drawn as rows
+from tests.readers.told import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
 N = 60

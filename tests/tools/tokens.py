@@ -18,8 +18,8 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 BUDGET = {
     "core": 88_500,
     "methods": 122_000,
-    "readers": 62_500,
-    "care": 20_000,
+    "readers": 58_250,
+    "care": 19_900,
     "clinic": 25_600,
     "runs": 36_000,
     "silos": 64_000,

@@ -1,32 +1,237 @@
-"""Faults of masks, labels, signals, texts, embeddings, times, ids and objects: each gives one line,
-or is refused."""
+"""What paths, folders and samples in Python hold."""
 
 import json
-import re
 import unicodedata
-import warnings
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 import torch
 from PIL import Image, ImageFile
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ekiden
-from ekiden.care.units import compare_units
-from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.settings import Training
 from ekiden.data import from_tensors, load
 from ekiden.readers.kinds import Images, Tokens
-from ekiden.readers.moments import ColumnMoments
+from tests.readers.conftest import png
 from tests.readers.pictures import encoded
+from tests.readers.told import drawn, said
+
+Rows = dict[str, Any]
+
 
 pytestmark = pytest.mark.usefixtures("no_data")
+
+
+Table: TypeAlias = Any  # columns by their names
+
+
+N = 40
+
+
+def rows(count: int = N, seed: int = 0, **columns: Any) -> Table:
+    return drawn(count, seed, **columns)
+
+
+def images(folder: Path, *parts: str, classes: str = "ab") -> Path:
+    """Write different images, below each part of a data set."""
+    rng = np.random.default_rng(0)
+    for part in parts or ("",):
+        for name in classes:
+            (folder / part / name).mkdir(parents=True, exist_ok=True)
+            for k in range(4):
+                pixels = rng.integers(0, 256, (4, 4), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{k}.png")
+    return folder
+
+
+def test_owners_that_share_a_client_or_are_divided_anew_are_named() -> None:
+    owned = load(rows(4 * N, w=["n", "e", "s", "w"] * N), group_column="w")
+    line = said(lambda: ekiden.split(owned, "natural", 3))
+    assert line.startswith("3 clients share 4 natural owners: client-0 holds the rows of ")
+    assert line.count("client-") == 3
+    assert "iid mixes the rows of 4 natural owners (e, n, s, w):" in said(
+        lambda: ekiden.split(owned, "iid", 3)
+    )
+    assert not said(lambda: ekiden.split(owned, "natural"))
+
+
+def test_parts_of_folders_are_found_in_any_case_and_others_named(tmp_path: Path) -> None:
+    dataset = load(images(tmp_path / "x", "Train", "Test"))
+    assert (len(dataset.train), len(dataset.test), dataset.classes) == (8, 8, ("a", "b"))
+    assert "val is not read: validation samples are taken" in said(
+        lambda: load(images(tmp_path / "y", "train", "val"))
+    )
+    with pytest.raises(
+        UserError, match=r"the folders testing, training of .* call the training part train"
+    ):
+        load(images(tmp_path / "z", "training", "testing"))
+
+
+def test_folders_that_programs_leave_are_not_read(tmp_path: Path) -> None:
+    images(tmp_path, "", "__MACOSX")
+    assert len(load(tmp_path).train) + len(load(tmp_path).test) == 8
+
+
+def test_labels_of_bytes_are_names() -> None:
+    x, y = np.random.default_rng(0).normal(size=(N, 4)), np.array([b"a", b"b"] * (N // 2))
+    assert ekiden.federate([(x, y), (x + 1, y)]).dataset.classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "line"),
+    [
+        (
+            torch.eye(N).to_sparse(),
+            torch.arange(N) % 2,
+            "holds a sparse tensor: give tensor.to_dense",
+        ),
+        (np.ma.masked_less(np.eye(N), 0.5), np.arange(N) % 2, "holds masked values"),
+        (
+            np.eye(N),
+            np.array(["2024-01-01"] * N, dtype="datetime64[D]"),
+            "as labels: give integers, numbers or names",
+        ),
+    ],
+)
+def test_arrays_that_are_not_plain_are_refused(x: Any, y: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        ekiden.federate([(x, y), (x, y)])
+
+
+def test_sparse_matrices_and_numbers_as_names_of_silos_are_refused() -> None:
+    scipy = pytest.importorskip("scipy.sparse")
+    x, y = scipy.csr_matrix(np.eye(N)), np.arange(N) % 2
+    with pytest.raises(UserError, match="must be tensors"):
+        ekiden.federate([(x, y), (x, y)])
+    with pytest.raises(UserError, match="names of silos are texts, not 1: write it as '1'"):
+        ekiden.federate(dict[Any, Any]({1: rows(N), 2: rows(N, 1)}))
+
+
+def test_tensors_that_need_gradients_are_read() -> None:
+    x = torch.randn(N, 4, requires_grad=True)
+    assert not ekiden.federate(
+        [(x, torch.arange(N) % 2), (x + 1, torch.arange(N) % 2)]
+    ).dataset.train.x.requires_grad
+
+
+def test_files_beside_those_of_silos_are_named(tmp_path: Path) -> None:
+    for k in range(2):
+        pandas.DataFrame(rows(N, k)).to_csv(tmp_path / f"s{k}.csv", index=False)
+    (tmp_path / "~$s0.csv").write_bytes(b"lock")
+    (tmp_path / "s2.xlsx").write_bytes(b"PK")
+    assert "1 file in" in (line := said(lambda: ekiden.data.join([str(tmp_path)])))
+    assert "not read as a silo: s2.xlsx" in line
+
+
+def test_files_in_class_folders_that_are_not_read_are_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for k in range(12):
+        file = tmp_path / "ab"[k % 2] / f"{k}.png"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(png(rng.integers(0, 256, (4, 4), dtype=np.uint8)))
+    assert not said(lambda: load(tmp_path))
+    (tmp_path / "a" / "x.heic").write_bytes(b"ftypheic")
+    (tmp_path / "a" / ".DS_Store").write_bytes(b"")
+    assert "1 file below" in (line := said(lambda: load(tmp_path)))
+    assert "not read as images (.heic)" in line
+
+
+def test_dark_images_are_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pixels = [png(rng.integers(0, 16, (4, 4), dtype=np.uint8)) for _ in range(20)]
+    assert "use values up to 15 of 255" in said(
+        lambda: load({"image": pixels, "label": [0, 1] * 10})
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "high", "line"),
+    [
+        ((40, 60, 2), 1, "which is read as 60 channels with 2 values in time"),
+        ((40, 784), 255, "floats of train go up to 255"),
+        ((40, 8, 12), 255, "floats of train go up to 255"),
+        ((40, 1, 8, 8), 65535, "networks learn from values around 1"),
+    ],
+)
+def test_arrays_that_are_stored_otherwise_are_noticed(
+    shape: tuple[int, ...], high: int, line: str
+) -> None:
+    x = np.random.default_rng(0).integers(0, high + 1, shape).astype(np.float32)
+    x.flat[0], x.flat[1] = 0, high
+    assert line in said(lambda: from_tensors((x, np.arange(40) % 2)))
+
+
+def test_arrays_of_a_file_that_nothing_uses_are_named(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 4))
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 2, patient=np.arange(40) // 4)
+    assert "a.npz holds patient, which nothing uses" in said(lambda: load(tmp_path / "a.npz"))
+    assert not said(lambda: load(tmp_path / "a.npz", subject_column="patient"))
+
+
+def test_masks_with_gaps_are_refused() -> None:
+    x = torch.randn(20, 3, 8, 8)
+    with pytest.raises(
+        UserError, match="have the labels 0, 255 only: number classes from 0 without gaps"
+    ):
+        from_tensors((x, torch.randint(0, 2, (20, 8, 8)) * 255))
+
+
+@pytest.mark.parametrize("last", [nn.Sigmoid, nn.ReLU, nn.Tanh])
+def test_a_network_that_bounds_its_answers_is_refused_where_it_matters(
+    last: type[nn.Module],
+) -> None:
+    x, training = torch.randn(40, 4), Training(max_steps=1)
+    numbers = ekiden.federate([(x, torch.randn(40)), (x + 1, torch.randn(40))])
+    with pytest.raises(UserError, match="so it cannot give all numbers"):
+        ekiden.run("fedavg", numbers, nn.Sequential(nn.Linear(4, 1), last()), training=training)
+    if last is nn.Sigmoid:
+        classes = ekiden.federate([(x, torch.arange(40) % 2), (x + 1, torch.arange(40) % 2)])
+        with pytest.raises(UserError, match="ends in a sigmoid, but training applies the softmax"):
+            ekiden.run("fedavg", classes, nn.Sequential(nn.Linear(4, 2), last()), training=training)
+
+
+def test_samples_that_differ_each_time_they_are_read_are_named() -> None:
+    class Noisy:
+        noise = 1.0
+
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, index: int) -> Any:
+            torch.manual_seed(index)
+            x = torch.randn(4)
+            torch.seed()
+            return x + self.noise * torch.rand(()), index % 2
+
+    noisy = Noisy()
+    assert "samples of train differ each time they are read" in said(lambda: from_tensors(noisy))
+    noisy.noise = 0.0
+    assert not said(lambda: from_tensors(noisy))
+
+
+def test_class_folders_that_may_be_those_of_patients_are_named(tmp_path: Path) -> None:
+    for k in range(24):
+        folder = tmp_path / ("ill", "well")[k % 2] / f"p{k}"
+        folder.mkdir(parents=True)
+        for row in range(2):
+            pixels = np.random.default_rng(2 * k + row).integers(0, 256, (4, 4))
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{row}.png")
+    assert "are read as classes ('p0'), and no other folder has one of these" in said(
+        lambda: load(str(tmp_path))
+    )
+
+
 Y = torch.arange(40) % 2
+
+
 PAIRS = TensorDataset(torch.randn(40, 4), Y)
 
 
@@ -68,14 +273,6 @@ def two_labels(g: list[int]) -> Any:
 def zeroed(x: Any) -> Any:
     x[:, 1] = 0
     return x
-
-
-def said(read: Callable[[], Any]) -> str:
-    """Return all that is said while data are read."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        read()
-    return "\n".join(str(one.message) for one in seen if issubclass(one.category, DataWarning))
 
 
 @pytest.mark.parametrize(
@@ -209,12 +406,6 @@ def test_what_is_probably_not_meant_is_said(read: Callable[[], Any], line: str) 
     assert line in said(read)
 
 
-def test_ordinary_texts_and_weights_of_people_are_no_doubt() -> None:
-    plain = texts(lambda k: f"müde & a < b, b > {k}; naïve, Köln")
-    assert not said(lambda: load(plain, text_column="text"))
-    assert not said(lambda: load(table(weight=np.random.default_rng(5).normal(75, 9, 60))))
-
-
 def test_masks_of_pairs_may_be_pictures_with_a_palette() -> None:
     made = []
     for x, y in zip(pictures(), mask(6, 6, classes=3).to(torch.uint8).numpy(), strict=True):
@@ -233,116 +424,6 @@ def test_validation_files_next_to_training_files_are_named(tmp_path: Path) -> No
         )
     assert "s_val.csv is not read: validation samples are" in said(
         lambda: load(str(tmp_path / "s_train.csv"))
-    )
-
-
-@pytest.mark.parametrize("ids", [("001", "1"), ("P-01", "P1")])
-def test_subjects_with_leading_zeros_stop_are_merged_or_kept(ids: tuple[str, str]) -> None:
-    padded, plain = ids
-    people = [[padded, "x7"] * 30, [plain, "x8", "x9"] * 20]
-    silos: list[Any] = [table(p=own, c=np.arange(60) + k) for k, own in enumerate(people)]
-    with pytest.raises(
-        UserError, match=f"the subject column has '{padded}' .* and '{plain}' .* the same"
-    ):
-        ekiden.federate(silos, subject_column="p")
-
-    def people_of(how: str) -> int:
-        data = ekiden.federate(silos, subject_column="p", spelling=how, drop_columns="c").dataset
-        return len({*data.train.subject.tolist(), *data.test.subject.tolist()})  # type: ignore[union-attr]
-
-    assert people_of("keep") == 5
-    assert people_of("merge") == 4
-    silos[0]["p"] = [padded, plain] * 30  # a silo that has both tells them apart
-    line = said(lambda: ekiden.federate(silos, subject_column="p", drop_columns="c"))
-    assert (
-        f"subjects '{padded}' and '{plain}' of silo client-0 differ in leading zeros or hyphens "
-        "only" in line
-    )
-
-
-def test_silos_that_differ_step_by_step_are_in_one_unit_and_a_gap_is_another() -> None:
-    rng = np.random.default_rng(0)
-    sizes = {f"s{k}": 2.0**k for k in range(8)}  # small and large ones
-
-    def moments(each: dict[str, float]) -> Any:
-        return {
-            s: {"column 'v'": ColumnMoments.of(m * rng.uniform(0.5, 1.5, 99), "v")}
-            for s, m in each.items()
-        }
-
-    assert not said(lambda: compare_units(moments(sizes)))
-    line = said(lambda: compare_units(moments(sizes | {"odd": 1e6})))
-    assert "column 'v' of odd differs from other silos by a factor of about" in line
-    assert line.count("differs") == 1
-
-
-def test_what_silos_have_by_nature_is_no_doubt_about_them() -> None:
-    n = np.arange(60)
-    schools: dict[str, Any] = {"boys": n * 0, "girls": n * 0 + 1, "men": n * 0}
-    mixed: dict[str, Any] = {f"s{k}": (n + k) % 2 for k in range(5)}
-    ones: dict[str, Any] = {"a": 1 + (n > 57), "b": 1 + (n > 10)}  # nearly all 1, and mostly 2
-    for held in (schools | mixed, ones):
-        told = {silo: {"column 'v'": ColumnMoments.of(v * 1.0, "v")} for silo, v in held.items()}
-        assert not said(lambda told=told: compare_units(told))  # type: ignore[misc]
-
-
-def test_coarse_rows_with_several_labels_are_no_doubt() -> None:
-    rng = np.random.default_rng(0)
-    coarse = {
-        "a": rng.integers(0, 3, 300),
-        "b": rng.choice(["x", "y"], 300),
-        "label": rng.integers(0, 2, 300),
-    }
-    assert "with several labels" not in said(lambda: load(coarse))
-
-
-def waves(seed: int, rate: float = 1.0, sign: int = 1) -> Any:
-    """Return signals of a slow and of a fast class, with peaks that point up."""
-    rng, y = np.random.default_rng(seed), np.arange(40) % 2
-    phase = (np.arange(128) / (16 - 6 * y[:, None]) / rate + rng.random((40, 1))) % 1
-    return (
-        (np.exp(-40 * (phase - 0.5) ** 2) + rng.normal(0, 0.05, (40, 128)))[:, None] * sign
-    ).astype(np.float32), y
-
-
-@pytest.mark.parametrize(
-    ("odd", "line"),
-    [
-        (
-            waves(2, rate=0.5),
-            "signals of c change .* times as fast or as slowly as at other silos: bring all to one "
-            "sam",
-        ),
-        (
-            waves(2, sign=-1),
-            "signals of c seem as if they are upside down, compared with other silos",
-        ),
-    ],
-)
-def test_signals_of_one_silo_at_another_rate_or_upside_down_are_named(odd: Any, line: str) -> None:
-    silos = {"a": waves(0), "b": waves(1), "c": waves(2)}
-    assert not said(lambda: ekiden.federate(silos))
-    assert re.search(line, said(lambda: ekiden.federate(silos | {"c": odd})))
-
-
-def test_masks_of_one_silo_with_two_classes_changed_places_are_named() -> None:
-    silos = {name: (pictures(40), torch.rand(40, 6, 6).gt(0.9).long()) for name in "abc"}
-    assert "changed places" not in said(lambda: ekiden.federate(silos, task="segmentation"))
-    silos["b"] = (silos["b"][0], 1 - silos["b"][1])
-    line = said(lambda: ekiden.federate(silos, task="segmentation"))
-    assert "masks of b seem to have '0' and '1' changed places, compared with other silos" in line
-
-
-def test_rows_that_a_join_repeated_are_named() -> None:
-    rng = np.random.default_rng(0)
-    visits = {name: np.tile(values, 3) for name, values in table(60, c=rng.normal(size=60)).items()}
-    line = said(lambda: load(visits | {"lab": rng.normal(size=180)}))
-    assert (
-        "training rows of the table equal another in all but column 'lab', so such a row may be in "
-        "training" in line
-    )
-    assert "equal another" not in said(
-        lambda: load(table(180, lab=rng.normal(size=180), c=np.arange(180) % 20))
     )
 
 
@@ -385,44 +466,6 @@ def test_numbers_of_classes_are_names_in_any_order_of_these() -> None:
     assert load(silo(["f", "m"], 0), group_column="sex").groups == ("f", "m")
 
 
-def test_a_quotation_mark_that_swallows_rows_is_named(tmp_path: Path) -> None:
-    lines = [f"{k},{'ok' if k % 3 else 'high'},{k % 2}" for k in range(40)]
-    lines[5], lines[15] = '5,"ok,1', '15,ok",1'
-    (tmp_path / "t.csv").write_text("\n".join(["a,note,label", *lines]))
-    line = said(lambda: load(str(tmp_path / "t.csv")))
-    assert "a cell of column 'note' of " in line
-    assert (
-        "holds 9 lines that look like rows ('6,high,0'): check for a quotation mark that is not "
-        "closed" in line
-    )
-    (tmp_path / "t.csv").write_text(
-        "\n".join(
-            ["a,note,label", *(f'{k * k},"one\ntwo, three\nfour",{k % 2}' for k in range(40))]
-        )
-    )
-    assert "quotation" not in said(lambda: load(str(tmp_path / "t.csv")))
-
-
-@pytest.mark.parametrize(
-    ("columns", "how", "line"),
-    [
-        (
-            {"c": [f"{2022 + k % 3}-{1 + k % 12:02d}" for k in range(60)]},
-            {},
-            "months, quarters or weeks without a day",
-        ),
-        (
-            {"c": [9007199254740994.0 + 2 * (k // 2) for k in range(60)]},
-            {"subject_column": "c"},
-            "codes above 2.53",
-        ),
-    ],
-)
-def test_what_would_be_read_as_other_names_is_refused(columns: Any, how: Any, line: str) -> None:
-    with pytest.raises(UserError, match=line):
-        load(table(**columns), **how)
-
-
 def test_complex_numbers_of_a_file_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", x=np.ones((4, 2, 16), dtype=np.complex64), y=np.arange(4) % 2)
     with pytest.raises(UserError, match=r"not an array of numbers .*give real and imaginary parts"):
@@ -443,21 +486,3 @@ def test_images_that_another_library_allows_to_be_cut_are_named(
     assert "missing parts of damaged images are read as grey" in said(
         lambda: Images().encode([cut])
     )
-
-
-def test_pictures_of_the_test_that_were_compressed_again_are_named() -> None:
-    smooth = [
-        Image.fromarray(pictures(1, 3, 3)[0].permute(1, 2, 0).numpy()).resize((24, 24))
-        for _ in range(60)
-    ]
-    again = [Image.open(BytesIO(encoded(image, "JPEG", quality=95))) for image in smooth[:10]]
-    x, copies = (
-        torch.from_numpy(np.stack([*map(np.asarray, each)])).movedim(3, 1)
-        for each in (smooth, again)
-    )
-    y = torch.arange(60) % 2
-    line = said(lambda: from_tensors((x, y), (torch.cat([copies, 255 - x[:10]]), y[:20])))
-    assert re.search(
-        r"\d+ of 20 test images .* nearly a training image, as if it was compressed again", line
-    )
-    assert "compressed" not in said(lambda: from_tensors((x[:40], y[:40]), (x[40:], y[40:])))

@@ -1,22 +1,19 @@
-"""What looks wrong in data is said in one line: ids among features, small silos, and samples that
-are twice."""
+"""How columns that are hardly features, or that tell the label, are named."""
 
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas
 import pytest
 import torch
-from PIL import Image
 
 import ekiden
-from ekiden.care.seen import fingerprints
-from ekiden.core.base.errors import DataWarning, UserError
-from ekiden.data import Samples, from_tensors
-from ekiden.readers.kinds.tables import Table
+from ekiden.core.base.errors import DataWarning
+from ekiden.data import from_tensors, load
+from tests.readers.told import drawn, said
 
 Rows = dict[str, Any]
 
@@ -85,107 +82,6 @@ def test_a_column_that_looks_like_an_id_is_named_before_it_is_a_feature(
 def test_measurements_and_categories_are_not_taken_for_ids(name: str, values: Any) -> None:
     rows = {name: values} | {k: v for k, v in visits().items() if k != "patient"}
     assert not lines(rows, group_column="ward")
-
-
-def test_many_small_groups_point_to_subject_column() -> None:
-    (line,) = lines(visits(), group_column="patient", drop_columns=["ward"])
-    assert "group_column patient makes 30 silos, half of them with 10 rows or fewer" in line
-    assert "subject_column" in line
-    assert not lines(visits(), group_column="ward", drop_columns=["patient"])
-
-
-def files(folder: Path, train: Rows, test: Rows) -> str:
-    pandas.DataFrame(train).to_csv(folder / "train.csv", index=False)
-    pandas.DataFrame(test).to_csv(folder / "test.csv", index=False)
-    return str(folder)
-
-
-def test_subjects_and_times_of_a_given_test_part_are_compared(tmp_path: Path) -> None:
-    train, test = visits(), visits(5, 4, seed=1)
-    path = files(tmp_path, train, test)
-    (line,) = lines(path, subject_column="patient", group_column="ward")
-    assert line.startswith("20 of 20 test rows are about 5 subjects of training")
-    test["patient"] = test["patient"] + 28
-    (line,) = lines(files(tmp_path, train, test), subject_column="patient", group_column="ward")
-    assert line.startswith("8 of 20 test rows are about 2 subjects")
-    test["patient"] = test["patient"] + 2
-    assert not lines(files(tmp_path, train, test), subject_column="patient", group_column="ward")
-    early = lines(files(tmp_path, train, test), time_column="patient", group_column="ward")
-    assert not early
-    test["patient"] = test["patient"] - 2
-    (line,) = lines(files(tmp_path, train, test), time_column="patient", group_column="ward")
-    assert line.startswith("8 of 20 test rows are not later than the last training row")
-
-
-def test_subjects_of_tensors_and_of_a_common_test_set_are_compared() -> None:
-    x, y = torch.randn(40, 3), torch.arange(40) % 2
-    silo = Samples(x, y, subject=torch.arange(40) // 4)
-    test = Samples(torch.randn(6, 3), y[:6], subject=torch.tensor([9, 9, 10, 11, 12, 13]))
-    with pytest.warns(DataWarning, match="2 of 6 test rows are about 1 subject of training"):
-        from_tensors(silo, test)
-    with pytest.warns(DataWarning, match="2 of 6 test rows are about 1 subject of training"):
-        ekiden.federate([silo, Samples(x + 1, y, subject=20 + torch.arange(40) // 4)], test)
-    with pytest.raises(UserError, match="subject"):
-        ekiden.federate([silo, (x, y)])
-
-
-def test_rows_that_are_in_training_and_in_a_given_test_part_are_counted(tmp_path: Path) -> None:
-    train, test = visits(), visits(5, 4, seed=1)
-    for name in ("ward", "v"):
-        test[name][:7] = train[name][40:47]
-    path = files(tmp_path, train, test)
-    labels, equal = lines(path, drop_columns=["patient"])
-    assert "there with several labels ('p', 'q')" in labels
-    assert equal.startswith("7 of 20 test rows equal a training row")
-    coarse = {**train, "v": np.arange(300) % 4}, {**test, "v": np.arange(20) % 4}
-    assert not lines(files(tmp_path, *coarse), drop_columns=["patient"])
-
-
-def test_rows_that_several_silos_hold_are_counted() -> None:
-    one, two, three = (
-        pandas.DataFrame(visits(6, 10, seed=k)).drop(columns="patient") for k in range(3)
-    )
-    two.loc[:4, "v"] = one.loc[10:14, "v"].to_numpy()
-    two.loc[:4, "ward"] = one.loc[10:14, "ward"].to_numpy()
-    silos = [one, two[["ward", "label", "v"]], three]  # the order of columns does not matter
-    with pytest.warns(
-        DataWarning, match="silos hold equal rows: client-0 and client-1 5 rows of 60 and 60. A row"
-    ):
-        ekiden.federate(silos)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ekiden.federate([one, three])
-
-
-def test_fingerprints_depend_on_the_salt_and_on_names_not_on_codes() -> None:
-    import torch
-
-    one = Table(("a", "b"), ("c",), vocabularies=(("x", "y"),))
-    other = Table(("b", "a"), ("c",), vocabularies=(("w", "x", "y"),))
-    x = torch.tensor([[1.5, float("nan"), 2.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
-    y = torch.tensor([[float("nan"), 1.5, 3.0], [1.0, -0.0, 2.0]], dtype=torch.float64)
-    assert fingerprints(x, one, b"salt") == fingerprints(y, other, b"salt")
-    assert not set(fingerprints(x, one, b"salt")) & set(fingerprints(x, one, b"other"))
-
-
-def test_a_ward_only_in_the_test_file_is_refused_and_one_without_test_rows_is_not(
-    tmp_path: Path,
-) -> None:
-    def rows(wards: str, n: int) -> Rows:
-        both = [(w, ord(w) + k, "pq"[k % 2]) for w in wards for k in range(n)]
-        return dict(zip(("ward", "v", "label"), map(list, zip(*both, strict=True)), strict=True))
-
-    data = ekiden.load(
-        files(tmp_path, rows("ns", 40), rows("n", 12) | {"v": list(range(100, 112))}),
-        group_column="ward",
-    )
-    assert [len(c.test) for c in ekiden.split(data, "natural").clients] == [12, 0]
-    both = files(tmp_path, rows("ns", 40), rows("nsx", 12) | {"v": list(range(100, 136))})
-    data = ekiden.load(both, group_column="ward")
-    with pytest.raises(
-        UserError, match=r"12 test rows of .* are of groups that training does not have \(x\)"
-    ):
-        ekiden.split(data, "natural")
 
 
 def lines_of(seen: Any) -> str:
@@ -308,41 +204,116 @@ def test_a_number_that_is_nearly_the_target_is_named() -> None:
     assert line.startswith("column 'a' (99.75 %)")
 
 
+pytestmark = pytest.mark.usefixtures("no_data")
+
+
+Columns: TypeAlias = Any  # columns by their names
+
+
+N = 40
+
+
+def rows(count: int = N, seed: int = 0, **columns: Any) -> Columns:
+    return drawn(count, seed, **columns)
+
+
 @pytest.mark.parametrize(
-    ("rare", "common", "named"),
+    "names", [{"split": ["train", "test"]}, {"part": ["Train", "val"]}, {"fold": [0, 1]}]
+)
+def test_a_column_that_names_the_parts_is_no_feature_in_silence(names: Columns) -> None:
+    ((name, values),) = names.items()
+    assert f"column {name!r} of the table seems to say which rows are" in said(
+        lambda: load(rows(N, **{name: values * (N // 2)}))
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
     [
-        ("benigm", "benign", True),
-        ("tumour", "tumor", True),
-        ("normals", "normal", True),
-        ("atypical", "typical", False),
-        ("grade_a", "grade_b", False),
-        ("stage1", "stage2", False),
-        ("cat", "car", False),
-        ("stage-II", "stage-I", False),
+        (
+            {"sbp": np.where(np.arange(N) % 3 == 0, 0, 120 + np.arange(N) % 17)},
+            "holds 0 in 14 rows, far from",
+        ),
+        ({"label": ["z", *["p", "q"] * 19, "p"]}, "class 'z' of the table has one sample"),
+        (
+            {"A": np.arange(N) ** 2},
+            "column 'A' and 'a' of the table may be one that is there twice",
+        ),
+        (
+            {"b.1": np.arange(N) ** 2},
+            "column 'b' and 'b.1' of the table may be one that is there twice",
+        ),
+        ({"label": [0, 1, 1, -100] * 10}, "class '-100' of the table seems to mark missing values"),
     ],
 )
-def test_classes_that_differ_by_one_letter_are_named(rare: str, common: str, named: bool) -> None:
-    v = np.random.default_rng(0).normal(size=200)
-    labels = [rare if k % 10 == 0 else common if k % 2 else "other" for k in range(200)]
-    said = lines({"v": v, "label": labels})
-    assert [f"class {rare!r} is nearly {common!r}" in line for line in said] == [True] * named
-    assert not lines({"v": v, "label": [[rare, common][k % 2] for k in range(200)]})
+def test_columns_that_are_not_what_they_seem_are_noticed(columns: Columns, line: str) -> None:
+    assert line in said(lambda: load(rows(N, **columns)))
 
 
-def test_patients_in_names_of_files_are_a_hint(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (48, 4, 4), dtype=np.uint8)
+@pytest.mark.parametrize(
+    ("values", "told"), [(["L on R", "R on L"], False), ([1, 2], True), (["train", "x-test"], True)]
+)
+def test_a_column_called_fold_is_named_only_with_parts_or_numbers(values: Any, told: bool) -> None:
+    assert (
+        "which rows are for training" in said(lambda: ekiden.load(drawn(Fold=values * 30)))
+    ) == told
 
-    def said(name: str) -> list[str]:
-        folder = tmp_path / name.partition("{")[0]
-        for k, image in enumerate(pixels):
-            file = folder / "ab"[k % 2] / f"{name.format(k // 4, k)}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(file)
-        return lines(folder)
 
-    (line,) = said("patient{}_{}")
-    assert "48 images of" in line
-    assert "12 ways, such as patient0:" in line
-    assert "subject_column" in line
-    assert not said("img_{1}")
-    assert not said("x{1}")
+def test_a_gap_that_is_the_label_is_named() -> None:
+    labels = np.arange(60) % 2
+    days = np.where(labels, np.random.default_rng(0).integers(1, 90, 60), np.nan)
+    assert "the gaps of column 'days'" in said(lambda: load(drawn(label=labels, days=days)))
+
+
+def table(seed: int, n: int = 120) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    sick = rng.integers(0, 2, n)
+    return {
+        "age": rng.normal(60, 8, n) + 12 * sick,
+        "upper": np.round(rng.normal(130, 12, n), 1),
+        "lower": np.round(rng.normal(80, 8, n), 1),
+        "ward": np.where(rng.random(n) < 0.3 + 0.4 * sick, "a", "b"),
+        "label": np.where(sick == 1, "sick", "well"),
+        "sex": np.arange(n) % 6 // 5,
+        "score": 1 + np.arange(n) % 5,
+    }
+
+
+def test_columns_that_are_there_twice_and_subjects_that_keep_nothing_together_are_named() -> None:
+    rows = table(0)
+    assert not said(lambda: load(rows | {"patient": np.arange(120)}, subject_column="patient"))
+    found = said(
+        lambda: load(rows | {"age.1": rows["age"], "visit": np.arange(120)}, subject_column="visit")
+    )
+    assert "column 'age' and column 'age.1' of own data are equal in all rows" in found
+    assert "each row of the table has its own value in subject_column visit" in found
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def table_unseen(n: int = 60, **columns: Any) -> Any:
+    rng = np.random.default_rng(len(columns))
+    return {
+        "a": rng.normal(size=n),
+        "b": rng.normal(size=n),
+        "label": ["p", "q"] * (n // 2),
+        **columns,
+    }
+
+
+def test_rows_that_a_join_repeated_are_named() -> None:
+    rng = np.random.default_rng(0)
+    visits = {
+        name: np.tile(values, 3) for name, values in table_unseen(60, c=rng.normal(size=60)).items()
+    }
+    line = said(lambda: load(visits | {"lab": rng.normal(size=180)}))
+    assert (
+        "training rows of the table equal another in all but column 'lab', so such a row may be in "
+        "training" in line
+    )
+    assert "equal another" not in said(
+        lambda: load(table_unseen(180, lab=rng.normal(size=180), c=np.arange(180) % 20))
+    )

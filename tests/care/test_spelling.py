@@ -1,121 +1,24 @@
-"""What silos report is compared before training: units of columns, spellings of names."""
+"""How names that are written in several ways are refused, merged or kept."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ekiden
-from ekiden.care import spelling, units
+from ekiden.care import spelling
 from ekiden.core.base.errors import DataWarning, UserError
-from ekiden.readers.moments import ColumnMoments
+from ekiden.readers.cells import garbled
 from ekiden.readers.sources import join
+from tests.readers.told import drawn, said
 
 Command = Callable[..., tuple[int, str]]
-
-
-def hospitals(silos: int = 3, rows: int = 60) -> list[Any]:
-    made = []
-    for k in range(silos):
-        rng = np.random.default_rng(k)
-        made.append(
-            {
-                "height": rng.normal(170, 10, rows),
-                "weight": rng.normal(75, 12, rows),
-                "sex": rng.choice(["f", "m"], rows),
-                "label": ["p", "q"] * (rows // 2),
-            }
-        )
-    return made
-
-
-@pytest.mark.parametrize(
-    ("silos", "factor", "line"),
-    [
-        (
-            3,
-            0.01,
-            r"column 'height' of client-1 differs from other silos by a factor of about 100 \(mean "
-            r"1.69",
-        ),
-        (4, 10, r"column 'height' of client-1 differs from other silos by a factor of about 10 \("),
-        (3, 1000, "a factor of about 1,000"),
-        (
-            2,
-            0.01,
-            r"column 'height' of client-0 and client-1 differs by a factor of about 100 \(means "
-            r"1.* and 1.*\)",
-        ),
-    ],
-)
-def test_a_silo_in_another_unit_is_named(silos: int, factor: float, line: str) -> None:
-    parts = hospitals(silos)
-    parts[1]["height"] = parts[1]["height"] * factor
-    with pytest.warns(DataWarning, match=line) as seen:
-        ekiden.federate(parts)
-    assert len(seen) == 1
-    assert "weight" not in str(seen[0].message)
-
-
-def test_fahrenheit_is_many_deviations_away_and_hospitals_that_differ_are_not_named() -> None:
-    parts = hospitals()
-    for k, part in enumerate(parts):
-        part["height"] = part["height"] + 8 * k  # other people, the same unit
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ekiden.federate(parts)
-    for part in parts:
-        part["temperature"] = np.random.default_rng(0).normal(37, 0.5, 60)
-    parts[2]["temperature"] = parts[2]["temperature"] * 9 / 5 + 32
-    with pytest.warns(
-        DataWarning, match=r"'temperature' of client-2 differs .* standard deviations"
-    ):
-        ekiden.federate(parts)
-
-
-@given(
-    st.integers(3, 8),
-    st.integers(0, 7),
-    st.sampled_from((0.001, 0.01, 0.1, 10, 100, 1000)),
-    st.integers(0, 99),
-)
-@settings(max_examples=60, deadline=None)
-def test_one_silo_in_another_unit_is_the_only_one_named(
-    silos: int, odd: int, factor: float, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    each = {}
-    for k in range(silos):
-        values = rng.normal(rng.uniform(40, 60), rng.uniform(8, 12), 100) * (
-            factor if k == odd % silos else 1
-        )
-        each[f"s{k}"] = {"column 'dose'": ColumnMoments.of(values, "dose")}
-    with pytest.warns(
-        DataWarning, match=f"of s{odd % silos} differs from other silos by a factor of about"
-    ) as seen:
-        units.compare_units(each)
-    assert str(seen[0].message).count("differs") == 1
-
-
-def test_the_order_of_columns_does_not_matter() -> None:
-    parts = hospitals(2)
-    other: Any = {name: parts[1][name] for name in ("weight", "label", "sex", "height")}
-    one, two = ekiden.federate(parts), ekiden.federate([parts[0], other])
-    assert one.dataset.inputs == two.dataset.inputs
-    assert one.dataset.train.x.equal(two.dataset.train.x)
-
-
-def test_a_partition_of_one_table_is_not_a_difference_of_units() -> None:
-    table = {name: np.concatenate([part[name] for part in hospitals()]) for name in hospitals()[0]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ekiden.split(ekiden.load(table), "dirichlet:0.1", 4)
 
 
 NAMES = {
@@ -354,3 +257,79 @@ def test_any_number_of_classes_counted_from_0_and_from_1_is_found(
     held = {f"s{k}": [*map(str, range(one, classes + one))] for k, one in enumerate(shifted)}
     line = spelling.numbered_from_two(held)
     assert all(f"s{k}" in line for k in range(min(len(shifted), 5)))
+
+
+Rows = dict[str, Any]
+
+
+pytestmark = pytest.mark.usefixtures("no_data")
+
+
+Table: TypeAlias = Any  # columns by their names
+
+
+N = 40
+
+
+def rows(count: int = N, seed: int = 0, **columns: Any) -> Table:
+    return drawn(count, seed, **columns)
+
+
+def silos(*parts: Table, **how: Any) -> str:
+    """Return what is said while these rows of silos are read."""
+    tables: Table = {f"s{k}": rows(N, k, **part) for k, part in enumerate(parts)}
+    return said(lambda: ekiden.federate(tables, **how))
+
+
+def test_names_of_columns_and_spellings_in_another_encoding_are_found() -> None:
+    assert garbled("KÃ¶ln") == "Köln"
+    assert garbled("Größe".encode().decode("latin-1")) == "Größe"
+    assert not any(map(garbled, ("Köln", "Ulm", "Ärzte", "β", "München")))
+    with pytest.raises(
+        UserError, match=r"'KÃ¶ln' \(s1\) and 'Köln' \(s0\): names that differ in case, blanks"
+    ):
+        silos({"c": ["Köln", "Ulm"] * 20}, {"c": ["KÃ¶ln", "Ulm"] * 20})
+    with pytest.raises(
+        UserError,
+        match="rename 'Age' to 'age' if it is that in the same unit, because all silos need",
+    ):
+        silos({"age": np.arange(N)}, {"Age": np.arange(N)})
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def table(n: int = 60, **columns: Any) -> Any:
+    rng = np.random.default_rng(len(columns))
+    return {
+        "a": rng.normal(size=n),
+        "b": rng.normal(size=n),
+        "label": ["p", "q"] * (n // 2),
+        **columns,
+    }
+
+
+@pytest.mark.parametrize("ids", [("001", "1"), ("P-01", "P1")])
+def test_subjects_with_leading_zeros_stop_are_merged_or_kept(ids: tuple[str, str]) -> None:
+    padded, plain = ids
+    people = [[padded, "x7"] * 30, [plain, "x8", "x9"] * 20]
+    silos: list[Any] = [table(p=own, c=np.arange(60) + k) for k, own in enumerate(people)]
+    with pytest.raises(
+        UserError, match=f"the subject column has '{padded}' .* and '{plain}' .* the same"
+    ):
+        ekiden.federate(silos, subject_column="p")
+
+    def people_of(how: str) -> int:
+        data = ekiden.federate(silos, subject_column="p", spelling=how, drop_columns="c").dataset
+        return len({*data.train.subject.tolist(), *data.test.subject.tolist()})  # type: ignore[union-attr]
+
+    assert people_of("keep") == 5
+    assert people_of("merge") == 4
+    silos[0]["p"] = [padded, plain] * 30  # a silo that has both tells them apart
+    line = said(lambda: ekiden.federate(silos, subject_column="p", drop_columns="c"))
+    assert (
+        f"subjects '{padded}' and '{plain}' of silo client-0 differ in leading zeros or hyphens "
+        "only" in line
+    )
