@@ -318,4 +318,4 @@ def test_what_silos_have_by_nature_is_no_doubt_about_them() -> None:
     ones: dict[str, Any] = {"a": 1 + (n > 57), "b": 1 + (n > 10)}  # nearly all 1, and mostly 2
     for held in (schools | mixed, ones):
         told = {silo: {"column 'v'": ColumnMoments.of(v * 1.0, "v")} for silo, v in held.items()}
-        assert not said(lambda told=told: compare_units(told))  # type: ignore[misc]
+        assert not said(lambda told=told: compare_units(told))

@@ -234,7 +234,7 @@ def test_a_small_beta_is_more_skewed_than_a_large_one(digits: Dataset) -> None:
     assert largest(100.0) < 0.25
 
 
-def test_dirichlet_that_cannot_be_met_is_drawn_fifty_times(
+def test_dirichlet_that_cannot_be_met_ends_in_seconds(
     monkeypatch: pytest.MonkeyPatch, digits: Dataset
 ) -> None:
     draws, draw = Counter[str](), Dirichlet._draw

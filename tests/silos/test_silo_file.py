@@ -374,7 +374,7 @@ def test_agreeing_refuses_or_merges_spellings(
     for how, count in (("merge", len(one)), ("keep", 2 * len(one))):
         code, said = command("federation", "agree", a, b, "--spelling", how)
         assert code == 0, said
-        (known,) = json.loads((tmp_path / "agreed.json").read_text())["vocabularies"]
+        (known,) = json.loads((tmp_path / "agreed.json").read_text())["table"]["vocabularies"]
         assert len(known) == count
 
 

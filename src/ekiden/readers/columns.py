@@ -115,16 +115,13 @@ class Reading(Checked):
                 "give one of --image-column, --text-column and --array-column: a sample is of one "
                 "kind"
             )
-        if named := [c for c in self.drop_columns if c in self.feature_columns]:
-            raise UserError(
-                f"column {named[0]!r} is in --feature-columns and in --drop-columns: leave it out "
-                "of one"
-            )
-        if named := [c for c in self.drop_columns if c in self.label_column]:
-            raise UserError(
-                f"column {named[0]!r} is in --label-column and in --drop-columns: leave it out of "
-                "one"
-            )
+        for option in ("feature_columns", "label_column"):
+            if named := {*self.drop_columns}.intersection(getattr(self, option)):
+                flag = option.replace("_", "-")
+                raise UserError(
+                    f"column {min(named)!r} is in --{flag} and in --drop-columns: leave it out of "
+                    "one"
+                )
         own = (self.image_column, self.text_column, self.array_column, *self.label_column)
         own = (*own, self.group_column, self.subject_column, self.time_column)
         if twice := next((c for c in own if c and own.count(c) > 1), None):

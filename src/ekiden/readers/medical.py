@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ekiden.core.base.errors import UserError
+from ekiden.core.base.outside import require_extra
 from ekiden.readers import raster
 from ekiden.readers.raster import Loaded, Look, chosen, split
 
@@ -202,12 +203,9 @@ class _Volume:
     """A NIfTI file; its axes are counted in RAS+."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import nibabel  # an extra
-        except ImportError:
-            raise UserError(
-                'NIfTI files need the package nibabel: pip install "ekiden[medical]"'
-            ) from None
+        require_extra("medical", "the file is NIfTI, which", "nibabel")
+        import nibabel  # an extra
+
         self.file: Any = nibabel.load(path)
         shape = self.file.shape
         self.dims = (*shape, 1, 1)[:3] if len(shape) < 3 else shape[:3]
@@ -285,12 +283,9 @@ class _Volume:
 
 def _read(file: Path | bytes, **how: Any) -> Any:
     """Return the data set of a DICOM file."""
-    try:
-        import pydicom  # an extra
-    except ImportError:
-        raise UserError(
-            'DICOM files need the package pydicom: pip install "ekiden[medical]"'
-        ) from None
+    require_extra("medical", "the file is DICOM, which", "pydicom")
+    import pydicom  # an extra
+
     try:
         return pydicom.dcmread(BytesIO(file) if isinstance(file, bytes) else file, **how)
     except pydicom.errors.InvalidDicomError:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_text
+from ekiden.core.base.outside import require_extra
 
 _LONGEST = 1 << 20
 _BEFORE = ("ATTACH", "LOAD", "SET")
@@ -32,10 +33,9 @@ def rows(file: Path) -> bytes:
     """
     from pyarrow import parquet
 
-    try:
-        import duckdb
-    except ImportError:
-        raise UserError("data.sql needs DuckDB: pip install 'ekiden[sql]'") from None
+    require_extra("sql", "data.sql", "duckdb")
+    import duckdb
+
     text = _text(file)
     # No extension is downloaded: it would be code that nobody here named.
     own = chdir(file.absolute().parent)
