@@ -305,7 +305,8 @@ def _share_of_classes(column: Numbers, label: Numbers) -> float:
     That is at most 99.5 %, or hardly more than the commonest class has.
     """
     kinds, codes = np.unique(label, return_inverse=True)
-    most = len(kinds) + 1  # one for a missing value
+    # one for a missing value
+    most = len(kinds) + 1
     # some rows are enough to see that there are more
     if len(np.unique(column[:: len(column) // 512 + 1])) > most:
         return 0.0

@@ -27,7 +27,8 @@ ROWS_DIFFER = 0.95
 """share of different rows from which equal rows mean something"""
 _IMPROBABLE = 0.01
 _NEVER = 1e-18
-_FEW = 10  # equal rows that may be chance
+# equal rows that may be chance
+_FEW = 10
 LARGE = 1 << 28
 """bytes of samples that are not compared"""
 ROWS, MOST_SILOS = 20, 200
@@ -35,7 +36,8 @@ ROWS, MOST_SILOS = 20, 200
 LOOKED_AT, _OF_EACH = 8000, 100
 """samples of all silos that are compared, and the least of each: every silo is compared with all
 others"""
-_CROWD = 2_000_000  # samples that are not compared: their prints would need a gigabyte
+# samples that are not compared: their prints would need a gigabyte
+_CROWD = 2_000_000
 
 
 def chance(x: Tensor) -> float:
@@ -134,7 +136,8 @@ def fingerprints(x: Tensor, inputs: Inputs, salt: bytes) -> list[bytes]:
     """Return 8 bytes for each sample (n, ...), equal for equal samples and salts."""
     rows = np.ascontiguousarray(inputs.compared(x))
     if rows.dtype.kind == "f":
-        rows = np.where(np.isnan(rows), np.nan, rows + 0.0)  # one NaN, one zero
+        # one NaN, one zero
+        rows = np.where(np.isnan(rows), np.nan, rows + 0.0)
     return [blake2b(row.tobytes(), digest_size=8, key=salt[:64]).digest() for row in rows]
 
 
@@ -142,11 +145,16 @@ def fingerprints(x: Tensor, inputs: Inputs, salt: bytes) -> list[bytes]:
 class SeenData:
     """Data in which there may be something wrong."""
 
-    data: Dataset  # the data set
-    raws: Sequence[Raw]  # its parts, undecoded
-    reading: Reading  # what columns mean
-    unscaled: bool  # whether silos have not agreed on what samples become
-    given: bool  # whether the test part was given. Otherwise it was drawn at random from all rows.
+    # the data set
+    data: Dataset
+    # its parts, undecoded
+    raws: Sequence[Raw]
+    # what columns mean
+    reading: Reading
+    # whether silos have not agreed on what samples become
+    unscaled: bool
+    # whether the test part was given. Otherwise it was drawn at random from all rows.
+    given: bool
 
     @property
     def source(self) -> str:

@@ -28,14 +28,16 @@ _YES, _NO = (
     ("no", "n", "false", "f", "0", "nein", "non"),
 )
 _TRUTH = dict.fromkeys(_YES, "yes") | dict.fromkeys(_NO, "no")
-_MANY = 1000  # different texts in a column; more are hardly names of categories
+# different texts in a column; more are hardly names of categories
+_MANY = 1000
 _SIGNS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u00b4`\u2032", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033", '"')
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
 )
 """quotation marks and dashes that programs set in place of plain ones"""
-_SHORT = 4  # letters of an abbreviation
+# letters of an abbreviation
+_SHORT = 4
 _AGREED = "agreed"
 ALIKE = "names that differ in case, blanks, signs or leading zeros only, or mean the same"
 
@@ -190,9 +192,8 @@ def spelled(
     agreed |= {
         f"column {c!r}": v for c, v in zip(table.categorical, table.vocabularies, strict=False)
     }
-    apart = (
-        () if any(silos) else {*found} - {"the subject column"}
-    )  # one file writes a code in one way
+    # one file writes a code in one way
+    apart = () if any(silos) else {*found} - {"the subject column"}
     if not how:
         written = {
             what: {_AGREED: dict.fromkeys(agreed.get(what, ()), 0), **each}
@@ -308,9 +309,8 @@ def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes ar
     shifted = any(numbers[s] == every - {high} for s in zero) and any(
         numbers[s] == every - {0} for s in one
     )
-    counted = (
-        min(every, default=0) == 0 and len(every) == high + 1
-    )  # labels may be codes of 16 digits
+    # labels may be codes of 16 digits
+    counted = min(every, default=0) == 0 and len(every) == high + 1
     if high < 2 or not counted or set(zero) & set(one) or not shifted:
         return ""
     return f"{what} 0 to {high - 1} at {listed(zero)}, but 1 to {high} at {listed(one)}"

@@ -16,19 +16,27 @@ from ekiden.readers.kinds import Inputs, Table
 from ekiden.readers.kinds.tables import Numbers
 from ekiden.readers.moments import ColumnMoments, ColumnSums, target
 
-_FACTOR = 5.0  # times as large, in mean and in deviation: another unit
+# times as large, in mean and in deviation: another unit
+_FACTOR = 5.0
 _NARROW = (
     3.0  # deviations between the mean and zero from which less tells another unit, such as pounds
 )
-_AWAY = 2.0  # deviations between means of columns that may have changed places
-_ROWS = 10  # values from which a silo's moments are compared
-_FLAT_ROWS = 20  # values from which nearly one value means something: a silo hides up to 9 others
+# deviations between means of columns that may have changed places
+_AWAY = 2.0
+# values from which a silo's moments are compared
+_ROWS = 10
+# values from which nearly one value means something: a silo hides up to 9 others
+_FLAT_ROWS = 20
 # times the range of the other silos' means: silos that differ by themselves leave no such gap
 _GAP = 1.5
-_CHANCE = 4.0  # squared standard errors that a mean is off by chance
-_ALL = "the input"  # all values of images and arrays
-_CHANNELS = 32  # of a signal that are compared one by one
-_LOOKED_AT = 200  # samples of images and arrays that are compared
+# squared standard errors that a mean is off by chance
+_CHANCE = 4.0
+# all values of images and arrays
+_ALL = "the input"
+# of a signal that are compared one by one
+_CHANNELS = 32
+# samples of images and arrays that are compared
+_LOOKED_AT = 200
 
 
 def check_units(told: Sequence[ColumnSums]) -> None:
@@ -58,7 +66,8 @@ def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
     if len(parts) < 2 or any(
         not x.is_floating_point() and x.dtype != torch.uint8 for x in parts.values()
     ):
-        return  # nothing to compare, or tokens
+        # nothing to compare, or tokens
+        return
     table = Table.of(inputs)
     names = table.numeric
     whole = {
@@ -140,9 +149,8 @@ def compare_categories(told: Sequence["ColumnSums"]) -> None:
         strange += filter(
             None, [nothing_in_common(each, f"category of column {column!r}"), shortened(each)]
         )
-        least = {
-            one.silo: max(_FLAT_ROWS, one.least_rows) for one in told
-        }  # categories of few rows are not reported
+        # categories of few rows are not reported
+        least = {one.silo: max(_FLAT_ROWS, one.least_rows) for one in told}
         flat = {
             silo: repr(next(iter(names)))
             for silo, names in each.items()

@@ -24,13 +24,19 @@ from ekiden.core.tasks import Classification, MultiLabel, Segmentation, Survival
 from ekiden.readers.kinds import Arrays, Inputs, Table
 from ekiden.readers.kinds.arrays import LEADS
 
-_SEVERAL = 0.01  # share of signals with a fault
-_MANY = 30  # signals, or different values, that mean something
-_PEEK, _VALUES = 512, 1 << 24  # that are looked at
+# share of signals with a fault
+_SEVERAL = 0.01
+# signals, or different values, that mean something
+_MANY = 30
+# that are looked at
+_PEEK, _VALUES = 512, 1 << 24
 _MOST_CLASSES = 20
-_MOST_VALUES = 512  # of a sample from which labels are foretold
-_SURE = 5.0  # standard errors of a difference that is not chance
-_SIDE = 8  # pixels of a mean picture
+# of a sample from which labels are foretold
+_MOST_VALUES = 512
+# standard errors of a difference that is not chance
+_SURE = 5.0
+# pixels of a mean picture
+_SIDE = 8
 _TURNED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "are negatives": (lambda m: m, lambda m: 255 - m),
     "have red and blue changed places": (lambda m: m[:1] - m[-1:], lambda m: m.flip(0)),

@@ -79,24 +79,31 @@ def from_tensors(
 class AskedData:
     """Which data set the user asks for."""
 
-    name: str  # its name
-    reading: Reading = field(default_factory=Reading)  # how sources are read
-    size: int | None = None  # side of images in pixels
-    task: Task | str | None = None  # the task or its name; None or "" infers it from the labels
+    # its name
+    name: str
+    # how sources are read
+    reading: Reading = field(default_factory=Reading)
+    # side of images in pixels
+    size: int | None = None
+    # the task or its name; None or "" infers it from the labels
+    task: Task | str | None = None
     like: Dataset | None = (
         # a data set whose classes, scaling and task are used, to measure a model on other data
         None
     )
-    inputs: Inputs | None = None  # what samples become, if the silos have agreed on that
+    # what samples become, if the silos have agreed on that
+    inputs: Inputs | None = None
     classes: Sequence[str] | None = (
         None  # names of the outputs in their order, if the user gave some
     )
-    domains: tuple[
-        str, ...
-    ] = ()  # names of the domains in their order, if the sources do not name them
-    doubt: bool = True  # warn of what may be wrong with the data
-    whole: bool = False  # whether all samples of a source without a test part are for the test
-    without: tuple[str, ...] = ()  # natural owners whose rows are left out
+    # names of the domains in their order, if the sources do not name them
+    domains: tuple[str, ...] = ()
+    # warn of what may be wrong with the data
+    doubt: bool = True
+    # whether all samples of a source without a test part are for the test
+    whole: bool = False
+    # natural owners whose rows are left out
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what is asked for, and take the rest from `like`, or from the schema."""
@@ -152,7 +159,8 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
         inspector().classes(raws, owned, reading.spelling)
     domain, domains = owners("domain", raws, asked.domains)
     group, groups = owners("group", raws) if not silos else (None, silos)
-    if group is None:  # no silo has the test part of all
+    # no silo has the test part of all
+    if group is None:
         group = [
             torch.full((len(raw),), silos.index(k)) if k else None
             for raw, k in zip(raws, owned, strict=True)
@@ -181,7 +189,8 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
             unscaled=asked.inputs is None,
             given=test is not None or any(holding.test is not None for holding in holdings),
         )
-    if isinstance(task, ScaledTask):  # until the clients agree; partitions divide by it
+    # until the clients agree; partitions divide by it
+    if isinstance(task, ScaledTask):
         refuse_constant(task.measured(train.y), outputs)
         made = replace(made, task=scaled(task, train.y))
     open_ = (made.inputs.agreed and asked.inputs is None) or isinstance(task, ScaledTask)

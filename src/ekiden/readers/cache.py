@@ -22,8 +22,10 @@ from ekiden.core.data.samples import Dataset, Samples
 from ekiden.core.tasks import recorded, task_of
 from ekiden.readers.kinds import from_json
 
-_PIECE = 1 << 24  # bytes read or written at a time
-VERSION = 5  # of the decoder, its lines and the format; after a new number, old files are not used
+# bytes read or written at a time
+_PIECE = 1 << 24
+# of the decoder, its lines and the format; after a new number, old files are not used
+VERSION = 5
 
 
 def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:

@@ -53,11 +53,16 @@ written"""
 DELIMITER = b"ekiden delimiter"
 """key in the metadata of a schema: the table comes from a text file, whose cells have no types"""
 
-_MANY = 10  # different numbers; more are hardly names of categories
-_SHOWN = 4  # cells in a message
-_UNITS = 3  # as many words after numbers are hardly units
-_EXACT = 2**53  # larger whole numbers lose digits as float64
-_LONG = 18  # characters of a whole number from which it may not fit into 64 bits
+# different numbers; more are hardly names of categories
+_MANY = 10
+# cells in a message
+_SHOWN = 4
+# as many words after numbers are hardly units
+_UNITS = 3
+# larger whole numbers lose digits as float64
+_EXACT = 2**53
+# characters of a whole number from which it may not fit into 64 bits
+_LONG = 18
 
 _EXPONENT = r"([eE][+-]?\d+)?"
 _INFINITE = r"[+-]?(?i:inf|infinity)"
@@ -111,11 +116,12 @@ Floats = NDArray[np.float64]
 class Writing:
     """How a table is written, where its cells leave it open."""
 
-    missing: tuple[
-        str, ...
-    ] = ()  # further cells that mark a missing value; COLUMN=CELL marks it in one column only
-    decimal: Literal["", "point", "comma"] = ""  # the decimal sign; "" finds it out
-    dates: str = ""  # how dates are written, as a pattern of strptime, if not as ISO 8601 does
+    # further cells that mark a missing value; COLUMN=CELL marks it in one column only
+    missing: tuple[str, ...] = ()
+    # the decimal sign; "" finds it out
+    decimal: Literal["", "point", "comma"] = ""
+    # how dates are written, as a pattern of strptime, if not as ISO 8601 does
+    dates: str = ""
 
     def marks(self, column: str) -> tuple[str, ...]:
         """Return the cells that mark a missing value in a column."""
@@ -132,11 +138,14 @@ class Writing:
 class _Text:
     """The different cells of a column of text, without blanks at their ends."""
 
-    cells: Any  # (k,) `pyarrow.Array` of the cells that are not missing
+    # (k,) `pyarrow.Array` of the cells that are not missing
+    cells: Any
     # (n,) the position of each row's cell among them; -1 if it is missing
     places: NDArray[np.int64]
-    counts: NDArray[np.int64]  # (k,) number of rows with each
-    form: str = ""  # how dates are written, if not as ISO 8601 does
+    # (k,) number of rows with each
+    counts: NDArray[np.int64]
+    # how dates are written, if not as ISO 8601 does
+    form: str = ""
 
     @staticmethod
     def of(column: Any, missing: Sequence[str], form: str = "") -> "_Text":
@@ -433,9 +442,8 @@ class Cells:
         """Return the decimal sign of the table, which all its numbers decide together."""
         if self._writing.decimal:
             return "." if self._writing.decimal == "point" else ","
-        only: dict[
-            str, tuple[str, str]
-        ] = {}  # a number that has this sign for certain, and its column
+        # a number that has this sign for certain, and its column
+        only: dict[str, tuple[str, str]] = {}
         open_: tuple[str, str] | None = None
         for name, text in self._texts.items():
             point, comma = text.numbers["."], text.numbers[","]
@@ -645,7 +653,8 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False, instead: st
     # below all others, a quarter of their range is far: hardly anything is measured there
     lowest = low - (1 if dates else 0.25) * (high - low)
     for mark, count in zip(different[marks].tolist(), counts[marks].tolist(), strict=True):
-        beside = -10 < mark < 0 > low  # among numbers of both signs, small ones are values
+        # among numbers of both signs, small ones are values
+        beside = -10 < mark < 0 > low
         often = count >= 5 and len(rest) >= 10 and count > 3 * int(counts[~marks].max())
         far = low > mark <= lowest or mark >= 2 * high - low
         if not beside and (far or (often and max(mark, low) >= 0)):

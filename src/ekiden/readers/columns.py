@@ -477,7 +477,8 @@ def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     if pa.types.is_uint64(kind) and pc.max(column).as_py() >= 2**63:
         return np.array(cells.names(name).to_pylist(), dtype=np.str_)
     if pa.types.is_integer(kind):
-        return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
+        # a copy, as Arrow's memory is read-only
+        return np.array(column.to_numpy(), dtype=np.int64)
     if not pa.types.is_floating(kind) and not pa.types.is_decimal(kind):
         raise UserError(
             f"column {name!r} of {source} holds {kind}: it must hold integers or names (strings)."
@@ -500,7 +501,8 @@ def names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
 
     column = table[name]
     if pa.types.is_integer(column.type) and not column.null_count:
-        return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
+        # a copy, as Arrow's memory is read-only
+        return np.array(column.to_numpy(), dtype=np.int64)
     names = cells.names(name)
     if names.null_count:
         row = names.is_null().to_pylist().index(True)

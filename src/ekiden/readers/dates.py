@@ -14,7 +14,8 @@ LIKE = (
 )
 """how the cells begin that may be dates"""
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-DAY = 86_400_000_000  # microseconds
+# microseconds
+DAY = 86_400_000_000
 LOST = int(np.iinfo(np.int64).min)
 """in place of a missing time"""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

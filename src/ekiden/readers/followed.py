@@ -18,15 +18,16 @@ Numbers = NDArray[np.float64]
 class Followed(Checked):
     """How many rows of a silo had the event between some times, or were last seen without it."""
 
-    times: tuple[Positive, ...]  # ascending
-    events: tuple[
-        CountOrZero, ...
-    ]  # rows that had the event after the time before, and not later than this one
-    before: tuple[
-        CountOrZero, ...
-    ]  # rows that were last seen without it after the time before, and before this one
-    at: tuple[CountOrZero, ...]  # rows that were last seen without it at this time
-    later: CountOrZero  # rows whose time is after the last of these times
+    # ascending
+    times: tuple[Positive, ...]
+    # rows that had the event after the time before, and not later than this one
+    events: tuple[CountOrZero, ...]
+    # rows that were last seen without it after the time before, and before this one
+    before: tuple[CountOrZero, ...]
+    # rows that were last seen without it at this time
+    at: tuple[CountOrZero, ...]
+    # rows whose time is after the last of these times
+    later: CountOrZero
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))

@@ -20,17 +20,20 @@ from ekiden.readers.undecoded import composed
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _INDEX, _NOT_READ = "the index", "of a frame is not read: make it a column by frame.reset_index()"
+# of a Parquet file: 8 GB of numbers, 16 GB of texts and images
 _MOST_VALUES, _MOST_BYTES = (
     1 << 30,
     1 << 34,
-)  # of a Parquet file: 8 GB of numbers, 16 GB of texts and images
+)
 # Arrow's allocator takes 1 GB at once, for the first cell.
 _ROOM, _UNPACKED = 2 << 30, 64
 """bytes that a file of any size may take in memory, and how many for each byte of it: tables of few
 different values take 20"""
 _READING = Lock()
-_HEAD = 1 << 16  # bytes from which we learn how a text file is written
-_UNSEEN = " \t\r\n\u00a0\u200b\ufeff"  # characters around a name that nobody sees
+# bytes from which we learn how a text file is written
+_HEAD = 1 << 16
+# characters around a name that nobody sees
+_UNSEEN = " \t\r\n\u00a0\u200b\ufeff"
 
 
 def is_frame(source: Any) -> bool:
@@ -263,7 +266,8 @@ def _text(path: Path) -> Any:
     from pyarrow import csv
 
     lines = _first_lines(path)
-    told = re.fullmatch(r'"?sep=(.)"?\s*', lines[0])  # as Excel writes it
+    # as Excel writes it
+    told = re.fullmatch(r'"?sep=(.)"?\s*', lines[0])
     if told:
         lines = lines[1:]
     if told or path.suffix.lower() == ".tsv":
@@ -291,7 +295,8 @@ def _text(path: Path) -> Any:
         table = read(threads=True)
     except pa.ArrowInvalid:
         with _unlike_the_header(path, width):
-            table = read(threads=False)  # which counts rows
+            # which counts rows
+            table = read(threads=False)
     names = [(column[0].as_py() or "").strip() for column in table.columns]
     _check_rows(table, names, delimiter, path)
     return table.slice(1).rename_columns(names).replace_schema_metadata({DELIMITER: delimiter})

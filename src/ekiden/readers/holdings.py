@@ -449,9 +449,12 @@ def _inputs(x: Tensor, what: str) -> Tensor:
 class Holding:
     """What one source holds."""
 
-    name: str  # name of the silo; "" if the source does not belong to one silo
-    train: Raw  # training part
-    test: Raw | None = None  # test part, if there is one
+    # name of the silo; "" if the source does not belong to one silo
+    name: str
+    # training part
+    train: Raw
+    # test part, if there is one
+    test: Raw | None = None
 
     @property
     def parts(self) -> list[Raw]:
@@ -519,9 +522,8 @@ def read_part(part: Path, reading: Reading, usual: columns.Columns = columns.USU
     """Read the training part or the test part of a source."""
     if not part.is_dir() and part.suffix.lower() not in arrays.SUFFIXES:
         return columns.samples(frames.arrow(part, str(part)), str(part), reading, usual)
-    if (
-        part / f"{reading.array_column or 'x'}.npy"
-    ).is_file():  # arrays side by side, as in x.npy and y.npy
+    # arrays side by side, as in x.npy and y.npy
+    if (part / f"{reading.array_column or 'x'}.npy").is_file():
         each = {file.stem: arrays.read(file)["x"] for file in sorted(part.glob("*.npy"))}
         found = _of_arrays(each, str(part), reading)
     elif part.is_dir() and reading.names_columns:

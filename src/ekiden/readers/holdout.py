@@ -21,7 +21,8 @@ from torch import Tensor
 from ekiden.core.base.errors import UserError, counted
 from ekiden.core.data.samples import Samples
 
-FRACTION = 0.2  # of each stratum
+# of each stratum
+FRACTION = 0.2
 
 
 def divided(strata: Tensor, domain: Tensor | None, group: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -94,8 +95,10 @@ class DealtUnits:
             if train.subject is None
             else numbered(train.subject.cpu().numpy()[rows])
         )
-        self.sizes = np.bincount(unit)  # (count,) rows of each
-        self.count = len(self.sizes)  # number of units
+        # (count,) rows of each
+        self.sizes = np.bincount(unit)
+        # number of units
+        self.count = len(self.sizes)
         self._unit, self._rows = unit, rows[np.argsort(unit, kind="stable")]
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
 
@@ -192,9 +195,8 @@ def _recent(share: float, silo: Rows, unit: Rows, time: NDArray[Any], some: bool
     for number in np.unique(silo):
         units, sizes = np.unique(unit[silo == number], return_counts=True)
         moments, block = np.unique(latest[units], return_inverse=True)
-        rows = np.bincount(block, weights=sizes)[::-1].cumsum()[
-            :-1
-        ]  # from the most recent on; never all of them
+        # from the most recent on; never all of them
+        rows = np.bincount(block, weights=sizes)[::-1].cumsum()[:-1]
         if not len(rows):
             continue
         nearest = int(np.abs(np.concatenate([[0], rows]) - share * sizes.sum()).argmin())
@@ -216,7 +218,8 @@ def _latest(unit: Rows, time: NDArray[Any]) -> NDArray[Any]:
 def _whole(share: float, silo: Rows, unit: Rows, strata: Rows, some: bool) -> Mask:
     """Return for each unit whether it is held out: in each silo, evenly from all strata."""
     count = int(unit.max()) + 1
-    rows: list[Counter[int]] = [Counter() for _ in range(count)]  # of each unit, by silo
+    # of each unit, by silo
+    rows: list[Counter[int]] = [Counter() for _ in range(count)]
     kinds: list[set[int]] = [set() for _ in range(count)]
     for s, u, kind in zip(silo.tolist(), unit.tolist(), strata.tolist(), strict=True):
         rows[u][s] += 1
@@ -250,7 +253,8 @@ def _whole(share: float, silo: Rows, unit: Rows, strata: Rows, some: bool) -> Ma
         seen[home[u]] += rows[u][home[u]]
         take_if_nearer(u, seen[home[u]])
     whole = Counter(silo.tolist())
-    for u in order:  # what one stratum could not give, another gives
+    # what one stratum could not give, another gives
+    for u in order:
         take_if_nearer(u, whole[home[u]])
     if some and not held.any() and (possible := [u for u in order if free(u)]):
         take(min(possible, key=lambda u: rows[u].total()))

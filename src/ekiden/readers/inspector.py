@@ -65,6 +65,7 @@ class Inspector(Protocol):
 
 def inspector() -> Inspector:
     """Return what looks at data."""
-    from ekiden.care.inspection import DataInspector  # the one place where readers know of care
+    # the one place where readers know of care
+    from ekiden.care.inspection import DataInspector
 
     return DataInspector()

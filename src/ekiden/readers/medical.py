@@ -21,8 +21,10 @@ from ekiden.readers.raster import Loaded, Look, chosen, split
 
 DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 _MAGIC = slice(128, 132)
-_OBLIQUE = 0.866  # cosine of 30 degrees
-_SQUARE = 1.25  # times as high as they are wide are pixels that count as square
+# cosine of 30 degrees
+_OBLIQUE = 0.866
+# times as high as they are wide are pixels that count as square
+_SQUARE = 1.25
 _NOT_SQUARE = "have pixels that are not square: resample them, or shapes are distorted"
 _WEIGHTED = re.compile(r"(?<![a-z0-9])(t1|t2|flair|dwi|adc|swi|pd)(?![0-9])")
 _DOUBTS = (
@@ -62,7 +64,8 @@ def is_medical(item: Any) -> bool:
 
 def is_dicom(path: Path) -> bool:
     """Return whether a file without the extension of a DICOM file is one, by its first bytes."""
-    if path.name == "DICOMDIR":  # a list of other files
+    # a list of other files
+    if path.name == "DICOMDIR":
         return False
     try:
         with path.open("rb") as file:
@@ -204,7 +207,8 @@ class _Volume:
 
     def __init__(self, path: Path) -> None:
         require_extra("medical", "the file is NIfTI, which", "nibabel")
-        import nibabel  # an extra
+        # an extra
+        import nibabel
 
         self.file: Any = nibabel.load(path)
         shape = self.file.shape
@@ -224,7 +228,8 @@ class _Volume:
         self.shape = tuple(int(self.dims[stored]) for stored in self.stored)
         self._grid = self.file.affine @ nibabel.orientations.inv_ornt_aff(turned, self.dims)
         flat = [axis for axis in range(3) if self.dims[self.stored[axis]] == 1]
-        self.across = flat[0] if len(flat) == 1 else 2  # a volume of one slice is that slice
+        # a volume of one slice is that slice
+        self.across = flat[0] if len(flat) == 1 else 2
         self.right, self.up = (self.stored[axis] for axis in range(3) if axis != self.across)
         zooms = (*map(float, self.file.header.get_zooms()), 1.0, 1.0)
         self.spacing = zooms[self.up] * {"meter": 1e3, "micron": 1e-3}.get(
@@ -284,7 +289,8 @@ class _Volume:
 def _read(file: Path | bytes, **how: Any) -> Any:
     """Return the data set of a DICOM file."""
     require_extra("medical", "the file is DICOM, which", "pydicom")
-    import pydicom  # an extra
+    # an extra
+    import pydicom
 
     try:
         return pydicom.dcmread(BytesIO(file) if isinstance(file, bytes) else file, **how)
@@ -306,7 +312,8 @@ def _has_colour(data: Any) -> bool:
 
 
 def _dicom(data: Any, number: int | None) -> Loaded:
-    from pydicom.pixels import pixel_array  # an extra
+    # an extra
+    from pydicom.pixels import pixel_array
 
     frame = chosen(_frames(data), number, "frame" if _frames(data) > 1 else "slice")
     if not any(name in data for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
@@ -342,7 +349,8 @@ def _dicom(data: Any, number: int | None) -> Loaded:
             raise UserError(f"its colours are {shown}, which is not read: convert it to RGB")
         return Loaded(Image.fromarray((raw >> max(bits - 8, 0)).astype(np.uint8)))
     signed = bool(data.get("PixelRepresentation"))
-    if shown == "MONOCHROME1":  # small values are bright
+    # small values are bright
+    if shown == "MONOCHROME1":
         if raw.dtype.kind == "f":
             raise UserError(
                 "its pixels are MONOCHROME1 and floats, which have no range to mirror: convert it"
@@ -358,7 +366,8 @@ def _dicom(data: Any, number: int | None) -> Loaded:
 
 
 def _of_palette(raw: NDArray[Any], data: Any) -> Image.Image:
-    from pydicom.pixels import apply_color_lut  # an extra
+    # an extra
+    from pydicom.pixels import apply_color_lut
 
     colours = apply_color_lut(raw, data)
     tables = [
@@ -376,7 +385,8 @@ def _in_unit(raw: NDArray[Any], data: Any, frame: int) -> NDArray[Any]:
     """Return the values of the modality's unit: by slope and intercept, also those of a single
     frame, or by a table.
     """
-    from pydicom.pixels import apply_modality_lut  # an extra
+    # an extra
+    from pydicom.pixels import apply_modality_lut
 
     if (scaling := _of_frame(data, frame, "PixelValueTransformationSequence")) is not data:
         return raw * float(scaling.RescaleSlope) + float(scaling.RescaleIntercept)

@@ -86,21 +86,26 @@ class ColumnSums:
     column is told as if it had one value if fewer values differ from the commonest one.
     """
 
-    moments: Mapping[str, ColumnMoments]  # of each numeric column and target
+    # of each numeric column and target
+    moments: Mapping[str, ColumnMoments]
     # for each numeric column, the number of missing values
     missing: Mapping[str, CountOrZero]
     # for each categorical column, the number of rows of each category
     categories: Mapping[str, Mapping[str, CountOrZero]]
-    dates: tuple[str, ...] = ()  # the numeric columns that are days since 1970
-    marks: tuple[str, ...] = ()  # cells that mark a missing value, in addition to the usual ones
-    silo: str = ""  # name of the silo; empty for several together
+    # the numeric columns that are days since 1970
+    dates: tuple[str, ...] = ()
+    # cells that mark a missing value, in addition to the usual ones
+    marks: tuple[str, ...] = ()
+    # name of the silo; empty for several together
+    silo: str = ""
     # the number of rows of each class, if labels are classes
     classes: Mapping[str, CountOrZero] = field(default_factory=dict)
     # fingerprints of all rows, in hexadecimal and sorted, if the silo tells them
     rows: tuple[str, ...] = ()
     # how many rows had the event between some times, if labels are times and events
     followed: Followed | None = None
-    secret: str = ""  # fingerprint of the secret that `rows` were made with
+    # fingerprint of the secret that `rows` were made with
+    secret: str = ""
 
     @property
     def least_rows(self) -> int:
@@ -208,7 +213,8 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
             return ColumnMoments()
         different, counts = np.unique(values, return_counts=True)
         few = least <= counts.max() and len(values) - counts.max() < least
-        if few:  # mean and deviation would tell their values
+        # mean and deviation would tell their values
+        if few:
             values = np.full_like(values, different[counts.argmax()])
         return ColumnMoments.of(values, what)
 

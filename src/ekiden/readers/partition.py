@@ -189,9 +189,12 @@ SPELLINGS = (
     "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), "
     "domains:dirichlet:0.5 (labels skewed within domains), classes:2, natural"
 )
-TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100
-_NUMBERS = 500_000  # shares of classes that are drawn
-_ENOUGH = 20  # samples or subjects for a client, if the user names no number of clients
+# draws of a Dirichlet partition; the published settings need fewer than 100
+TRIES = 5_000
+# shares of classes that are drawn
+_NUMBERS = 500_000
+# samples or subjects for a client, if the user names no number of clients
+_ENOUGH = 20
 
 
 class Unmet(UserError):
@@ -272,7 +275,8 @@ class Dirichlet(Checked):
         for rows in classes:
             shuffled = rng.permutation(rows)
             shares = rng.dirichlet(np.full(clients, self.beta)) * (sizes < full)
-            if not shares.sum() > 0:  # a tiny beta gave everything to clients that are full
+            # a tiny beta gave everything to clients that are full
+            if not shares.sum() > 0:
                 return [np.empty(0, dtype=np.int64)]
             cuts = (np.cumsum(shares / shares.sum()) * units.sizes[rows].sum()).astype(np.int64)[
                 :-1
@@ -317,7 +321,8 @@ class Domains:
                 f"{self} skews labels among the clients of a domain: take {2 * clients} clients or "
                 "more."
             )
-        assert dataset.train.domain is not None  # names() has checked this
+        # names() has checked this
+        assert dataset.train.domain is not None
         domain = numpy(dataset.train.domain)
         held = [np.flatnonzero(domain == dataset.domains.index(name)) for name in names]
         pieces = [self._pieces(dataset, rows, clients // len(names), rng) for rows in held]
@@ -448,7 +453,8 @@ def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
         UserError: `text` is none of the spellings.
     """
     kind, *values = text.strip().split(":")
-    with suppress(ValueError), at(f"partition {text}"):  # not a number
+    # not a number
+    with suppress(ValueError), at(f"partition {text}"):
         match kind, values:
             case "iid", []:
                 return Iid()
@@ -540,7 +546,8 @@ def split(
     )
     natural = isinstance(partition, Natural) and bool(dataset.groups)
     owners = natural and clients == _default_clients(dataset, partition)
-    if owners:  # one for each client
+    # one for each client
+    if owners:
         made = replace(made, among=partial(_of_owners, dataset, seed, val_fraction))
     how = {
         "partition": str(partition),

@@ -20,25 +20,31 @@ from ekiden.core.base.errors import UserError
 class Look:
     """What the header of a file says about the picture that is read."""
 
-    size: tuple[int, int]  # width and height as it is shown
-    colour: bool  # whether it has colours other than greys
+    # width and height as it is shown
+    size: tuple[int, int]
+    # whether it has colours other than greys
+    colour: bool
     # number of pages, frames or slices from which the middle one is taken; 1 if the path names one
     # by #
     pages: int = 1
-    doubt: str = ""  # what the file leaves open, and how it was read; "" if nothing
-    spacing: float = 0.0  # millimetres between the rows; 0 if the file does not say
-    taken: tuple[
-        str, ...
-    ] = ()  # how it was taken: "CT axial", the part of the body, its side; "" if it is not said
-    uid: str = ""  # the number that only this picture has; "" if the file does not say
-    subject: str = ""  # whom it shows; "" if the file does not say
+    # what the file leaves open, and how it was read; "" if nothing
+    doubt: str = ""
+    # millimetres between the rows; 0 if the file does not say
+    spacing: float = 0.0
+    # how it was taken: "CT axial", the part of the body, its side; "" if it is not said
+    taken: tuple[str, ...] = ()
+    # the number that only this picture has; "" if the file does not say
+    uid: str = ""
+    # whom it shows; "" if the file does not say
+    subject: str = ""
 
 
 @dataclass(frozen=True)
 class Loaded:
     """The pixels of a picture, upright and opaque."""
 
-    image: Image.Image  # of mode L or RGB; or I;16, I or F, whose values have more than 8 bits
+    # of mode L or RGB; or I;16, I or F, whose values have more than 8 bits
+    image: Image.Image
     # number of values that a pixel can have, counted from 0; None if its values are measurements
     levels: int | None = 256
     # the values that the file itself shows as black and as white, if it says so
@@ -68,7 +74,8 @@ Source: TypeAlias = Path | bytes | Image.Image
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 )
-_ORIENTATION = 0x0112  # the tag of EXIF
+# the tag of EXIF
+_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -78,15 +85,19 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SWAPPED = 5  # from this orientation on, width and height change places
+# from this orientation on, width and height change places
+_SWAPPED = 5
+# chunks of a PNG that may follow its pixels and name an orientation
 _LATE = (
     b"eXIf",
     b"iTXt",
     b"tEXt",
     b"zTXt",
-)  # chunks of a PNG that may follow its pixels and name an orientation
-_SUBFILE, _PHOTOMETRIC = 254, 262  # tags of TIFF
-_PREVIEW_OR_MASK = 5  # bits of _SUBFILE
+)
+# tags of TIFF
+_SUBFILE, _PHOTOMETRIC = 254, 262
+# bits of _SUBFILE
+_PREVIEW_OR_MASK = 5
 _GREY = frozenset({"1", "L", "LA", "La", "I", "F"})
 _PLAIN = frozenset({"L", "RGB", "I", "F"})
 _SRGB = [
@@ -94,10 +105,12 @@ _SRGB = [
     for name in ("sRGB", "IEC61966-2.1", "IEC 61966-2-1")
     for code in ("ascii", "utf-16-be")
 ]
-_GAMMA = 0.45455  # of sRGB, as PNG files write it
+# of sRGB, as PNG files write it
+_GAMMA = 0.45455
 # of a picture: more than cameras and mammograms have; a file of kilobytes can say more
 _MOST_PIXELS = 1 << 26
-_shared = Lock()  # while the file of an opened image is read
+# while the file of an opened image is read
+_shared = Lock()
 
 
 def look(source: Source) -> Look:
@@ -105,9 +118,8 @@ def look(source: Source) -> Look:
     with _page(source) as (image, pages):
         width, height = image.size
         if (image.format != "PNG" or _may_turn(image, source)) and _orientation(image) >= _SWAPPED:
-            if (
-                image.format == "TIFF"
-            ):  # depending on its version, Pillow has swapped the sides or not
+            # depending on its version, Pillow has swapped the sides or not
+            if image.format == "TIFF":
                 width, height = _upright(image).size
             else:
                 width, height = height, width
@@ -182,7 +194,8 @@ def _page(source: Source) -> Iterator[tuple[Image.Image, int]]:
     path, number = split(source) if isinstance(source, Path) else (None, None)
     if isinstance(source, Image.Image):
         if len(_pages(source)) == 1 or source.tell() or getattr(source, "fp", None) is None:
-            yield source, 1  # its owner has chosen a page
+            # its owner has chosen a page
+            yield source, 1
             return
         source = _file_of(source)
     with Image.open(path or BytesIO(source)) as image:  # type: ignore[arg-type]
@@ -242,7 +255,8 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    image.load()  # turns a TIFF and forgets its orientation
+    # turns a TIFF and forgets its orientation
+    image.load()
     turn = _UPRIGHT.get(_orientation(image))
     return image if turn is None else image.transpose(turn)
 
@@ -250,10 +264,11 @@ def _upright(image: Image.Image) -> Image.Image:
 def _is_grey(image: Image.Image) -> bool:
     if image.mode in ("P", "PA"):
         return _equal(np.array(image.getpalette("RGB") or (), dtype=np.uint8).reshape(-1, 3))
+    # Pillow's mode of all frames but the first
     if image.format == "GIF" and image.mode in (
         "RGB",
         "RGBA",
-    ):  # Pillow's mode of all frames but the first
+    ):
         return _equal(np.asarray(image.convert("RGB")))
     return image.mode in _GREY or image.mode.startswith("I;16")
 

@@ -160,13 +160,12 @@ def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:
 class Scaling:
     """The scaling that silos agreed on."""
 
-    table: (
-        Inputs | None
-    )  # the columns, their scaling and vocabularies; None if samples are not rows of a table
-    targets: Mapping[
-        str, tuple[float, float]
-    ]  # mean and standard deviation of each number to predict, by name
-    schema: str = ""  # the study's schema, as `Schema.text` gives it; empty without one
+    # the columns, their scaling and vocabularies; None if samples are not rows of a table
+    table: Inputs | None
+    # mean and standard deviation of each number to predict, by name
+    targets: Mapping[str, tuple[float, float]]
+    # the study's schema, as `Schema.text` gives it; empty without one
+    schema: str = ""
     # training samples of all silos in each class, by its name; empty for other tasks
     classes: Mapping[str, int] = field(default_factory=dict)
 
@@ -279,9 +278,8 @@ def agree_on(
     told = inspector().sums(told, spelling)
     if schema:
         _check_schema(told, schema)
-    columns = [
-        name for name in told[0].moments if name in told[0].missing
-    ]  # the others are targets
+    # the others are targets
+    columns = [name for name in told[0].moments if name in told[0].missing]
     table = Table(
         tuple(sorted(columns)),
         tuple(sorted(told[0].categories)),
@@ -328,7 +326,8 @@ def _unmet(one: ColumnSums, schema: Schema) -> Iterator[str]:
     for name in schema.features:
         allowed, held = schema.columns[name], one.categories.get(name, {})
         if allowed.categories:
-            strange = {*held} - {*allowed.categories, ""}  # "" stands for a missing value
+            # "" stands for a missing value
+            strange = {*held} - {*allowed.categories, ""}
             yield from (f"column {name!r} holds the category {c!r}" for c in sorted(strange))
         if (
             name in one.missing

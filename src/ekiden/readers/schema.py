@@ -145,13 +145,17 @@ class Column(Checked):
 class Violation:
     """A value that the schema does not allow."""
 
-    where: str  # the row or file
-    column: str  # name of the column
-    what: str  # what is wrong, without the value: all that other silos are told
+    # the row or file
+    where: str
+    # name of the column
+    column: str
+    # what is wrong, without the value: all that other silos are told
+    what: str
     # the value as it is written; of a missing column, another with nearly its name; empty if there
     # is none
     value: str
-    allowed: str  # what the schema allows, in words; empty if the column is missing
+    # what the schema allows, in words; empty if the column is missing
+    allowed: str
 
     def __str__(self) -> str:
         if not self.allowed:
@@ -175,10 +179,14 @@ class Schema(Checked):
 
     _flag: ClassVar[str] = "{}"
 
-    columns: Mapping[str, Column] = field(default_factory=dict)  # what each column holds, by name
-    label_column: tuple[str, ...] = ()  # columns of labels
-    subject_column: str = ""  # the column that says whom a row is about
-    time_column: str = ""  # the column that says when a row was measured
+    # what each column holds, by name
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    # columns of labels
+    label_column: tuple[str, ...] = ()
+    # the column that says whom a row is about
+    subject_column: str = ""
+    # the column that says when a row was measured
+    time_column: str = ""
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -380,7 +388,8 @@ def violations(
         table, source, schema, writing, names, lambda row: f"{row_text(row)} of {source}"
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they come when the data are read
+        # they come when the data are read
+        warnings.simplefilter("ignore")
         for name in schema.columns:
             found += [] if name in lacking else check.of(name)
     return found

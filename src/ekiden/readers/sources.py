@@ -46,17 +46,24 @@ class Named:
     hub: str | None = (
         None  # its id on the Hugging Face hub; None if we know no complete and readable copy there
     )
-    config: str | None = None  # its configuration there
-    columns: Columns = field(default_factory=Columns)  # names of its columns there
+    # its configuration there
+    config: str | None = None
+    # names of its columns there
+    columns: Columns = field(default_factory=Columns)
     # the split there that is the test part; None if there is only `train` (then 20 % of every
     # (domain, class), or of
     # every group, is held out)
     test: str | None = "test"
-    domains: tuple[str, ...] = ()  # domain names in the order of the papers
-    size: int | None = None  # side to which images are resized; None keeps their size
-    mean: tuple[float, ...] = (0.0,)  # per channel, subtracted after scaling bytes to [0, 1]
-    std: tuple[float, ...] = (1.0,)  # per channel, divided by
-    augment: Augment = field(default_factory=Augment)  # how training batches are augmented
+    # domain names in the order of the papers
+    domains: tuple[str, ...] = ()
+    # side to which images are resized; None keeps their size
+    size: int | None = None
+    # per channel, subtracted after scaling bytes to [0, 1]
+    mean: tuple[float, ...] = (0.0,)
+    # per channel, divided by
+    std: tuple[float, ...] = (1.0,)
+    # how training batches are augmented
+    augment: Augment = field(default_factory=Augment)
 
 
 _TINY = Named(
@@ -371,7 +378,8 @@ def located(name: str) -> str:
 def path_of(name: str) -> Path | None:
     """Return where the files of a data set are; None for a named set without local files."""
     root = os.environ.get("EKIDEN_DATA")
-    named = name.partition("/")[0] not in ("", ".", "..")  # otherwise it is a relative path
+    # otherwise it is a relative path
+    named = name.partition("/")[0] not in ("", ".", "..")
     local = Path(root).expanduser() / name if root and named else None
     if local is not None and local.exists():
         return local
@@ -381,7 +389,8 @@ def path_of(name: str) -> Path | None:
     if path.exists() and name:
         return path
     if "/" in name or os.sep in name or path.suffix.lower() in READABLE:
-        find(path)  # raises the error that it is not there
+        # raises the error that it is not there
+        find(path)
     there = (
         [p.name for p in local.parent.iterdir() if p.is_dir()]
         if local and local.parent.is_dir()
@@ -404,7 +413,8 @@ def _contents(
             found, left = (
                 walked(part, reading) if part.is_dir() else (files(part, reading, usual), "")
             )
-            yield str(left)  # what is said about it is kept, too
+            # what is said about it is kept, too
+            yield str(left)
             for inside, file in found:
                 yield f"{silo}:{number}:{inside}"
                 yield file
@@ -418,7 +428,8 @@ def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[]
             "domain)."
         )
     require_extra("hub", f"{name!r} is on the Hugging Face hub, which", "datasets")
-    import datasets  # seconds, and only this function needs it
+    # seconds, and only this function needs it
+    import datasets
 
     splits = ["train"] + ([spec.test] if spec.test else [])
     try:
@@ -462,7 +473,8 @@ def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
         images = [Image.fromarray(i) for i in np.rint(digits.images * (255 / 16)).astype(np.uint8)]
         return [Holding("", Raw("digits", images, digits.target.astype(np.int64), kind=Images))]
 
-    return [version("scikit-learn")], held  # importing it takes seconds
+    # importing it takes seconds
+    return [version("scikit-learn")], held
 
 
 @checked("silos", "test", "tests", "task")

@@ -29,7 +29,8 @@ from ekiden.core.tasks.base import IGNORED
 from ekiden.readers.cells import warn_of_marks
 from ekiden.readers.undecoded import Raw, natural
 
-_SHOWN = 8  # labels in a message
+# labels in a message
+_SHOWN = 8
 
 
 def targets(
@@ -88,7 +89,8 @@ def targets(
             warn_of_marks(numbers.numpy(), f"the label {name!r} of {first.source}")
     columns = first.targets if classes is None else ()
     if columns and isinstance(chosen, Survival):
-        return y, columns[:1], chosen  # the time, which has a unit
+        # the time, which has a unit
+        return y, columns[:1], chosen
     if columns and len(columns) != (width := 1 if y[0].ndim == 1 else y[0].shape[1]):
         columns = tuple(f"{columns[0]}-{k}" for k in range(width))
     return y, columns or names_of(chosen, torch.cat(y), classes), chosen
@@ -166,9 +168,8 @@ def _numbers(raw: Raw, kind: str) -> NDArray[np.generic]:
     label = raw.label
     if kind == "multi-label" and _are_names(label) and set(np.unique(label)) <= {"true", "false"}:
         label = label == "true"
-    if (
-        kind == "regression" and raw.classes and label.dtype.kind == "i"
-    ):  # class names that are numbers
+    # class names that are numbers
+    if kind == "regression" and raw.classes and label.dtype.kind == "i":
         label = np.array(raw.classes)[label]
     if _are_names(label):
         try:
@@ -185,9 +186,12 @@ def _numbers(raw: Raw, kind: str) -> NDArray[np.generic]:
 class _Labels:
     """Labels of one part."""
 
-    raw: Raw  # the part
-    y: Tensor  # (n,) int64 positions in the names, or in names of others
-    names: tuple[str, ...]  # the part's own names; none if its labels are numbers of classes
+    # the part
+    raw: Raw
+    # (n,) int64 positions in the names, or in names of others
+    y: Tensor
+    # the part's own names; none if its labels are numbers of classes
+    names: tuple[str, ...]
 
     @property
     def numbered(self) -> bool:
@@ -298,9 +302,8 @@ def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
     if high >= known and (
         missing := [str(k) for k, _ in zip(gaps, range(_SHOWN + 1), strict=False)]
     ):
-        shown = ", ".join(
-            [*missing[:_SHOWN], *["..."] * (len(missing) > _SHOWN)]
-        )  # labels may be in billions
+        # labels may be in billions
+        shown = ", ".join([*missing[:_SHOWN], *["..."] * (len(missing) > _SHOWN)])
         largest = next(part for part in parts if high in part.present())
         raise UserError(
             f"no sample has label {shown}, but {largest.first(high)} has label {high}: number the "
@@ -371,7 +374,8 @@ def in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     if not classes or dataset.classes == tuple(classes):
         return dataset
     if isinstance(dataset.task, Segmentation) and len(classes) >= len(dataset.classes):
-        return replace(dataset, classes=tuple(classes))  # pixels hold positions in this list
+        # pixels hold positions in this list
+        return replace(dataset, classes=tuple(classes))
     if not isinstance(dataset.task, Classification):
         raise UserError(
             f"classes are named, but the labels are of {dataset.task.kind}: leave classes out"

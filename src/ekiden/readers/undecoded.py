@@ -36,33 +36,40 @@ _UNITS = {
 }
 """units of times, and numbers between which times from 1998 to 2055 lie (of days those from 1900 to
 2099)"""
-_ACCENTS = 0x300  # first character that is written onto the one before
+# first character that is written onto the one before
+_ACCENTS = 0x300
 
 
 @dataclass(frozen=True)
 class Raw:
     """A part of a data set (training or test) as its files hold it, undecoded."""
 
-    source: str  # the file or folder, for messages
+    # the file or folder, for messages
+    source: str
     # n encoded images, files or opened images; or n texts; or the columns of a table
     # (`pyarrow.Table`); or an array (n,
     # ...)
     images: Any
-    label: NDArray[
-        Any
-    ]  # (n,) integers or names, or float64 numbers; (n, K) float64 for several columns
-    domain: NDArray[Any] | None = None  # (n,) integers or names, or None
-    group: NDArray[Any] | None = None  # (n,) integers or names, or None
-    classes: tuple[
-        str, ...
-    ] = ()  # class names in the order of the labels; empty if the source has none
-    domains: tuple[str, ...] = ()  # names of domains in their order
-    kind: type[Inputs] = field(kw_only=True)  # what the samples are
-    targets: tuple[str, ...] = ()  # names of the columns of labels; none if there are no labels
+    # (n,) integers or names, or float64 numbers; (n, K) float64 for several columns
+    label: NDArray[Any]
+    # (n,) integers or names, or None
+    domain: NDArray[Any] | None = None
+    # (n,) integers or names, or None
+    group: NDArray[Any] | None = None
+    # class names in the order of the labels; empty if the source has none
+    classes: tuple[str, ...] = ()
+    # names of domains in their order
+    domains: tuple[str, ...] = ()
+    # what the samples are
+    kind: type[Inputs] = field(kw_only=True)
+    # names of the columns of labels; none if there are no labels
+    targets: tuple[str, ...] = ()
     # (n,) names or int64 numbers of whom or what the samples are about, such as patients, or None
     subject: NDArray[Any] | None = None
-    time: NDArray[Any] | None = None  # (n,) datetime64[us], or numbers, or None
-    given: bool = False  # whether these are arrays that were given in Python
+    # (n,) datetime64[us], or numbers, or None
+    time: NDArray[Any] | None = None
+    # whether these are arrays that were given in Python
+    given: bool = False
     # (n,) number of each sample in the source; None if these are all samples of the source
     rows: NDArray[np.int64] | None = None
 

@@ -76,7 +76,8 @@ def of_tensor(x: Tensor) -> Inputs:
 def terms(inputs: Inputs) -> str:
     """Return what parties must agree on, as text."""
     values = inputs.terms().to_json()
-    if outside.is_file(values["kind"]):  # no code travels: each party has its own copy of the file
+    # no code travels: each party has its own copy of the file
+    if outside.is_file(values["kind"]):
         values["kind"] = outside.by_content(values["kind"])
     return json.dumps(values, sort_keys=True)
 

@@ -48,7 +48,8 @@ class Arrays(Inputs):
         parts = [[torch.as_tensor(raw.images) for raw in side] for side in sides]
         found: dict[str, Tensor] = {}
         for raw, x in zip(chain(*sides), chain(*parts), strict=True):
-            found.setdefault(raw.source, x)  # the training part comes first
+            # the training part comes first
+            found.setdefault(raw.source, x)
         _say_range(found)
         return joined(sides, parts), None
 

@@ -27,8 +27,11 @@ from ekiden.readers.kinds import arrays
 from ekiden.readers.raster import Loaded, Look, split
 from ekiden.readers.undecoded import Raw
 
-CHUNK = 128  # images that a thread decodes at a time
-_PICTURE = 64  # pixels; smaller ones may be of one colour
+# images that a thread decodes at a time
+CHUNK = 128
+# pixels; smaller ones may be of one colour
+_PICTURE = 64
+# alike, or planes of NIfTI
 _X_RAYS = {
     "CR",
     "DX",
@@ -38,9 +41,11 @@ _X_RAYS = {
     "sagittal",
     "coronal",
     "axial",
-}  # alike, or planes of NIfTI
-_WEIGHTED = 4  # place in `Look.taken` of how MR images are weighted
-_ROUNDED = 1e-3  # between a number of a class and one that was stored with a slope
+}
+# place in `Look.taken` of how MR images are weighted
+_WEIGHTED = 4
+# between a number of a class and one that was stored with a slope
+_ROUNDED = 1e-3
 # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
 _FEW = 64
 _Item: TypeAlias = tuple[Raw, int]
@@ -60,7 +65,8 @@ class Images(Inputs):
     sized = True
     dtype = torch.uint8
 
-    size: CountOrZero = 0  # side of all images in pixels; 0 keeps their own size
+    # side of all images in pixels; 0 keeps their own size
+    size: CountOrZero = 0
     # how images come to `size`. stretch: both sides are scaled to it. crop: the shorter side is
     # scaled to it, then the
     # middle is cut out.
@@ -159,11 +165,16 @@ class Images(Inputs):
 class Notes:
     """What the user should know about how images were read."""
 
-    files: int = 0  # number of images
-    several: list[int] = field(default_factory=list)  # number of pages of those that have several
-    doubts: Counter[str] = field(default_factory=Counter)  # what files leave open, and how many do
-    blank: int = 0  # number of images with values that are not a number
-    silos: list[str] = field(default_factory=list)  # lines about silos that differ from the others
+    # number of images
+    files: int = 0
+    # number of pages of those that have several
+    several: list[int] = field(default_factory=list)
+    # what files leave open, and how many do
+    doubts: Counter[str] = field(default_factory=Counter)
+    # number of images with values that are not a number
+    blank: int = 0
+    # lines about silos that differ from the others
+    silos: list[str] = field(default_factory=list)
 
     def look(self, looks: Iterable[Look]) -> None:
         """Add what headers say."""
@@ -330,7 +341,8 @@ def decode(
         width, height = (
             (images.size, images.size) if images.size else _one_size(looks, sides[0][0].source)
         )
-        strict = channels == 1 and images.colour == "auto"  # then no image may have colours
+        # then no image may have colours
+        strict = channels == 1 and images.colour == "auto"
         out, levels, brightest = [], list[int | None](), list[int]()
         for side in each:
             pixels = files.room((len(side), channels, height, width))
@@ -347,7 +359,8 @@ def decode(
             out.append(pixels)
     if not shape:
         _check_levels(_by_silo(items), levels, images)
-        silos = _by_silo(each[0])  # these places come first
+        # these places come first
+        silos = _by_silo(each[0])
         told.silos += _unlike(silos, looks, levels, channels, images)
         told.silos += _dark(silos, brightest)
         named = any(raw.subject is not None for raw, _ in items)
@@ -573,9 +586,8 @@ def _chunk(
         brightest.append(int(pixels.max(initial=0)))
         blank += holes
         pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
-        into[place].copy_(
-            torch.from_numpy(pixels).permute(2, 0, 1)
-        )  # copies one grey channel into three
+        # copies one grey channel into three
+        into[place].copy_(torch.from_numpy(pixels).permute(2, 0, 1))
     return levels, brightest, blank
 
 
@@ -605,7 +617,8 @@ def _sized(
     if not size or image.size == (size, size):
         return image
     box = None
-    if images.fit == "crop":  # the middle square
+    # the middle square
+    if images.fit == "crop":
         side = min(image.size)
         left, top = (image.width - side) / 2, (image.height - side) / 2
         box = (left, top, left + side, top + side)
@@ -640,7 +653,8 @@ def _plain(loaded: Loaded, window: tuple[float, ...]) -> tuple[Image.Image, int 
             )
         return image, 256 * int(np.asarray(image).max(initial=0)), False
     values = np.asarray(image)
-    if levels == 1 << 16 and not window:  # Pillow would clip at 255 instead of scaling
+    # Pillow would clip at 255 instead of scaling
+    if levels == 1 << 16 and not window:
         values = values.astype(np.int64)
         return Image.fromarray((values >> 8).astype(np.uint8)), int(values.max()), False
     values = values.astype(np.float64)

@@ -18,7 +18,8 @@ from ekiden.readers.cells import DATE, Cells, Writing
 from ekiden.readers.dates import ZONE
 from ekiden.readers.undecoded import Raw
 
-_FAR = 8.0  # deviations between the middle of a column and that of training
+# deviations between the middle of a column and that of training
+_FAR = 8.0
 Numbers = NDArray[np.float64]
 Names = NDArray[np.str_]
 
@@ -40,18 +41,22 @@ class Table(Inputs):
     words = "a table"
     agreed = True
 
-    numeric: tuple[str, ...] = ()  # names of the columns of numbers
-    categorical: tuple[str, ...] = ()  # names of the columns of categories
-    centre: tuple[float, ...] = ()  # per numeric column, subtracted
-    scale: tuple[float, ...] = ()  # per numeric column, divided by
-    gaps: tuple[
-        str, ...
-    ] = ()  # the numeric columns for which a row says whether the number is missing
-    vocabularies: tuple[
-        tuple[str, ...], ...
-    ] = ()  # per categorical column, its known categories; "" is a missing one
-    dates: tuple[str, ...] = ()  # the numeric columns that are dates, as days since 1970
-    missing: tuple[str, ...] = ()  # cells that mark a missing value, in addition to the usual ones
+    # names of the columns of numbers
+    numeric: tuple[str, ...] = ()
+    # names of the columns of categories
+    categorical: tuple[str, ...] = ()
+    # per numeric column, subtracted
+    centre: tuple[float, ...] = ()
+    # per numeric column, divided by
+    scale: tuple[float, ...] = ()
+    # the numeric columns for which a row says whether the number is missing
+    gaps: tuple[str, ...] = ()
+    # per categorical column, its known categories; "" is a missing one
+    vocabularies: tuple[tuple[str, ...], ...] = ()
+    # the numeric columns that are dates, as days since 1970
+    dates: tuple[str, ...] = ()
+    # cells that mark a missing value, in addition to the usual ones
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         agreed = len(self.scale) == len(self.centre) == len(self.numeric) and all(
@@ -319,7 +324,8 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
             f"column {name!r} of {odd.source} holds {other_}, but that of {first.source} {one}: "
             "write them alike at all silos"
         )
-    if not known:  # a schema may say what it would hold
+    # a schema may say what it would hold
+    if not known:
         stored = str(raws[0].images.schema.field(name).type)
         return {"double": "numbers", "null": ""}.get(stored, "names")
     (kind,) = known

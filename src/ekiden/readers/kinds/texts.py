@@ -29,12 +29,13 @@ from ekiden.readers.undecoded import Raw
 
 PAD = 0
 """the token that fills up short texts"""
-_CUT = 0.05  # share of texts that may be cut off without a line
+# share of texts that may be cut off without a line
+_CUT = 0.05
 _WORD = re.compile(r"\w+|[^\w\s]")
-_UNSEEN = re.compile(
-    "[\u00ad\u200b-\u200f\u2060\ufeff]"
-)  # characters of no width: soft hyphens, byte order marks
-_LARGEST = 1 << 28  # bytes of a tokenizer's file
+# characters of no width: soft hyphens, byte order marks
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+# bytes of a tokenizer's file
+_LARGEST = 1 << 28
 _SECONDS = 10
 """to load a tokenizer, and then for each batch of texts; the largest load in one"""
 # of hashed words; one in nine of the 1000 commonest words shares its token with another of them
@@ -56,16 +57,19 @@ class Tokens(Inputs):
     # words: each word's hash, which silos need not agree on; or a folder with the tokenizer of a
     # model
     tokenizer: str = "words"
-    vocabulary: Count = 8192  # number of different tokens
-    length: Count = 256  # largest number of tokens of a text; the rest is cut off
-    digest: str = ""  # digest of the tokenizer's file; "" for words
-    pad: CountOrZero = PAD  # the padding token
+    # number of different tokens
+    vocabulary: Count = 8192
+    # largest number of tokens of a text; the rest is cut off
+    length: Count = 256
+    # digest of the tokenizer's file; "" for words
+    digest: str = ""
+    # the padding token
+    pad: CountOrZero = PAD
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, L) int64 for texts; L is the length of the longest one, at most `length`."""
-        texts = [
-            unicodedata.normalize("NFC", text) for text in raw
-        ]  # some programs write an accent as a character
+        # some programs write an accent as a character
+        texts = [unicodedata.normalize("NFC", text) for text in raw]
         if self.tokenizer == "words":
             words = (_WORD.findall(_UNSEEN.sub("", text).lower())[: self.length] for text in texts)
             each: list[Sequence[int]] = [

@@ -22,7 +22,8 @@ _PADDING = ("[PAD]", "<pad>", "<|endoftext|>")
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the size of the vocabulary, the padding token, and what texts and tokens are."""
-    from tokenizers import Tokenizer  # an extra
+    # an extra
+    from tokenizers import Tokenizer
 
     seconds, texts = asked["seconds"], asked["texts"]
     _set_alarm(seconds)
@@ -52,7 +53,8 @@ def _set_alarm(seconds: int) -> None:
 
 def _limit_memory() -> None:
     with suppress(ImportError):
-        import resource  # Windows does not have it
+        # Windows does not have it
+        import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, hard))
