@@ -25,7 +25,7 @@ from ekiden.core.engine.drive import Row
 from ekiden.core.engine.folder import read_config, read_lines
 from ekiden.core.engine.setup import check_same_data
 from ekiden.core.tasks import Metric
-from ekiden.lab import launch
+from ekiden.lab import drawing, launch
 from ekiden.lab.describe import Description, description
 from ekiden.lab.tables import sweep as sweeps
 from ekiden.lab.tables import verdicts
@@ -194,7 +194,7 @@ def show(folder: Folder, *, devices: Folder | Devices = "") -> str:
     Raises:
         UserError: it is not a run folder, or is damaged.
     """
-    return summary.as_text(summary.shown(path_of(folder), devices_of(devices) if devices else None))
+    return drawing.as_text(drawing.shown(path_of(folder), devices_of(devices) if devices else None))
 
 
 @checked("folders", "data", "network", "devices")
@@ -438,7 +438,7 @@ def export(
         folders: the run folder; for metrics run folders and sweep folders.
         out: file or folder to write.
         to: of the model onnx (a file with class names in its metadata), pt2 (a program of
-            `torch.export`, which replaces TorchScript) or hf (a folder with config.json,
+            `torch.export`) or hf (a folder with config.json,
             model.safetensors, model.pt2 and a model card; and where the network's body is one of
             transformers, that body in backbone/, for `AutoModel.from_pretrained`). Of metrics
             parquet or csv. By default what the suffix of `out` says.

@@ -183,12 +183,7 @@ EXPORT = [
         "export digits --to onx -o a.onnx",
         "unknown format 'onx': did you mean 'onnx'",
     ),
-    (
-        "the format that PyTorch gave up",
-        "export digits --to torchscript -o a.pt",
-        "TorchScript: use --to pt2",
-    ),
-    ("no output", "export digits --to onnx", "say what to write: -o OUT.onnx"),
+    ("no output", "export digits --to onnx", "say what to write: -o OUT.parquet"),
     ("two runs", "export digits pictures --to onnx -o a.onnx", "name one run folder for --to onnx"),
     ("an output that is there", "export digits --to onnx -o there.onnx", "there.onnx exists"),
     (

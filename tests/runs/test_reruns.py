@@ -26,11 +26,12 @@ from ekiden.core.engine.method import Method
 from ekiden.core.engine.worker import Setup, Worker
 from ekiden.core.training.gram import size
 from ekiden.lab.conformance.small_runs import Tiny
+from ekiden.lab.drawing import comparison
 from ekiden.lab.reporting.runs import collect
 from ekiden.methods import FedAvg, FedGram, FedKrylov, FedSeq, among, with_lap
 from ekiden.methods.exact.fedgram import Summing
 from ekiden.runs.result import Result
-from ekiden.runs.summary import comparison, summarise
+from ekiden.runs.summary import summarise
 from tests.methods.test_fedgram import METHOD, bits, go, pictures, points
 
 COUNTS = ("step", "bytes", "forward", "backward")

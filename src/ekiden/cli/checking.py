@@ -54,7 +54,7 @@ def check_method(options: CheckOptions) -> None:
 
 
 def _tell(finding: Finding) -> None:
-    word = "holds " if finding.holds else "BROKEN" if finding.broken else "untried"
-    say(f"{word:8}{finding.line}")
     if finding.broken:
-        say(f"        found: {finding.broken}")
+        say(f"BROKEN  {finding.line}\n        found: {finding.broken}")
+    else:
+        say(f"{'holds' if finding.holds else 'untried':8}{finding.line}")

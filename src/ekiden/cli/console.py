@@ -13,7 +13,6 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.segment import Segment
-from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -159,13 +158,6 @@ def telling(command: Callable[[Any, Callable[[Any], None]], None]) -> Callable[[
             command(options, tell)
 
     return function
-
-
-def table_of(*columns: str, right: Sequence[str] = ()) -> RichTable:
-    """Return a table with these columns, of which some have numbers."""
-    return RichTable(
-        *(Column(column, justify="right" if column in right else "left") for column in columns)
-    )
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from rich.table import Table as RichTable
 
-from ekiden.cli.console import console, table_of
+from ekiden.cli.console import console, say
 from ekiden.clinic.answers import between_silos, figures_of, subgroups_of
 from ekiden.clinic.figures import Figures
 from ekiden.clinic.ranked import Wanted
@@ -26,6 +26,7 @@ from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.setup import read_model
 from ekiden.core.tasks import Metric, Task, recorded
 from ekiden.core.tasks.base import measured
+from ekiden.lab.drawing import table_of
 from ekiden.readers.kinds import Inputs
 from ekiden.runs import summary
 from ekiden.runs.loading import load_model, open_models
@@ -291,7 +292,7 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
     """
     about = {"majority": found.majority or 0.0, "metrics": found.values}
     if line := of_imbalanced({**about, "confusion": found.confusion}, task, classes):
-        console.print(line, soft_wrap=True)
+        say(line)
     error = "noise (deviation)" if found.noise else "error by bins"
     table = RichTable("figure", "value", "95 % interval", error)
     known = {metric.name: (metric.shown, metric.unit, metric.scale) for metric in measured(task)}
@@ -310,19 +311,16 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
         table.add_row(name + unit, text(found.values[name]), ends, off)
     console.print(table)
     if found.majority is not None:
-        console.print(
-            f"{_GUESS} of the training samples: {100 * found.majority:.2f} % accuracy",
-            soft_wrap=True,
-        )
+        say(f"{_GUESS} of the training samples: {100 * found.majority:.2f} % accuracy")
     if found.prevalence and len(classes) == len(found.prevalence) <= _MOST_NAMED:
         shares = (
             f"{name} {100 * share:.2f} %"
             for name, share in zip(classes, found.prevalence, strict=True)
         )
-        console.print(f"share of test samples: {', '.join(shares)}", soft_wrap=True)
+        say(f"share of test samples: {', '.join(shares)}")
     for at in found.survival:
         brier = f"{at.brier:.4f} ({at.interval[0]:.4f} to {at.interval[1]:.4f}), of guessing {at.guess:.4f}"
-        console.print(f"survival at {at.time:g}: Brier score {brier}", soft_wrap=True)
+        say(f"survival at {at.time:g}: Brier score {brier}")
         table = RichTable("samples", "predicted %", "observed %", "95 % interval")
         for row in (*at.groups, at.whole):
             shown = (f"{100 * value:.1f}" for value in (row.predicted, row.observed, *row.interval))
@@ -389,9 +387,7 @@ def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> N
             table.add_row(subgroup, *(str(row.get(name, "")) for name in counts), *cells)
         console.print(table)
     for column, left in found.get("untold", {}).items():
-        console.print(
-            f"{column}: {left} samples are in small subgroups, which are left out", soft_wrap=True
-        )
+        say(f"{column}: {left} samples are in small subgroups, which are left out")
 
 
 def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float], *, share: bool) -> str:
@@ -453,7 +449,7 @@ def _on_silos(options: EvaluateOptions) -> None:
         show_subgroups(row["subgroups"])
     means = row["silo_means"]
     shown = [f"{m.name} {m.shown(means[m.name])}{m.unit}" for m in task.metrics if m.name in means]
-    console.print(f"mean over {found.silos} silos: {', '.join(shown)}", soft_wrap=True)
+    say(f"mean over {found.silos} silos: {', '.join(shown)}")
 
 
 def _as_measured(options: EvaluateOptions, why: str) -> None:
@@ -487,7 +483,7 @@ def _as_measured(options: EvaluateOptions, why: str) -> None:
         for one, value in found.items():
             table.add_row(one, "-" if value is None else metric.shown(value))
         console.print(table)
-    console.print(f"{why}: {again}", soft_wrap=True, highlight=False)
+    say(f"{why}: {again}")
 
 
 def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ekiden.cli.console import console, print_json, say, table_of
+from ekiden.cli.console import console, print_json, say
 from ekiden.clinic import study
 from ekiden.core.base.checks import Positional
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
 from ekiden.core.engine.folder import read_config
 from ekiden.core.tasks import ScaledTask
+from ekiden.lab.drawing import table_of
 from ekiden.readers.moments import read_sums
 from ekiden.readers.scaling import Scaling, agree_on
 from ekiden.readers.schema import read as read_schema

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from rich.table import Table as RichTable
 
-from ekiden.cli.console import console, print_json
+from ekiden.cli.console import console, print_json, say
 from ekiden.commands import available, topology
 from ekiden.core.base.checks import Checked, Positional, Range
 from ekiden.core.base.errors import counted
@@ -86,7 +86,7 @@ def show_topology(options: TopologyOptions) -> None:
     )
     if options.matrix:
         for row in found["matrix"]:
-            console.print(" ".join(f"{weight:6.4f}" for weight in row), soft_wrap=True)
+            say(" ".join(f"{weight:6.4f}" for weight in row))
 
 
 def _yes(holds: bool, what: str) -> str:

@@ -20,7 +20,7 @@ from ekiden.core.base.checks import Alias, Checked, Count, CountOrZero, Position
 from ekiden.core.base.errors import UserError, counted
 from ekiden.core.base.files import disk_error, is_held
 from ekiden.core.engine.folder import read_config
-from ekiden.lab import launch
+from ekiden.lab import drawing, launch
 from ekiden.lab.tables.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.readers.columns import Reading
@@ -263,7 +263,8 @@ def run(args: Sequence[str]) -> None:
         raise UserError("--silos and --data both say where the samples are: give one of them")
     if options.print_config:
         return print(written(plan), end="")
-    one = plan.data if not plan.silos else plan.silos[0] if len(plan.silos) == 1 else "silos"
+    # a folder with all silos names the run; several files have no name in common
+    one = "silos" if len(plan.silos) > 1 else (*plan.silos, plan.data)[0]
     seeds = options.seeds or (plan.recipe.seed,)
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
@@ -306,7 +307,7 @@ def show(options: ShowOptions) -> None:
     devices = devices_of(options.devices) if options.devices else None
     if options.json:
         return print_json(summary.as_record(summary.summarise(options.run), devices))
-    for number, part in enumerate(summary.shown(options.run, devices)):
+    for number, part in enumerate(drawing.shown(options.run, devices)):
         console.print(part, style="" if number else "bold", highlight=False)
 
 
@@ -344,10 +345,10 @@ def compare(options: CompareOptions) -> None:
         raise no_run(options.runs)
     if options.json:
         return print_json(summary.compared(runs, devices))
-    table = summary.comparison(runs, devices)
+    table = drawing.comparison(runs, devices)
     if options.latex:
-        return print(summary.latex(table))
-    console.print(summary.fitted(table, console))
+        return print(drawing.latex(table))
+    console.print(drawing.fitted(table, console))
 
 
 def data(options: DataOptions) -> None:
@@ -382,12 +383,10 @@ def data(options: DataOptions) -> None:
     described = datasets.description(federation)
     if options.json:
         return print_json(described.to_json())
-    console.print(str(described), soft_wrap=True, highlight=False)
+    say(str(described))
     console.print(datasets.table(federation))
     if options.draw is None and find_spec("matplotlib") is None:
-        console.print(
-            'not drawn, which needs matplotlib: pip install "ekiden[report]"', soft_wrap=True
-        )
+        say('not drawn, which needs matplotlib: pip install "ekiden[report]"')
         return
     datasets.draw(federation, file)
     console.print(f"saved the picture as {file}")
@@ -405,11 +404,10 @@ def _draft(options: DataOptions, file: Path) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise disk_error(error, file) from None
-    console.print(
+    say(
         f"wrote {file}, a draft of the study's schema. It stays here; it has ranges and names of "
         "categories of these "
-        f"data. Edit it; `ekiden data` with --schema {file} then checks data against it",
-        soft_wrap=True,
+        f"data. Edit it; `ekiden data` with --schema {file} then checks data against it"
     )
 
 
@@ -427,9 +425,7 @@ def _check(options: DataOptions) -> None:
             "correct the data, or "
             "the schema"
         )
-    console.print(
-        f"the data meet the schema {options.reading.schema}", soft_wrap=True, highlight=False
-    )
+    say(f"the data meet the schema {options.reading.schema}")
 
 
 def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
@@ -441,13 +437,10 @@ def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
             raise KeyboardInterrupt(*(job.folder for job in jobs)) from None
         if runs := [summary.summarise(o.folder) for o in outcomes if not o.error]:
             tell([summary.as_record(run) for run in runs])
-            console.print(summary.comparison(runs))
+            console.print(drawing.comparison(runs))
             for line in filter(None, map(summary.divergence, runs)):
-                console.print(line, soft_wrap=True, highlight=False)
-            console.print(
-                "\n".join(f"run folder: {o.folder}" for o in outcomes if not o.error),
-                soft_wrap=True,
-            )
+                say(line)
+            say("\n".join(f"run folder: {o.folder}" for o in outcomes if not o.error))
     failed = [o for o in outcomes if o.error]
     if failed:
         raise UserError(
@@ -503,10 +496,7 @@ def forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
         if options.release:
             raise UserError("--release is for runs between machines: leave it out")
         _print(tell, options.run, reruns.forget(options.run, options.client, out=options.out))
-    console.print(
-        f"{options.run} still holds {options.client}: delete it to forget it there, too",
-        soft_wrap=True,
-    )
+    say(f"{options.run} still holds {options.client}: delete it to forget it there, too")
 
 
 @telling
@@ -531,5 +521,5 @@ def _between_machines(folder: Path) -> bool:
 def _print(tell: Callable[[Any], None], before: Path, result: Result) -> None:
     assert result.folder is not None, "it was made"
     tell(summary.as_record(summary.summarise(result.folder)))
-    console.print(summary.comparison([summary.summarise(before), summary.summarise(result.folder)]))
-    console.print(f"run folder: {result.folder}", soft_wrap=True)
+    console.print(drawing.comparison([summary.summarise(before), summary.summarise(result.folder)]))
+    say(f"run folder: {result.folder}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from torch import nn
 
-from ekiden.cli.console import console, no_run, print_json, say, table_of
+from ekiden.cli.console import console, no_run, print_json, say
 from ekiden.clinic.regressions import Baseline
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Alias, CountOrZero, Positional, Positive
@@ -16,6 +16,7 @@ from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import write
 from ekiden.core.engine.folder import read_config
 from ekiden.core.training.private import spent_epsilon
+from ekiden.lab.drawing import table_of
 from ekiden.lab.tables.sweep import expand
 from ekiden.runs import audit as audits
 from ekiden.runs import card as cards
@@ -74,8 +75,7 @@ class ExportOptions:
     paths: Positional[tuple[Path, ...]]
     """the run folder; for metrics run folders and sweep folders"""
     to: str = ""
-    """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export; PyTorch has
-    deprecated TorchScript), hf (a folder: config.json, model.safetensors, model.pt2, README.md);
+    """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export), hf (a folder: config.json, model.safetensors, model.pt2, README.md);
     the metrics: parquet, csv; by default what the name of the output says"""
     out: Annotated[Path | None, Alias("-o")] = None
     """file or folder to write"""
@@ -131,13 +131,9 @@ def predict(options: PredictOptions) -> None:
             "the run measured thresholds before it was recalibrated: give --threshold a number, or "
             "none"
         )
-    threshold = (
-        _threshold(options.threshold, options.run)
-        if options.threshold
-        else how.threshold
-        if how
-        else None
-    )
+    threshold = how.threshold if how else None
+    if options.threshold:
+        threshold = _threshold(options.threshold, options.run)
     baseline = _baseline(options)
     count = predictions.predict(
         model,
@@ -157,11 +153,7 @@ def predict(options: PredictOptions) -> None:
     if threshold is not None:
         print(f"{model.classes[1]} from a probability of {threshold:.6g} on", file=sys.stderr)
     if options.out != predictions.STDOUT:
-        console.print(
-            f"{counted(count, 'prediction')} written to {options.out}",
-            soft_wrap=True,
-            highlight=False,
-        )
+        say(f"{counted(count, 'prediction')} written to {options.out}")
 
 
 def _baseline(options: PredictOptions) -> Baseline | None:
@@ -208,15 +200,10 @@ def export(options: ExportOptions) -> None:
     """`ekiden export RUN... -o OUT [--to FORMAT]`."""
     out = options.out
     to = options.to or (out.suffix.removeprefix(".") if out else "")
-    if to not in (*(known := (*exporting.FORMATS, *_METRICS)), "torchscript") and to:
-        raise unknown("format", to, known)
     if out is None or not to:
-        what = (
-            ("FOLDER" if to == "hf" else f"OUT.{to}")
-            if to
-            else "OUT.parquet, OUT.onnx, ..., or --to"
-        )
-        raise UserError(f"say what to write: -o {what}")
+        raise UserError("say what to write: -o OUT.parquet, OUT.onnx, ..., or FOLDER and --to hf")
+    if to not in (known := (*exporting.FORMATS, *_METRICS)):
+        raise unknown("format", to, known)
     if to in _METRICS:
         return _export_metrics(options, out, to)
     if len(options.paths) != 1:
@@ -229,13 +216,11 @@ def export(options: ExportOptions) -> None:
     warn(run)
     made_up = f"{done.samples - done.real} made-up" if done.samples > done.real else ""
     samples = " and ".join(filter(None, [f"{done.real} test" if done.real else "", made_up]))
-    console.print(
+    say(
         f"written to {out}: gives the run's outputs on {samples} samples (largest difference "
-        f"{done.difference:.1e})",
-        soft_wrap=True,
-        highlight=False,
+        f"{done.difference:.1e})"
     )
-    console.print(f"takes {done.takes}", soft_wrap=True, highlight=False, markup=False)
+    say(f"takes {done.takes}")
 
 
 def _export_metrics(options: ExportOptions, out: Path, to: str) -> None:
@@ -285,7 +270,7 @@ def audit(options: AuditOptions) -> None:
         else f"epsilon {spent_epsilon(found.promised)} was promised"
     )
     for line in (f"{promised}; a loss below a threshold is a weak attack", *found.shown):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        say(line)
 
 
 def card(options: CardOptions) -> None:
@@ -297,7 +282,7 @@ def card(options: CardOptions) -> None:
         print(text, end="")
         return
     write(Path(options.out), [text.encode()])
-    console.print(f"model card written to {options.out}", soft_wrap=True, highlight=False)
+    say(f"model card written to {options.out}")
 
 
 def own_network(name: str, run: Path) -> ModelSource | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias, get_args
 
-from ekiden.cli.console import console, print_json, say, table_of
+from ekiden.cli.console import console, print_json, say
 from ekiden.cli.flags import Boxes, parse
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Positional, Positive
@@ -24,7 +24,8 @@ from ekiden.core.engine.folder import note_end
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.wire import EVERYONE
 from ekiden.core.training.private import DP
-from ekiden.lab import launch
+from ekiden.lab import drawing, launch
+from ekiden.lab.drawing import table_of
 from ekiden.methods import among, between_machines
 from ekiden.runs import summary, tracking
 from ekiden.runs.recipe import Recipe
@@ -722,7 +723,7 @@ def _submit(
     if not begun:
         raise UserError(f"no run folder {folder} on this machine: it is on the SuperLink's")
     run = summary.summarise(folder)
-    console.print(summary.comparison([run]))
+    console.print(drawing.comparison([run]))
     say(f"run folder: {folder}")
     if not run.finished:
         raise UserError(f"the run did not end: continue it with `ekiden resume {folder}`")

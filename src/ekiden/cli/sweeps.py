@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ekiden.cli.console import console, print_json, telling
+from ekiden.cli.console import console, print_json, say, telling
 from ekiden.core.base.checks import Alias, Checked, Count, CountOrZero, Positional
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import read_text
@@ -89,12 +89,9 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
         tell(verdicts.as_rows(verdicts.collect(swept, cells)))
         console.print(_listed(swept, cells))
         finished = len(runs) - len(jobs) - len(damaged)
-        console.print(
-            f"{counted(len(runs), 'run')}, {finished} of them finished; folder {swept.folder}",
-            soft_wrap=True,
-        )
+        say(f"{counted(len(runs), 'run')}, {finished} of them finished; folder {swept.folder}")
         for run, why in damaged:
-            console.print(f"damaged: {run.folder.name}: {why}", soft_wrap=True)
+            say(f"damaged: {run.folder.name}: {why}")
         return
     if options.job:
         return _one(options.job, runs, jobs)
@@ -120,17 +117,17 @@ def _show(swept: Sweep, cells: Sequence[Cell], outcomes: sweep.SweepOutcomes) ->
     for contrast in contrasts(swept.experiment, came):
         console.print(contrast.table)
     for cell in (c for c in cells if c.skip):
-        console.print(f"not run: {cell.label}: {cell.skip}", soft_wrap=True)
-    console.print(f"sweep folder: {swept.folder}", soft_wrap=True)
+        say(f"not run: {cell.label}: {cell.skip}")
+    say(f"sweep folder: {swept.folder}")
     left_out = [line for result in came for line in result.left_out]
     for line in left_out:
-        console.print(line, soft_wrap=True)
+        say(line)
     for line in filter(None, (divergence(run) for result in came for run in result.runs)):
-        console.print(line, soft_wrap=True)
+        say(line)
     for run in outcomes.elsewhere:
-        console.print(f"in progress in another process: {run.folder.name}", soft_wrap=True)
+        say(f"in progress in another process: {run.folder.name}")
     for name, why in outcomes.failed.items():
-        console.print(f"failed: {name}: {why}", soft_wrap=True)
+        say(f"failed: {name}: {why}")
     return len(left_out)
 
 
@@ -249,7 +246,5 @@ def report(options: ReportOptions) -> None:
         devices = devices_of(options.devices) if options.devices else None
         found = write(options.runs, options.out, options.details, status.update, devices=devices)
     for folder, why in found.left_out:
-        console.print(f"left out: {folder}: {why}", soft_wrap=True, markup=False, highlight=False)
-    console.print(
-        f"report: {options.out / 'index.html'}", soft_wrap=True, markup=False, highlight=False
-    )
+        say(f"left out: {folder}: {why}")
+    say(f"report: {options.out / 'index.html'}")

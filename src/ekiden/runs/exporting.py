@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ekiden._version import __version__
 from ekiden.core.base.checks import plain
-from ekiden.core.base.errors import DataWarning, UserError, unknown
+from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.core.base.files import disk_error, safetensors_chunks, write
 from ekiden.core.models.pretrained import Decoder, Encoder
 from ekiden.core.tasks import Classification, Regression, recorded
@@ -301,7 +301,6 @@ def export(
 ) -> Exported:
     """Write the model of a run for other software; see `ekiden.export`."""
     run, path = Path(folder), Path(path)
-    _check_format(to)
     _check_target(path, to, overwrite)
     model = load_model(run, client=client, network=network)
     raw, real = samples_of(run, model)
@@ -321,15 +320,6 @@ def export(
     finally:
         shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink(missing_ok=True)
     return Exported(path, len(raw), real, difference, takes(model, named=to == "onnx"))
-
-
-def _check_format(to: str) -> None:
-    if to == "torchscript":
-        raise UserError(
-            "PyTorch has deprecated TorchScript: use --to=pt2 (torch.export), which replaces it"
-        )
-    if to not in FORMATS:
-        raise unknown("format", to, FORMATS)
 
 
 def _check_target(path: Path, to: str, overwrite: bool) -> None:

@@ -130,8 +130,7 @@ class Plan(Checked, Generic[M]):
                     )
                 return given
         dataset = dataset or self.dataset()
-        natural = "natural" if dataset.groups else "domains" if dataset.domains else "dirichlet:0.5"
-        partition = parse(natural if self.partition == "auto" else self.partition)
+        partition = parse(self.partition if self.partition != "auto" else _usual(dataset))
         how: dict[str, Any] = {"seed": self._data_seed, "val_fraction": self.val_fraction}
         try:
             return split(dataset, partition, self.clients, **how)
@@ -211,6 +210,13 @@ class Plan(Checked, Generic[M]):
         )
         code = outside.digests(files)
         return values | ({"code": code} if code else {})
+
+
+def _usual(dataset: Dataset) -> str:
+    """Return how a data set is divided if nobody says: as it came, if it has silos or domains."""
+    if dataset.groups:
+        return "natural"
+    return "domains" if dataset.domains else "dirichlet:0.5"
 
 
 def loaded(

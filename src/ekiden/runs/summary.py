@@ -2,20 +2,12 @@
 
 import contextlib
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import StringIO
-from math import inf
 from pathlib import Path
 from statistics import mean, stdev
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from ekiden.clinic.regressions import Coefficient
 from ekiden.core.base import outside
@@ -165,7 +157,7 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
     finished runs.
     """
     rows = []
-    for group in _grouped(summaries).values():
+    for group in grouped(summaries).values():
         done = [run for run in group.values() if run.finished]
         one = next(iter(group.values()))
         metric = headline(done[0] if done else one)
@@ -203,7 +195,7 @@ def _computed(clocks: Sequence[Timed]) -> float | None:
     return mean(shares) if shares else None
 
 
-def _grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
+def grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
     """Return the runs that differ only in the seed, by their seeds."""
     groups: dict[str, dict[int, Summary]] = defaultdict(dict)
     for summary in summaries:  # if two runs have the same seed, take a finished one; both are equal
@@ -213,136 +205,12 @@ def _grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
     return groups
 
 
-def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> RichTable:
-    """Return a table with a row for all runs that differ only in the seed: mean ± standard
-    deviation over the seeds.
-
-    With devices it also has the simulated time on them, and the share of it in which clients
-    compute. The best value for the same data is bold.
-    """
-    groups = [[*group.values()] for group in _grouped(summaries).values()]
-    every = [run for group in groups for run in group]
-    shown = {(m := headline(run)).name: m for run in every if run.metrics}
-    one = next(iter(shown.values())) if len(shown) == 1 else None
-    named = "accuracy" if not shown else one.name if one else "headline metric"
-    heading = f"{named}{' %' if not shown else one.unit if one else ''}"
-    table = RichTable(title=f"{named} on the union of all clients' test data", title_justify="left")
-    table.add_column("method")
-    table.add_column("data")
-    known = (
-        one is not None and one.name == "accuracy" and any("majority" in run.last for run in every)
-    )
-    clocked = ("simulated time", "computing") if devices else ()
-    columns = (
-        "seeds",
-        heading,
-        *(("majority guess %",) * known),
-        "bytes moved",
-        "forward",
-        "backward",
-        "time",
-    )
-    for column in (*columns, *clocked):
-        table.add_column(column, justify="right")
-    rows = compared(every, devices)
-    best = {(row["data"], row["metric"]): row["mean"] for row in sorted(rows, key=_worth)}
-    for row, group in zip(rows, groups, strict=True):
-        done, wild = [run for run in group if run.finished], row["diverged"]
-        name = row["method"] + (f", {wild} of {len(done)} diverged" if wild else "")
-        if not done:
-            table.add_row(name, row["data"], "0 finished")
-            continue
-        took = [duration(row["seconds"])]
-        if devices:
-            simulated, computing = row["simulated"], row["computing"]
-            took += [
-                "-" if simulated is None else duration(simulated),
-                "-" if computing is None else f"{computing:.1%}",
-            ]
-        alone = sum(other["data"] == row["data"] for other in rows) == 1
-        leads = not alone and row["mean"] == best[row["data"], row["metric"]]
-        value = Text(_result(done, alone=one is not None), style="bold" if leads else "")
-        table.add_row(
-            *(name, row["data"], str(len(done)), value),
-            *((_majority(done),) * known),
-            *(
-                size(row["bytes"]),
-                *(f"{row[kind]:,.0f}" for kind in ("forward", "backward")),
-                *took,
-            ),
-        )
-    return table
-
-
-def _worth(row: Mapping[str, Any]) -> float:
-    """Return a key by which rows of one metric are sorted, the best last."""
-    if row["mean"] is None:
-        return -inf
-    return float(row["mean"] if row["higher"] else -row["mean"])
-
-
-def fitted(table: RichTable, console: Console) -> RichTable:
-    """Break long cells between words, and leave out columns of costs, from the last one on, until
-    the rest fits.
-
-    `--json` and `--latex` have all columns.
-    """
-    for column in table.columns:
-        column.no_wrap = True
-        column._cells = [_broken(cell) for cell in column._cells]
-    wide = console.options.update(width=1000)  # measured as if there were room for all
-    while console.measure(table, options=wide).maximum > console.width and len(table.columns) > 5:
-        table.columns.pop()
-        table.caption = "a wider window, --json and --latex show all columns"
-    return table
-
-
-def _broken(cell: RenderableType) -> RenderableType:
-    """Break a text into lines of 28 characters, which leave room for five columns in 80."""
-    if not isinstance(cell, str):
-        return cell
-    return fill(cell, 28, break_long_words=False, break_on_hyphens=False)
-
-
-def latex(table: RichTable) -> str:
-    """Return a table as LaTeX; its preamble needs booktabs."""
-    lines = [[str(column.header) for column in table.columns]]
-    lines += [
-        [
-            rf"\textbf{{{_escaped(cell)}}}"
-            if isinstance(cell, Text) and cell.style
-            else _escaped(cell)
-            for cell in cells
-        ]
-        for cells in zip(*(column.cells for column in table.columns), strict=True)
-    ]
-    head, *rows = [rf"{' & '.join(line)} \\" for line in lines]
-    ends = "l" * 2 + "r" * (len(table.columns) - 2)
-    begin = [rf"\begin{{tabular}}{{{ends}}}", r"\toprule", _escaped(head, "%"), r"\midrule"]
-    return "\n".join([*begin, *rows, r"\bottomrule", r"\end{tabular}"])
-
-
-def _escaped(cell: object, marks: str = r"%_&#$") -> str:
-    text = re.sub(f"([{marks}])", r"\\\1", str(cell))
-    return text.replace("±", r"$\pm$")
-
-
-def _majority(runs: Sequence[Summary]) -> str:
+def majority(runs: Sequence[Summary]) -> str:
     """Return what always giving the commonest training label scores, in per cent; a dash if it is
     not known.
     """
     values = [run.last["majority"] for run in runs if "majority" in run.last]
     return f"{100 * mean(values):.2f}" if values else "-"
-
-
-def _result(done: Sequence[Summary], *, alone: bool) -> str:
-    """Return the headline metric of finished runs, with its name if other rows of the table have
-    another metric.
-    """
-    values = [value for s in done if (value := value_of(s, headline(s).name)) is not None]
-    metric = headline(done[0])
-    text = spread([metric.scale * value for value in values], metric)
-    return text if alone or not text else f"{metric.name} {text}{metric.unit}"
 
 
 def divergence(run: Summary) -> str:
@@ -441,7 +309,7 @@ def about(run: Summary) -> str:
         + (f"{training}\n" if training else "")
         + f"{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
         + (
-            f"\nalways giving the commonest class: {_majority([run])} % accuracy"
+            f"\nalways giving the commonest class: {majority([run])} % accuracy"
             if "majority" in run.last
             else ""
         )
@@ -456,52 +324,9 @@ def going_on(run: Summary) -> str:
         resume = f"`ekiden resume {run.folder}`"
         reason = why_ended(run.folder)
         return f"{reason}; {resume}" if reason else resume
-    given = ", silos" if "data" in why else ", network=..." if "network" in why else ", metric=..."
-    return f"{why}, so continue it there: `ekiden.resume({str(run.folder)!r}{given})`"
-
-
-def shown(folder: Path, devices: Devices | None = None) -> list[str | RichTable]:
-    """Return what `ekiden show` prints: texts and tables."""
-    run = summarise(folder)
-    clock = simulated(run, devices)
-    rows = read_lines(folder / "attempts.jsonl")
-    attempts = [row for row in rows if "lost_transfers" in row]
-    lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
-    again = f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {size(lost)}"
-    took = ""
-    if clock and clock.seconds:
-        share = "without computing, of which no passes were counted"
-        if clock.computing is not None:
-            share = f"in {clock.computing:.1%} of which clients computed"
-        took = f"simulated time: {duration(clock.seconds[-1])}, {share}"
-    said = (notes(run), network(run), sums(run), privacy(run.config), took, again)
-    table = estimates(run)
-    parts: list[str | RichTable] = [
-        label(run.config),
-        about(run),
-        steps(run, clock),
-        *([table] if table else []),
-        *said,
-    ]
-    return [part for part in parts if part]
-
-
-def estimates(run: Summary) -> RichTable | None:
-    """Return the table of a finished regression; None for other runs."""
-    found = coefficients_of(run)
-    if not found:
-        return None
-    table = RichTable(title="coefficients, 95 % intervals", title_justify="left")
-    several = len({one.output for one in found}) > 1
-    for column in (*(["output"] if several else []), "column"):
-        table.add_column(column)
-    for column in ("estimate", "error", "z", "p", "from", "to"):
-        table.add_column(column, justify="right")
-    for one in found:
-        numbers = (one.estimate, one.error, one.statistic, one.p, one.low, one.high)
-        shown = ["-" if value is None else f"{value:.4g}" for value in numbers]
-        table.add_row(*([one.output] if several else []), one.column, *shown)
-    return table
+    given = {"its data": "silos", "its network": "network=...", "its metric": "metric=..."}
+    what = next(argument for words, argument in given.items() if why.startswith(words))
+    return f"{why}, so continue it there: `ekiden.resume({str(run.folder)!r}, {what})`"
 
 
 def coefficients_of(run: Summary) -> tuple[Coefficient, ...]:
@@ -512,16 +337,6 @@ def coefficients_of(run: Summary) -> tuple[Coefficient, ...]:
         return coefficients_in(run.config, read_tensors(run.folder / "model.safetensors")[0])
     except (OSError, ValueError, Damaged, UserError):
         return ()  # not finished
-
-
-def as_text(parts: Iterable[str | RichTable], width: int = 160) -> str:
-    """Return texts and tables as plain text."""
-    console = Console(file=StringIO(), width=width, markup=False, emoji=False, highlight=False)
-    for part in parts:
-        if isinstance(part, RichTable):
-            part.box, part.pad_edge = None, False
-        console.print(part, soft_wrap=isinstance(part, str))
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
 
 def network(run: Summary) -> str:
@@ -594,44 +409,6 @@ def privacy(config: Mapping[str, Any]) -> str:
 
 def _crossed(row: dict[str, Any]) -> int:
     return int(row["sent"] + row["received"])
-
-
-def steps(run: Summary, clock: Timed | None = None) -> RichTable:
-    """Return a table with one row per step; with a clock, also when it was done in simulated
-    time.
-    """
-    moved: dict[int, list[str]] = defaultdict(list)
-    for row in read_ledger(run.folder):
-        moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
-    table, seconds = RichTable(), dict(enumerate(clock.seconds, 1)) if clock else {}
-    sized = any(
-        "parameters" in row for row in run.metrics
-    )  # if the result is not the clients' own network
-    metric = headline(run)
-    for column in (
-        "step",
-        f"{metric.name}{metric.unit}",
-        "loss",
-        f"worst client{metric.unit}",
-        *(["parameters"] if sized else []),
-        *(["simulated time"] if clock else []),
-    ):
-        table.add_column(column, justify="right")
-    table.add_column("what moved")
-    for row in run.metrics:
-        value = row.get(metric.name)
-        values = (
-            ["" if value is None else metric.shown(value), f"{row['loss']:.3f}"]
-            if "loss" in row
-            else ["", ""]
-        )
-        worst = metric.shown(row["client_worst"]) if "client_worst" in row else ""
-        transfers = moved[row["step"]]
-        more = f" and {len(transfers) - 3} more" if len(transfers) > 3 else ""
-        count = [str(row.get("parameters", ""))] if sized else []
-        count += [duration(when)] if (when := seconds.get(row["step"])) is not None else []
-        table.add_row(str(row["step"]), *values, worst, *count, ", ".join(transfers[:3]) + more)
-    return table
 
 
 def notes(run: Summary) -> str:

@@ -11,12 +11,13 @@ from rich.console import Console
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.method import Method
+from ekiden.lab.drawing import comparison
 from ekiden.lab.tables import experiment, ledger, records, sweep, verdicts
 from ekiden.lab.tables.records import portable
 from ekiden.methods import FedSeq
 from ekiden.runs.plan import Plan, stored
 from ekiden.runs.recipe import Recipe
-from ekiden.runs.summary import Summary, about, comparison, label, summarise
+from ekiden.runs.summary import Summary, about, label, summarise
 from tests.readers.conftest import write_folder
 
 TABLE = """

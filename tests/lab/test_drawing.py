@@ -6,10 +6,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ekiden.lab.drawing import comparison, fitted, latex
 from ekiden.methods import FedSeq
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
-from ekiden.runs.summary import comparison, fitted, latex, summarise
+from ekiden.runs.summary import summarise
 
 
 def test_the_best_is_bold_and_latex_has_the_same_cells(tmp_path: Path) -> None:

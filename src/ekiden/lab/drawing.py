@@ -1,0 +1,252 @@
+"""What run folders hold, as tables for a terminal, plain text, or LaTeX."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from math import inf
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Column
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from ekiden.core.base.errors import counted
+from ekiden.core.engine.folder import read_ledger, read_lines
+from ekiden.runs.clock import Devices, Timed
+from ekiden.runs.summary import (
+    Summary,
+    about,
+    coefficients_of,
+    compared,
+    duration,
+    grouped,
+    headline,
+    label,
+    majority,
+    network,
+    notes,
+    privacy,
+    simulated,
+    size,
+    spread,
+    summarise,
+    sums,
+    value_of,
+)
+
+
+def table_of(*columns: str, right: Sequence[str] = ()) -> RichTable:
+    """Return a table with these columns, of which some have numbers."""
+    return RichTable(
+        *(Column(column, justify="right" if column in right else "left") for column in columns)
+    )
+
+
+def shown(folder: Path, devices: Devices | None = None) -> list[str | RichTable]:
+    """Return what `ekiden show` prints: texts and tables."""
+    run = summarise(folder)
+    clock = simulated(run, devices)
+    rows = read_lines(folder / "attempts.jsonl")
+    attempts = [row for row in rows if "lost_transfers" in row]
+    lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
+    again = f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {size(lost)}"
+    took = ""
+    if clock and clock.seconds:
+        share = "without computing, of which no passes were counted"
+        if clock.computing is not None:
+            share = f"in {clock.computing:.1%} of which clients computed"
+        took = f"simulated time: {duration(clock.seconds[-1])}, {share}"
+    said = (notes(run), network(run), sums(run), privacy(run.config), took, again)
+    table = estimates(run)
+    parts: list[str | RichTable] = [
+        label(run.config),
+        about(run),
+        steps(run, clock),
+        *([table] if table else []),
+        *said,
+    ]
+    return [part for part in parts if part]
+
+
+def as_text(parts: Iterable[str | RichTable], width: int = 160) -> str:
+    """Return texts and tables as plain text."""
+    console = Console(file=StringIO(), width=width, markup=False, emoji=False, highlight=False)
+    for part in parts:
+        if isinstance(part, RichTable):
+            part.box, part.pad_edge = None, False
+        console.print(part, soft_wrap=isinstance(part, str))
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+
+def steps(run: Summary, clock: Timed | None = None) -> RichTable:
+    """Return a table with one row per step; with a clock, also when it was done in simulated
+    time.
+    """
+    moved: dict[int, list[str]] = defaultdict(list)
+    for row in read_ledger(run.folder):
+        moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
+    metric = headline(run)
+    value, worst = f"{metric.name}{metric.unit}", f"worst client{metric.unit}"
+    columns = ["step", value, "loss", worst]
+    if any(
+        "parameters" in row for row in run.metrics
+    ):  # the result is not the clients' own network
+        columns.append("parameters")
+    if clock:
+        columns.append("simulated time")
+    table = table_of(*columns, right=columns)
+    table.add_column("what moved")
+    for number, row in enumerate(run.metrics):
+        cells = {"step": str(row["step"]), "parameters": str(row.get("parameters", ""))}
+        if "loss" in row:
+            cells["loss"] = f"{row['loss']:.3f}"
+        if row.get(metric.name) is not None and "loss" in row:
+            cells[value] = metric.shown(row[metric.name])
+        if "client_worst" in row:
+            cells[worst] = metric.shown(row["client_worst"])
+        if clock:
+            cells["simulated time"] = duration(clock.seconds[number])
+        transfers = moved[row["step"]]
+        what = ", ".join(transfers[:3])
+        if len(transfers) > 3:
+            what += f" and {len(transfers) - 3} more"
+        table.add_row(*(cells.get(column, "") for column in columns), what)
+    return table
+
+
+def estimates(run: Summary) -> RichTable | None:
+    """Return the table of a finished regression; None for other runs."""
+    found = coefficients_of(run)
+    if not found:
+        return None
+    several = len({one.output for one in found}) > 1
+    names = ("output", "column") if several else ("column",)
+    figures = ("estimate", "error", "z", "p", "from", "to")
+    table = table_of(*names, *figures, right=figures)
+    table.title, table.title_justify = "coefficients, 95 % intervals", "left"
+    for one in found:
+        named = (one.output, one.column)[-len(names) :]
+        numbers = (one.estimate, one.error, one.statistic, one.p, one.low, one.high)
+        table.add_row(*named, *("-" if value is None else f"{value:.4g}" for value in numbers))
+    return table
+
+
+def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> RichTable:
+    """Return a table with a row for all runs that differ only in the seed: mean ± standard
+    deviation over the seeds.
+
+    With devices it also has the simulated time on them, and the share of it in which clients
+    compute. The best value for the same data is bold.
+    """
+    groups = [[*group.values()] for group in grouped(summaries).values()]
+    every = [run for group in groups for run in group]
+    metrics = {(m := headline(run)).name: m for run in every if run.metrics}
+    named, unit = "headline metric", ""
+    if not metrics:
+        named, unit = "accuracy", " %"
+    elif len(metrics) == 1:
+        ((named, metric),) = metrics.items()
+        unit = metric.unit
+    columns = ["seeds", f"{named}{unit}"]
+    if named == "accuracy" and any("majority" in run.last for run in every):
+        columns.append("majority guess %")
+    columns += ["bytes moved", "forward", "backward", "time"]
+    if devices:
+        columns += ["simulated time", "computing"]
+    table = table_of("method", "data", *columns, right=columns)
+    table.title, table.title_justify = f"{named} on the union of all clients' test data", "left"
+    rows = compared(every, devices)
+    best = {(row["data"], row["metric"]): row["mean"] for row in sorted(rows, key=_worth)}
+    for row, group in zip(rows, groups, strict=True):
+        done = [run for run in group if run.finished]
+        name = row["method"]
+        if row["diverged"]:
+            name += f", {row['diverged']} of {len(done)} diverged"
+        if not done:
+            table.add_row(name, row["data"], "0 finished")
+            continue
+        alone = sum(other["data"] == row["data"] for other in rows) == 1
+        leads = not alone and row["mean"] == best[row["data"], row["metric"]]
+        value = Text(_result(done, alone=len(metrics) == 1), style="bold" if leads else "")
+        cells: dict[str, str | Text] = {
+            "seeds": str(len(done)),
+            f"{named}{unit}": value,
+            "majority guess %": majority(done),
+            "bytes moved": size(row["bytes"]),
+            "forward": f"{row['forward']:,.0f}",
+            "backward": f"{row['backward']:,.0f}",
+            "time": duration(row["seconds"]),
+        }
+        if row.get("simulated") is not None:
+            cells["simulated time"] = duration(row["simulated"])
+        if row.get("computing") is not None:
+            cells["computing"] = f"{row['computing']:.1%}"
+        table.add_row(name, row["data"], *(cells.get(column, "-") for column in columns))
+    return table
+
+
+def _worth(row: Mapping[str, Any]) -> float:
+    """Return a key by which rows of one metric are sorted, the best last."""
+    if row["mean"] is None:
+        return -inf
+    return float(row["mean"] if row["higher"] else -row["mean"])
+
+
+def _result(done: Sequence[Summary], *, alone: bool) -> str:
+    """Return the headline metric of finished runs, with its name if other rows of the table have
+    another metric.
+    """
+    values = [value for s in done if (value := value_of(s, headline(s).name)) is not None]
+    metric = headline(done[0])
+    text = spread([metric.scale * value for value in values], metric)
+    return text if alone or not text else f"{metric.name} {text}{metric.unit}"
+
+
+def fitted(table: RichTable, console: Console) -> RichTable:
+    """Break long cells between words, and leave out columns of costs, from the last one on, until
+    the rest fits.
+
+    `--json` and `--latex` have all columns.
+    """
+    for column in table.columns:
+        column.no_wrap = True
+        column._cells = [_broken(cell) for cell in column._cells]
+    wide = console.options.update(width=1000)  # measured as if there were room for all
+    while console.measure(table, options=wide).maximum > console.width and len(table.columns) > 5:
+        table.columns.pop()
+        table.caption = "a wider window, --json and --latex show all columns"
+    return table
+
+
+def _broken(cell: RenderableType) -> RenderableType:
+    """Break a text into lines of 28 characters, which leave room for five columns in 80."""
+    if not isinstance(cell, str):
+        return cell
+    return fill(cell, 28, break_long_words=False, break_on_hyphens=False)
+
+
+def latex(table: RichTable) -> str:
+    """Return a table as LaTeX; its preamble needs booktabs."""
+    lines = [[str(column.header) for column in table.columns]]
+    lines += [
+        [
+            rf"\textbf{{{_escaped(cell)}}}"
+            if isinstance(cell, Text) and cell.style
+            else _escaped(cell)
+            for cell in cells
+        ]
+        for cells in zip(*(column.cells for column in table.columns), strict=True)
+    ]
+    head, *rows = [rf"{' & '.join(line)} \\" for line in lines]
+    ends = "l" * 2 + "r" * (len(table.columns) - 2)
+    begin = [rf"\begin{{tabular}}{{{ends}}}", r"\toprule", _escaped(head, "%"), r"\midrule"]
+    return "\n".join([*begin, *rows, r"\bottomrule", r"\end{tabular}"])
+
+
+def _escaped(cell: object, marks: str = r"%_&#$") -> str:
+    text = re.sub(f"([{marks}])", r"\\\1", str(cell))
+    return text.replace("±", r"$\pm$")
