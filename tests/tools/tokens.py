@@ -21,10 +21,10 @@ BUDGET = {
     "readers": 58_250,
     "care": 19_900,
     "clinic": 25_600,
-    "runs": 36_000,
+    "runs": 34_100,
     "silos": 64_000,
-    "lab": 40_000,
-    "cli": 21_100,
+    "lab": 41_800,
+    "cli": 21_050,
     "doors": 3_500,
 }
 """tokens that a room may have; files on top are the room `doors`"""

@@ -75,8 +75,9 @@ class ExportOptions:
     paths: Positional[tuple[Path, ...]]
     """the run folder; for metrics run folders and sweep folders"""
     to: str = ""
-    """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export), hf (a folder: config.json, model.safetensors, model.pt2, README.md);
-    the metrics: parquet, csv; by default what the name of the output says"""
+    """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export), hf (a folder:
+    config.json, model.safetensors, model.pt2, README.md); the metrics: parquet, csv; by default what
+    the name of the output says"""
     out: Annotated[Path | None, Alias("-o")] = None
     """file or folder to write"""
     client: str = ""
