@@ -23,7 +23,6 @@ from ekiden.core.training.private import (
     check_samples,
     clipped_sum,
     composed,
-    epsilon_of,
     epsilon_of_gaussian,
     noise_for,
     planned,
@@ -51,7 +50,7 @@ KEY = bytes(range(32))
 def test_the_accountant_agrees_with_another(
     noise: float, rate: float, steps: int, delta: float, renyi: float, exact: float
 ) -> None:
-    found = epsilon_of(noise, rate, steps, delta)
+    found = Spent(noise, rate, steps).epsilon(delta)
     if rate == 1:
         assert found == pytest.approx(exact, abs=1e-4)
     else:
@@ -72,7 +71,7 @@ def test_the_accountant_agrees_with_the_library_itself() -> None:
         step = library.GaussianDpEvent(noise)
         one = step if rate == 1 else library.PoissonSampledDpEvent(rate, step)
         counted = rdp.RdpAccountant().compose(library.SelfComposedDpEvent(one, steps))
-        assert epsilon_of(noise, rate, steps, delta) == pytest.approx(
+        assert Spent(noise, rate, steps).epsilon(delta) == pytest.approx(
             counted.get_epsilon(delta), rel=0.01
         )
 
@@ -96,7 +95,7 @@ def test_the_epsilon_of_gaussian_noise_is_exact_and_rounded_up(ratio: float, del
             assert exact(found * (1 - 1e-7)) > delta * (1 - 1e-6)
         assert found or exact(0) <= delta
         # gradients over full batches, and releases of one silo, compose like one of them
-        assert epsilon_of(2 / ratio, 1.0, 4, delta) == pytest.approx(found, rel=1e-6)
+        assert Spent(2 / ratio, 1.0, 4).epsilon(delta) == pytest.approx(found, rel=1e-6)
 
 
 def test_discrete_noise_tells_no_more_than_gaussian_noise_of_a_variance_that_is_smaller_by_three() -> (
@@ -116,14 +115,14 @@ def test_discrete_noise_tells_no_more_than_gaussian_noise_of_a_variance_that_is_
 
 def test_noise_is_the_least_that_keeps_the_promise() -> None:
     noise = noise_for(3.0, 1e-5, 0.05, 400)
-    assert 2.98 < epsilon_of(noise, 0.05, 400, 1e-5) <= 3
-    assert epsilon_of(noise * 0.99, 0.05, 400, 1e-5) > 3
+    assert 2.98 < Spent(noise, 0.05, 400).epsilon(1e-5) <= 3
+    assert Spent(noise * 0.99, 0.05, 400).epsilon(1e-5) > 3
     assert noise_for(3.0, 1e-5, 0.05, 0) == 0
 
 
 def test_parts_compose_like_all_their_steps() -> None:
     parts = [Spent(1.5, 0.1, 20), Spent(1.5, 0.1, 30)]
-    assert composed(parts, 1e-5) == pytest.approx(epsilon_of(1.5, 0.1, 50, 1e-5))
+    assert composed(parts, 1e-5) == pytest.approx(Spent(1.5, 0.1, 50).epsilon(1e-5))
     assert composed([*parts, Spent(0.0, 0.1, 1)], 1e-5) == math.inf
     assert composed([], 1e-5) == 0
 

@@ -19,10 +19,10 @@ from ekiden.core.training.private import (
     Draw,
     Noise,
     Release,
+    Spent,
     bound,
     centred_clipped,
     check_honest,
-    epsilon_of,
     planned_sums,
     width_for,
 )
@@ -131,7 +131,7 @@ def test_one_sample_more_moves_the_sums_by_no_more_than_the_noise_was_made_for(c
     assert (
         worst > 0.5 * made.spent.noise**-2 or clip == 0.1
     )  # rounding costs most where little is left
-    assert epsilon_of(made.spent.noise, 1.0, 1, 1e-3) <= 1.0
+    assert Spent(made.spent.noise, 1.0, 1).epsilon(1e-3) <= 1.0
 
 
 def test_the_noise_in_a_release_is_what_it_says_and_silos_share_it() -> None:

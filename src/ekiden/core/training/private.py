@@ -185,7 +185,13 @@ def check_delta(dp: DP, samples: int, where: str) -> None:
 
 
 def composed(parts: Sequence[Spent], delta: float) -> float:
-    """Return ε at δ of all `parts` together."""
+    """Return ε at δ of all `parts` together, by their Rényi divergences; exactly if all q = 1.
+
+    Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled Gaussian
+    Mechanism. 2019. https://arxiv.org/abs/1908.10530. From Rényi to (ε, δ): Clément Canonne, Gautam
+    Kamath, Thomas Steinke: The Discrete Gaussian for Differential Privacy. NeurIPS 2020,
+    Proposition 12. https://arxiv.org/abs/2004.00010.
+    """
     parts = [part for part in parts if part.steps]
     if not parts:
         return 0.0
@@ -199,18 +205,6 @@ def composed(parts: Sequence[Spent], delta: float) -> float:
         bounded,
         epsilon_of_gaussian(math.sqrt(sum(part.steps / part.noise**2 for part in parts)), delta),
     )
-
-
-def epsilon_of(noise: float, rate: float, steps: int, delta: float) -> float:
-    """Return ε of the Poisson-subsampled Gaussian mechanism after `steps`, by its Rényi divergence;
-    exactly if q = 1.
-
-    Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled Gaussian
-    Mechanism. 2019. https://arxiv.org/abs/1908.10530. From Rényi to (ε, δ): Clément Canonne, Gautam
-    Kamath, Thomas Steinke: The Discrete Gaussian for Differential Privacy. NeurIPS 2020,
-    Proposition 12. https://arxiv.org/abs/2004.00010.
-    """
-    return composed([Spent(noise, rate, steps)], delta)
 
 
 def epsilon_of_gaussian(ratio: float, delta: float) -> float:
@@ -242,7 +236,10 @@ def epsilon_of_gaussian(ratio: float, delta: float) -> float:
     )
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if tells_more(middle) else (low, middle)
+        if tells_more(middle):
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -283,17 +280,16 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
     if steps == 0:
         return 0.0
     low, high = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
-    if epsilon_of(_MOST_NOISE, rate, steps, delta) > epsilon:
+    if Spent(_MOST_NOISE, rate, steps).epsilon(delta) > epsilon:
         raise UserError(
             f"--dp epsilon={epsilon:g} cannot be kept in {steps} steps: give a larger epsilon"
         )
     while high - low > 1e-3:
         middle = (low + high) / 2
-        low, high = (
-            (low, middle)
-            if epsilon_of(math.exp(middle), rate, steps, delta) <= epsilon
-            else (middle, high)
-        )
+        if Spent(math.exp(middle), rate, steps).epsilon(delta) <= epsilon:
+            high = middle
+        else:
+            low = middle
     return math.exp(high)
 
 
