@@ -132,7 +132,8 @@ def warnings_as_lines() -> None:
     warnings.showwarning = show
 
 
-_MANY = 12  # names that a message lists in addition to the nearest one
+# names that a message lists in addition to the nearest one
+_MANY = 12
 _OTHERS_NAMES = {
     "label_column": "label labels class classes target targets y outcome",
     "group_column": "group site hospital silo_column client_column",

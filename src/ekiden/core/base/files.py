@@ -28,8 +28,10 @@ from torch import Tensor
 from ekiden.core.base.errors import UserError, visible
 
 _DIGEST = "blake2b"
-_BLANK = "0" * 32  # placeholder for the digest while it is computed
-_AT_ONCE = 1 << 20  # bytes that are read and hashed while they are in the processor's cache
+# placeholder for the digest while it is computed
+_BLANK = "0" * 32
+# bytes that are read and hashed while they are in the processor's cache
+_AT_ONCE = 1 << 20
 _MARK = b"ekiden\0\2"
 """first bytes of a file with a digest that is not a safetensors file (those begin with the length
 of their header)"""
@@ -331,7 +333,8 @@ def disk_error(error: OSError, path: Path) -> UserError:
     return UserError(f"cannot write {path}: {error.strerror or error}: choose another place")
 
 
-_A_LOOK = 0.1  # seconds: longer than `is_held` holds a lock
+# seconds: longer than `is_held` holds a lock
+_A_LOOK = 0.1
 
 
 def hold_lock(path: Path, *, wait: bool) -> FileLock:
@@ -383,7 +386,8 @@ def lock_file(path: Path) -> Path:
     return found.with_name(f".{found.name}.lock")
 
 
-LARGE = 1 << 28  # images of at least this number of bytes stay on the disk
+# images of at least this number of bytes stay on the disk
+LARGE = 1 << 28
 
 
 @dataclass(frozen=True)

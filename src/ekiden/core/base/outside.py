@@ -225,7 +225,7 @@ def _noted() -> list[tuple[str, str]]:
         lines = _list().read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    return [(digest, path) for digest, _, path in (line.partition(" ") for line in lines)]
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
 
 
 def _trusted() -> frozenset[str]:

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from ekiden.core.base.errors import UserError
 
-_WORD = 32  # bits of a packed number once it is unpacked
+# bits of a packed number once it is unpacked
+_WORD = 32
 # packed numbers that are handled at a time; a multiple of 8, so that blocks end with a byte
 BLOCK = 2**20
 _KINDS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
 _NAME = re.compile(r"[\w.-]{1,200}")
 _MOST_TEXT = 1 << 16
-FRACTION = 28  # bits after the point of numbers in fixed point
+# bits after the point of numbers in fixed point
+FRACTION = 28
 
 
 class Shared:
@@ -79,15 +81,17 @@ class Masked:
             "silos of the run gave theirs; start the others, then `ekiden resume`"
         )
 
+    @property
+    def _terms(self) -> tuple[object, ...]:
+        """What all parts of a sum have in common."""
+        sizes = [len(part) for part in self.numbers]
+        return self.form, self.bits, self.shared, self.sum, self.members, sizes
+
     def plus(self, other: "Masked") -> "Masked":
         """Return the sum with the parts of `other`."""
         if not isinstance(other, Masked):
             raise UserError(f"a part of sum {self.sum} is not masked: refused")
-        about = [
-            (s.form, s.bits, s.shared, s.sum, s.members, [len(t) for t in s.numbers])
-            for s in (self, other)
-        ]
-        if about[0] != about[1]:
+        if self._terms != other._terms:
             raise UserError(
                 f"the parts of sum {self.sum} do not fit together: the silos got other lists of "
                 "members, or sums of other features"

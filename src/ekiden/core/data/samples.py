@@ -22,7 +22,8 @@ from ekiden.core.data.augment import Augment
 from ekiden.core.data.inputs import Inputs
 from ekiden.core.tasks import Classification, Need, Task
 
-_ROWS = 1024  # that are read at a time
+# that are read at a time
+_ROWS = 1024
 _VARIED = 20_000
 
 

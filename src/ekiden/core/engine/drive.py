@@ -31,7 +31,8 @@ from ekiden.core.training.fit import Work
 from ekiden.core.training.weights import Weights
 
 log = logging.getLogger("ekiden")
-_TOLD = 3  # clients that a line of the log names
+# clients that a line of the log names
+_TOLD = 3
 EACH = 5  # values that move, for each task that a run may have
 Row = Mapping[str, Any]  # What is measured after a step: one JSON line of metrics.jsonl
 Absent = Callable[[int, str], bool]  # (step, client): whether that client is missing in that step

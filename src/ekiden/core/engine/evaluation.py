@@ -32,8 +32,10 @@ _MOST_CLIENTS_EACH_TIME = 1000
 # times the loss of guessing; runs that forget or overfit stay below 2 at the client with the lowest
 # loss
 _FAR = 10
-MISLEADING = 0.8  # accuracy of always giving the commonest class above which accuracy says little
-_LEAST = 30.0  # above -ln 1e-12 = 27.6, the largest loss of an ensemble's wrong vote
+# accuracy of always giving the commonest class above which accuracy says little
+MISLEADING = 0.8
+# above -ln 1e-12 = 27.6, the largest loss of an ensemble's wrong vote
+_LEAST = 30.0
 
 
 @dataclass(frozen=True)
@@ -333,9 +335,9 @@ class TestSet:
         domain = dataset.test.domain
         if domain is not None and 1 < len(dataset.domains) <= MOST_CLIENTS_LISTED:
             rows = _rows_of(domain[places], dataset.domains)
-            groups["domain"] = {
-                name: _means([s.metrics(inside) for s in each]) for name, inside in rows.items()
-            }
+            groups["domain"] = {}
+            for name, inside in rows.items():
+                groups["domain"][name] = _means([s.metrics(inside) for s in each])
         if 1 < len(dataset.classes) <= MOST_CLIENTS_LISTED:
             by_class = zip(*(s.by_class() for s in each), strict=True)
             groups["class"] = {
@@ -466,8 +468,10 @@ def divergence(row: Mapping[str, Any], guess: float, lr: float | None) -> str:
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each number over the rows that have it."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    found = {name: [row[name] for row in rows if name in row] for name in names}
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            found.setdefault(name, []).append(value)
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
@@ -485,9 +489,10 @@ def _rows_of(groups: Tensor, names: Sequence[Any]) -> dict[str, Tensor]:
 
 
 def _headline_of(groups: Groups, metric: str) -> Groups:
-    """Return only this metric of each group that has it, and no kinds of groups without."""
-    found = {
-        kind: {name: {metric: row[metric]} for name, row in rows.items() if metric in row}
-        for kind, rows in groups.items()
-    }
-    return {kind: rows for kind, rows in found.items() if rows}
+    """Return only this metric of each group that has it."""
+    found: Groups = {kind: {} for kind in groups}
+    for kind, rows in groups.items():
+        for name, row in rows.items():
+            if metric in row:
+                found[kind][name] = {metric: row[metric]}
+    return found

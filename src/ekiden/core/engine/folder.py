@@ -65,9 +65,12 @@ from ekiden.core.engine.transport import Transfer
 from ekiden.core.training import frozen
 from ekiden.core.training.network import Network
 
-_CHUNK = 1 << 26  # bytes hashed at a time
-_SHOWN = 8  # outputs of the initial model that are kept
-_LISTED = 3  # clients that a message names
+# bytes hashed at a time
+_CHUNK = 1 << 26
+# outputs of the initial model that are kept
+_SHOWN = 8
+# clients that a message names
+_LISTED = 3
 # relative: more than machines and devices differ by rounding, less than other networks differ
 _LIKE = 1e-2
 S = TypeVar("S", bound=State)
@@ -78,7 +81,8 @@ _DAMAGED = "the run folder is damaged, start a new run"
 BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin", "auto_threads"}
 """Entries of the configuration on which the run does not depend: what wrote it, for which table,
 what its result is, where the data lay (their digests count), and who chose the threads."""
-_DIFFER = ("python", "torch", "platform", "gpu", "threads")  # of environments that are compared
+# of environments that are compared
+_DIFFER = ("python", "torch", "platform", "gpu", "threads")
 _CONFIG = "config"
 _DATA = "data.jsonl"
 # of a sample; far more than any, and sizes of networks still fit into 64 bits

@@ -125,7 +125,8 @@ def check_clients(clients: Mapping[str, Sizes], method: Method) -> None:
 
 
 _FORBIDDEN = frozenset("/\\,\0\n")
-_LONGEST = 200  # bytes; file systems allow 255, of which endings of files take some
+# bytes; file systems allow 255, of which endings of files take some
+_LONGEST = 200
 
 
 def check_subjects(clients: Sequence[ClientData]) -> None:
@@ -255,7 +256,8 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         private.check_samples(worker.network, x, y, task.mean_loss)
 
 
-_TRIED = 100  # samples, of which a network is tried on the three with most padding
+# samples, of which a network is tried on the three with most padding
+_TRIED = 100
 _LAST = {"Softmax": "softmax", "Sigmoid": "sigmoid", "Relu": "ReLU", "Tanh": "tanh"}
 
 

@@ -44,7 +44,8 @@ SERVER = "server"
 EVERYONE = "*"
 FORMAT = "ekiden-1"
 _DEPTH = 32
-_ALIGNMENT = 64  # bytes, as PyTorch has it
+# bytes, as PyTorch has it
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)

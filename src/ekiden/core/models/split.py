@@ -108,7 +108,8 @@ def _wider(layer: nn.Module, extra: int) -> nn.Linear:
     return wider
 
 
-FIRST, SECOND = "lora_A.default", "lora_B.default"  # How the names of layers that hold A and B end
+# How the names of layers that hold A and B end
+FIRST, SECOND = "lora_A.default", "lora_B.default"
 _FORMS = "all, head, last:K, or lora:r=8,alpha=16,targets=a+b,factors=b"
 
 

@@ -131,10 +131,14 @@ def linear(shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -
     return Linear(features, names, columns, classes)
 
 
-_WIDEST = 16  # width of an embedding in the MLP
-_COLUMN = 32  # width of a column's token
-_FAR = 5.0  # standard deviations; numbers beyond are outliers that would dominate the first layer
-_WIDTH = 64  # of a text's token
+# width of an embedding in the MLP
+_WIDEST = 16
+# width of a column's token
+_COLUMN = 32
+# standard deviations; numbers beyond are outliers that would dominate the first layer
+_FAR = 5.0
+# of a text's token
+_WIDTH = 64
 
 
 class Row(nn.Module):

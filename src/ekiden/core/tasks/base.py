@@ -288,11 +288,12 @@ class Scores:
     @staticmethod
     def joined(parts: Sequence["Scores"]) -> "Scores":
         """Return the scores of all parts together, in this order."""
-        y, answers, loss = (
-            torch.cat(values)
-            for values in zip(*((p.y, p.answers, p.loss) for p in parts), strict=True)
+        return replace(
+            parts[0],
+            y=torch.cat([part.y for part in parts]),
+            answers=torch.cat([part.answers for part in parts]),
+            loss=torch.cat([part.loss for part in parts]),
         )
-        return replace(parts[0], y=y, answers=answers, loss=loss)
 
     @property
     def right(self) -> Tensor:

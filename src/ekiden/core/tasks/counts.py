@@ -14,9 +14,11 @@ from torch import Tensor
 from ekiden.core.tasks.base import IGNORED, Scores, confusion, mean_right
 from ekiden.core.tasks.ranked import Floats, Ranked
 
-MOST_TABLE = 100  # classes of a confusion matrix
+# classes of a confusion matrix
+MOST_TABLE = 100
 GROUPS = 15  # of equal width of the calibration error, as is usual
-_ROWS = 1024  # samples that are compared with all at once
+# samples that are compared with all at once
+_ROWS = 1024
 NONE = np.zeros(0)
 
 

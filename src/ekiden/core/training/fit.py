@@ -138,8 +138,10 @@ def as_objective(loss: Objective | Loss) -> Objective:
     return loss if isinstance(loss, Objective) else FunctionLoss(loss)
 
 
-_SHARE_OF_SAVING = 100  # of the time one part
-_WINDOW = 32  # batches of texts that are sorted together by length
+# of the time one part
+_SHARE_OF_SAVING = 100
+# batches of texts that are sorted together by length
+_WINDOW = 32
 
 
 @dataclass(eq=False)

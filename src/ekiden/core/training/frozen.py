@@ -27,13 +27,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ekiden.core.base.files import add_tensor
 
 log = logging.getLogger("ekiden")
-_MOST = 2 * 10**9  # bytes of outputs for one sample set; larger ones are computed each time
-_LONG = 1 << 14  # an output of up to this many numbers is kept even if the sample has fewer
-_WORTH = 5.0  # seconds of computing from which outputs are kept on the disk
-_PAUSE = 60.0  # seconds between two writes
-_FIXED = "_ekiden_fixed"  # names of former parameters and of running statistics
-_KEY = "_ekiden_key"  # digest of a part that always gives the same output for the same input
-SOURCE = "_ekiden_source"  # attribute of a batch that says which samples it has; see `Source`
+# bytes of outputs for one sample set; larger ones are computed each time
+_MOST = 2 * 10**9
+# an output of up to this many numbers is kept even if the sample has fewer
+_LONG = 1 << 14
+# seconds of computing from which outputs are kept on the disk
+_WORTH = 5.0
+# seconds between two writes
+_PAUSE = 60.0
+# names of former parameters and of running statistics
+_FIXED = "_ekiden_fixed"
+# digest of a part that always gives the same output for the same input
+_KEY = "_ekiden_key"
+# attribute of a batch that says which samples it has; see `Source`
+SOURCE = "_ekiden_source"
 
 
 @dataclass(eq=False)

@@ -16,14 +16,19 @@ from torch import Tensor
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.sums import BLOCK, Packed, Shared, pack, unpack
 
-LEAST = 9  # fewest bits of a product
-FULL = 32  # bits of a product that is not rounded
-LARGEST = 127  # the largest absolute value of a feature
+# fewest bits of a product
+LEAST = 9
+# bits of a product that is not rounded
+FULL = 32
+# the largest absolute value of a feature
+LARGEST = 127
 WIDE = 2**15 - 1  # the largest absolute value of a feature whose sums travel as int64
-FARTHEST = 2**20  # the largest absolute value of a target
+# the largest absolute value of a target
+FARTHEST = 2**20
 # 1024 · 127² < 2^24: float32 adds up this number of products in any order without rounding
 _ROWS = 1024
-_STRIPE = 256  # columns of the Gram matrix that are computed together
+# columns of the Gram matrix that are computed together
+_STRIPE = 256
 # float64 adds them up; it is exact up to 2^53
 _MOST = {
     torch.int32: 2**31 - 1,
@@ -90,6 +95,16 @@ class Rounded:
     def width(self) -> int:
         """D, the number of features."""
         return len(self.squares)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the packed triangle in place of which it stands."""
+        return (self.width * (self.width + 1) // 2,)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the sums with which it goes."""
+        return torch.int32
 
     def plus(self, other: "Rounded") -> "Rounded":
         """Return the sums over the samples of both."""
@@ -225,7 +240,7 @@ class Sums(_Addable):
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
-        shapes = (_shape(self.gram), tuple(self.classes.shape), tuple(self.counts.shape))
+        shapes = (tuple(self.gram.shape), tuple(self.classes.shape), tuple(self.counts.shape))
         width = self.classes.shape[1] if self.classes.ndim == 2 else 0
         if not width or shapes != (
             (width * (width + 1) // 2,),
@@ -236,7 +251,7 @@ class Sums(_Addable):
                 f"sums of shapes {shapes} do not fit together: use the same method and model "
                 "everywhere"
             )
-        kind = _dtype(self.gram)
+        kind = self.gram.dtype
         if kind not in _MOST or (self.classes.dtype, self.counts.dtype) != (kind, torch.int64):
             raise UserError(
                 "sums must be of int32 or int64, counts of int64: use one version of Ekiden "
@@ -314,7 +329,7 @@ class TargetSums(_Addable):
     def __post_init__(self) -> None:
         """Check what may come from another party."""
         parts = (self.features, self.products, self.targets, self.powers)
-        shapes = (_shape(self.gram), *(tuple(part.shape) for part in parts))
+        shapes = (tuple(self.gram.shape), *(tuple(part.shape) for part in parts))
         width, outputs = self.features.numel(), len(self.targets)
         if not width or shapes != (
             (width * (width + 1) // 2,),
@@ -327,7 +342,7 @@ class TargetSums(_Addable):
                 f"sums of shapes {shapes} do not fit together: use the same method and model "
                 "everywhere"
             )
-        if _dtype(self.gram) not in _MOST or {part.dtype for part in parts} != {torch.int64}:
+        if self.gram.dtype not in _MOST or {part.dtype for part in parts} != {torch.int64}:
             raise UserError("sums must be of int32 or int64: use one version of Ekiden everywhere")
         _refuse_negative(self.powers, diagonal(self.gram, width), torch.tensor(self.samples))
 
@@ -369,16 +384,7 @@ def noisy(
 
 def _kind(sums: AnySums) -> tuple[torch.Size, torch.dtype]:
     """Return the shape and type that two sums must share."""
-    return (sums.classes if isinstance(sums, Sums) else sums.products).shape, _dtype(sums.gram)
-
-
-def _dtype(gram: Tensor | Rounded) -> torch.dtype:
-    return torch.int32 if isinstance(gram, Rounded) else gram.dtype
-
-
-def _shape(gram: Tensor | Rounded) -> tuple[int, ...]:
-    """Return the shape of the packed triangle, which rounded products have in their own form."""
-    return (gram.width * (gram.width + 1) // 2,) if isinstance(gram, Rounded) else tuple(gram.shape)
+    return (sums.classes if isinstance(sums, Sums) else sums.products).shape, sums.gram.dtype
 
 
 def _gram_added(mine: Tensor | Rounded, other: Tensor | Rounded) -> Tensor | Rounded:

@@ -140,7 +140,8 @@ class Network:
         return Weights(self.params.clone(), self.buffers.clone(), self.counters.clone())
 
 
-_WIDEST_LOAD = 16  # bytes that a GPU's kernels read at a time, from addresses that it divides
+# bytes that a GPU's kernels read at a time, from addresses that it divides
+_WIDEST_LOAD = 16
 
 
 def compute_aligned(module: nn.Module) -> None:

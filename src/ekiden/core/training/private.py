@@ -63,7 +63,8 @@ _FAR = (
 )
 # gradients are clipped to a little less than C, so that rounding never takes one above it
 _BELOW = 1 - 1e-4
-_CHUNK = 1 << 25  # gradients of single samples that are in memory together, in numbers
+# gradients of single samples that are in memory together, in numbers
+_CHUNK = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -543,16 +544,19 @@ def check_training(training: Training) -> None:
         )
 
 
-_SHARES = (0.68, 0.3, 0.01)  # parts of 1/σ² that go to products, class sums and counts
+# parts of 1/σ² that go to products, class sums and counts
+_SHARES = (0.68, 0.3, 0.01)
 _CENTRE = (
     0.01  # the part of 1/σ² that goes to the mean of one client's features, which all subtract
 )
-_HIDDEN = 0.2  # the largest part of the squared length of this mean that may be noise
+# the largest part of the squared length of this mean that may be noise
+_HIDDEN = 0.2
 _LEAST, _MOST = 16, 2**28
 ROUNDED = 3  # what is taken from a discrete Gaussian's variance to compare it with a Gaussian
 # features for which the noise's largest eigenvalue is about as large as a usual one of the sums
 _ROOM = 0.5
-_UNIT = LARGEST / 4  # of `clip`, for each feature
+# of `clip`, for each feature
+_UNIT = LARGEST / 4
 Whole = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
