@@ -37,6 +37,7 @@ def told(times: Any, least: int = 1) -> dict[str, Followed]:
 def test_with_all_times_they_are_those_of_lifelines() -> None:
     found = curves.compared("days", told(sorted(set(Y["all"][:, 0]))))
     assert [found.statistic, found.p] == pytest.approx(REFERENCE["log-rank"], rel=1e-6)
+    assert found.p_range == (found.p, found.p), "all times are known"
     for name, curve in found.curves.items():
         wanted = REFERENCE["curves"][name]
         at = [curve.times.index(time) for time in wanted["times"]]
@@ -58,6 +59,25 @@ def test_a_coarse_grid_is_off_by_less_than_it_says() -> None:
         assert abs(curve.survival[k] - true) <= curve.error[k] < 0.1
         assert curve.survival[k] == pytest.approx(true, abs=0.02)
     assert any(error > 0.01 for error in curve.error)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_test_on_a_coarse_grid_tells_how_far_off_it_can_be(seed: int) -> None:
+    """Two silos with one hazard; one loses its rows soon. On a grid, life tables see a difference."""
+    rng = np.random.default_rng(seed)
+    silos = {}
+    for name, most in (("a", 0.8), ("b", 5.0)):
+        ends, seen = rng.exponential(1, 300), rng.uniform(0, most, 300)
+        silos[name] = np.stack([np.minimum(ends, seen), (ends <= seen).astype(float)], 1)
+    every = sorted({*silos["a"][:, 0], *silos["b"][:, 0]})
+    rows = curves.compared("t", {name: Followed.of(y, every, 1) for name, y in silos.items()})
+    found = curves.compared("t", {name: Followed.of(y, [0.5, 1.0], 1) for name, y in silos.items()})
+    assert found.p_range is not None
+    assert rows.p is not None
+    low, high = found.p_range
+    assert low < rows.p < high
+    assert found.p is not None
+    assert low < found.p < high
 
 
 def test_no_number_of_a_silo_is_small() -> None:

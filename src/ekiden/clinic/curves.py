@@ -96,6 +96,8 @@ class Compared:
     ]  # of all rows together, at the times that all silos tell, and of each silo
     statistic: float | None  # of the log-rank test at these times; None if it is not defined
     p: float | None  # from the chi-squared distribution
+    # least and greatest p, by when between two times rows were last seen at each silo
+    p_range: tuple[float, float] | None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -106,11 +108,12 @@ class Compared:
 
     def drawn(self) -> RichTable:
         """Return the table for the terminal."""
-        test = (
-            ""
-            if self.p is None
-            else f"log-rank between silos: {self.statistic:.2f}, p {self.p:.3g}"
-        )
+        test = ""
+        if self.p is not None:
+            test = f"log-rank between silos: {self.statistic:.2f}, p {self.p:.3g}"
+        if self.p_range and self.p_range[0] < self.p_range[1]:
+            low, high = self.p_range
+            test += f" ({low:.3g} to {high:.3g}, by when rows were last seen between two times)"
         title = "survival %, 95 % interval, how far off it can be"
         table = RichTable(title=title, title_justify="left", caption=test, caption_justify="left")
         for name in (self.name, *self.curves):
@@ -140,24 +143,52 @@ def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
         for what in ("events", "before", "at")
     )
     whole = Followed(tuple(common), events, before, at, sum(one.later for one in each))
-    curves = {ALL: whole} | dict(silos)
-    return Compared(name, {key: Curve.of(one) for key, one in curves.items()}, *_log_rank(each))
+    curves = {key: Curve.of(one) for key, one in ({ALL: whole} | dict(silos)).items()}
+    events = np.array([one.events for one in each], dtype=float)
+    exposed = np.stack([one.exposed for one in each])
+    statistic, p = _log_rank(exposed, events)
+    return Compared(name, curves, statistic, p, _p_range(each, events))
 
 
-def _log_rank(silos: Sequence[Followed]) -> tuple[float | None, float | None]:
-    """Return statistic and p-value; None if there are no events, or one silo.
+def _p_range(silos: Sequence[Followed], events: Numbers) -> tuple[float, float] | None:
+    """Return the least and the greatest p if all that left one silo between two times did so just
+    after the first of them, and at the other silos just before the second; or the other way round.
+
+    Half of them, as in a life table, is right where silos lose rows alike. Where they do not, a
+    coarse grid shows a difference that is not there.
+    """
+    late = np.stack([one.at_risk for one in silos])
+    early = np.maximum(late - np.array([one.before for one in silos]), events)
+    found = []
+    either = []  # of each silo, whether it can have more or fewer events than expected
+    for k in range(len(silos)):
+        more, fewer = late.copy(), early.copy()
+        more[k], fewer[k] = early[k], late[k]
+        found += [_log_rank(exposed, events)[1] for exposed in (more, fewer)]
+        either.append(_excess(more, events)[k] > 0 > _excess(fewer, events)[k])
+    known = [p for p in found if p is not None]
+    if not known:
+        return None
+    return min(known), 1.0 if all(either) else max(known)
+
+
+def _excess(n: Numbers, d: Numbers) -> Numbers:
+    """Return how many events more than expected each silo had."""
+    share = n / np.maximum(n.sum(0), 1)
+    return np.asarray((d - d.sum(0) * share).sum(1))
+
+
+def _log_rank(n: Numbers, d: Numbers) -> tuple[float | None, float | None]:
+    """Return statistic and p-value from rows at risk and events (silos, times); None if there are no
+    events, or one silo.
 
     Nathan Mantel: Evaluation of survival data and two new rank order statistics. Cancer
     Chemotherapy Reports, 1966.
     """
-    n, d = (
-        np.stack([one.exposed for one in silos]),
-        np.array([one.events for one in silos], dtype=float),
-    )
     used = n.sum(0) > 1
     n, d = n[:, used], d[:, used]
     share, total, deaths = n / n.sum(0), n.sum(0), d.sum(0)
-    apart = (d - deaths * share).sum(1)[:-1]
+    apart = _excess(n, d)[:-1]
     weights = deaths * (total - deaths) / (total - 1)
     spread = (np.diag((weights * share).sum(1)) - (weights * share) @ share.T)[:-1, :-1]
     if not len(spread) or np.linalg.matrix_rank(spread) < len(spread):
