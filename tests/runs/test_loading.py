@@ -196,13 +196,15 @@ def test_a_model_takes_rows_and_texts_as_they_are(tmp_path: Path) -> None:
         training=Training(max_steps=1),
     )
     model = load_model(tmp_path / "t")
-    assert torch.equal(model(rows), model(model.inputs.encode(rows)))
+    assert torch.equal(model(rows), model.encoded(model.inputs.encode(rows)))
     assert open_run(tmp_path / "t").clients == ("north", "south")
     with pytest.raises(
         UserError,
         match="an array does not say which columns it has: give a frame or a dict with age, ward",
     ):
         model(np.zeros((3, 2)))
+    with pytest.raises(UserError, match="a tensor does not say which columns it has: give a frame"):
+        model(torch.zeros(3, 2))  # in years, or scaled?
     texts: Any = {"text": ["good day", "bad day"] * 20, "mood": ["p", "n"] * 20}
     silos = federate([texts, texts], text_column="text", label_column="mood")
     run("fedseq", silos, folder=tmp_path / "x", training=Training(max_steps=1))

@@ -144,10 +144,10 @@ def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
     )
     whole = Followed(tuple(common), events, before, at, sum(one.later for one in each))
     curves = {key: Curve.of(one) for key, one in ({ALL: whole} | dict(silos)).items()}
-    events = np.array([one.events for one in each], dtype=float)
+    happened = np.array([one.events for one in each], dtype=float)
     exposed = np.stack([one.exposed for one in each])
-    statistic, p = _log_rank(exposed, events)
-    return Compared(name, curves, statistic, p, _p_range(each, events))
+    statistic, p = _log_rank(exposed, happened)
+    return Compared(name, curves, statistic, p, _p_range(each, happened))
 
 
 def _p_range(silos: Sequence[Followed], events: Numbers) -> tuple[float, float] | None:

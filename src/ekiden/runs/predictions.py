@@ -442,7 +442,7 @@ class Answers:
         `_of_texts`.
         """
         with torch.inference_mode():
-            outputs = self.model(x).float()
+            outputs = self.model.encoded(x).float()
             if isinstance(self.model.task, LanguageModelling):
                 return self._of_texts(x, outputs)
             answers = self.model.task.answers(outputs, full=True)
@@ -565,7 +565,7 @@ def _write(model: LoadedModel, batches: Iterable[Batch], folder: Path) -> int:
         )
         for batch in batches:
             with torch.inference_mode():
-                answers = model.task.answers(model(batch.x).float(), full=True)
+                answers = model.task.answers(model.encoded(batch.x).float(), full=True)
             for name, row, answer in zip(batch.files, batch.rows, answers, strict=True):
                 stem = Path(name).stem if row is None else f"{Path(name).stem}-{row}"
                 taken[stem] = taken.get(stem, 0) + 1

@@ -57,7 +57,7 @@ class LoadedModel(nn.Module):
         mean: per channel, subtracted from pixels in [0, 1].
         std: per channel, divided by.
         inputs: the kind of samples, and how raw samples become tensors:
-            `model(model.inputs.encode(files))`.
+            `model.encoded(model.inputs.encode(files))`.
         task: the meaning of the outputs: `model.task.answers(outputs, full=True)` are
             probabilities, or values.
         recalibration: what was done to the logits of two classes, with the threshold that was
@@ -97,15 +97,23 @@ class LoadedModel(nn.Module):
             x: tensor or array (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1];
                 or float features, if the run had such data. Mean and standard deviation are applied
                 here. Texts are (b, L) int64 tokens. Or what the run's data were made of: rows of a
-                table (a frame, or a dict of columns), or a list of texts. Only with tensors do the
-                outputs have gradients.
+                table (a frame, or a dict of columns), or a list of texts. Only with tensors, and by
+                `encoded`, do the outputs have gradients.
 
         Raises:
             UserError: samples of another shape, or of another kind than the run's.
         """
         if not isinstance(x, Tensor):
             with torch.no_grad():  # whoever has frames and arrays goes on with NumPy
-                return self.forward(self._tensor(x))
+                return self.encoded(self._tensor(x))
+        if isinstance(self.inputs, Table):
+            raise self._nameless("a tensor")
+        return self.encoded(x)
+
+    def encoded(self, x: Tensor) -> Tensor:
+        """Return the outputs for samples as `model.inputs.encode` gives them: columns of tables are
+        scaled.
+        """
         tokens = self.inputs.ragged and x.ndim == 2
         if tuple(x.shape[1:]) != self.shape and not tokens:
             one = ", which is one sample: give x[None]" if tuple(x.shape) == self.shape else ""
@@ -137,15 +145,20 @@ class LoadedModel(nn.Module):
         if not isinstance(x, np.ndarray):
             return self.inputs.for_model(x, self.shape)
         if isinstance(self.inputs, Table):
-            columns = ", ".join((*self.inputs.numeric, *self.inputs.categorical)[:10])
-            raise UserError(
-                f"an array does not say which columns it has: give a frame or a dict with {columns}"
-            )
+            raise self._nameless("an array")
         if x.dtype.kind not in "biuf":
             raise UserError(
                 f"an array of {x.dtype} holds no numbers: give pixels, features or tokens"
             )
         return torch.from_numpy(x).float() if x.dtype.kind == "f" else torch.from_numpy(x)
+
+    def _nameless(self, what: str) -> UserError:
+        """Return the refusal of rows of a table without names of columns."""
+        table = Table.of(self.inputs)
+        columns = ", ".join((*table.numeric, *table.categorical)[:10])
+        return UserError(
+            f"{what} does not say which columns it has: give a frame or a dict with {columns}"
+        )
 
 
 def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
@@ -385,7 +398,11 @@ class Result:
         baseline_of(Baseline(mean=1.0), model.task)
         with torch.inference_mode():
             risk = torch.cat(
-                [model(x)[:, 0].double() for part in parts for x in torch.split(part.x, 4096)]
+                [
+                    model.encoded(x)[:, 0].double()
+                    for part in parts
+                    for x in torch.split(part.x, 4096)
+                ]
             )
         return Baseline.fitted(torch.cat([part.y for part in parts]).numpy(), risk.numpy(), times)
 
