@@ -657,6 +657,8 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False, instead: st
         beside = -10 < mark < 0 > low
         often = count >= 5 and len(rest) >= 10 and count > 3 * int(counts[~marks].max())
         far = low > mark <= lowest or mark >= 2 * high - low
+        # where others come near 0, as those of a sparse measurement do, 0 was measured, too
+        often &= mark != 0 or low >= 0.1 * float(np.median(rest))
         if not beside and (far or (often and max(mark, low) >= 0)):
             shown, *ends = (_shown_number(one, dates=dates) for one in (mark, low, high))
             tell(
