@@ -214,13 +214,15 @@ def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
         return []
     if len(silos) == 2:
         (one, here), (other, there) = silos.items()
-        apart = _apart(here, there.mean, there.deviation)
+        apart = _difference(here, there.mean, there.deviation)
         means = f"means {here.mean:.4g} and {there.mean:.4g}"
         return [f"{column} of {one} and {other} differs by {apart} ({means})"] if apart else []
     # silos of one value would halve the deviation
     varied = [m for m in silos.values() if m.deviation] or list(silos.values())
     mean, spread = median(m.mean for m in varied), median(m.deviation for m in varied)
-    found = {silo: apart for silo, here in silos.items() if (apart := _apart(here, mean, spread))}
+    found = {
+        silo: apart for silo, here in silos.items() if (apart := _difference(here, mean, spread))
+    }
     usual = [here for silo, here in silos.items() if silo not in found]
     return [
         f"{column} of {silo} differs from other silos by {apart} (mean {silos[silo].mean:.4g}, "
@@ -342,7 +344,7 @@ def _low(told: ColumnMoments) -> int | None:
     return None
 
 
-def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
+def _difference(here: ColumnMoments, mean: float, spread: float) -> str:
     """Return in words how far a silo is from this mean and standard deviation; empty if it is
     not.
     """

@@ -83,13 +83,13 @@ def _swapped_labels(seen: SeenData) -> Iterator[str]:
         swapped, lost = list[str](), list[str]()
         for a, b in combinations(range(len(data.classes)), 2):
             pair = f"{data.classes[a]!r} and {data.classes[b]!r}"
-            usual, _ = _apart(*there, a, b)
-            apart, error = _apart(*scores[name], a, b)
+            usual, _ = _deviations_apart(*there, a, b)
+            apart, error = _deviations_apart(*scores[name], a, b)
             # half as far apart as elsewhere, with the other sign, and not by chance
             if apart < -usual / 2 < 0 and apart < -_SURE * error:
                 swapped.append(pair)
             elif data.inputs.agreed and len(others) > 1 and abs(apart) <= 0.2 * usual:
-                least = min(_apart(*scores[n], a, b)[0] for n in others)
+                least = min(_deviations_apart(*scores[n], a, b)[0] for n in others)
                 # a deviation at each other silo tells them apart for certain
                 if 0 < error * _SURE <= least and least >= 1:
                     lost.append(pair)
@@ -134,7 +134,7 @@ def _compared(silos: Sequence[str]) -> Iterator[tuple[str, list[str], str]]:
             yield name, [n for n in silos if n != name], name
 
 
-def _apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
+def _deviations_apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
     """Return how many deviations scores (n, K) put samples of two classes apart, and the standard
     error of that.
     """

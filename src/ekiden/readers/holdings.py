@@ -610,7 +610,7 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
     Their paths are given, each with or without a name as in north=n.csv; or one folder that holds a
     file or a folder for each; or one TOML file that names them.
     """
-    named = [_apart(text) for text in given]
+    named = [_name_and_path(text) for text in given]
     paths = [path for _, path in named]
     for path in paths:
         if not path.exists():
@@ -639,7 +639,7 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
         stems = [silo_name(f"{p.parent.name}-{s}") for p, s in zip(paths, stems, strict=True)]
     if len(paths) == len(named):
         stems = [name or stem for (name, _), stem in zip(named, stems, strict=True)]
-    return _unlike(list(zip(stems, paths, strict=True)))
+    return _by_name(list(zip(stems, paths, strict=True)))
 
 
 def written(found: Mapping[str, Path]) -> tuple[str, ...]:
@@ -651,11 +651,11 @@ def located_silo(text: str) -> str:
     """Return a silo as the user writes it, with or without a name, so that it means the same in
     every folder.
     """
-    name, path = _apart(text)
+    name, path = _name_and_path(text)
     return f"{name}={path.absolute()}" if name else str(path.absolute())
 
 
-def _apart(text: str) -> tuple[str, Path]:
+def _name_and_path(text: str) -> tuple[str, Path]:
     """Return the name, if there is one, and the path in NAME=PATH."""
     name, sign, rest = text.partition("=")
     whole = Path(text).expanduser()
@@ -683,7 +683,7 @@ def _from_toml(path: Path) -> dict[str, Path]:
         raise UserError(
             f'{path} must name the silos in one table, as in [silos] north = "north.csv"'
         )
-    made = _unlike(
+    made = _by_name(
         [(silo_name(name), path.parent / Path(p).expanduser()) for name, p in found.items()]
     )
     for name, file in made.items():
@@ -694,7 +694,7 @@ def _from_toml(path: Path) -> dict[str, Path]:
     return made
 
 
-def _unlike(named_: list[tuple[str, Path]]) -> dict[str, Path]:
+def _by_name(named_: list[tuple[str, Path]]) -> dict[str, Path]:
     names = [name for name, _ in named_]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two silos are called {twice!r}: rename one, or name them in a TOML file")

@@ -111,14 +111,14 @@ def look(item: Path | bytes) -> Look:
             pages,
             doubts[0],
             spacing,
-            _taken(data),
+            _ways_taken(data),
             uid,
             str(data.get("PatientID") or ""),
         )
     )
 
 
-def _taken(data: Any) -> tuple[str, ...]:
+def _ways_taken(data: Any) -> tuple[str, ...]:
     """Return how a DICOM picture was taken: see `Look`; "" for what is not said."""
     device = str(data.get("Modality") or "")
     named = f"{data.get('SeriesDescription') or ''} {data.get('ProtocolName') or ''}".lower()

@@ -35,7 +35,7 @@ from ekiden.readers.holdings import (
 )
 from ekiden.readers.kinds import Images
 from ekiden.readers.partition import Natural, split
-from ekiden.readers.targets import in_order, meant
+from ekiden.readers.targets import in_order, with_labels_of
 from ekiden.readers.undecoded import Raw
 
 
@@ -208,7 +208,7 @@ class _Request(AskedData):
                 raise UserError(
                     f"{name} makes the samples itself: leave out what says how files are read"
                 )
-            return meant(
+            return with_labels_of(
                 _dataset_of(outside.call(name, "ekiden.datasets"), name, self.size, task), task
             )
         spec, path = NAMED.get(name), path_of(name)

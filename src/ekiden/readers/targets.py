@@ -329,7 +329,7 @@ def _placed(part: _Labels, order: tuple[str, ...], *, by_number: bool) -> Tensor
     return part.placed(order)
 
 
-def meant(dataset: Dataset, task: str) -> Dataset:
+def with_labels_of(dataset: Dataset, task: str) -> Dataset:
     """Return the data set with its labels as labels of `task`: for a regression, integers become
     numbers.
     """

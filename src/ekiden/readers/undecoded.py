@@ -150,7 +150,7 @@ def natural(name: str) -> tuple[bool, int, str]:
     return not number, int(name) if number else 0, name
 
 
-def _given(parts: Sequence[Raw], what: str) -> list[NDArray[Any]] | None:
+def _values_of(parts: Sequence[Raw], what: str) -> list[NDArray[Any]] | None:
     """Return these values of each part; None if a part has none."""
     values = [getattr(part, what) for part in parts]
     return None if any(value is None for value in values) else values
@@ -175,7 +175,7 @@ def owners(
         preferred: their names in order; used if the parts have no others and the files do not name
             them.
     """
-    if (given := _given(parts, what)) is None:
+    if (given := _values_of(parts, what)) is None:
         return [None] * len(parts), ()
     names = parts[0].domains if what == "domain" else ()
     if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
@@ -199,7 +199,7 @@ def subjects(parts: Sequence[Raw]) -> list[Tensor | None]:
     """Return the number of each sample's subject, the same for the same name in all parts; None
     without subjects.
     """
-    if (given := _given(parts, "subject")) is None:
+    if (given := _values_of(parts, "subject")) is None:
         return [None] * len(parts)
     return [*_cut(np.unique(np.concatenate(given), return_inverse=True)[1].astype(np.int64), given)]
 
@@ -208,7 +208,7 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
     """Return the times of all parts as numbers (n,) that can be compared; None if the parts have no
     times.
     """
-    if (given := _given(parts, "time")) is None:
+    if (given := _values_of(parts, "time")) is None:
         return [None] * len(parts)
     odd = next((k for k, values in enumerate(given) if values.dtype != given[0].dtype), None)
     if odd is not None:

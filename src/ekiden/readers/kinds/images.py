@@ -248,7 +248,7 @@ def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[
             if values.ndim != 2 or not (np.abs(values - np.rint(values)) <= _ROUNDED).all():
                 raise UserError("its pixels are not whole numbers: give numbers of classes")
         except Exception as error:
-            raise _named(
+            raise _error_at(
                 (Raw(source, images, np.arange(len(images)), kind=Images), row), error, "mask"
             ) from error
         found.append(np.rint(values).astype(np.int64))
@@ -361,7 +361,7 @@ def decode(
         _check_levels(_by_silo(items), levels, images)
         # these places come first
         silos = _by_silo(each[0])
-        told.silos += _unlike(silos, looks, levels, channels, images)
+        told.silos += _lines_on_silos(silos, looks, levels, channels, images)
         told.silos += _dark(silos, brightest)
         named = any(raw.subject is not None for raw, _ in items)
         told.silos += _copies_and_patients(looks, named=named)
@@ -434,7 +434,7 @@ def _check_levels(
             )
 
 
-def _unlike(
+def _lines_on_silos(
     silos: Mapping[Hashable, Sequence[int]],
     looks: Sequence[Look],
     levels: Sequence[int | None],
@@ -562,7 +562,7 @@ def _look(item: _Item) -> Look:
         raster.check_size(seen.size)
         return seen
     except Exception as error:  # the many decoders raise errors of many kinds
-        raise _named(item, error) from error
+        raise _error_at(item, error) from error
 
 
 def _chunk(
@@ -581,7 +581,7 @@ def _chunk(
             image, level, holes = _plain(loaded, images.window)
             pixels = np.array(_sized(_in_channels(image, into.shape[1], strict), images))
         except Exception as error:
-            raise _named(item, error) from error
+            raise _error_at(item, error) from error
         levels.append(level)
         brightest.append(int(pixels.max(initial=0)))
         blank += holes
@@ -598,7 +598,7 @@ def _source(item: _Item) -> Any:
     return raw.images[row]
 
 
-def _named(item: _Item, error: Exception, what: str = "image") -> UserError:
+def _error_at(item: _Item, error: Exception, what: str = "image") -> UserError:
     """Return a line that names the image, or its mask."""
     raw, row = item
     where = f"the {what} {'of' if what == 'mask' else 'in'} {raw.where(row)}"
