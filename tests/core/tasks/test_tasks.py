@@ -34,7 +34,7 @@ from ekiden.core.tasks import (
     terms,
 )
 from ekiden.data import Dataset, federate, from_tensors
-from ekiden.readers.targets import meant
+from ekiden.readers.targets import with_labels_of
 
 DRAW = torch.Generator().manual_seed(0)
 N, K = 60, 4
@@ -267,15 +267,17 @@ def test_silos_agree_on_one_task_and_one_scale() -> None:
 
 def test_integers_can_be_meant_as_numbers() -> None:
     data = from_tensors((torch.randn(12, 2, generator=DRAW), torch.arange(12) % 3))
-    again = meant(data, "regression")
+    again = with_labels_of(data, "regression")
     assert again.task.kind == "regression"
     assert torch.equal(again.train.y, data.train.y.float())
     with pytest.raises(
         UserError, match="are of classification, not of segmentation: leave out task"
     ):
-        meant(data, "segmentation")
+        with_labels_of(data, "segmentation")
     with pytest.raises(UserError, match="are names, but regression needs numbers"):
-        meant(from_tensors((torch.zeros(4, 2), np.array(["a", "b", "a", "b"]))), "regression")
+        with_labels_of(
+            from_tensors((torch.zeros(4, 2), np.array(["a", "b", "a", "b"]))), "regression"
+        )
 
 
 @pytest.mark.parametrize(
