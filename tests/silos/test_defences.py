@@ -362,8 +362,8 @@ DEFENCES = {
     ),
     "noise is shared only under masks": (
         f"{FLOWER}/trust/agreement.py",
-        "DP.parse(self.recipe.dp)\n        if dp is not None and dp.honest > 1 and not self.sealed:",
-        "DP.parse(self.recipe.dp)\n        if False:",
+        "if dp is not None and dp.honest > 1 and not self.sealed:",
+        "if False:",
         f"{PRIVATE}::test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks",
     ),
     "sums with noise are counted": (

@@ -1,13 +1,13 @@
 """Run the same methods between real silos, over Flower.
 
 trust/       what all parties rely on: parcel (a message: a typed header and one byte string; what a request holds,
-             opened and checked), keys, roster (who takes part), sealing, masking, agreement (the
-             terms of a run), custody (what silos sign about what they did and measured), report
-             (what silos report about models)
+             opened and checked), keys (and all signatures), sealing, masking, agreement (the
+             roster, and the terms of a run), custody (what silos sign about what they did and
+             measured), report (what silos report about models)
 silo/        what stands at a silo: silo_file (`silo.toml`: what it is, holds, allows; its folder, and the others'
              keys), policy (what it agrees to), approval (of plans, by who runs it), participation
-             (in a run: terms, limits, log), silo (answers requests), tasks (does tasks and measures
-             models), shelf (what it keeps, so that nothing is done twice)
+             (in a run: terms, limits, log), silo (answers requests), tasks (does tasks), measuring
+             (measures models), shelf (what it keeps, so that nothing is done twice)
 coordinator/ what stands at the coordinator: federation (its folder, with certificates and keys),
 remote_plan (what is
              run), session (a run, from the roll call to the model; later measurements of it),

@@ -45,7 +45,11 @@ _ALONE = 0.99  # leverage of a row from which sums show it alone
 
 
 def check_terms(file: SiloFile, agreed: Agreement) -> None:
-    """Refuse a run that the silo's file does not allow."""
+    """Refuse a run that the silo's file does not allow.
+
+    This is asked at each request, so what the operator changes counts for runs that have begun.
+    `check_data`, `check_size`, `check_values` and `check_span` are about what a run cannot change.
+    """
     name = file.name
     if file.data.part and not agreed.measures:
         raise UserError(

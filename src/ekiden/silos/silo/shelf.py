@@ -7,15 +7,15 @@ step was interrupted and repeated in another way) discards all outcomes from tha
 starts from the private state before it.
 
 Next to each outcome is the request that it answers, so a lost or damaged outcome can be made again
-from the request and the private state before it. Outcomes and states carry a digest. The file
-`states` lists the private states that must exist, so that a lost state is noticed.
+from the request and the private state before it. Outcomes and states carry a digest. Which private
+state a silo has, the coordinator notes too, so a lost one is noticed.
 """
 
 import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +40,6 @@ from ekiden.silos.trust.parcel import pack, unpack
 Place = tuple[int, int]
 _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")
 _KEY = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
-_STATES = "states"
 # first bytes of an outcome, before the SHA-256 of how the task ended and of the value
 _MARK = b"ekiden\0\3"
 _SUM = 32
@@ -165,7 +164,6 @@ class Shelf:
 
     def discard(self, since: Place) -> None:
         """Forget what was done from this place on."""
-        self._list(place for place in self._states() if place < since)
         for _, place, path in self._files():
             if place >= since:
                 path.unlink()
@@ -175,7 +173,6 @@ class Shelf:
         written first.
         """
         write(self._private(place), with_digest(wire.chunks(private)))
-        self._list({*self._states(), place})
 
     def put(
         self,
@@ -206,13 +203,11 @@ class Shelf:
         """Drop what the run no longer needs, now that its first `steps` steps are final."""
         if steps > self.settled:
             write(self._folder / "settled", marked([str(steps).encode()]), sync=False)
-        listed = [place for place in self._states() if place[0] not in void]
-        self._list(listed)
         for _, place, path in self._files():
             if place[0] in void:
                 path.unlink()
         files = list(self._files())
-        states = [place for place in listed if place < (steps, 0)]
+        states = [place for place in self._states() if place < (steps, 0)]
         # We keep the states from which kept values were made, and the newest state.
         made = [place for kind, place, path in files if kind == "request" and keep(_key(path))]
         needed = {
@@ -220,7 +215,6 @@ class Shelf:
             for p in (*made, (steps, 0))
             if (earlier := [state for state in states if state < p])
         }
-        self._list(place for place in listed if place in needed or place >= (steps, 0))
         for kind, place, path in files:
             if place >= (steps, 0):
                 continue
@@ -234,23 +228,8 @@ class Shelf:
                 old.unlink()
 
     def _states(self) -> list[Place]:
-        """Return the places of the kept tasks that changed the client's state.
-
-        If the list is missing or damaged, they are those whose files are here.
-        """
-        try:
-            words = bytes(verified((self._folder / _STATES).read_bytes())).decode().split()
-            return [place_of(word) for word in words]
-        except (OSError, UserError, UnicodeDecodeError):
-            return [place for kind, place, _ in self._files() if kind == "private"]
-
-    def _list(self, places: Iterable[Place]) -> None:
-        """List the private states that must exist: after the file of one is written, before one is
-        removed.
-        """
-        words = sorted(set(places))
-        if words != sorted(self._states()) or (words and not (self._folder / _STATES).exists()):
-            write(self._folder / _STATES, marked([" ".join(map(text_of, words)).encode()]))
+        """Return the places of the kept tasks that changed the client's state."""
+        return [place for kind, place, _ in self._files() if kind == "private"]
 
     def _private(self, place: Place) -> Path:
         return self._folder / f"private-{text_of(place)}.parcel"

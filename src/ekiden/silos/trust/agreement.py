@@ -232,19 +232,12 @@ class Agreement:
                 "--secure needs masks, which only sealed runs have: leave out --no-sealed and "
                 "--insecure"
             )
-        dp = DP.parse(self.recipe.dp)
-        if dp is not None and dp.honest > 1 and not self.sealed:
-            raise UserError(
-                "--dp honest needs masks, which only sealed runs have: leave out honest or "
-                "--no-sealed"
-            )
-        check_honest(dp, self.clients)
-        dp = self.measured_dp
-        if dp is not None and dp.honest > 1 and not self.sealed:
-            raise UserError(
-                "--evaluate-dp honest needs masks, which only sealed runs have: leave out honest"
-            )
-        check_honest(dp, self.clients)
+        for flag, dp in (("--dp", DP.parse(self.recipe.dp)), ("--evaluate-dp", self.measured_dp)):
+            if dp is not None and dp.honest > 1 and not self.sealed:
+                raise UserError(
+                    f"{flag} honest needs masks, which only sealed runs have: leave out honest"
+                )
+            check_honest(dp, self.clients)
 
     def text(self) -> str:
         """Return the terms as JSON, the same text for the same terms."""
