@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked, Mark, Positive, made, plain, reading, require
 from ekiden.core.base.errors import UserError, unknown
-from ekiden.core.base.files import read_regular, read_text
+from ekiden.core.base.files import read_text
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.method import Method
 from ekiden.methods import among
@@ -17,7 +17,7 @@ from ekiden.readers.inspector import Spelling
 from ekiden.runs.recipe import Recipe, recipe_of
 from ekiden.silos.coordinator.courier import Absent
 from ekiden.silos.trust import agreement as agreements
-from ekiden.silos.trust.agreement import AGREEMENT, Revision, check_name
+from ekiden.silos.trust.agreement import Revision, check_name
 
 M = TypeVar("M", bound=Method)
 _READER = "the same Ekiden at the SuperLink"
@@ -175,12 +175,7 @@ def _among(
     folder: Path, plan: RemotePlan[Method], names: Sequence[str], client: str, release: Path | None
 ) -> RemotePlan[Method]:
     """Return the plan among `names`, which names the run that it replaces."""
-    try:
-        before = agreements.parse(read_regular(folder / AGREEMENT).decode(errors="replace"))
-    except OSError:
-        raise UserError(
-            f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
-        ) from None
+    before = agreements.of_run(folder)
     try:
         signed = read_text(release).strip() if release else ""
     except OSError as error:

@@ -22,7 +22,7 @@ from ekiden.clinic.counting import counting_of
 from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import read_regular, write
+from ekiden.core.base.files import write
 from ekiden.core.base.settings import Hardware
 from ekiden.core.data.augment import Augment
 from ekiden.core.engine import wire
@@ -721,14 +721,11 @@ def made_by(run: Path) -> Agreement:
 
     For the latter `config.json` is enough.
     """
-    file = run / AGREEMENT
-    if file.exists():
-        return agreements.parse(read_regular(file).decode(errors="replace"))
+    if (run / AGREEMENT).exists():
+        return agreements.of_run(run)
     config = read_config(run)
     if config.get("on") == "flower":
-        raise UserError(
-            f"{run} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
-        )
+        return agreements.of_run(run)
     if config["network"] is None:
         raise UserError(
             f"{run} has a network that was made in Python, which silos do not have: measure it here"

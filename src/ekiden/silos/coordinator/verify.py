@@ -17,7 +17,6 @@ from torch import nn
 from ekiden.clinic.counting import OfClasses
 from ekiden.clinic.noisy import Exact, Noisy
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import read_regular
 from ekiden.core.base.settings import Hardware
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Outline, outline
@@ -528,7 +527,7 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
 def evaluations(folder: Path) -> dict[Path, Agreement]:
     """Return the terms of the measurements after a run, by their files."""
     files = sorted(folder.glob(f"{EVALUATIONS}/*/{AGREEMENT}"))
-    return {file: agreements.parse(read_regular(file).decode(errors="replace")) for file in files}
+    return {file: agreements.of_run(file.parent) for file in files}
 
 
 def signers(folder: Path) -> tuple[str, ...]:
@@ -562,12 +561,7 @@ def terms(folder: Path) -> Agreement:
         if evaluations(folder):
             return made_by(folder)
         raise UserError(f"{folder} is of a run on one machine: nothing in it is signed")
-    try:
-        agreed = agreements.parse(read_regular(folder / AGREEMENT).decode(errors="replace"))
-    except (OSError, UnicodeDecodeError):
-        raise UserError(
-            f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
-        ) from None
+    agreed = agreements.of_run(folder)
     if not agreed.keys:
         raise UserError(
             f"{folder} is of a run without silo keys (--insecure): nothing in it is signed"

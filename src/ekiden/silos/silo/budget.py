@@ -59,15 +59,8 @@ def check(file: SiloFile, terms: Agreement) -> None:
     one with a large ε.
     """
     dp = DP.parse(terms.recipe.dp)
-    if dp is not None and dp.honest > file.limits.honest:
-        raise UserError(
-            f"the run shares noise among {dp.honest} silos, {file.name} allows "
-            f"{file.limits.honest} "
-            "(limits.honest in its silo.toml)"
-        )
-    if terms.measures:
-        return
-    if file.limits.epsilon is None:
+    _check_honest(file, dp)
+    if terms.measures or file.limits.epsilon is None:
         return
     if dp is None:
         raise UserError(
@@ -102,11 +95,7 @@ def check_measured(file: SiloFile, terms: Agreement) -> MeasuredLine | None:
                 "--evaluate-dp=exact (limits.exact_evaluation in its silo.toml)"
             )
         return None
-    if dp.honest > limits.honest:
-        raise UserError(
-            f"the run shares noise among {dp.honest} silos, {file.name} allows {limits.honest} "
-            "(limits.honest in its silo.toml)"
-        )
+    _check_honest(file, dp)
     before = [
         one for one in _read(file.folder / EVALUATIONS, MeasuredLine) if one.data == terms.data
     ]
@@ -124,6 +113,15 @@ def check_measured(file: SiloFile, terms: Agreement) -> MeasuredLine | None:
             "(limits.evaluation_epsilon in its silo.toml)"
         )
     return line
+
+
+def _check_honest(file: SiloFile, dp: DP | None) -> None:
+    """Refuse noise that more silos share than this one trusts."""
+    if dp is not None and dp.honest > file.limits.honest:
+        raise UserError(
+            f"the run shares noise among {dp.honest} silos, {file.name} allows "
+            f"{file.limits.honest} (limits.honest in its silo.toml)"
+        )
 
 
 def told(file: SiloFile, data: str) -> float:

@@ -348,6 +348,17 @@ def read(path: Path) -> Agreement:
             raise UserError(f"this is not the {AGREEMENT} of a run's folder") from None
 
 
+def of_run(folder: Path) -> Agreement:
+    """Return the terms in the folder of a run between machines."""
+    try:
+        text = read_regular(folder / AGREEMENT).decode(errors="replace")
+    except OSError:
+        raise UserError(
+            f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
+        ) from None
+    return parse(text)
+
+
 def _recipe(values: object) -> Recipe[Method]:
     """Return the recipe in the terms of a run. Its method is one of the library: no other party
     names code to load.
