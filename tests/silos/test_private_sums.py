@@ -137,7 +137,7 @@ def test_a_mean_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 def add(agreed: Any, before: Handoff | None = None) -> bytes:
-    arguments = wire.encode((INITIAL, None, before))
+    arguments = wire.encode((INITIAL, before))
     ask = Ask("task", agreed.text(), task="add", length=len(arguments), eager=True)
     return pack(ask, (arguments, b""))
 
