@@ -333,7 +333,7 @@ def outline(
     nobody = _Nobody(absent, most, size)
     transfers: list[Transfer] = []
     fed = Fed(clients, nobody, setup.seed, transfers.append, setup)
-    begin = end = method.start() if state is None else state
+    begin = end = state or method.start()
     try:
         for end, _ in stepped(method, fed, nobody, begin, transfers.append):  # noqa: B007
             pass

@@ -386,7 +386,8 @@ class Prepared:
         )
         if not named or torch.get_default_device().type != "cpu":
             return self.make()
-        key = f"{self} {Path(self.pretrained).stat().st_mtime_ns if Path(self.pretrained).is_file() else 0}"
+        file = Path(self.pretrained)
+        key = f"{self} {file.stat().st_mtime_ns if file.is_file() else 0}"
         # reading a large file takes long
         if key not in _made:
             _made.clear()

@@ -300,7 +300,7 @@ def fit(
         Diverged: a loss or a weight became NaN or infinite; the message says where.
     """
     training, network = bench.training, bench.network
-    objective = TaskLoss(bench.task) if objective is None else objective
+    objective = objective or TaskLoss(bench.task)
     if bench.private and not isinstance(objective, TaskLoss):
         raise UserError(
             f"{bench.where}: the method trains on a loss of its own, for which --dp promises "
