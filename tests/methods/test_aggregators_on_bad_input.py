@@ -32,7 +32,7 @@ from ekiden.methods.one_shot.ot_fusion import align, transport
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 METHODS: list[Method] = [
     Average(epochs=2),
-    Average(epochs=2, weighting="samples", running_variances="mixture"),
+    Average(epochs=2, weighting="samples"),
     Average(epochs=2, combine_heads="class-wise", init="different"),
     Average(epochs=2, combine_heads="class-counts"),
     *(
@@ -44,7 +44,7 @@ METHODS: list[Method] = [
     OTFusion(epochs=2, sinkhorn=0.1),
     MAEcho(epochs=2, iterations=5),
     MAEcho(epochs=2, iterations=5, normalise=True, init="different", align=True, ranks="1"),
-    MAEcho(epochs=2, iterations=5, weighting="qp", projector="closed", decentralised=True),
+    MAEcho(epochs=2, iterations=5, weighting="qp", projector="closed"),
     MAEcho(
         epochs=2,
         iterations=5,

@@ -1,10 +1,8 @@
 """FedSeq: exact numbers on quadratics."""
 
 import pytest
-import torch
-from torch import nn
 
-from ekiden import FederatedData, Hardware, Training, run
+from ekiden import Training
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.transport import Transfer
 from ekiden.core.engine.wire import Ref
@@ -40,19 +38,3 @@ def test_messages(clients: int, rounds: int, sends: int) -> None:
     method = FedSeq(rounds=rounds, epochs=1)
     chain(method, (1.0,) * clients, lr=0.1, ledger=ledger)
     assert method.cost(clients, 1) == sends == len(ledger)
-
-
-@pytest.mark.parametrize(("steps", "alike"), [(1, True), (2, False)])
-def test_alignment_is_with_a_copy_that_training_leaves_behind(
-    blobs: FederatedData, steps: int, alike: bool
-) -> None:
-    training = Training(lr=0.05, batch_size=16, max_steps=steps, select="last")
-    plain, aligned = (
-        run(
-            method, blobs, lambda: nn.Linear(4, 3), training=training, hardware=Hardware(threads=1)
-        ).weights
-        for method in (FedSeq(epochs=1), FedSeq(epochs=1, align_previous=1.0))
-    )
-    assert plain is not None
-    assert aligned is not None
-    assert torch.equal(plain.params, aligned.params) is alike

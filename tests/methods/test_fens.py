@@ -55,7 +55,9 @@ def client(m: int, seed: int, members: int = 2, classes: int = 3) -> Any:
     draw = torch.Generator().manual_seed(seed)
     answers = 2 * torch.randn(m, members, classes, generator=draw)
     held = HeldOut(torch.arange(m), torch.arange(m) % classes, answers)
-    return SimpleNamespace(state=held, classes=classes, seed=lambda *parts: 7)
+    return SimpleNamespace(
+        state=held, classes=classes, generator=lambda purpose: torch.Generator().manual_seed(7)
+    )
 
 
 class Federation(Table):

@@ -163,7 +163,7 @@ def test_what_a_family_does_not_explain_is_refused() -> None:
             run(GLM(family=family), held(label, rows))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="negative or a fraction, and counts are not"):
         run(GLM(family="poisson"), held("days", rows, days=cohort()["days"] - 100))
-    with pytest.raises(UserError, match="linear network of its own"):
+    with pytest.raises(UserError, match="a model of its own"):
         run(GLM(), held("died", rows), "table_mlp")
 
 

@@ -116,6 +116,10 @@ class Silo:
         """Always the same."""
         return 7
 
+    def generator(self, purpose: str) -> torch.Generator:
+        """Always the same."""
+        return torch.Generator().manual_seed(7)
+
     def unit(self) -> Tensor:
         """Any input works."""
         return torch.ones(1, 1)
@@ -162,6 +166,15 @@ class Table:
     def call(self, task: Callable[..., Any], client: str, *args: Any) -> Any:
         """Execute the task now; its value is used as its Ref."""
         return task(self.silos[client], *args)
+
+    def call_all(self, task: Callable[..., Any], *args: Any) -> Any:
+        """Execute the task at all clients."""
+        return tuple(self.call(task, client, *args) for client in self.clients)
+
+    def call_each(self, task: Callable[..., Any], own: Sequence[Any], *args: Any) -> Any:
+        """Execute the task at all clients, each with its value."""
+        pairs = zip(self.clients, own, strict=True)
+        return tuple(self.call(task, client, value, *args) for client, value in pairs)
 
     def get(self, wanted: Any) -> Any:
         """The values themselves."""

@@ -59,7 +59,7 @@ pytest.importorskip("cryptography", reason="needs the extra flower: pip install 
 from ekiden.silos.trust import keys
 
 LIMITS = '[limits]\nlevel = "models"\nmethods = ["fedseq", "fedavg", "dfedavgm", "local"]\n'
-TRAIN = {"fedseq": (INITIAL, None), "fedavg": (INITIAL, 0)}
+TRAIN = {"fedseq": (INITIAL,), "fedavg": (INITIAL, 0)}
 
 
 def federation(folder: Path, more: str = "") -> tuple[FakeNodes, dict[str, str]]:
@@ -258,7 +258,7 @@ def test_a_silo_trains_no_model_of_the_servers_where_silos_may_be_skipped(tmp_pa
     nodes, _ = finished(tmp_path, absent="skip")
     attacker = Attacker(nodes, replace(terms_in(nodes), run=secrets.token_hex(8)))
     crafted = wire.decode(given_in(nodes, 102, "2-0-train"), Weights)
-    answer, body = attacker.task(102, 2, (crafted, None), readers=(attacker.reader(),))
+    answer, body = attacker.task(102, 2, (crafted,), readers=(attacker.reader(),))
     assert attacker.opened(102, answer, body, "2-0-train") == []
     assert "fedseq does not ask this of client-2 in step 3" in answer.error
 
@@ -268,9 +268,7 @@ def test_the_result_is_never_the_work_of_one_silo(tmp_path: Path) -> None:
     nodes, _ = finished(tmp_path, absent="skip")
     attacker = Attacker(nodes, replace(terms_in(nodes), run=secrets.token_hex(8)))
     absent = ((0, "client-0"), (1, "client-1"))
-    answer, body = attacker.task(
-        102, 2, (INITIAL, None), readers=(attacker.reader(),), absent=absent
-    )
+    answer, body = attacker.task(102, 2, (INITIAL,), readers=(attacker.reader(),), absent=absent)
     assert attacker.opened(102, answer, body, "2-0-train") == []
     assert "the result would be the work of client-2 alone" in answer.error
 
@@ -280,9 +278,7 @@ def test_two_silos_told_of_other_absences_do_not_work_together(tmp_path: Path) -
     nodes, _ = finished(tmp_path, absent="skip")
     attacker = Attacker(nodes, replace(terms_in(nodes), run=secrets.token_hex(8)))
     third = attacker.as_reader(102, 2)
-    answer, sealed = attacker.task(
-        101, 1, (INITIAL, None), readers=(third,), absent=((0, "client-0"),)
-    )
+    answer, sealed = attacker.task(101, 1, (INITIAL,), readers=(third,), absent=((0, "client-0"),))
     assert answer.error == ""
     for absent, said in (((), "is broken"), (((0, "client-0"),), "")):
         part = ParcelPart("client-1", "1-0-train", len(sealed), answer.locks[0])
@@ -291,7 +287,7 @@ def test_two_silos_told_of_other_absences_do_not_work_together(tmp_path: Path) -
             attacker.terms.text(),
             **known(step=2, task="train", parts=(part,), absent=absent),
         )
-        args = wire.encode((Ref("client-1", "1-0-train"), None))
+        args = wire.encode((Ref("client-1", "1-0-train"),))
         data, (lock,) = attacker.party.seal(Encoded.of(args), arguments_key(ask), (third,))
         full = pack(replace(ask, length=len(data), lock=lock), (data, sealed))
         assert said in unpack(nodes.silo(102).answer(full), Answer)[0].error
@@ -309,7 +305,7 @@ def test_the_server_reads_one_result_of_a_run(tmp_path: Path) -> None:
     part = ParcelPart("client-0", "0-0-train", len(sealed), answer.locks[0])
     given: dict[str, Any] = {"parts": (part,), "absent": absent, "readers": (attacker.reader(),)}
     ask = Ask("task", attacker.terms.text(), **known(step=2, task="train", eager=True, **given))
-    args = Encoded.of(wire.encode((Ref("client-0", "0-0-train"), None)))
+    args = Encoded.of(wire.encode((Ref("client-0", "0-0-train"),)))
     data, (lock,) = attacker.party.seal(args, arguments_key(ask), (third,))
     full = pack(replace(ask, length=len(data), lock=lock), (data, sealed))
     answer, body = unpack(nodes.silo(102).answer(full), Answer)
@@ -654,7 +650,7 @@ def test_invented_silos_get_nothing_and_leave_nothing(peers: bool, tmp_path: Pat
                 text = sealing.key_text(agreed.run, agreed.clients[1], key)
                 proof = keys.sign(tmp_path / "ghost.key", sealing.KEY, text)
                 readers = (Reader(agreed.clients[1], 1, key, proof),)
-            answer, body = attacker.task(100, 0, (INITIAL, None), readers=readers)
+            answer, body = attacker.task(100, 0, (INITIAL,), readers=readers)
             assert not body
         assert answer.error
         assert files_of(tmp_path / "client-0-silo") == []

@@ -85,10 +85,10 @@ def test_a_coordinator_who_knows_the_seed_does_not_know_the_noise(
     setup = PRIVATE.setup(replace(dataset, mean=PRIVATE.mean, std=PRIVATE.std), file.hardware)
     worker = Worker(setup, {client.name: client})
     guess = worker.execute(
-        Job(0, 0, client.name, "train", (model(PRIVATE), None)), FolderJournal(tmp_path / "j")
+        Job(0, 0, client.name, "train", (model(PRIVATE),)), FolderJournal(tmp_path / "j")
     )
     assert not torch.equal(guess.value.params, told.params)
-    again = worker.execute(Job(0, 0, client.name, "train", (model(PRIVATE), None)))
+    again = worker.execute(Job(0, 0, client.name, "train", (model(PRIVATE),)))
     assert torch.equal(guess.value.params, again.value.params)  # a simulation repeats
     elsewhere = silo_file(tmp_path / "elsewhere", "client-0")
     assert not torch.equal(given(elsewhere, task(PRIVATE, eager=True)).params, told.params)

@@ -411,7 +411,7 @@ class Undeclared(FedSeq):
     """A stranger's method: its task is another one than the declared one of its parent."""
 
     @on_client
-    def train(self, client: Any, model: Weights, origin: Weights | None = None) -> Weights:
+    def train(self, client: Any, model: Weights) -> Weights:
         return model
 
 
@@ -540,7 +540,7 @@ def test_a_coordinator_that_scales_images_otherwise_gets_no_sums(
     file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
     method = FedGram(width=130, dictionary="seed", min_active=10)
     agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method), mean=(mean,), std=(std,))
-    arguments = wire.encode((INITIAL, None, None))
+    arguments = wire.encode((INITIAL, None))
     asked = pack(
         Ask("task", agreed.text(), task="add", length=len(arguments), eager=True), (arguments, b"")
     )

@@ -243,7 +243,7 @@ def test_a_network_of_the_silos_own_does_not_come_out(tmp_path: Path) -> None:
         with pytest.raises(
             wire.WireError
         ):  # no key to seal for: it greets nobody under these terms
-            thief.task(100, 0, (INITIAL, None), readers=(thief.reader(),))
+            thief.task(100, 0, (INITIAL,), readers=(thief.reader(),))
         answer, body = thief.ask(100, "hello")
         assert "has other values" in answer.error
         assert body == b""

@@ -104,7 +104,7 @@ def said(file: SiloFile, data: bytes) -> str:
 def task(
     agreed: Agreement = TERMS, model: Any = INITIAL, extra: bytes = b"", **changes: Any
 ) -> bytes:
-    arguments = wire.encode((model, None))  # FedSeq without GLAM
+    arguments = wire.encode((model,))
     ask = Ask("task", agreed.text(), task="train", length=len(arguments))
     return pack(replace(ask, **changes), (arguments, extra))
 
@@ -300,7 +300,7 @@ def test_a_value_that_the_message_lacks(file: SiloFile) -> None:
 def test_epochs_are_counted_over_a_whole_task(tmp_path: Path) -> None:
     file = silo_file(tmp_path, "client-0", "[limits]\nepochs = 5\n")
     agreed = terms(FedELMY(models=3, epochs=2, warmup=0))
-    arguments = wire.encode((INITIAL, None))
+    arguments = wire.encode((INITIAL,))
     ask = Ask("task", agreed.text(), task="extend_pool", length=len(arguments))
     assert "more epochs than client-0 allows" in said(file, pack(ask, (arguments,)))
     agreed = terms(FedELMY(models=2, epochs=2, warmup=0), run="fedcba9876543210")

@@ -105,9 +105,8 @@ SORTS: dict[str, tuple[type[Method], ...]] = {
 }
 """All methods of the library by kind, in the order of `ekiden run --help`."""
 
-METHODS = tuple(
-    method for sort in SORTS.values() for method in sort
-)  # The same, in the order of `ekiden list`
+# The same, in the order of `ekiden list`
+METHODS = tuple(method for sort in SORTS.values() for method in sort)
 
 
 def method_named(name: str) -> type[Method]:
@@ -123,9 +122,8 @@ def method_named(name: str) -> type[Method]:
     """
     if name.lower().endswith(LAP):
         return lapped(method_named(name[: -len(LAP)]))
-    plain = (
-        name.lower().replace("-", "").replace("_", "")
-    )  # fedelmy-parallel, as in the documents, is fedelmyparallel
+    # fedelmy-parallel, as in the documents, is fedelmyparallel
+    plain = name.lower().replace("-", "").replace("_", "")
     for method in METHODS:
         if method.title() == plain:
             return method
@@ -192,13 +190,13 @@ def among(method: Method, clients: Sequence[str]) -> Method:
 
 def check_needs(method: Method, dataset: Dataset) -> None:
     """Refuse a method that needs what the data do not offer."""
-    offers, task = dataset.offers, dataset.task.kind
+    offers = dataset.offers
+    task = dataset.task.kind
     missing = method.needs - offers
     if isinstance(method, Trees) and dataset.inputs.kind == "images":
         tell(
             "each pixel is a column of the trees, which know nothing of its place: compare with "
-            "fedgram, which sees "
-            "patches of the images"
+            "fedgram, which sees patches of the images"
         )
     if not missing:
         return

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ekiden
 from ekiden import DP, Training, UserError
+from ekiden.authoring import Client, Weights, on_client
 from ekiden.core.data.samples import FederatedData
 from ekiden.core.training.network import Network
 from ekiden.core.training.private import (
@@ -29,6 +30,7 @@ from ekiden.core.training.private import (
     spent_epsilon,
 )
 from ekiden.methods import METHODS, FedAvg, FedSeq
+from ekiden.methods.blocks.glam import alignment
 from ekiden.runs.recipe import Recipe
 
 KEY = bytes(range(32))
@@ -327,10 +329,12 @@ def test_methods_with_a_guarantee_read_samples_in_training_only(
 
 def test_a_task_that_reads_samples_is_stopped(few: FederatedData) -> None:
     class Reads(FedSeq):
-        def fits(self) -> tuple[int, ...]:
-            return (self.epochs,)
+        @on_client(gives="model")
+        def train(self, client: Client, model: Weights) -> Weights:
+            compares = alignment(client, None, model, 1.0, 0.0)
+            return client.fit(model, epochs=self.epochs, objective=compares)
 
-    reads = Reads(epochs=1, align_previous=1.0)  # its loss compares outputs
+    reads = Reads(epochs=1)
     with pytest.raises(UserError, match="a loss of its own, for which"):
         run(few, method=reads)
 

@@ -178,7 +178,7 @@ def test_every_pass_at_a_client_is_counted(kind: type[Method]) -> None:
         (FedTasuki, {"rounds": 2, "statistics": True, "recall": 0.3, "widen": 0.2}, Plain, {}),
         (FedTasuki, {}, Tiny, {"optimizer": "sam"}),
         (MAEcho, {"projector": "closed"}, Plain, {}),
-        (MAEcho, {"form": "paper", "step": 1.0, "decentralised": True, "align": True}, Plain, {}),
+        (MAEcho, {"form": "paper", "step": 1.0, "align": True}, Plain, {}),
         (FedFisher, {"curvature": "diagonal", "fisher": "sampled"}, Plain, {}),
         (FedFisher, {"fisher": "given"}, Tiny, {}),
         (FedLPA, {"fisher": "expected"}, Plain, {}),
@@ -187,7 +187,7 @@ def test_every_pass_at_a_client_is_counted(kind: type[Method]) -> None:
         (FedOV, {}, Plain, {"optimizer": "sam"}),
         (MetaFed, {"distill_above": 0.0}, Tiny, {}),
         (MetaFed, {"distill_above": 1.0}, Tiny, {}),
-        (FedELMY, {"align_previous": 1.0, "align_global": 1.0}, Tiny, {}),
+        (FedELMY, {"form": "released"}, Tiny, {}),
         (UAPDFL, {"threshold": 0.0}, Tiny, {"select": "last"}),
         *(
             pytest.param(

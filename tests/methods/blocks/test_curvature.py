@@ -17,7 +17,6 @@ from ekiden.methods.one_shot.blocks.curvature import (
     diagonal,
     half,
     kronecker,
-    length,
     moments,
     refuse,
     whole,
@@ -231,7 +230,7 @@ def test_half_a_matrix_travels() -> None:
     symmetric = (x + x.T).double()
     sent = half(symmetric)
     assert sent.dtype == torch.float32
-    assert len(sent) == length(5) == 15
+    assert len(sent) == 15
     assert torch.equal(whole(sent, 5), symmetric.float().double())
     with pytest.raises(UserError, match=r"\(15,\) numbers do not fit a symmetric matrix of 6 rows"):
         whole(sent, 6)

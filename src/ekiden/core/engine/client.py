@@ -133,6 +133,10 @@ class ClientNetwork:
         """Return a seed for this task's own randomness, the same before and after a crash."""
         return derive(self._seed, *parts)
 
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return a generator, on the CPU, for this task's own randomness."""
+        return torch.Generator().manual_seed(self.seed(purpose))
+
 
 class Client(ClientNetwork):
     """A client as a task sees it: its data, its state, and training.
@@ -273,7 +277,7 @@ class Client(ClientNetwork):
         """Return the gradient (P,) of the loss at `model` on one batch of training data, which each
         task draws.
         """
-        draw = torch.Generator().manual_seed(self.seed("gradient"))
+        draw = self.generator("gradient")
         rows = torch.randperm(self.n, generator=draw)[: self.training.batch_size]
         train = self.data.train
         return fitting.gradient(self._bench, model, Subset(train.samples, train.rows[rows]))
@@ -292,7 +296,7 @@ class Client(ClientNetwork):
         with the batches. Unless they are shuffled, the batches are the same in every step.
         """
         subset = self.data.train if subset is None else subset
-        draw = torch.Generator().manual_seed(self.seed("batches"))
+        draw = self.generator("batches")
         order = (
             torch.randperm(len(subset), generator=draw) if shuffle else torch.arange(len(subset))
         )

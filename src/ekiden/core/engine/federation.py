@@ -130,6 +130,17 @@ class Fed:
         """
         return self._call(task, client, args)
 
+    def call_all(self, task: Callable[..., T], *args: Any) -> tuple[Ref[T], ...]:
+        """Ask every client to do `task`; see `call`."""
+        return tuple(self.call(task, client, *args) for client in self.clients)
+
+    def call_each(
+        self, task: Callable[..., T], own: Sequence[Any], *args: Any
+    ) -> tuple[Ref[T], ...]:
+        """Ask every client to do `task`, each with its value of `own` as the first argument."""
+        pairs = zip(self.clients, own, strict=True)
+        return tuple(self.call(task, client, value, *args) for client, value in pairs)
+
     def _call(
         self,
         task: Callable[..., T],

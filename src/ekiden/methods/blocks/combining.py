@@ -42,8 +42,7 @@ def refuse(rule: Rule, models: int, faulty: int, *, weighted: bool) -> None:
     if models < least:
         raise UserError(
             f"--combine {rule} with --faulty {faulty} needs {least} models, there are {models}: "
-            "lower --faulty, or ask "
-            "more clients"
+            "lower --faulty, or ask more clients"
         )
 
 
@@ -120,16 +119,16 @@ def _krum(points: Tensor, faulty: int) -> int:
 
 def _weiszfeld(models: Sequence[Weights], weights: Sequence[float]) -> list[float]:
     """Return the weights with which the mean of the models is their geometric median."""
-    start = _by_coordinate(
-        models, (len(models) - 1) // 2
-    ).params  # a mean may be so far off that steps are lost
+    # A mean may be so far off that steps are lost.
+    start = _by_coordinate(models, (len(models) - 1) // 2).params
     found = list(weights)
     centre = start
     for _ in range(_STEPS):
         away = [float(distance(m.params, centre)) ** 0.5 for m in models]
         found = [w / max(_SMOOTH, length) for w, length in zip(weights, away, strict=True)]
         moved = mean(models, found).params
-        step, centre = float((moved - centre).norm()), moved
+        step = float((moved - centre).norm())
+        centre = moved
         if step <= _SMOOTH * float(centre.norm()):
             break
     return found
@@ -156,11 +155,11 @@ def class_mean(
             f"layer has {layout.classes} outputs: call the classifier `head`"
         )
     params = result.params.clone()
-    total, head = torch.zeros(layout.classes, dtype=torch.float64), layout.head
+    total = torch.zeros(layout.classes, dtype=torch.float64)
+    head = layout.head
     rows = torch.zeros_like(head.matrix(params))
-    for model, share in zip(
-        models, shares.double(), strict=True
-    ):  # a running mean: equal rows stay as they are
+    # A running mean: equal rows stay as they are.
+    for model, share in zip(models, shares.double(), strict=True):
         total += share
         rows.lerp_(
             head.matrix(model.params),

@@ -56,7 +56,9 @@ class Distillation(Objective):
         (answers,) = given
         own = self.asks(len(x))
         if own < len(x):
-            x, start = x.clone(), own  # unlike concatenation, keeps the memory layout
+            # Unlike concatenation, keeps the memory layout.
+            x = x.clone()
+            start = own
             for share, invent in self.invented:
                 end = start + int(share * len(x))
                 if end > start:
@@ -67,7 +69,8 @@ class Distillation(Objective):
             y = y[:own]
         if self.task.kind != "classification":
             return self._of_task(forward(x).float(), y, answers)
-        logits, target = forward(x).float(), answers / self.temperature
+        logits = forward(x).float()
+        target = answers / self.temperature
         soft = logits / self.temperature
         d = own * divergence(soft[:own], target[:own], y, self.form)
         if own < len(x):
@@ -78,7 +81,8 @@ class Distillation(Objective):
         """Return the same loss for another task, D being its distance; the first outputs have
         labels y.
         """
-        own, rest = len(y), len(outputs) - len(y)
+        own = len(y)
+        rest = len(outputs) - len(y)
         d = own * self.task.distance(outputs[:own], answers[:own], self.temperature)
         if rest:
             d = d + rest * self.task.distance(outputs[own:], answers[own:], self.temperature)

@@ -2,13 +2,12 @@
 of two others.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.authoring import INITIAL, Client, Forward, Model, Objective, State, Task, Weights
+from ekiden.authoring import Client, Forward, Objective, Task, Weights
 from ekiden.core.tasks import Classification
 
 
@@ -84,29 +83,12 @@ def aligned(
     log_p = F.log_softmax(logits, dim=1)
     loss = F.nll_loss(log_p, y)
     if reference is not None:
-        loss = (
-            loss - rho * (F.softmax(reference, dim=1) * log_p).sum(1).mean()
-        )  # L_ag = -Σ p_g log p
+        # L_ag = -Σ p_g log p.
+        loss = loss - rho * (F.softmax(reference, dim=1) * log_p).sum(1).mean()
     if previous is not None:
         log_q = F.log_softmax(previous, dim=1)
         loss = loss + tau * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1).mean() / 2
     return loss
-
-
-@dataclass(frozen=True)
-class Passing(State):
-    """The state with w_g, the model with which a pass over the clients began, and the number of
-    that pass.
-    """
-
-    origin: Model | None = INITIAL
-    begun: int = -1
-
-    def in_pass(self, number: int) -> Self:
-        """Return the state with this pass's w_g: the model at its first hop that is not left
-        out.
-        """
-        return self if self.begun == number else replace(self, origin=self.model, begun=number)
 
 
 def alignment(
@@ -118,10 +100,3 @@ def alignment(
     if w_g is None and w_p is None:
         return client.loss
     return GLAM(w_g, w_p, tau, rho, client.task)
-
-
-def transfers(clients: int, rounds: int, align_global: float) -> int:
-    """Return how many models move: T·N - 1 hand-overs, and from the second pass on w_g to clients
-    that lack it.
-    """
-    return rounds * clients - 1 + ((rounds - 1) * max(clients - 2, 0) if align_global else 0)

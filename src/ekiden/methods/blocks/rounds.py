@@ -3,7 +3,8 @@ also in fixed point.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
@@ -26,8 +27,10 @@ from ekiden.authoring import (
     Traits,
     UserError,
     Weights,
+    on_client,
 )
 from ekiden.core.base.sums import FRACTION, fixed, real
+from ekiden.core.engine.federation import in_order
 from ekiden.core.engine.method import Gives, HasModel
 from ekiden.core.training.fit import kept
 from ekiden.core.training.weights import distance
@@ -50,6 +53,16 @@ def every_round(method: Any) -> tuple[int, ...]:
     """Implement `Method.fits` for methods whose clients train once in a round."""
     fits: tuple[int, ...] = (method.epochs,) * method.rounds
     return fits
+
+
+class OrderedMethod(Method):
+    """A method that goes from client to client, in an order that the user may name."""
+
+    order: str
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse an order that does not name the clients."""
+        in_order(self.order, clients)
 
 
 class ParallelMethod(Method):
@@ -159,31 +172,6 @@ def sample_weight(client: Client, weighting: Weighting) -> float:
     return float(client.n) if weighting == "samples" else 1.0
 
 
-def combined(
-    fed: Fed,
-    asked: Mapping[str, Ref[Reply]],
-    start: Weights,
-    rule: Rule,
-    faulty: int,
-    longest: float,
-) -> Weights:
-    """Return one model from the replies to `start`, by a rule of `combining`; note who stood out.
-
-    A mean needs one reply at a time in memory, other rules all of them.
-    """
-    if rule == "mean" and not longest:
-        middle = RunningMean()
-        for model, weight in fed.each(asked.values(), at_least=1):
-            middle.add(model, weight)
-            del model
-        return middle.model
-    replies = arrived(fed, asked)
-    models = shortened(fed, {k: r.model for k, r in replies.items()}, start, longest)
-    result = combine(list(models.values()), [r.weight for r in replies.values()], rule, faulty)
-    note_apart(fed, rule, models, result)
-    return result
-
-
 def shortened(
     fed: Fed, models: Mapping[str, Weights], start: Weights, longest: float
 ) -> dict[str, Weights]:
@@ -212,11 +200,9 @@ def _apart(model: Weights, other: Weights) -> float:
     return math.sqrt(float(distance(model.params, other.params)))
 
 
-def refuse_rule(
-    rule: Rule, clients: int, participation: float, faulty: int, weighting: Weighting
-) -> None:
-    """Refuse a rule that the clients of a round, or weights by samples, do not go with."""
-    refuse(rule, participants(clients, participation), faulty, weighted=weighting == "samples")
+def or_zero(kept: Tensor | None, like: Tensor) -> Tensor:
+    """Return what was kept; before the first round that is 0."""
+    return torch.zeros_like(like) if kept is None else kept
 
 
 def server_step(model: Weights, target: Weights, lr: float) -> Weights:
@@ -277,7 +263,8 @@ class Corrected:
         noted = grad
         if self.clip_norm:
             share = kept(grad + self.slope, self.clip_norm)
-            noted = share * grad - (1 - share) * self.slope  # s·(g + slope) = noted + slope
+            # s·(g + slope) = noted + slope
+            noted = share * grad - (1 - share) * self.slope
         self.progress["sum"].add_(noted).add_(params, alpha=self.weight_decay)
         self.progress["steps"] += 1
         grad.add_(self.slope)
@@ -295,9 +282,8 @@ def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
     """
     velocity = distance = 0.0
     for _ in range(steps):
-        velocity = (
-            momentum * velocity + 1 - pull * distance
-        )  # the proximal term pulls back by η·μ·distance
+        # The proximal term pulls back by η·μ·distance.
+        velocity = momentum * velocity + 1 - pull * distance
         distance += velocity
     return distance
 
@@ -370,7 +356,8 @@ class ModelSums:
         params, buffers, counters, *others = (
             a + b for a, b in zip(self._tensors(), other._tensors(), strict=True)
         )
-        weight, clients = self.weight + other.weight, self.clients + other.clients
+        weight = self.weight + other.weight
+        clients = self.clients + other.clients
         return ModelSums(params, buffers, counters, tuple(others), weight, clients)
 
     @property
@@ -423,11 +410,74 @@ def secure_size(model: Size, *others: int) -> int:
     return 8 * (len(values.params) + len(values.buffers) + len(values.counters) + sum(others) + 2)
 
 
-def refuse_single(secure: bool, rule: Rule, longest: float) -> None:
-    """Refuse what the server does with single models, if it gets their sum alone."""
-    if secure and (rule != "mean" or longest):
-        what = f"--combine {rule}" if rule != "mean" else "--clip-update"
-        raise UserError(
-            f"{what} needs single models, --secure shows the server only their sum: leave out one "
-            "of them"
-        )
+class RobustMethod(ParallelMethod):
+    """A method of rounds whose server combines models by a rule, and may limit their steps."""
+
+    weighting: Weighting
+    combine: Rule
+    faulty: int
+    clip_update: float
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse a rule that needs more clients per round, or that weights do not go with."""
+        m = participants(len(clients), self.participation)
+        refuse(self.combine, m, self.faulty, weighted=self.weighting == "samples")
+
+    def combined(self, fed: Fed, asked: Mapping[str, Ref[Reply]], start: Weights) -> Weights:
+        """Return one model from the replies to `start`; note who stood out."""
+        # A mean needs one reply at a time in memory, other rules all of them.
+        if self.combine == "mean" and not self.clip_update:
+            middle = RunningMean()
+            for model, weight in fed.each(asked.values(), at_least=1):
+                middle.add(model, weight)
+                del model
+            return middle.model
+        replies = arrived(fed, asked)
+        models = shortened(fed, {k: r.model for k, r in replies.items()}, start, self.clip_update)
+        weights = [reply.weight for reply in replies.values()]
+        result = combine(list(models.values()), weights, self.combine, self.faulty)
+        note_apart(fed, self.combine, models, result)
+        return result
+
+
+class AveragingMethod(RobustMethod, SecureMethod):
+    """A method of rounds in which the server averages models, or takes their sum alone."""
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse a rule that needs more clients per round, or single models if only their sum is
+        there.
+        """
+        super().check(clients)
+        single = f"--combine {self.combine}" if self.combine != "mean" else "--clip-update"
+        if self.secure and (self.combine != "mean" or self.clip_update):
+            raise UserError(
+                f"{single} needs single models, --secure shows the server only their sum: leave out "
+                "one of them"
+            )
+
+    def averaged(self, fed: Fed, model: Weights, round: int) -> Weights:
+        """Return what the clients of a round make of `model`, combined."""
+        chosen = sample(fed, self.participation)
+        if self.secure:
+            return fed.sum(self.add, chosen, model, round, len(chosen), at="server").mean(model)
+        return self.combined(fed, {k: fed.call(self.train, k, model, round) for k in chosen}, model)
+
+    @abstractmethod
+    def train(self, client: Client, model: Weights, round: int) -> Reply:
+        """Train from the global model."""
+
+    @on_client(gives=together)
+    def add(
+        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
+    ) -> ModelSums:
+        """Train like `train`, and add the result to the sum."""
+        reply = self.train(client, model, round)
+        own = ModelSums.of(clients, reply.model, reply.weight)
+        return client.added(before, own, (model, round, clients))
+
+    def cost(self, clients: int, model: Size) -> int:
+        """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round; 8 bytes a
+        value up if secure.
+        """
+        up = secure_size(model) if self.secure else model + 8
+        return self.replies(clients) * (model + up)

@@ -15,7 +15,6 @@ from ekiden.authoring import (
     Count,
     CountOrZero,
     Fed,
-    Method,
     NonNegative,
     Penalty,
     State,
@@ -24,9 +23,8 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.core.engine.federation import in_order
 from ekiden.core.training.weights import distance, piece
-from ekiden.methods.blocks.glam import Passing, alignment, transfers
+from ekiden.methods.blocks.rounds import OrderedMethod
 
 Measure = Literal["l2", "squared_l2", "l1", "cosine"]
 """Distance between two models: the text uses l2 and compares it with the others (Fig. 8 or 9, by
@@ -34,7 +32,7 @@ version)."""
 
 
 @dataclass(frozen=True)
-class FedELMY(Method):
+class FedELMY(OrderedMethod):
     """One-shot sequential federated learning with a pool of diverse models at each client.
 
     Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot
@@ -51,7 +49,7 @@ class FedELMY(Method):
     of magnitude below the loss); it measures no worse on PACS and better on digits. `form =
     "released"` computes the distances as the authors' code does: squared, with the start point as a
     member of the pool, and with one divisor for both, taken from d2. Gradients of both distances
-    are in closed form. Beyond the paper: GLAM, the loss of SPFL.
+    are in closed form.
     """
 
     models: Count = 5
@@ -76,32 +74,17 @@ class FedELMY(Method):
     form always uses squared_l2"""
     average_start: bool = True
     """count the received model as a member of the pool that is averaged"""
-    align_previous: NonNegative = 0.0
-    """τ, weight of GLAM's alignment with the received model (see SPFL)"""
-    align_global: NonNegative = 0.0
-    """ρ, weight of GLAM's alignment with the model that the round began with"""
 
     traits = Traits(skips=True)  # a hop is left out
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse an order that does not name the clients."""
-        in_order(self.order, clients)
-
-    def start(self) -> Passing:
-        """Start before the first pass."""
-        return Passing()
-
-    def run(self, fed: Fed, s: Passing) -> Iterator[State]:
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]
             model = s.model
             if s.model == INITIAL and self.warmup:
                 model = fed.call(self.warm_up, client, model)
-            if self.align_global:
-                s = s.in_pass(round)
-            origin = s.origin if self.align_global and s.origin != model else None
-            s = s.next(model=fed.call(self.extend_pool, client, model, origin))
+            s = s.next(model=fed.call(self.extend_pool, client, model))
             yield s
 
     @on_client(gives="model")
@@ -110,17 +93,13 @@ class FedELMY(Method):
         return client.fit(model, epochs=self.warmup)
 
     @on_client(gives="model")
-    def extend_pool(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
+    def extend_pool(self, client: Client, model: Weights) -> Weights:
         """Train S models, each from the mean of those before (Algorithm 1, at each client)."""
-        pool, origin = (
-            [model],
-            model if origin is None else origin,
-        )  # the first client of a round receives it
-        objective = alignment(client, origin, model, self.align_previous, self.align_global)
+        pool = [model]
         for _ in range(self.models):
             start = mean(pool)
             penalty = self.diversity(pool, start)
-            pool.append(client.fit(start, epochs=self.epochs, penalty=penalty, objective=objective))
+            pool.append(client.fit(start, epochs=self.epochs, penalty=penalty))
         return mean(pool if self.average_start else pool[1:])
 
     def diversity(self, pool: list[Weights], start: Weights) -> Penalty | None:
@@ -129,7 +108,8 @@ class FedELMY(Method):
             return None
         if self.form == "released":
             if len(pool) == 1 and self.alpha == self.beta:
-                return None  # the two pulls cancel
+                # The two pulls cancel.
+                return None
             return Released(pool[0].params, start.params, self.alpha, self.beta)
         return Paper([m.params for m in pool], start.params, self.measure, self.alpha, self.beta)
 
@@ -138,14 +118,15 @@ class FedELMY(Method):
         return self.rounds * clients
 
     def cost(self, clients: int, model: int) -> int:
-        """(T·N - 1)·M: only the mean of a pool leaves a client; with ρ (T - 1)(N - 2)·M more.
+        """(T·N - 1)·M: only the mean of a pool leaves a client.
 
         Less where a client is the last of a pass and the first of the next.
         """
-        return transfers(clients, self.rounds, self.align_global) * model
+        return (self.rounds * clients - 1) * model
 
 
-_SMALL = 1 << 16  # parameters up to which the pool is walked as offsets
+# Parameters up to which the pool is walked as offsets
+_SMALL = 1 << 16
 AddSum = Callable[[Tensor, Tensor], object]
 """Adds Σ_t f_t (θ - θ_t) to a gradient (P,), given it and the factors f (S,)."""
 
@@ -209,11 +190,11 @@ class Paper:
         d = (squares.sqrt() if self.measure == "l2" else squares).tolist()
         scales = self.scales(d, float(loss))
         if self.measure == "l2":
-            factors = [
-                scale / max(x, 1e-12) for scale, x in zip(scales, d, strict=True)
-            ]  # ∇‖u‖ = u/‖u‖
+            # ∇‖u‖ = u/‖u‖
+            factors = [scale / max(x, 1e-12) for scale, x in zip(scales, d, strict=True)]
         else:
-            factors = [2 * scale for scale in scales]  # ∇‖u‖² = 2u
+            # ∇‖u‖² = 2u
+            factors = [2 * scale for scale in scales]
         add(grad, grad.new_tensor(factors))
 
     def scales(self, d: Sequence[float], loss: float) -> list[float]:
@@ -230,9 +211,8 @@ class Paper:
         offsets, norms = self.offsets
         u = params - self.start
         squares = torch.addmv(norms + u.dot(u), offsets, u, alpha=-2).clamp(min=0)
-        if bool(
-            (squares < 1e-4 * norms).any()
-        ):  # this close to a member, rounding leaves few digits of the distance
+        # This close to a member, rounding leaves few digits of the distance.
+        if (squares < 1e-4 * norms).any():
             return self.block_walk(params)
         return squares, lambda grad, f: grad.addmv_(offsets.T, f, alpha=-1).add_(
             u, alpha=float(f.sum())
@@ -283,6 +263,8 @@ def add_gradient(params: Tensor, other: Tensor, kind: Measure, scale: float, gra
     if kind == "l1":
         grad.add_((params - other).sign_(), alpha=scale)
         return
-    norm, norm_other = max(float(params.norm()), 1e-12), max(float(other.norm()), 1e-12)
-    cosine = float(params.dot(other)) / (norm * norm_other)  # ∇(1 - cos) = cos·θ/‖θ‖² - m/(‖θ‖‖m‖)
+    norm = max(float(params.norm()), 1e-12)
+    norm_other = max(float(other.norm()), 1e-12)
+    # ∇(1 - cos) = cos·θ/‖θ‖² - m/(‖θ‖‖m‖)
+    cosine = float(params.dot(other)) / (norm * norm_other)
     grad.add_(params, alpha=scale * cosine / norm**2).sub_(other, alpha=scale / (norm * norm_other))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ekiden.authoring import (
-    INITIAL,
     Client,
     Count,
     CountOrZero,
@@ -18,6 +17,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks.combining import Init
+from ekiden.methods.blocks.rounds import own_models
 from ekiden.methods.chain.fedelmy import FedELMY, Measure
 
 
@@ -68,23 +68,18 @@ class FedELMYParallel(Method):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield two states: after all pools, and after the exchange."""
         if s.step == 0:
-            starts = [
-                INITIAL if self.init == "same" else fed.call(self.initial, k) for k in fed.clients
-            ]
+            starts = own_models(fed, s)
+            if self.init == "different":
+                starts = fed.call_all(self.initial)
             if self.warmup:
-                starts = [
-                    fed.call(self.warm_up, k, m) for k, m in zip(fed.clients, starts, strict=True)
-                ]
-            pools = [
-                fed.call(self.extend_pool, k, m) for k, m in zip(fed.clients, starts, strict=True)
-            ]
-            s = s.next(model=None, personal=tuple(pools))
+                starts = fed.call_each(self.warm_up, starts)
+            s = s.next(model=None, personal=fed.call_each(self.extend_pool, starts))
             yield s
         if s.step == 1:
             if self.server:
                 s = s.next(model=mean(fed.get(s.personal)), personal=())  # type: ignore[arg-type]
             else:
-                means = tuple(fed.call(self.average, k, s.personal) for k in fed.clients)
+                means = fed.call_all(self.average, s.personal)
                 s = s.next(model=means[0], personal=means)
             yield s
 

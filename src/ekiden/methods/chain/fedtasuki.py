@@ -2,7 +2,7 @@
 counts.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isqrt, prod
@@ -20,7 +20,6 @@ from ekiden.authoring import (
     Client,
     Count,
     Fed,
-    Method,
     Positive,
     Size,
     State,
@@ -32,14 +31,17 @@ from ekiden.authoring import (
     require,
 )
 from ekiden.core.base.settings import seeded
-from ekiden.core.engine.federation import in_order
 from ekiden.core.tasks import Need
 from ekiden.core.training.weights import Layer
 from ekiden.methods.blocks.distillation import Distillation, Form, Invent, scrambled
+from ekiden.methods.blocks.rounds import OrderedMethod
 
-SHARE = 0.05  # the part of a model's bytes that its class statistics may take
-_RIDGE, _SHRINK = 0.01, 0.05
-_GRID = 8  # most cells along a side of a mean image: on CIFAR-10 32 gained nothing over 8
+# The part of a model's bytes that its class statistics may take
+SHARE = 0.05
+_RIDGE = 0.01
+_SHRINK = 0.05
+# Most cells along a side of a mean image: on CIFAR-10 32 gained nothing over 8
+_GRID = 8
 
 
 class ClassStatistics(NamedTuple):
@@ -58,8 +60,7 @@ class ClassStatistics(NamedTuple):
         ):
             raise UserError(
                 f"class statistics of shapes {shapes} do not fit this network of {classes} classes "
-                f"and {features} "
-                "features: use the same model at every client"
+                f"and {features} features: use the same model at every client"
             )
         factor = self.factor.double()
         return ClassMoments(
@@ -82,9 +83,12 @@ class ClassMoments(NamedTuple):
 
         The map is the identity and a ridge regression of what is left.
         """
-        x, y = before.double(), after.double()
-        x, y = x - (centre := x.mean(0)), y - (target := y.mean(0))
-        gram, eye = x.T @ x, torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        x = before.double()
+        y = after.double()
+        x = x - (centre := x.mean(0))
+        y = y - (target := y.mean(0))
+        gram = x.T @ x
+        eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         ridge = _RIDGE * gram.diagonal().mean() + 1e-9
         # f ↦ target + (f - centre) A with A = I + (XᵀX + λI)⁻¹Xᵀ(Y - X), so that unseen directions
         # stay as they are
@@ -102,9 +106,8 @@ class ClassMoments(NamedTuple):
         counts = self.counts + other.counts
         share = (other.counts / counts.clamp(min=1))[:, None]
         apart = other.means - self.means
-        between = (
-            apart * share * self.counts[:, None]
-        ).T @ apart  # Σ n n'/(n + n')·(m - m')(m - m')ᵀ
+        # Σ n n'/(n + n')·(m - m')(m - m')ᵀ
+        between = (apart * share * self.counts[:, None]).T @ apart
         within = self.counts.sum() * self.covariance + other.counts.sum() * other.covariance
         return ClassMoments(
             counts, self.means + share * apart, (within + between) / counts.sum().clamp(min=1)
@@ -138,7 +141,8 @@ class ClassMoments(NamedTuple):
 
 def measure(features: Tensor, labels: Tensor, classes: int) -> ClassMoments:
     """Return the class statistics of features (n, A) with these labels (n,)."""
-    x, of = features.double(), F.one_hot(labels, classes).double()
+    x = features.double()
+    of = F.one_hot(labels, classes).double()
     counts = of.sum(0)
     means = of.T @ x / counts.clamp(min=1)[:, None]
     within = x - means[labels]
@@ -212,10 +216,8 @@ def measure_means(
     """Return class means, on the CPU, of samples in batches of inputs and labels; `shape` is from
     `mean_shape`.
     """
-    counts, sums = (
-        torch.zeros(classes, dtype=torch.int64),
-        torch.zeros(classes, *shape, dtype=torch.float64),
-    )
+    counts = torch.zeros(classes, dtype=torch.int64)
+    sums = torch.zeros(classes, *shape, dtype=torch.float64)
     for x, y in batches:
         coarse = (
             (F.adaptive_avg_pool2d(x, (shape[1], shape[2])) if x.ndim == 4 else x).double().cpu()
@@ -258,9 +260,8 @@ class TeacherHandoff(NamedTuple):
 
     model: Weights  # the model as trained so far
     seen: int  # N, the number of training samples that it was trained on
-    statistics: ClassStatistics | None = (
-        None  # class statistics of these samples' features, if `statistics` is set
-    )
+    # class statistics of these samples' features, if `statistics` is set
+    statistics: ClassStatistics | None = None
     inputs: ClassInputs | None = None  # their mean input of each class, if `recall` is set
 
 
@@ -272,7 +273,7 @@ class Passed(State):
 
 
 @dataclass(frozen=True)
-class FedTasuki(Method):
+class FedTasuki(OrderedMethod):
     """One-shot sequential learning that distils from the received model, weighted by sample counts.
 
     This library's own method, 2026; no claim of novelty is made. Its parts are known one by one:
@@ -351,10 +352,6 @@ class FedTasuki(Method):
         found: frozenset[Need] = CLASSES if self.statistics or self.recall else frozenset()
         return found | NUMBERS if self.statistics or self.recall or self.widen else found
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse an order that does not name the clients."""
-        in_order(self.order, clients)
-
     def check_network(self, model: Size) -> None:
         """Refuse a network whose statistics cannot be taken, or would not be a small part of the
         model.
@@ -374,7 +371,8 @@ class FedTasuki(Method):
             if s.model == INITIAL:
                 model = fed.call(self.train, client, s.model)
             else:
-                again, last = client in s.behind, s.step == steps - 1
+                again = client in s.behind
+                last = s.step == steps - 1
                 model = fed.call(self.distil, client, s.model, len(others), again, last)
             s = s.next(model=model, behind=(*others, client))
             yield s
@@ -400,13 +398,15 @@ class FedTasuki(Method):
         seen = received.seen if again else received.seen + client.n
         match self.distill_weighting:
             case "counts":
-                factor = (seen - client.n) / client.n  # N/n, N without the client's own samples
+                # N/n, N without the client's own samples.
+                factor = (seen - client.n) / client.n
             case "one":
                 factor = 1.0
             case "hop":
                 factor = float(others)
         invented: list[tuple[float, Invent]] = [(self.widen, lambda x, y: scrambled(x))]
-        inputs, own = received.inputs, self.inputs(client)
+        inputs = received.inputs
+        own = self.inputs(client)
         if inputs is not None and own is not None:
             inputs = inputs.on_cpu().without(own) if again else inputs.on_cpu()
             if inputs.counts.any():
@@ -476,7 +476,8 @@ class FedTasuki(Method):
 
     def rank(self, model: Size) -> int:
         """Return r, the number of directions of the covariance that travel with a model."""
-        layout, head = model.layout, model.layout.head
+        layout = model.layout
+        head = model.layout.head
         if head.kind != "linear" or head.bias is None:
             raise UserError(
                 "--statistics needs a network whose classifier is a linear layer with biases: "

@@ -15,7 +15,6 @@ from ekiden.authoring import (
     Fed,
     Forward,
     Fraction,
-    Method,
     NonNegative,
     Objective,
     OwnSamples,
@@ -29,9 +28,8 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.core.engine.federation import in_order
 from ekiden.methods.blocks.distillation import kl, without
-from ekiden.methods.blocks.rounds import participants
+from ekiden.methods.blocks.rounds import OrderedMethod, participants
 
 
 class OwnCounts(NamedTuple):
@@ -51,7 +49,7 @@ class Taught(State):
 
 
 @dataclass(frozen=True)
-class SFedKD(Method):
+class SFedKD(OrderedMethod):
     """Sequential federated learning whose clients also distil from a few models of the previous
     round.
 
@@ -101,10 +99,6 @@ class SFedKD(Method):
         fair = self.participation == 1 or self.order == "random"
         require(fair, "participation", self.participation, "1, unless --order=random")
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse an order that does not name the clients."""
-        in_order(self.order, clients)
-
     def start(self) -> Taught:
         """Start before the first round."""
         return Taught()
@@ -120,9 +114,7 @@ class SFedKD(Method):
             model = fed.call(self.train, client, s.model, s.teachers, target, others)
             counts = s.counts
             if self.distils and s.step == 0:
-                counts = torch.stack(
-                    [c.of for c in fed.get([fed.call(self.count, k) for k in fed.clients])]
-                )
+                counts = torch.stack([c.of for c in fed.get(fed.call_all(self.count))])
             trained = (*s.trained, model) if self.distils and round < self.rounds - 1 else ()
             used = [
                 ref for ref in (s.model, *s.teachers) if isinstance(ref, Ref) and ref != INITIAL
@@ -225,7 +217,8 @@ class Lesson(Objective):
         K).
         """
         logits = forward(x).float()
-        soft, loss = logits / self.temperature, self.task.mean_loss(logits, y)
+        soft = logits / self.temperature
+        loss = self.task.mean_loss(logits, y)
         for given, alpha, beta in zip(answers, self.target, self.others, strict=True):
             taught = given / self.temperature
             parts = alpha * target_class(soft, taught, y) + beta * other_classes(soft, taught, y)
@@ -243,9 +236,8 @@ def target_class(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
 def two_classes(logits: Tensor, y: Tensor) -> Tensor:
     """Return logits (b, 2) of the true class and of all others together."""
     own = torch.zeros_like(logits, dtype=torch.bool).scatter(1, y[:, None], True)
-    true = logits.masked_fill(~own, 0).sum(
-        1
-    )  # the gradient of `gather` adds in no fixed order on a GPU
+    # The gradient of `gather` adds in no fixed order on a GPU.
+    true = logits.masked_fill(~own, 0).sum(1)
     return torch.stack([true, without(logits, y).logsumexp(1)], 1)
 
 

@@ -35,8 +35,10 @@ from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import size_of_sums, sums_of
 
 LAP = "+lap"  # end of the name of a method with a closing lap
-_SAMPLES = 1024  # samples from which the first client of the lap sets the scales
-_REACH = 32  # range of the whole numbers, in standard deviations of these samples
+# Samples from which the first client of the lap sets the scales
+_SAMPLES = 1024
+# Range of the whole numbers, in standard deviations of these samples
+_REACH = 32
 
 
 class Scales(NamedTuple):
@@ -57,9 +59,8 @@ class Totals(NamedTuple):
 class Lap(State):
     """The state with the lap; its class also derives from the state of the method, see `_state`."""
 
-    body: Ref[Weights] | Weights | None = (
-        None  # the method's model, while the lap lasts; `model` is None then
-    )
+    # the method's model, while the lap lasts; `model` is None then
+    body: Ref[Weights] | Weights | None = None
     totals: Ref[Totals] | None = None  # what has been added up
     closed: bool = False  # whether the lap is over
 
@@ -89,7 +90,8 @@ class ClosingLap(Method):
     def __post_init__(self) -> None:
         """Refuse a method that does not end with one model of the clients' network."""
         super().__post_init__()
-        method, name = self.without_lap, self.lapped.title()
+        method = self.without_lap
+        name = self.lapped.title()
         if method.traits.joins_models:
             raise UserError(
                 f"{LAP} needs one model, {name} joins the clients' models: leave it out"
@@ -133,8 +135,10 @@ class ClosingLap(Method):
         """Refuse a network that does not end with a linear layer called `head`."""
         self.without_lap.check_network(model)
         network = model.network
-        _ = network.head  # declared
-        head, last = network.module.get_submodule("head"), network.layout.head
+        # declared
+        _ = network.head
+        head = network.module.get_submodule("head")
+        last = network.layout.head
         linear = isinstance(head, nn.Linear) and last.name == "head" and last.bias is not None
         if linear:
             with torch.no_grad():
@@ -161,7 +165,8 @@ class ClosingLap(Method):
         """Yield the method's states, then one for each hop from where the model is, then the
         solution.
         """
-        before, n = self.without_lap.steps(len(fed.clients)), len(fed.clients)
+        before = self.without_lap.steps(len(fed.clients))
+        n = len(fed.clients)
         if s.step < before:
             for after in self.without_lap.run(fed, s):
                 s = _with_lap(after)
@@ -218,7 +223,8 @@ class ClosingLap(Method):
             features = ((client.probe(x, model)[0], y) for x, y in client.batches(passes=0))
             if before is None:
                 held = list(islice(features, -(-_SAMPLES // client.training.batch_size)))
-                scales, features = settled(torch.cat([h for h, _ in held])), chain(held, features)
+                scales = settled(torch.cat([h for h, _ in held]))
+                features = chain(held, features)
             else:
                 scales = before.scales
                 refuse_foreign(scales, client.layout)
@@ -248,7 +254,8 @@ class ClosingLap(Method):
         """The method's `moved`, and (N - 1)·M + N·S if a client had its model, or N·(M + S) if the
         server had it.
         """
-        before, sums = self.without_lap.moved(end, clients, model), handed_on(model)
+        before = self.without_lap.moved(end, clients, model)
+        sums = handed_on(model)
         if isinstance(end.model, Ref):
             return before + (clients - 1) * model + (clients * sums if clients > 1 else 0)
         return before + clients * (model + sums)
@@ -270,7 +277,8 @@ def lapped(kind: type[Method]) -> type[Method]:
             f"{LAP}"
         )
     about = f"{(kind.__doc__ or '').strip()}\n\nA closing lap then refits the classifier exactly."
-    traits = replace(kind.traits, weighs=False)  # the classifier is solved for
+    # The classifier is solved for.
+    traits = replace(kind.traits, weighs=False)
     values = {"__doc__": about, "__module__": kind.__module__, "lapped": kind, "traits": traits}
     return type(f"{kind.__name__}{LAP}", (ClosingLap, kind), values)
 
@@ -291,7 +299,7 @@ def handed_on(model: Size) -> int:
 
 def settled(features: Tensor) -> Scales:
     """Return scales from some features (n, D) of the first client."""
-    if not bool(torch.isfinite(features).all()):
+    if not torch.isfinite(features).all():
         raise UserError(
             "the final model has features that are not finite, so no classifier fits them: lower "
             "--lr"
@@ -309,7 +317,7 @@ def refuse_foreign(scales: Scales, layout: Layout) -> None:
         raise UserError(
             "the scales received are of other features than here: use the same model everywhere"
         )
-    if not all(bool(torch.isfinite(t).all()) for t in scales) or not bool((scales.gain > 0).all()):
+    if not all(torch.isfinite(t).all() for t in scales) or not (scales.gain > 0).all():
         raise UserError("the scales received are not finite, or not positive: refused")
 
 

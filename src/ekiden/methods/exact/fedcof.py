@@ -41,7 +41,8 @@ class ClassMeans(NamedTuple):
 
     def checked(self, groups: int, classes: int, width: int) -> "ClassMeans":
         """Return these means, which another party sent."""
-        shapes, kinds = (self.counts.shape, self.means.shape), (self.counts.dtype, self.means.dtype)
+        shapes = (self.counts.shape, self.means.shape)
+        kinds = (self.counts.dtype, self.means.dtype)
         if shapes != ((groups, classes), (groups, classes, width)) or kinds != (
             torch.int64,
             torch.float32,
@@ -49,7 +50,7 @@ class ClassMeans(NamedTuple):
             raise UserError(
                 "class means of other features: use the same method and data kind everywhere"
             )
-        if bool((self.counts < 0).any()) or not bool((self.means.abs() <= 128).all()):
+        if (self.counts < 0).any() or not (self.means.abs() <= 128).all():
             raise UserError(
                 "class means of negative counts, or that no features have: check the data"
             )
@@ -71,9 +72,10 @@ class MeanScatter:
         """
         each = torch.cat([one.counts for one in told]).double()  # (any, K)
         means = torch.cat([one.means for one in told]).double()
-        counts, sums = each.sum(0), torch.einsum("mk,mkd->dk", each, means)
+        counts = each.sum(0)
+        sums = torch.einsum("mk,mkd->dk", each, means)
         there = (each > 0).sum(0)
-        if not bool((there > 1).any()):
+        if not (there > 1).any():
             raise UserError(
                 "fedcof estimates variances from several means of a class: give more clients, or "
                 "more groups"
@@ -88,11 +90,9 @@ class MeanScatter:
         Columns of G⁻¹B have length 1, with B = `sums` and G = Σ_c (N_c - 1)(Σ̂_c + γvI) + N μμᵀ, in
         which v is the mean variance of a feature within classes, as the Σ̂_c have it.
         """
-        n, free, width = (
-            float(self.counts.sum()),
-            float((self.counts - 1).clamp(min=0).sum()),
-            len(self.sums),
-        )
+        n = float(self.counts.sum())
+        free = float((self.counts - 1).clamp(min=0).sum())
+        width = len(self.sums)
         level = gamma * float(self.rows.square().sum()) / width
         if not level > 0:
             raise UserError(
@@ -103,7 +103,8 @@ class MeanScatter:
         shift = torch.full((width,), level, dtype=torch.float64)
         found, _ = heads.thin_solve(shift, torch.cat([self.rows, middle], 1), self.sums)
         weight = (found / found.norm(dim=0).clamp(min=1e-30)).T
-        products, spread = self.sums.T @ weight.T, weight @ self.rows
+        products = self.sums.T @ weight.T
+        spread = weight @ self.rows
         scatter = spread @ spread.T + products.T @ (products / self.counts.clamp(min=1)[:, None])
         none, one = (torch.full((len(weight),), value, dtype=torch.float64) for value in (0.0, 1.0))
         m = heads.Moments(
@@ -147,9 +148,7 @@ class FedCOF(FeaturesOfClasses):
         """Yield one state."""
         if s.step == 0:
             settled = fed.call(self.settle, fed.order(self.order)[0], INITIAL)
-            told = fed.get(
-                [fed.call(self.describe, client, INITIAL, settled) for client in fed.clients]
-            )
+            told = fed.get(fed.call_all(self.describe, INITIAL, settled))
             network = fed.network(fed.get(INITIAL))
             features = features_of(network)
             features.adopt(fed.get(settled))
@@ -157,8 +156,7 @@ class FedCOF(FeaturesOfClasses):
                 [one.checked(self.groups, fed.layout.classes, features.width) for one in told]
             )
             self.check_classes(scatter.counts, fed.task)
-            rows = scatter.head(self.gamma, fed.task)
-            yield s.next(model=with_rows(network, rows[:, :-1], rows[:, -1]))
+            yield s.next(model=with_rows(network, scatter.head(self.gamma, fed.task)))
 
     @on_client(gives="summary")
     def describe(self, client: Client, model: Weights, settled: Settled) -> ClassMeans:

@@ -219,9 +219,7 @@ class FedGram(FixedFeatures):
                 if isinstance(t, Handoff)
                 else fed.call(self.share, t.owner, t)
             )
-            personal = tuple(
-                fed.call(self.personalise, client, INITIAL, common) for client in fed.clients
-            )
+            personal = fed.call_all(self.personalise, INITIAL, common)
             yield s.next(personal=personal, totals=None)
 
     def _with_model(self, fed: Fed, s: Summing) -> Summing:
@@ -258,7 +256,8 @@ class FedGram(FixedFeatures):
         self, client: Client, model: Weights, settled: Settled, before: AnySums | None
     ) -> AnySums:
         """Add the sums over the client's samples to those received."""
-        if release := client.release():  # `min_active` leaves none out, which would show some
+        # `min_active` leaves none out, which would show some
+        if release := client.release():
             features = self.adopted(client, model, settled[:-1])
             centre = centre_of(settled, features.width).to(client.unit())
             with torch.no_grad():
@@ -298,19 +297,22 @@ class FedGram(FixedFeatures):
         """Return the network with a head for this client's samples."""
         network = client.network(model)
         features_of(network).adopt(common.settled)
-        own, unit = self._own_sums(client, features_of(network)), client.task.unit
+        own = self._own_sums(client, features_of(network))
+        unit = client.task.unit
         m = heads.moments_around(own, common.mean.cpu(), common.scale.cpu(), unit)
         towards = heads.Head(common.weight.cpu().double(), common.bias.cpu().double())
-        return with_head(
-            network, heads.outputs(heads.personal_ridge(m, towards), m, client.task), m
-        )
+        head = heads.outputs(heads.personal_ridge(m, towards), m, client.task)
+        return with_rows(network, m.rows(head))
 
     def solved(self, network: nn.Module, totals: Handoff, task: Task) -> Weights:
         """Return `network` with the features and the classifier of the totals, as weights."""
-        features, settled = features_of(network), totals.settled
+        features = features_of(network)
+        settled = totals.settled
         m = heads.moments(totals.sums, task.unit)
-        if isinstance(totals.sums, NoisySums):  # with noise, `min_active` leaves nothing out
-            m, settled = m.around(centre_of(settled, features.width)), settled[:-1]
+        # With noise, `min_active` leaves nothing out.
+        if isinstance(totals.sums, NoisySums):
+            m = m.around(centre_of(settled, features.width))
+            settled = settled[:-1]
         else:
             self.check_classes(m.targets, task)
         features.adopt(settled)
@@ -325,7 +327,7 @@ class FedGram(FixedFeatures):
                 head = heads.naive_bayes(m, self.shrink)
             case "ncm":
                 head = heads.ncm(m)
-        return with_head(network, heads.outputs(head, m, task), m)
+        return with_rows(network, m.rows(heads.outputs(head, m, task)))
 
     @property
     def one_model(self) -> bool:
@@ -382,7 +384,8 @@ class FedGram(FixedFeatures):
         Personal heads are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
         """
         features = features_of(model.network.module)
-        width, classes = features.width, model.layout.classes
+        width = features.width
+        classes = model.layout.classes
         each = self.told(width, classes, model.task) + features.told_bytes()
         if self.personal:
             each += features.told_bytes() + 4 * (2 * width + classes * (width + 1))
@@ -400,9 +403,3 @@ def centre_of(settled: Settled, width: int) -> Tensor:
             "the mean of features received is not one: use the same version of Ekiden everywhere"
         )
     return centre
-
-
-def with_head(network: nn.Module, head: heads.Head, m: heads.Moments) -> Weights:
-    """`network` with `head`, which is for features standardised as in `m`, as weights."""
-    rows = m.rows(head)
-    return with_rows(network, rows[:, :-1], rows[:, -1])

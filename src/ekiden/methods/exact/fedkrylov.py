@@ -52,7 +52,8 @@ from ekiden.methods.exact.blocks.krylov import (
 )
 
 _ROWS = 1024  # samples that are multiplied together
-_OWN = 8192  # most samples of the last client in the preconditioner
+# Most samples of the last client in the preconditioner
+_OWN = 8192
 
 
 @dataclass(frozen=True)
@@ -147,15 +148,12 @@ class FedKrylov(FixedFeatures):
         self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None
     ) -> OpeningSums:
         """Add products with labels and moments to those received."""
-        if (
-            client.state is None
-        ):  # otherwise its features were computed and counted when it chose them
+        # Otherwise its features were computed and counted when it chose them.
+        if client.state is None:
             client.work.forward += client.n
         client.state = Kept(chosen)
-        phi, y = (
-            self._whole(client, model, chosen.settled),
-            self._counted(client, self.summed(client)),
-        )
+        phi = self._whole(client, model, chosen.settled)
+        y = self._counted(client, self.summed(client))
         centre = chosen.centre
         if centre.shape != phi.shape[1:] or centre.dtype != torch.int8:
             raise UserError(
@@ -188,10 +186,8 @@ class FedKrylov(FixedFeatures):
     ) -> Multiplied:
         """Add the client's part of the Gram matrix times the directions to that received."""
         kept = _kept(client)
-        width, count = (
-            len(kept.chosen.centre),
-            _rank(client.task, client.classes, len(kept.chosen.centre)),
-        )
+        width = len(kept.chosen.centre)
+        count = _rank(client.task, client.classes, len(kept.chosen.centre))
         if direction.shape != (width, count) or direction.dtype != torch.int8:
             raise UserError(
                 "the directions received are of other features: use the same method and data kind"
@@ -231,9 +227,8 @@ class FedKrylov(FixedFeatures):
         network = client.network(model)
         features_of(network).adopt(chosen.settled)
         weight = head.weight @ span.directions.T
-        return with_rows(
-            network, weight, head.bias - weight @ (span.problem.mean + chosen.centre.cpu().double())
-        )
+        bias = head.bias - weight @ (span.problem.mean + chosen.centre.cpu().double())
+        return with_rows(network, torch.cat([weight, bias[:, None]], 1))
 
     @property
     def exact(self) -> bool:
@@ -280,7 +275,8 @@ class FedKrylov(FixedFeatures):
         answers = torch.cat([(x.to(u) - centre) @ u for x in torch.split(phi, _ROWS)]).double()
         if self.exact:
             answers = (answers / answer_step(len(centre))).round()
-        last, y = answers[:, -kept.directions[-1].shape[1] :], y.double()
+        last = answers[:, -kept.directions[-1].shape[1] :]
+        y = y.double()
         if not self.exact:
             return HeldAnswers(last.T @ answers, last.T @ y, last.sum(0))
         parts = zip(*(torch.split(t, _ROWS) for t in (last, answers, y)), strict=True)
@@ -310,7 +306,8 @@ class FedKrylov(FixedFeatures):
         """Return the regression that the totals of the first lap describe."""
         if not opening.labels.samples:
             raise UserError("no client has training samples: no classifier can be made")
-        unit, sums = client.task.unit if self.exact else 1, opening.sums.matrix().cpu()
+        unit = client.task.unit if self.exact else 1
+        sums = opening.sums.matrix().cpu()
         sums = torch.cat([sums[:, :-2] / unit, sums[:, -2:]], 1) if self.exact else sums
         return Problem.of(sums, opening.labels.real(unit))
 
@@ -318,18 +315,16 @@ class FedKrylov(FixedFeatures):
         self, client: Client, model: Weights, chosen: Chosen, problem: Problem
     ) -> Preconditioner:
         """Return the preconditioner from this client's samples, at most 8192 of them."""
-        phi, y = (
-            self._whole(client, model, chosen.settled),
-            self._targets(client, self.summed(client)),
-        )
+        phi = self._whole(client, model, chosen.settled)
+        y = self._targets(client, self.summed(client))
         if not len(phi):
             raise UserError(
                 f"{client.name} goes first, and has no class of {self.min_active} samples: let "
-                "another client begin "
-                "(--order)"
+                "another client begin (--order)"
             )
         some = torch.randperm(len(phi), generator=torch.Generator().manual_seed(0))[:_OWN]
-        own, of = phi[some].cpu().float() - chosen.centre.cpu().float(), y[some].cpu()
+        own = phi[some].cpu().float() - chosen.centre.cpu().float()
+        of = y[some].cpu()
         name = f"factor {_digest((*chosen.settled, problem.products, problem.scale))}"
         return Preconditioner(
             own, of, problem, self.damping, lambda make: client.remember(name, make)

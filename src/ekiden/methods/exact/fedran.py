@@ -63,10 +63,10 @@ class SketchedScatter(NamedTuple):
             raise UserError(_OTHER)
         floats = (self.means.units, self.sketch.units, self.squares)
         if (self.means.units.shape, self.sketch.units.shape) != ((classes,), (rank,)) or not all(
-            bool((torch.isfinite(part) & (part >= 0)).all()) for part in floats
+            (torch.isfinite(part) & (part >= 0)).all() for part in floats
         ):
             raise UserError(_OTHER)
-        if bool((self.counts < 0).any()) or float(self.means.matrix().abs().max()) > 128:
+        if (self.counts < 0).any() or float(self.means.matrix().abs().max()) > 128:
             raise UserError(_OTHER)
         return self
 
@@ -106,7 +106,8 @@ class Scatter:
     @classmethod
     def read(cls, told: SketchedScatter) -> "Scatter":
         """Return what another party told."""
-        counts, squares = told.counts.cpu().double(), told.squares.cpu().double()
+        counts = told.counts.cpu().double()
+        squares = told.squares.cpu().double()
         return cls(counts, told.means.matrix().cpu(), told.sketch.matrix().cpu(), squares)
 
     def plus(self, other: "Scatter") -> "Scatter":
@@ -147,7 +148,8 @@ class Scatter:
             variance > 1e-6 * variance.mean(), variance.clamp(min=1e-12).rsqrt(), 0.0
         )
         rest = (power - rows.square().sum(1)).clamp(min=0) * scale.square()
-        rows, products = rows * scale[:, None], (apart * self.counts).T * scale
+        rows = rows * scale[:, None]
+        products = (apart * self.counts).T * scale
         none = torch.zeros(0, 0, dtype=torch.float64)
         m = heads.Moments(n, mean, scale, none, products.sum(0), products, self.counts, self.counts)
         if rows.shape[1] * 2 < self.width:
@@ -225,11 +227,10 @@ class FedRAN(FeaturesOfClasses):
         order = fed.order(self.order)
         if self.topology == "star" and s.model is None:
             settled = fed.call(self.settle, order[0], INITIAL)
-            told = fed.get(
-                [fed.call(self.describe, client, INITIAL, settled) for client in fed.clients]
-            )
+            told = fed.get(fed.call_all(self.describe, INITIAL, settled))
             model = fed.network(fed.get(INITIAL))
-            width, classes = features_of(model).width, fed.layout.classes
+            width = features_of(model).width
+            classes = fed.layout.classes
             scatters = (
                 Scatter.read(one.checked(width, classes, self.directions(width))) for one in told
             )
@@ -283,8 +284,7 @@ class FedRAN(FeaturesOfClasses):
         """Return `network` with the features and ridge regression on them, as weights."""
         features_of(network).adopt(settled)
         self.check_classes(scatter.counts, task)
-        rows = scatter.head(self.ridge, task)
-        return with_rows(network, rows[:, :-1], rows[:, -1])
+        return with_rows(network, scatter.head(self.ridge, task))
 
     def steps(self, clients: int) -> int:
         """N hops, or 1 in a star."""

@@ -33,8 +33,10 @@ from ekiden.methods.exact.blocks.fixed_features import (
     with_rows,
 )
 
-_FLOOR = 1e-8  # least eigenvalue of a covariance, in mean variances
-_CLOSE = 1e-6  # change of the barycentre, in its norm, at which it is taken as found
+# Least eigenvalue of a covariance, in mean variances
+_FLOOR = 1e-8
+# Change of the barycentre, in its norm, at which it is taken as found
+_CLOSE = 1e-6
 _MOST = 200  # steps to the barycentre
 
 
@@ -56,13 +58,6 @@ class Described(NamedTuple):
         return self
 
 
-class OwnHead(NamedTuple):
-    """A client's own classifier: the common one after the client's map."""
-
-    weight: Tensor  # (K, D) float32
-    bias: Tensor  # (K,) float32
-
-
 @dataclass(frozen=True, eq=False)
 class Gaussian:
     """What a client's features follow, float64."""
@@ -77,9 +72,11 @@ class Gaussian:
     @classmethod
     def of(cls, told: Described) -> "Gaussian":
         """Return that of a client."""
-        sums, n = told.sums, told.sums.samples
+        sums = told.sums
+        n = told.sums.samples
         assert isinstance(sums, Sums)
-        classes, counts = sums.classes.cpu().double(), sums.counts.cpu().double()
+        classes = sums.classes.cpu().double()
+        counts = sums.counts.cpu().double()
         if n < 1:
             raise UserError("a client sent sums of no samples: leave it out")
         total = classes.sum(0)
@@ -89,7 +86,8 @@ class Gaussian:
             raise UserError(
                 "the samples of a client all have the same features: leave this client out"
             )
-        mean, covariance = total / n, (1 - told.shrink) * scatter / n
+        mean = total / n
+        covariance = (1 - told.shrink) * scatter / n
         covariance.diagonal().add_((told.shrink + _FLOOR) * level)
         return cls(n, mean, scatter, covariance, counts, classes - torch.outer(counts, mean))
 
@@ -135,7 +133,8 @@ class Alignment:
         """
         counts = torch.stack([c.counts for c in clients]).sum(0)
         n = float(counts.sum())
-        scatter, products = torch.zeros_like(self.maps[0]), torch.zeros_like(clients[0].classes)
+        scatter = torch.zeros_like(self.maps[0])
+        products = torch.zeros_like(clients[0].classes)
         for c, partial in zip(clients, self.partial(tau), strict=True):
             shift = (1 - tau) * (c.mean - self.mean)
             scatter += partial @ c.scatter @ partial.T + c.n * torch.outer(shift, shift)
@@ -144,7 +143,8 @@ class Alignment:
         scale = torch.where(
             variance > _FLOOR * variance.mean(), (n / variance.clamp(min=1e-30)).sqrt(), 0.0
         )
-        scatter, products = scatter * torch.outer(scale, scale), products * scale
+        scatter = scatter * torch.outer(scale, scale)
+        products = products * scale
         return heads.Moments(
             n, self.mean, scale, scatter, products.sum(0), products, counts, counts
         )
@@ -155,15 +155,16 @@ class Alignment:
             (1 - tau) * torch.eye(len(self.mean), dtype=torch.float64) + tau * a for a in self.maps
         ]
 
-    def own(self, clients: Sequence[Gaussian], rows: Tensor, tau: float) -> list[OwnHead]:
-        """Return the classifiers (K, D + 1) of aligned features as those of each client's
-        features.
-        """
-        weight, bias = rows[:, :-1], rows[:, -1]
+    def own(self, clients: Sequence[Gaussian], rows: Tensor, tau: float) -> list[Tensor]:
+        """Return the classifier (K, D + 1) of aligned features after each client's map; float32."""
+        weight = rows[:, :-1]
+        bias = rows[:, -1]
         found = []
         for c, partial in zip(clients, self.partial(tau), strict=True):
-            offset = (1 - tau) * c.mean + tau * self.mean - partial @ c.mean  # τ(μ_b - A_k μ_k)
-            found.append(OwnHead((weight @ partial).float(), (bias + weight @ offset).float()))
+            # τ(μ_b - A_k μ_k)
+            offset = (1 - tau) * c.mean + tau * self.mean - partial @ c.mean
+            moved = torch.cat([weight @ partial, (bias + weight @ offset)[:, None]], 1)
+            found.append(moved.float())
         return found
 
 
@@ -178,8 +179,10 @@ def ledoit_wolf(phi: Tensor) -> float:
     n, width = rows.shape
     covariance = rows.T @ rows / n
     square = float(covariance.square().sum())
-    apart = square - float(covariance.diagonal().sum()) ** 2 / width  # D·d²
-    error = (float(rows.square().sum(1).square().mean()) - square) / n  # D·b²
+    # D·d²
+    apart = square - float(covariance.diagonal().sum()) ** 2 / width
+    # D·b²
+    error = (float(rows.square().sum(1).square().mean()) - square) / n
     return min(max(error, 0.0) / apart, 1.0) if apart > 0 else 1.0
 
 
@@ -225,7 +228,7 @@ class SLOTAlign(FeaturesOfClasses):
         """Yield one state."""
         if s.step == 0:
             settled = fed.call(self.settle, fed.order(self.order)[0], INITIAL)
-            placed = [fed.call(self.place, client, INITIAL, settled) for client in fed.clients]
+            placed = fed.call_all(self.place, INITIAL, settled)
             asked = [fed.call(self.describe, ref.owner, ref) for ref in placed]
             width = features_of(fed.network(fed.get(INITIAL))).width
             told = [Gaussian.of(one.checked(width, fed.layout.classes)) for one in fed.get(asked)]
@@ -258,8 +261,7 @@ class SLOTAlign(FeaturesOfClasses):
         """
         network = client.network(model)
         features_of(network).adopt(self.adopted(client, model, settled).tell())
-        width = features_of(network).width
-        return with_rows(network, torch.zeros(client.classes, width), torch.zeros(client.classes))
+        return with_rows(network, torch.zeros(client.classes, features_of(network).width + 1))
 
     @on_client(gives="summary")
     def describe(self, client: Client, model: Weights) -> Described:
@@ -274,9 +276,9 @@ class SLOTAlign(FeaturesOfClasses):
         return Described(sums, ledoit_wolf(phi))
 
     @on_client(gives="nothing")
-    def finish(self, client: Client, model: Weights, head: OwnHead) -> Weights:
-        """Return the network with the client's own classifier."""
-        return with_rows(client.network(model), head.weight, head.bias)
+    def finish(self, client: Client, model: Weights, head: Tensor) -> Weights:
+        """Return the network with the client's own classifier (K, D + 1)."""
+        return with_rows(client.network(model), head)
 
     def steps(self, clients: int) -> int:
         return 1
@@ -285,7 +287,8 @@ class SLOTAlign(FeaturesOfClasses):
         """N·(2D(D + 1) + 4KD + 8K + 8 + 4K(D + 1)) + (N - 1)·S. S is what is settled about
         features, see FedGram.
         """
-        features, classes = features_of(model.network.module), model.layout.classes
+        features = features_of(model.network.module)
+        classes = model.layout.classes
         each = self.told(features.width, classes, model.task) + 4 * classes * (features.width + 1)
         return clients * each + (clients - 1) * features.told_bytes()
 

@@ -1,6 +1,6 @@
 """Boosted trees and forests, equal to those of pooled data, from histograms that clients add up."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple, cast
 
@@ -16,7 +16,6 @@ from ekiden.authoring import (
     CountOrZero,
     Fed,
     Fraction,
-    Method,
     NonNegative,
     Range,
     Ref,
@@ -31,21 +30,22 @@ from ekiden.authoring import (
 )
 from ekiden.core.base.settings import derive
 from ekiden.core.base.sums import fixed, real
-from ekiden.core.engine.federation import in_order
-from ekiden.core.models.tables_and_texts import Indicators, Linear, linear
+from ekiden.core.models.tables_and_texts import Indicators
 from ekiden.core.tasks import Classification, MultiLabel
-from ekiden.core.training import frozen
 from ekiden.core.training.network import Network
+from ekiden.methods.blocks.tables import TableMethod
 
 _CELLS = 1024  # of the grid on which quantiles are found
 _SAMPLES = 2**24  # of all clients; sums of fewer have room
-_WHOLE = 2.0**53  # float64 adds up whole numbers below it in any order
-_BASE = 10  # groups of more rows are unions of groups of so many
-_FARTHEST = (
-    2.0**9
-)  # outputs and targets of regression; differences of them have room in fixed point
+# float64 adds up whole numbers below it in any order
+_WHOLE = 2.0**53
+# Groups of more rows are unions of groups of so many
+_BASE = 10
+# outputs and targets of regression; differences of them have room in fixed point
+_FARTHEST = 2.0**9
 _LEAST_GAIN = 1e-6  # as XGBoost has it
-_FAR = 1e30  # a threshold that no number exceeds: a node that is not split
+# A threshold that no number exceeds: a node that is not split
+_FAR = 1e30
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,10 @@ class Forest(nn.Module):
         self, width: int, codes: int, trees: int, depth: int, classes: int, each: int
     ) -> None:
         super().__init__()
-        self.width, self.codes, self.depth, self.classes = width, codes, depth, classes
+        self.width = width
+        self.codes = codes
+        self.depth = depth
+        self.classes = classes
         inner = 2**depth - 1
         self.register_buffer("column", torch.zeros(trees, inner, dtype=torch.int64))
         self.register_buffer("threshold", torch.full((trees, inner), _FAR))
@@ -169,7 +172,7 @@ class Forest(nn.Module):
 
 
 @dataclass(frozen=True)
-class Trees(Method):
+class Trees(TableMethod):
     """Clients add up histograms of gradients, from which the last one grows boosted trees or a
     forest, level by level.
 
@@ -229,30 +232,12 @@ class Trees(Method):
             "below 1, unless --trees=1",
         )
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse an order that does not name the clients."""
-        in_order(self.order, clients)
-
-    def with_source(self, model: str, pretrained: str) -> tuple["Trees", str, str]:
-        """Numbers and codes of a table; no other network is possible."""
-        if model not in ("auto", "linear") or pretrained:
-            raise UserError("trees is a model of its own: leave out --model and --pretrained")
-        return self, "linear", ""
-
     def own_network(
         self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
     ) -> nn.Module:
         """Return trees that are not split yet."""
-        base = network if isinstance(network, Linear) else linear(shape, classes)
-        texts = base is not network and any(
-            isinstance(part, nn.Embedding) for part in network.modules()
-        )
-        if texts or any(True for _ in frozen.fixed(network)):
-            raise UserError(
-                "trees is a model of its own for numbers and tables: leave out the model, and "
-                "--train"
-            )
-        codes = len(base.features.levels) if isinstance(base.features, Indicators) else 0
+        features = self.columns_of(network, shape, classes).features
+        codes = len(features.levels) if isinstance(features, Indicators) else 0
         each = 1 if classes == 2 and isinstance(task, Classification) else classes
         return Forest(
             torch.Size(shape).numel(), codes, self.rounds * self.trees, self.depth, classes, each
@@ -269,10 +254,12 @@ class Trees(Method):
         The first lap counts samples in cells of the grid; each other one adds up the histograms of
         one level.
         """
-        order, laps = fed.order(self.order), 1 + self.rounds * self.depth
+        order = fed.order(self.order)
+        laps = 1 + self.rounds * self.depth
         while s.step < self.steps(len(order)):
             lap, hop = divmod(s.step, len(order))
-            client, news = order[hop], s.news
+            client = order[hop]
+            news = s.news
             sums: Ref[Histogram]
             if lap == 0:
                 sums = fed.sum(self.count, [client], INITIAL, plus=s.sums)
@@ -297,7 +284,8 @@ class Trees(Method):
         """
         forest = cast(Forest, client.network(model))
         x, y = self._samples(client, forest)
-        grid, numbers = forest.grid(x.device), x.T.contiguous()
+        grid = forest.grid(x.device)
+        numbers = x.T.contiguous()
         cell = torch.stack(
             [torch.bucketize(row, grid[self._coded(forest, c)]) for c, row in enumerate(numbers)]
         )
@@ -317,10 +305,8 @@ class Trees(Method):
         ranks = below[:, -1:] * torch.arange(1, self.bins) / self.bins
         place = torch.searchsorted(below.double(), ranks.double()).clamp(max=_CELLS - 2)
         edges = torch.stack([grid[self._coded(forest, c)][place[c]] for c in range(forest.width)])
-        labels, base = (
-            totals.labels.cpu().double() + 0.5,
-            torch.zeros(forest.base.numel(), dtype=torch.float64),
-        )
+        labels = totals.labels.cpu().double() + 0.5
+        base = torch.zeros(forest.base.numel(), dtype=torch.float64)
         if isinstance(client.task, Classification):
             found = (labels * torch.tensor(client.task.weights or 1.0, dtype=torch.float64)).log()
             base = found[1:] - found[:1] if len(base) < len(found) else found - found.mean()
@@ -343,11 +329,10 @@ class Trees(Method):
         found = torch.searchsorted(bins.edges, x.T.contiguous()).T.to(torch.uint8)
         output = bins.base.repeat(len(x), 1)
         node = torch.zeros(len(x), self.trees, dtype=torch.int64, device=x.device)
-        column, edge = (
-            torch.zeros_like(forest.column),
-            torch.full_like(forest.column, self.bins - 1),
-        )
-        leaves, seed = forest.leaves.detach().clone(), int(forest.seed)
+        column = torch.zeros_like(forest.column)
+        edge = torch.full_like(forest.column, self.bins - 1)
+        leaves = forest.leaves.detach().clone()
+        seed = int(forest.seed)
         client.state = Growing(1, *bins, found, output, node, column, edge, leaves, seed)
         return client.added(before, self._histogram(client, client.state, y), bins)
 
@@ -356,10 +341,8 @@ class Trees(Method):
         """Split as was chosen, and add the histograms of the next level."""
         client.state = self._told(client.state, news)
         s: Growing = client.state
-        own, heard = (
-            self._histogram(client, s, self._labels(client)),
-            (s.edges, s.base, s.column, s.edge, s.leaves),
-        )
+        own = self._histogram(client, s, self._labels(client))
+        heard = (s.edges, s.base, s.column, s.edge, s.leaves)
         return client.added(before, own, heard)
 
     @on_client(gives="nothing")
@@ -411,7 +394,8 @@ class Trees(Method):
         """Return the sums of a client in each node, over the columns drawn for it and their
         bins.
         """
-        drawn, stats = self._drawn(s).to(y.device), _derivatives(client.task, s.output, y)
+        drawn = self._drawn(s).to(y.device)
+        stats = _derivatives(client.task, s.output, y)
         cells = torch.zeros(
             *drawn.shape, self.bins, stats.shape[1], dtype=torch.int64, device=y.device
         )
@@ -420,7 +404,8 @@ class Trees(Method):
         )
         for tree, columns in enumerate(drawn):
             node = s.node[:, tree]
-            at = (offsets[node] + s.bins.gather(1, columns[node])).flatten()  # n·m
+            # n·m
+            at = (offsets[node] + s.bins.gather(1, columns[node])).flatten()
             for k, part in enumerate(stats.T):
                 sums = torch.bincount(
                     at, part.repeat_interleave(drawn.shape[2]), offsets.numel() * self.bins
@@ -430,7 +415,8 @@ class Trees(Method):
 
     def _drawn(self, s: Growing) -> Tensor:
         """Return the columns (P, V, m) among which each node of this lap chooses, ascending."""
-        width, draw = len(s.edges), torch.Generator().manual_seed(derive(s.seed, s.told))
+        width = len(s.edges)
+        draw = torch.Generator().manual_seed(derive(s.seed, s.told))
         noise = torch.rand(self.trees, 2 ** ((s.told - 1) % self.depth), width, generator=draw)
         first: Tensor = noise.argsort(dim=2, stable=True)[:, :, : self._among(width)].sort(2).values
         return first
@@ -444,7 +430,8 @@ class Trees(Method):
         cells = real(totals.cells.cpu())
         cells = cells.view(*cells.shape[:4], 2, -1)  # (P, V, m, B, 2, C)
         left = cells.cumsum(3)[:, :, :, :-1]
-        whole = cells[:, :, :1].sum(3, keepdim=True)  # the same for all columns
+        # The same for all columns.
+        whole = cells[:, :, :1].sum(3, keepdim=True)
         right = whole - left
         gain = self._score(left) + self._score(right) - self._score(whole)  # (P, V, m, B - 1)
         room = torch.minimum(left[..., 1, :].mean(-1), right[..., 1, :].mean(-1)) >= max(
@@ -454,10 +441,12 @@ class Trees(Method):
         best = gain.argmax(2)
         splits = gain.gather(2, best[:, :, None])[:, :, 0] > _LEAST_GAIN
         column = self._drawn(s).gather(2, (best // (self.bins - 1))[:, :, None])[:, :, 0]
-        column, edge = column * splits, torch.where(splits, best % (self.bins - 1), self.bins - 1)
+        column = column * splits
+        edge = torch.where(splits, best % (self.bins - 1), self.bins - 1)
         if cells.shape[1] < 2 ** (self.depth - 1):
             return Splits(column, edge, torch.zeros(self.trees, 0, cells.shape[5]))
-        whole, left = whole[:, :, 0, 0], left.flatten(2, 3)
+        whole = whole[:, :, 0, 0]
+        left = left.flatten(2, 3)
         left = left.gather(2, best[:, :, None, None, None].expand(-1, -1, 1, *left.shape[3:]))[
             :, :, 0
         ]
@@ -478,7 +467,8 @@ class Trees(Method):
         """Return what a client knows with one more level."""
         turn, level = divmod(s.told - 1, self.depth)
         last = level == self.depth - 1
-        nodes, trees = 2**level, slice(turn * self.trees, (turn + 1) * self.trees)
+        nodes = 2**level
+        trees = slice(turn * self.trees, (turn + 1) * self.trees)
         shape = (self.trees, nodes)
         leaves = (self.trees, 2 * nodes * last, s.leaves.shape[2])
         if (news.column.shape, news.edge.shape, tuple(news.leaves.shape)) != (shape, shape, leaves):
@@ -497,7 +487,8 @@ class Trees(Method):
         if not last:
             return replace(grown, node=node)
         output = s.output
-        for each in range(self.trees):  # one after the other, in the same order everywhere
+        # One after the other, in the same order everywhere.
+        for each in range(self.trees):
             output = output + news.leaves[each, node[:, each]].double()
         return replace(grown, node=torch.zeros_like(node), output=output)
 
@@ -512,7 +503,9 @@ class Trees(Method):
         and `last`, the splits of the last level, which need not travel: 8P·2^d + 4P·2^d·C.
         """
         forest = cast(Forest, model.network.module)
-        width, each, top = forest.width, forest.base.numel(), 1 << self.depth
+        width = forest.width
+        each = forest.base.numel()
+        top = 1 << self.depth
         grid = 8 * (_CELLS * width + forest.classes) + 4 * width * (self.bins - 1) + 8 * each
         levels = 16 * self.trees * (top - 1) * (self._among(width) * self.bins * each + 1)
         leaves = 4 * self.trees * top * each
@@ -537,7 +530,8 @@ def grouped(x: Tensor, least: int, codes: int) -> Tensor:
     # samples, and on which
     # sample of a group has which number.
     scaled = x / x.sort(0).values.std(0, correction=0).clamp(min=1e-12)
-    found, open_ = x.clone(), [torch.arange(len(x))]
+    found = x.clone()
+    open_ = [torch.arange(len(x))]
     while open_:
         rows = open_.pop()
         halves = _halves(scaled[rows], least) if len(rows) >= 2 * least else None
@@ -580,7 +574,8 @@ def _derivatives(task: Task, output: Tensor, y: Tensor) -> Tensor:
     if isinstance(task, Classification):
         two = output.shape[1] == 1
         p = (F.pad(output, (1, 0)) if two else output).softmax(1)
-        first, second = p - F.one_hot(y, p.shape[1]), p * (1 - p) * (1 if two else 2)
+        first = p - F.one_hot(y, p.shape[1])
+        second = p * (1 - p) * (1 if two else 2)
         weight = (
             torch.tensor(task.weights, dtype=torch.float64, device=y.device)[y][:, None]
             if task.weights
@@ -589,13 +584,14 @@ def _derivatives(task: Task, output: Tensor, y: Tensor) -> Tensor:
         first, second = (part[:, 1:] * weight if two else part * weight for part in (first, second))
     elif isinstance(task, MultiLabel):
         p = torch.stack([torch.zeros_like(output), output], 2).softmax(2)[:, :, 1]
-        first, second = p - y, p * (1 - p)
+        first = p - y
+        second = p * (1 - p)
     else:
         targets = task.targets(y, output.shape[1])
         # Each by itself: whether their difference has room would tell others, who choose outputs, a
         # record's target.
         for what, numbers in (("an output of the trees received", output), ("a target", targets)):
-            if not bool((numbers.abs() < _FARTHEST).all()):
+            if not (numbers.abs() < _FARTHEST).all():
                 raise UserError(
                     f"{what} is {_FARTHEST:g} or more standard deviations from the mean: correct "
                     "the data"
@@ -603,7 +599,7 @@ def _derivatives(task: Task, output: Tensor, y: Tensor) -> Tensor:
         first = output - targets
         second = torch.ones_like(first)
     found = fixed(torch.cat([first, second], 1), _SAMPLES, "gradients").double()
-    if not bool((found.abs().sum(0) < _WHOLE).all()):
+    if not (found.abs().sum(0) < _WHOLE).all():
         raise UserError(
             "the sums of gradients have no room: a target is too far from the others, or rows are "
             "too many"

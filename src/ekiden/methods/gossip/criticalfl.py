@@ -93,9 +93,8 @@ class CountedModel(NamedTuple):
 class Periods(State):
     """What is known about every client's learning."""
 
-    norms: tuple[
-        tuple[float, ...], ...
-    ] = ()  # for each client, its gradient norm at each check so far
+    # for each client, its gradient norm at each check so far
+    norms: tuple[tuple[float, ...], ...] = ()
     peers: tuple[int, ...] = ()  # number of peers of each client now
     capped: tuple[bool, ...] = ()  # whether a client has ever had its largest number of peers
     sent: int = 0  # number of models sent so far
@@ -159,10 +158,9 @@ class CriticalFL(PersonalMethod):
         """Yield the state after each round. The server learns norms, but sees no model."""
         n = len(fed.clients)
         while s.step < self.rounds:
-            mine, peers = own_models(fed, s), s.peers or (self.peers,) * n
-            trained = [
-                fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
-            ]
+            mine = own_models(fed, s)
+            peers = s.peers or (self.peers,) * n
+            trained = fed.call_each(self.train, mine, s.step)
             draw = fed.generator("peers")
             mixed = []
             for i, k in enumerate(fed.clients):
@@ -171,7 +169,7 @@ class CriticalFL(PersonalMethod):
                 mixed.append(fed.call(self.mix, k, [trained[j] for j in circle]))
             s = replace(s, sent=s.sent + sum(peers))
             if s.step + 1 < self.rounds and due(s.step + 1, self.every):
-                s = self.watch(s, fed.get([fed.call(self.norm, k) for k in fed.clients]))
+                s = self.watch(s, fed.get(fed.call_all(self.norm)))
             s = s.next(personal=tuple(mixed))
             yield s
 
@@ -220,7 +218,8 @@ class CriticalFL(PersonalMethod):
 
     def most(self, clients: int) -> int:
         """The largest number of peers."""
-        return max(1, int(self.cap * (clients - 1) + 1e-9))  # tolerates the rounding of the cap
+        # Tolerates the rounding of the cap.
+        return max(1, int(self.cap * (clients - 1) + 1e-9))
 
     def cost(self, clients: int, model: int) -> int:
         """At most R·N·cap·(M + 8), and 8 for each norm; `moved` gives the actual bytes."""

@@ -38,9 +38,8 @@ class Upload(NamedTuple):
     """What a client sends back."""
 
     values: Tensor  # its parameters (P,), or in a critical round those that changed most
-    mask: (
-        Tensor | None
-    )  # (⌈P/8⌉,) uint8, the positions of the values, one bit per parameter; None: all
+    # (⌈P/8⌉,) uint8, the positions of the values, one bit per parameter; None: all
+    mask: Tensor | None
     rest: Weights  # no parameters; running statistics and counters
     n: Annotated[int, OwnSamples]  # number of its samples
     norm: float  # its federated gradient norm
@@ -52,9 +51,8 @@ class Selection(State):
 
     norms: tuple[float, ...] = ()  # the mean gradient norm of the clients at each check so far
     count: int = 0  # M, number of clients in the next round; 0: the least number
-    critical: bool = (
-        True  # whether the next round is in a critical period, by the last check; True at the start
-    )
+    # whether the next round is in a critical period, by the last check; True at the start
+    critical: bool = True
     capped: bool = False  # whether M has ever reached its largest value
     whole: int = 0  # number of complete models that were sent back so far
     sparse: int = 0  # number of models of which only the largest changes were sent back
@@ -104,7 +102,8 @@ class CriticalFLServer(Method):
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a cap below the least number of clients drawn."""
-        least, most = participants(len(clients), self.participation), self.most(len(clients))
+        least = participants(len(clients), self.participation)
+        most = self.most(len(clients))
         require(
             least <= most, "participation", self.participation, f"at most --cap, {most} clients"
         )
@@ -116,7 +115,8 @@ class CriticalFLServer(Method):
     def run(self, fed: Fed, s: Selection) -> Iterator[State]:
         least = participants(len(fed.clients), self.participation)
         while s.step < self.rounds:
-            model, sparse = at_server(fed, s.model), s.critical and self.upload < 1
+            model = at_server(fed, s.model)
+            sparse = s.critical and self.upload < 1
             chosen = fed.sample(s.count or least)
             uploads = fed.get(
                 [fed.call(self.train, k, model, sparse, s.step) for k in chosen], at_least=1
@@ -148,12 +148,11 @@ class CriticalFLServer(Method):
         """Train for E epochs; also return η times the mean over epochs of the sum of squared
         gradient norms.
         """
-        training, squares = local_training(client, self.lr_decay, round), Squares()
+        training = local_training(client, self.lr_decay, round)
+        squares = Squares()
         trained = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
-        rest, norm = (
-            trained.with_params(trained.params[:0]),
-            training.lr * squares.sum / self.epochs,
-        )
+        rest = trained.with_params(trained.params[:0])
+        norm = training.lr * squares.sum / self.epochs
         if not sparse:
             return Upload(trained.params, None, rest, client.n, norm)
         mask = largest(trained.params - model.params, self.sent(len(model.params)))
@@ -165,7 +164,8 @@ class CriticalFLServer(Method):
 
     def most(self, clients: int) -> int:
         """M_max."""
-        return max(1, int(self.cap * clients + 1e-9))  # tolerates the rounding of the cap
+        # Tolerates the rounding of the cap.
+        return max(1, int(self.cap * clients + 1e-9))
 
     def steps(self, clients: int) -> int:
         """Return T, the number of rounds."""

@@ -67,9 +67,7 @@ class DFedAvgM(PersonalMethod):
         """
         while s.step < self.rounds:
             mine = own_models(fed, s)
-            trained = [
-                fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
-            ]
+            trained = fed.call_each(self.train, mine, s.step)
             matrix = topology.mixing(
                 self.topology, len(fed.clients), s.step, fed.generator("topology")
             )

@@ -64,9 +64,7 @@ class DFedSAM(PersonalMethod):
         """
         while s.step < self.rounds:
             mine = own_models(fed, s)
-            models: Sequence[Model] = [
-                fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
-            ]
+            models: Sequence[Model] = fed.call_each(self.train, mine, s.step)
             matrix = topology.mixing(
                 self.topology, len(fed.clients), s.step, fed.generator("topology")
             )

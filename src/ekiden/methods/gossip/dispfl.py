@@ -91,7 +91,7 @@ class DisPFL(PersonalMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             mine = own_models(fed, s)
-            shown = [fed.call(self.show, k, w) for k, w in zip(fed.clients, mine, strict=True)]
+            shown = fed.call_each(self.show, mine)
             near = topology.circles(
                 self.topology, len(fed.clients), s.step, fed.generator("topology")
             )
@@ -107,7 +107,7 @@ class DisPFL(PersonalMethod):
     def show(self, client: Client, model: Weights) -> Sparse:
         """Return the active weights, with the mask that they were trained with."""
         if client.state is None:
-            draw = Generator().manual_seed(client.seed("mask"))
+            draw = client.generator("mask")
             first = random_mask(client.shapes, self.active(client.shapes), draw).to(
                 model.params.device
             )
@@ -233,9 +233,12 @@ def move(
         where: (P,) regrow where its absolute value is largest; at random if None.
         seed: seed of the random places.
     """
-    moved, start, draw = mask.clone(), 0, Generator().manual_seed(seed)
+    moved = mask.clone()
+    start = 0
+    draw = Generator().manual_seed(seed)
     for shape in shapes:
-        part = moved[start : start + prod(shape)]  # a view
+        # A view
+        part = moved[start : start + prod(shape)]
         count = ceil(share * int(part.sum()))
         sizes = params[start : start + prod(shape)].abs().masked_fill(~part, float("inf"))
         part[sizes.argsort(stable=True)[:count]] = False
@@ -244,9 +247,8 @@ def move(
             if where is None
             else where[start : start + prod(shape)].abs()
         )
-        score = score.to(part.device).masked_fill(
-            part, -1.0
-        )  # below all others: active weights do not regrow
+        # Below all others: active weights do not regrow.
+        score = score.to(part.device).masked_fill(part, -1.0)
         part[score.argsort(descending=True, stable=True)[:count]] = True
         start += prod(shape)
     return moved

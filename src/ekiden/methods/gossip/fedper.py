@@ -68,25 +68,20 @@ class FedPer(PersonalMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             mine = own_models(fed, s)
-            trained = [
-                fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
-            ]
-            shares = [fed.call(self.share, k, w) for k, w in zip(fed.clients, trained, strict=True)]
+            trained = fed.call_each(self.train, mine, s.step)
+            shares = fed.call_each(self.share, trained)
             if self.topology == BY_SERVER:
                 base = average(fed.get(shares))
-                mixed = [
-                    fed.call(self.take, k, w, base)
-                    for k, w in zip(fed.clients, trained, strict=True)
-                ]
+                mixed = fed.call_each(self.take, trained, base)
             else:
                 near = topology.circles(
                     self.topology, len(fed.clients), s.step, fed.generator("topology")
                 )
-                mixed = [
+                mixed = tuple(
                     fed.call(self.mix, k, w, [shares[j] for j in circle])
                     for k, w, circle in zip(fed.clients, trained, near, strict=True)
-                ]
-            s = s.next(personal=tuple(mixed))
+                )
+            s = s.next(personal=mixed)
             yield s
 
     @on_client(gives="model")

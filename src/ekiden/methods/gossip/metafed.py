@@ -58,9 +58,8 @@ class MetaFed(Method):
     """threshold_2, accuracy from which on a teacher that is no better than the client still teaches
     (0.4 for VLCS and PACS)"""
 
-    traits = Traits(
-        private=bool, needs_validation=True, one_model=False
-    )  # flag_i, whether the client distils
+    # flag_i, whether the client distils
+    traits = Traits(private=bool, needs_validation=True, one_model=False)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after training alone, after each hop, and after personalisation. Models
@@ -68,19 +67,17 @@ class MetaFed(Method):
         """
         n = len(fed.clients)
         if s.step == 0:
-            s = s.next(personal=tuple(fed.call(self.warm_up, k, INITIAL) for k in fed.clients))
+            s = s.next(personal=fed.call_all(self.warm_up, INITIAL))
             yield s
         while s.step <= self.rounds * n:
             i = (s.step - 1) % n
-            teacher = (
-                None if s.step == 1 else s.personal[i - 1]
-            )  # the predecessor; the last client before the first
+            # The predecessor; the last client before the first.
+            teacher = None if s.step == 1 else s.personal[i - 1]
             model = fed.call(self.accumulate, fed.clients[i], s.personal[i], teacher)
             s = s.next(model=model, personal=(*s.personal[:i], model, *s.personal[i + 1 :]))
             yield s
         if s.step == self.rounds * n + 1:
-            own = zip(fed.clients, s.personal, strict=True)
-            s = s.next(personal=tuple(fed.call(self.personalise, k, w, s.model) for k, w in own))
+            s = s.next(personal=fed.call_each(self.personalise, s.personal, s.model))
             yield s
 
     @on_client(gives="model")
@@ -103,7 +100,8 @@ class MetaFed(Method):
     @on_client(gives="model")
     def personalise(self, client: Client, own: Weights, teacher: Weights) -> Weights:
         """Train in the last stage, with a weight that depends on how much better the teacher is."""
-        mine, theirs = client.accuracy(own), client.accuracy(teacher)
+        mine = client.accuracy(own)
+        theirs = client.accuracy(teacher)
         return self.learn(
             client, own, teacher, distillation_weight(self.distill_weight, mine, theirs, self.trust)
         )

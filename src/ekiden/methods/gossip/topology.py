@@ -42,7 +42,8 @@ def adjacency(
         raise unknown("topology", name, (*_FIXED, *_DRAWN))
     numbers = _numbers(topology, given)
     place = torch.arange(clients)
-    ahead = (place[None, :] - place[:, None]) % max(clients, 1)  # places from i to l
+    # Places from i to l.
+    ahead = (place[None, :] - place[:, None]) % max(clients, 1)
     if name == "ring":
         edges = (ahead == 1) | (ahead == clients - 1)
     elif name == "exponential":
@@ -123,7 +124,7 @@ def check_mixing(matrix: Tensor, name: str = "the mixing matrix") -> None:
             f"{name} is not symmetric: two neighbours must give each other the same weight"
         )
     ones = torch.ones(len(matrix), dtype=matrix.dtype)
-    if bool((matrix < 0).any()) or not torch.allclose(matrix.sum(1), ones):
+    if (matrix < 0).any() or not torch.allclose(matrix.sum(1), ones):
         raise UserError(
             f"{name} is not an average: the weights of each row must be 0 or more and sum to 1"
         )

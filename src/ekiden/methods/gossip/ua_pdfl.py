@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, cast
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ekiden.authoring import (
     CLASSES,
@@ -132,7 +132,8 @@ class UAPDFL(PersonalMethod):
         """Yield the state after each round. The server learns who is near whom, but sees no
         model.
         """
-        names, positions = fed.clients, range(len(fed.clients))
+        names = fed.clients
+        positions = range(len(fed.clients))
         while s.step < self.rounds:
             mine = own_models(fed, s)
             edges = topology.adjacency(
@@ -149,7 +150,8 @@ class UAPDFL(PersonalMethod):
             heads: dict[int, Ref[Weights]] = {}
             models: list[Ref[Weights]] = []
             for i, choice in enumerate(choices):
-                if not s.personal:  # all models are the initial one, and so is any mean of them
+                # All models are the initial one, and so is any mean of them.
+                if not s.personal:
                     models.append(fed.call(self.adopt, names[i], INITIAL, s.step))
                     continue
                 if choice.adopt >= 0:
@@ -165,7 +167,8 @@ class UAPDFL(PersonalMethod):
                 flags = tuple(choice.similar)
                 parts = [bases[j] for j in near[i]], [heads[j] for j in similar]
                 models.append(fed.call(self.combine, names[i], mine[i], *parts, flags, s.step))
-            moving = choices if s.personal else []  # the initial model does not travel
+            # The initial model does not travel.
+            moving = choices if s.personal else []
             stay = [c for c in moving if c.adopt < 0]
             s = s.next(
                 personal=tuple(models),
@@ -191,7 +194,7 @@ class UAPDFL(PersonalMethod):
         apart = [divergence(mine.unit, u.unit, self.divergence) for u in peers]
         similar = [d < self.threshold or not self.personal_heads for d in apart]
         if self.dropout and all(d <= self.threshold for d in apart):
-            draw = Generator().manual_seed(client.seed("adopt"))
+            draw = client.generator("adopt")
             return Choice(similar, int(torch.randint(len(peers), (), generator=draw)))
         return Choice(similar, -1)
 
@@ -223,7 +226,8 @@ class UAPDFL(PersonalMethod):
         """Train from the average of all extractors and of the heads of those near, by numbers of
         samples.
         """
-        head, n = client.head, cast(Heard, client.state).n
+        head = client.head
+        n = cast(Heard, client.state).n
         near = [k for k, is_near in zip(n, similar, strict=True) if is_near]
         model = (~head).put(mean([(~head).of(model), *bases], [client.n, *n]), model)
         return self.train(
@@ -298,7 +302,8 @@ def divergence(p: Tensor, q: Tensor, kind: Divergence) -> float:
             where one has mass and the other has none; "js", the Jensen-Shannon divergence: at most
             ln 2.
     """
-    p, q = p.double(), q.double()
+    p = p.double()
+    q = q.double()
     if kind == "js":
         middle = (p + q) / 2
         return float((relative_entropy(p, middle) + relative_entropy(q, middle)) / 2)

@@ -62,9 +62,6 @@ class Average(OneShot):
     combine_heads: Head = "mean"
     """how classifiers are averaged: mean (like the rest), class-wise (each class over its owners),
     or class-counts (by n_ic/n_c, the clients' shares of the class's samples)"""
-    running_variances: Literal["mean", "mixture"] = "mean"
-    """running variances: their mean, or the variance of the mixture, Σ p_i (var_i + (mean_i -
-    mean)²)"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
     combine: Rule = "mean"
@@ -80,13 +77,9 @@ class Average(OneShot):
         """Refuse class-wise options with a rule other than the mean, and a limit on steps without a
         common start.
         """
-        if self.combine != "mean" and (self.combine_heads, self.running_variances) != (
-            "mean",
-            "mean",
-        ):
+        if self.combine != "mean" != self.combine_heads:
             raise UserError(
-                f"--combine {self.combine} goes with --combine-heads=mean and "
-                "--running-variances=mean: leave these out"
+                f"--combine {self.combine} goes with --combine-heads=mean: leave that out"
             )
         if self.clip_update and self.init != "same":
             raise UserError(
@@ -106,7 +99,8 @@ class Average(OneShot):
     def check_network(self, model: Size) -> None:
         """Refuse a network without a declared classifier, for rules other than the mean."""
         if self.combine_heads != "mean":
-            _ = model.layout.head  # raises if there is none
+            # Raises if there is none.
+            _ = model.layout.head
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at all clients, average."""
@@ -154,11 +148,10 @@ class Average(OneShot):
 
     def aggregate(self, sent: Sequence[Trained], layout: Layout) -> Weights:
         """Return Σ p_i θ_i."""
-        models, counts = [t.model for t in sent], torch.stack([t.counts for t in sent])
+        models = [t.model for t in sent]
+        counts = torch.stack([t.counts for t in sent])
         weights = counts.sum(1).tolist() if self.weighting == "samples" else [1] * len(sent)
         result = combine(models, weights, self.combine, self.faulty)
-        if self.running_variances == "mixture":
-            result = mixture(models, weights, result, layout)
         if self.combine_heads == "mean":
             return result
         return class_mean(
@@ -175,18 +168,14 @@ class Average(OneShot):
         return clients * (model + 8 * numbers)
 
 
-def mixture(
-    models: Sequence[Weights], weights: Sequence[float], result: Weights, layout: Layout
-) -> Weights:
-    """Return `result` with the running variances of the mixture of all clients' activations."""
-    buffers, total = result.buffers.clone(), sum(weights)
-    for layer in layout.layers:
-        if len(layer.statistics) == 2:
-            centre, spread = layer.statistics
-            spread.of(buffers).zero_()
-            for m, p in zip(models, weights, strict=True):
-                away = centre.of(m.buffers) - centre.of(
-                    result.buffers
-                )  # avoids a difference of large squares
-                spread.of(buffers).add_(spread.of(m.buffers) + away**2, alpha=p / total)
-    return Weights(result.params, buffers, result.counters)
+class MergingMethod(OneShot):
+    """A method that trains as `Average` does, and averages what it cannot merge otherwise."""
+
+    epochs: int
+    weighting: Literal["uniform", "samples"]
+    init: Init
+
+    @property
+    def average(self) -> Average:
+        """The local training, and the plain average."""
+        return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)

@@ -15,12 +15,10 @@ from ekiden.authoring import (
     CLASSES,
     INITIAL,
     NUMBERS,
-    Client,
     Count,
     CountOrZero,
     Fed,
     Fraction,
-    Method,
     NonNegative,
     Positive,
     Range,
@@ -28,7 +26,6 @@ from ekiden.authoring import (
     Traits,
     Weights,
     Work,
-    on_client,
 )
 from ekiden.core.base.settings import seeded
 from ekiden.core.engine import wire
@@ -36,28 +33,28 @@ from ekiden.core.training.fit import kept
 from ekiden.core.training.network import Network
 from ekiden.methods.one_shot.blocks.ensemble import (
     Distilled,
-    SampleGenerator,
+    DistillingMethod,
     as_made,
     batches,
     softened,
     synthesise,
 )
 
-_CLIP = 10.0  # largest norm of a gradient, of generator and student
+# Largest norm of a gradient, of generator and student
+_CLIP = 10.0
 
 
 @dataclass(frozen=True)
 class Boosted(Distilled):
     """The state of the server."""
 
-    labels: Tensor | None = (
-        None  # (n,) int64, the classes that the samples of the pool were made for
-    )
+    # (n,) int64, the classes that the samples of the pool were made for
+    labels: Tensor | None = None
     weights: Tensor | None = None  # (N,) of the clients' models
 
 
 @dataclass(frozen=True)
-class CoBoosting(Method):
+class CoBoosting(DistillingMethod):
     """Clients send trained models once; hard synthetic samples and the models' weights improve each
     other.
 
@@ -130,9 +127,11 @@ class CoBoosting(Method):
         distillation.
         """
         if s.step == 0:
-            teachers = tuple(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
-            first, n = fed.get(INITIAL), len(teachers)
-            uniform, momentum = torch.full((n,), 1 / n), torch.zeros_like(first.params)
+            teachers = tuple(fed.get(fed.call_all(self.train, INITIAL)))
+            first = fed.get(INITIAL)
+            n = len(teachers)
+            uniform = torch.full((n,), 1 / n)
+            momentum = torch.zeros_like(first.params)
             s = s.next(teachers=teachers, model=first, momentum=momentum, weights=uniform)
             yield s
         members = [fed.network(t).requires_grad_(False) for t in s.teachers]
@@ -144,25 +143,23 @@ class CoBoosting(Method):
         assert isinstance(s.model, Weights)
         assert s.momentum is not None
         assert s.weights is not None
-        epoch, network = s.step - 1, fed.network(s.model)
+        epoch = s.step - 1
+        network = fed.network(s.model)
         device = next(network.parameters()).device
-        student, momentum = Network(network, device), s.momentum.to(device, copy=True)
+        student = Network(network, device)
+        momentum = s.momentum.to(device, copy=True)
         teacher = WeightedEnsemble(members, s.weights.to(device))
         pool, labels = self.synthesise(fed, teacher, student.module)
         if s.pool is not None and s.labels is not None:
             teacher.weights = self.reweighed(
                 fed, teacher, s.pool, s.labels, self.weight_lr * self.weight_lr_decay**epoch
             )
-            pool, labels = torch.cat([s.pool, pool]), torch.cat([s.labels, labels])
+            pool = torch.cat([s.pool, pool])
+            labels = torch.cat([s.labels, labels])
         lr = self.distill_lr * (1 + math.cos(math.pi * epoch / self.distill_epochs)) / 2
         self.distil(fed, teacher, student, momentum, pool, lr)
         parts = wire.placed((student.weights(), momentum, teacher.weights), torch.device("cpu"))
         return s.next(model=parts[0], momentum=parts[1], weights=parts[2], pool=pool, labels=labels)
-
-    @on_client(gives="model")
-    def train(self, client: Client, model: Weights) -> Weights:
-        """Train on the plain loss."""
-        return client.fit(model, epochs=self.epochs)
 
     def synthesise(
         self, fed: Fed, teacher: "WeightedEnsemble", student: nn.Module
@@ -170,13 +167,9 @@ class CoBoosting(Method):
         """Return a new generator's samples with the smallest loss, and the classes that they were
         made for.
         """
-        draw, device = fed.generator("synthesis"), next(student.parameters()).device
-        generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
-        z = (
-            torch.randn(self.distill_batch_size, self.noise, generator=draw)
-            .to(device)
-            .requires_grad_()
-        )
+        draw = fed.generator("synthesis")
+        device = next(student.parameters()).device
+        generator, z = self.drawn(fed, draw, device)
         labels = torch.randint(fed.layout.classes, (self.distill_batch_size,), generator=draw)
         wanted = labels.to(device)
         student.eval()
@@ -184,7 +177,8 @@ class CoBoosting(Method):
         def loss_of(raw: Tensor) -> Tensor:
             with fed.autocast():
                 x = fed.feed(raw)
-                answers, own = teacher(x), student(x).float()
+                answers = teacher(x)
+                own = student(x).float()
             return hard(answers, wanted, self.hardness) - self.adv * softened(
                 answers, own, self.adv_temperature
             )
@@ -192,9 +186,8 @@ class CoBoosting(Method):
         made = synthesise(
             fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of, _CLIP
         )
-        samples = (
-            self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
-        )  # generator and student
+        # Generator and student
+        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
         fed.work.add(Work(samples, samples))
         return made, labels
 
@@ -202,7 +195,8 @@ class CoBoosting(Method):
         self, fed: Fed, teacher: "WeightedEnsemble", pool: Tensor, labels: Tensor, step: float
     ) -> Tensor:
         """Return the models' weights after passes over the pool in mini-batches."""
-        draw, weights = fed.generator("weights"), teacher.weights
+        draw = fed.generator("weights")
+        weights = teacher.weights
         for _ in range(self.weight_steps):
             for rows in batches(len(pool), self.distill_batch_size, draw):
                 x = fed.feed(as_made(pool, rows), draw)
@@ -224,7 +218,8 @@ class CoBoosting(Method):
         """Train the student in one pass over the pool."""
         draw = fed.generator("distillation")
         student.module.train()
-        with seeded(int(torch.randint(1 << 62, (), generator=draw))):  # dropout of the student
+        # Dropout of the student.
+        with seeded(int(torch.randint(1 << 62, (), generator=draw))):
             for rows in batches(len(pool), self.distill_batch_size, draw):
                 x = self.diversified(fed, teacher, fed.feed(as_made(pool, rows), draw), draw)
                 student.grad.zero_()
@@ -254,14 +249,6 @@ class CoBoosting(Method):
             (u.to(x.device) * (answers / self.temperature).softmax(1)).sum(), x
         )
         return x.detach() + self.perturbation * slope.sign()
-
-    def steps(self, clients: int) -> int:
-        """Return one step for the models and one for each epoch of distillation."""
-        return 1 + self.distill_epochs
-
-    def cost(self, clients: int, model: int) -> int:
-        """N·M: each client sends its model."""
-        return clients * model
 
 
 class WeightedEnsemble(nn.Module):
@@ -310,4 +297,4 @@ def moved(weights: Tensor, answers: Tensor, y: Tensor, step: float) -> Tensor:
     at = weights.clone().requires_grad_()
     (slope,) = torch.autograd.grad(F.cross_entropy(weighted(answers, at), y), at)
     new = (weights - step * slope.sign()).clamp(0, 1)
-    return new if bool(new.any()) else weights
+    return new if new.any() else weights

@@ -32,6 +32,7 @@ from ekiden.core.base.sums import fixed, real
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.tasks import Need
 from ekiden.core.training.network import Network, fresh, trial
+from ekiden.methods.blocks.symmetric import numbers, symmetric, upper
 
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -47,8 +48,7 @@ class LeastSquaresSums:
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
-        rows = len(self.products)
-        if self.products.ndim != 2 or self.squares.shape != (rows * (rows + 1) // 2,):
+        if self.products.ndim != 2 or self.squares.shape != (numbers(len(self.products)),):
             raise UserError("sums do not fit together: use the same method and model everywhere")
         if {self.squares.dtype, self.products.dtype} != {torch.int64}:
             raise UserError("sums must be of int64: use the same version of Ekiden everywhere")
@@ -63,9 +63,8 @@ class LeastSquaresSums:
 class KeptSolutions(NamedTuple):
     """What a client keeps."""
 
-    solutions: list[
-        Tensor
-    ]  # the solutions that it has received: W_0 (D, K), G_0 (F, K), W_1, G_1, ...
+    # the solutions that it has received: W_0 (D, K), G_0 (F, K), W_1, G_1, ...
+    solutions: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,8 @@ class DeepAFL(Method):
         head = self.head(inputs(client.module), client.classes, seed, solutions).to(
             initial.params.device
         )
-        solved = 3 + len(solutions) // 2  # flatten, R_0, tanh, and the residual layers with a Δ
+        # Flatten, R_0, tanh, and the residual layers with a Δ.
+        solved = 3 + len(solutions) // 2
         squares: Tensor | float = 0.0
         products: Tensor | float = 0.0
         with torch.no_grad():
@@ -214,7 +214,8 @@ class DeepAFL(Method):
                 a = head[:solved](client.probe(x, initial)[0].double())
                 y = client.task.targets(labels, client.classes).double()
                 if len(solutions) % 2:
-                    y = y - a @ solutions[-1]  # the residual R = Y - Z W
+                    # The residual R = Y - Z W.
+                    y = y - a @ solutions[-1]
                     residual = head[solved]
                     assert isinstance(residual, Residual)
                     a = residual.activation(residual.random(a))
@@ -222,9 +223,8 @@ class DeepAFL(Method):
                 products = products + a.T @ y
         assert isinstance(squares, Tensor)
         assert isinstance(products, Tensor)
-        squares = squares[tuple(torch.triu_indices(*squares.shape, device=squares.device))]
         own = LeastSquaresSums(
-            *(fixed(t, clients, "sums of features") for t in (squares, products))
+            *(fixed(t, clients, "sums of features") for t in (upper(squares), products))
         )
         return client.added(before, own, (solutions, seed, clients))
 
@@ -232,10 +232,8 @@ class DeepAFL(Method):
         """Return the next solution from the sums over all clients: W, or G if the last one was
         W.
         """
-        packed, products = real(sums.squares), real(sums.products)
-        squares = packed.new_zeros(len(products), len(products))
-        rows, columns = torch.triu_indices(*squares.shape)
-        squares[rows, columns] = squares[columns, rows] = packed
+        squares = symmetric(real(sums.squares))
+        products = real(sums.products)
         if len(solutions) % 2:
             return sandwiched(squares, products, solutions[-1], self.sandwich)
         squares.diagonal().add_(self.ridge)
@@ -292,7 +290,7 @@ class DeepAFL(Method):
     def cost(self, clients: int, model: Size) -> int:
         """8N·((T + 1)·(D(D + 1)/2 + DK) + T·(F(F + 1)/2 + FK)) up, 8N·T·(DK + FK) down."""
         k = model.layout.classes
-        a, b = (n * (n + 1) // 2 + n * k for n in (self.width, self.random_features))
+        a, b = (numbers(n) + n * k for n in (self.width, self.random_features))
         return (
             8
             * clients
@@ -312,7 +310,8 @@ def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Te
         w: (D, K) W.
         ridge: λ.
     """
-    left, v = torch.linalg.eigh(squares)  # in these bases the equation is diagonal
+    # In these bases the equation is diagonal.
+    left, v = torch.linalg.eigh(squares)
     right, q = torch.linalg.eigh(w.T @ w)
     inner = (v.T @ products @ q) / (ridge + left.clamp(min=0)[:, None] * right.clamp(min=0))
     gain: Tensor = v @ inner @ q.T

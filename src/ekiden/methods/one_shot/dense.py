@@ -12,10 +12,8 @@ from ekiden.authoring import (
     INITIAL,
     NUMBERS,
     VECTORS,
-    Client,
     Count,
     Fed,
-    Method,
     NonNegative,
     Positive,
     Range,
@@ -24,15 +22,14 @@ from ekiden.authoring import (
     Weights,
     Work,
     mean,
-    on_client,
 )
 from ekiden.core.base.settings import seeded
 from ekiden.core.engine import wire
 from ekiden.core.training.network import Network
 from ekiden.methods.one_shot.blocks.ensemble import (
     Distilled,
+    DistillingMethod,
     EnsembleModel,
-    SampleGenerator,
     as_made,
     batches,
     synthesise,
@@ -40,7 +37,7 @@ from ekiden.methods.one_shot.blocks.ensemble import (
 
 
 @dataclass(frozen=True)
-class DENSE(Method):
+class DENSE(DistillingMethod):
     """Clients send trained models once; the server synthesises samples with them and distils them
     into one model.
 
@@ -101,7 +98,7 @@ class DENSE(Method):
         distillation.
         """
         if s.step == 0:
-            teachers = tuple(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
+            teachers = tuple(fed.get(fed.call_all(self.train, INITIAL)))
             first = fed.get(INITIAL) if self.student == "fresh" else mean(teachers)
             s = s.next(teachers=teachers, model=first, momentum=torch.zeros_like(first.params))
             yield s
@@ -113,7 +110,8 @@ class DENSE(Method):
             assert s.momentum is not None
             module = fed.network(s.model)
             device = next(module.parameters()).device
-            student, momentum = Network(module, device), s.momentum.to(device, copy=True)
+            student = Network(module, device)
+            momentum = s.momentum.to(device, copy=True)
             made = self.synthesise(fed, teacher.eval(), student.module)
             pool = made if s.pool is None else torch.cat([s.pool, made])
             self.distil(fed, teacher, student, momentum, pool)
@@ -121,20 +119,11 @@ class DENSE(Method):
             s = s.next(model=trained[0], pool=pool, momentum=trained[1])
             yield s
 
-    @on_client(gives="model")
-    def train(self, client: Client, model: Weights) -> Weights:
-        """Train on the plain loss."""
-        return client.fit(model, epochs=self.epochs)
-
     def synthesise(self, fed: Fed, teacher: EnsembleModel, student: nn.Module) -> Tensor:
         """Return the samples with the smallest loss over all steps of a new generator."""
-        draw, device = fed.generator("synthesis"), next(student.parameters()).device
-        generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
-        z = (
-            torch.randn(self.distill_batch_size, self.noise, generator=draw)
-            .to(device)
-            .requires_grad_()
-        )
+        draw = fed.generator("synthesis")
+        device = next(student.parameters()).device
+        generator, z = self.drawn(fed, draw, device)
         wanted = fed.task.drawn(self.distill_batch_size, fed.layout.classes, draw).to(device)
         statistics = Statistics(teacher)
         student.eval()
@@ -143,16 +132,16 @@ class DENSE(Method):
             statistics.terms.clear()
             with fed.autocast():
                 x = fed.feed(raw, draw)
-                answers, own = teacher(x).float(), student(x).float()
+                answers = teacher(x).float()
+                own = student(x).float()
             loss = self.ce * fed.task.mean_loss(answers, wanted)
             loss = loss + self.bn * statistics.loss(len(teacher.members))
             return loss + self.adv * disagreement(answers, own, fed.task.kind)
 
         made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of)
         statistics.close()
-        samples = (
-            self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
-        )  # generator and student
+        # Generator and student
+        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
         fed.work.add(Work(samples, samples))
         return made
 
@@ -162,7 +151,8 @@ class DENSE(Method):
         """Train the student in one pass over the pool."""
         draw = fed.generator("distillation")
         student.module.train()
-        with seeded(int(torch.randint(1 << 62, (), generator=draw))):  # dropout of the student
+        # Dropout of the student.
+        with seeded(int(torch.randint(1 << 62, (), generator=draw))):
             for rows in batches(len(pool), self.distill_batch_size, draw):
                 x = fed.feed(as_made(pool, rows), draw)
                 student.grad.zero_()
@@ -175,14 +165,6 @@ class DENSE(Method):
                 student.params.add_(momentum, alpha=-self.distill_lr)
         fed.work.add(Work((len(teacher.members) + 1) * len(pool), len(pool)))
         student.module.eval()
-
-    def steps(self, clients: int) -> int:
-        """Return one step for the models and one for each epoch of distillation."""
-        return 1 + self.distill_epochs
-
-    def cost(self, clients: int, model: int) -> int:
-        """N·M: each client sends its model."""
-        return clients * model
 
 
 def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification") -> Tensor:

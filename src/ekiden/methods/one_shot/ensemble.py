@@ -73,7 +73,7 @@ class Ensemble(OneShot):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at all clients, join the models into one network."""
         if s.step == 0:
-            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            sent = fed.get(fed.call_all(self.train, INITIAL))
             counts = torch.stack([m.counts for m in sent]).float()
             if not counts.numel():
                 counts = torch.ones(len(sent), fed.layout.classes)

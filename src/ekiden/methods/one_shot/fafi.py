@@ -86,9 +86,11 @@ class AlignedLoss(Objective):
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """Return the loss of a batch."""
-        network, labels = as_split(forward), torch.cat([y, y])
+        network = as_split(forward)
+        labels = torch.cat([y, y])
         z = network.features(torch.cat([x, self.method.view(x)]))
-        scores, prototypes = network.head(z).float(), cast(Tensor, network.head.weight)
+        scores = network.head(z).float()
+        prototypes = cast(Tensor, network.head.weight)
         contrast = supervised_contrast(
             F.normalize(z.float(), dim=1), labels, self.method.temperature
         )
@@ -164,7 +166,7 @@ class FAFI(OneShot):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at all clients, join the models into one network."""
         if s.step == 0:
-            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            sent = fed.get(fed.call_all(self.train, INITIAL))
             yield s.next(model=self.joined(fed.network(sent[0].model), sent))
 
     @on_client(gives="model")

@@ -24,22 +24,24 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.training.weights import Layer, Layout
-from ekiden.methods.blocks.combining import Init, OneShot, Trained
-from ekiden.methods.one_shot.average import Average
+from ekiden.methods.blocks.combining import Init, Trained
+from ekiden.methods.blocks.symmetric import numbers
+from ekiden.methods.one_shot.average import MergingMethod
 from ekiden.methods.one_shot.blocks.curvature import (
     Factors,
     Labels,
     diagonal,
     half,
     kronecker,
-    length,
     note_averaged,
     refuse,
     shares,
     whole,
 )
 
-_MOMENTUM, _SQUARES, _EPSILON = 0.9, 0.99, 0.01  # β1, β2, ε of the authors' Adam
+_MOMENTUM = 0.9
+_SQUARES = 0.99
+_EPSILON = 0.01  # β1, β2, ε of the authors' Adam
 Gradient = Callable[
     [Tensor], Tensor
 ]  # Σ p_k F_k (W - W_k) at W = average + (the argument), both (P,)
@@ -49,14 +51,12 @@ class BlockInformed(NamedTuple):
     """What a client sends."""
 
     trained: Trained  # its model, and n_k if the average needs it
-    fisher: list[
-        Tensor
-        # [(P,)] the diagonal of its Fisher information, or the lower halves of A and B for each layer
-    ]
+    # [(P,)] the diagonal of its Fisher information, or the lower halves of A and B for each layer
+    fisher: list[Tensor]
 
 
 @dataclass(frozen=True)
-class FedFisher(OneShot):
+class FedFisher(MergingMethod):
     """One-shot aggregation by gradient descent on the sum of second-order approximations of the
     clients' losses.
 
@@ -104,7 +104,7 @@ class FedFisher(OneShot):
         if s.step == 0:
             if self.curvature == "kfac":
                 note_averaged("FedFisher", fed.layout)
-            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            sent = fed.get(fed.call_all(self.train, INITIAL))
             s = s.next(model=self.merge(sent, fed.layout))
             yield s
 
@@ -112,7 +112,7 @@ class FedFisher(OneShot):
     def train(self, client: Client, model: Weights) -> BlockInformed:
         """Train on the plain loss, then make one pass for the Fisher information."""
         trained = self.average.train(client, model)
-        draw = torch.Generator().manual_seed(client.seed("labels"))
+        draw = client.generator("labels")
         data = client.network(trained.model), self.layers(client.layout), client.batches()
         if self.curvature == "diagonal":
             return BlockInformed(trained, [diagonal(*data, self.fisher, draw, client.work).float()])
@@ -132,7 +132,8 @@ class FedFisher(OneShot):
     def merge(self, sent: Sequence[BlockInformed], layout: Layout) -> Weights:
         """Minimise the quadratic with Adam, from the average."""
         models = [s.trained for s in sent]
-        mean, p = self.average.aggregate(models, layout), shares(models)
+        mean = self.average.aggregate(models, layout)
+        p = shares(models)
         away = [m.model.params - mean.params for m in models]
         if self.curvature == "diagonal":
             gradient = along_diagonals([s.fisher[0] for s in sent], away, p)
@@ -144,7 +145,8 @@ class FedFisher(OneShot):
 
     def descend(self, gradient: Gradient, change: Tensor) -> Tensor:
         """The authors' Adam: sums instead of running means, so no correction of their bias."""
-        first, second = torch.zeros_like(change), torch.zeros_like(change)
+        first = torch.zeros_like(change)
+        second = torch.zeros_like(change)
         for _ in range(self.iterations):
             g = gradient(change)
             first.mul_(_MOMENTUM).add_(g)
@@ -157,20 +159,15 @@ class FedFisher(OneShot):
             change = change.addcdiv(first, root, value=-self.server_lr)
         return change
 
-    @property
-    def average(self) -> Average:
-        """The local training, and the average that the server starts from."""
-        return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
-
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·P) with P parameters, or N·(M + 4·Σ (d(d + 1) + o(o + 1))/2); and 8·N for n_k.
 
         Layers have d inputs, a bias counting as one, and o outputs.
         """
-        numbers = sum(length(layer.inputs) + length(layer.width) for layer in model.layout.dense)
+        entries = sum(numbers(layer.inputs) + numbers(layer.width) for layer in model.layout.dense)
         if self.curvature == "diagonal":
-            numbers = len(model.network.params)
-        return self.average.cost(clients, model) + clients * 4 * numbers
+            entries = len(model.network.params)
+        return self.average.cost(clients, model) + clients * 4 * entries
 
 
 def along_diagonals(
@@ -184,9 +181,8 @@ def along_diagonals(
         )
     total = torch.stack([share * f for f, share in zip(fishers, p, strict=True)]).sum(0)
     pull = torch.stack([share * f * a for f, a, share in zip(fishers, away, p, strict=True)]).sum(0)
-    return lambda change: (
-        total * change - pull
-    )  # of ½ Σ_k p_k (δ - a_k)ᵀ F_k (δ - a_k), a_k = w_k - mean
+    # Of ½ Σ_k p_k (δ - a_k)ᵀ F_k (δ - a_k), a_k = w_k - mean.
+    return lambda change: total * change - pull
 
 
 def along_factors(
@@ -208,9 +204,8 @@ def along_factors(
     def gradient(change: Tensor) -> Tensor:
         found = -pull
         for a, b, layer in zip(inputs, outputs, layers, strict=True):
-            layer.put(
-                found, layer.matrix(found) + (b @ layer.matrix(change) @ a).sum(0)
-            )  # F_k δ = p_k B_k δ A_k
+            # F_k δ = p_k B_k δ A_k.
+            layer.put(found, layer.matrix(found) + (b @ layer.matrix(change) @ a).sum(0))
         return found
 
     return gradient

@@ -22,20 +22,21 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.training.weights import Layout
-from ekiden.methods.blocks.combining import Init, OneShot, Trained
-from ekiden.methods.one_shot.average import Average
+from ekiden.methods.blocks.combining import Init, Trained
+from ekiden.methods.blocks.symmetric import numbers
+from ekiden.methods.one_shot.average import MergingMethod
 from ekiden.methods.one_shot.blocks.curvature import (
     Labels,
     half,
     kronecker,
-    length,
     note_averaged,
     refuse,
     shares,
 )
 from ekiden.methods.one_shot.fedfisher import unpacked
 
-_TOLERANCE = 1e-8  # relative residual at which the linear system counts as solved
+# Relative residual at which the linear system counts as solved
+_TOLERANCE = 1e-8
 Map = Callable[[Tensor], Tensor]
 
 
@@ -47,7 +48,7 @@ class Posterior(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedLPA(OneShot):
+class FedLPA(MergingMethod):
     """One-shot aggregation of posteriors from a Laplace approximation for each layer at each
     client.
 
@@ -93,7 +94,7 @@ class FedLPA(OneShot):
         """Yield one state: train and measure at all clients, solve."""
         if s.step == 0:
             note_averaged("FedLPA", fed.layout)
-            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            sent = fed.get(fed.call_all(self.train, INITIAL))
             s = s.next(model=self.merge(sent, fed.layout))
             yield s
 
@@ -101,18 +102,17 @@ class FedLPA(OneShot):
     def train(self, client: Client, model: Weights) -> Posterior:
         """Train on the plain loss, then make one pass for the factors."""
         trained = self.average.train(client, model)
-        draw = torch.Generator().manual_seed(client.seed("labels"))
-        network, layers = client.network(trained.model), client.layout.dense
+        draw = client.generator("labels")
+        network = client.network(trained.model)
+        layers = client.layout.dense
         found = kronecker(network, layers, client.batches(), self.fisher, draw, client.work)
         return Posterior(trained, [half(side) for factors in found for side in factors])
 
     def merge(self, sent: Sequence[Posterior], layout: Layout) -> Weights:
         """Solve each linear or convolutional layer's system; average all other layers."""
         models = [s.trained for s in sent]
-        mean, share = (
-            self.average.aggregate(models, layout),
-            torch.tensor(shares(models)).double()[:, None, None],
-        )
+        mean = self.average.aggregate(models, layout)
+        share = torch.tensor(shares(models)).double()[:, None, None]
         factors = [unpacked(s.factors, layout.dense) for s in sent]
         params = mean.params.clone()
         for i, layer in enumerate(layout.dense):
@@ -129,7 +129,8 @@ class FedLPA(OneShot):
         """W (o, d) of one layer, from A_k (N, d, d), p_k B_k (N, o, o), p_k (N, 1, 1), W_k (N, o,
         d) and their mean.
         """
-        left, right = torch.linalg.inv(b.sum(0)), torch.linalg.inv((share * a).sum(0))
+        left = torch.linalg.inv(b.sum(0))
+        right = torch.linalg.inv((share * a).sum(0))
         if self.solve == "mean-factors":
             by_means: Tensor = (
                 left @ (b @ rows @ a).sum(0) @ right
@@ -143,18 +144,13 @@ class FedLPA(OneShot):
         )
         return mean + change
 
-    @property
-    def average(self) -> Average:
-        """The local training, and the average of all other layers."""
-        return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
-
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·Σ (d(d + 1) + o(o + 1))/2); and 8·N for n_k.
 
         Layers have d inputs, a bias counting as one, and o outputs.
         """
-        numbers = sum(length(layer.inputs) + length(layer.width) for layer in model.layout.dense)
-        return self.average.cost(clients, model) + clients * 4 * numbers
+        entries = sum(numbers(layer.inputs) + numbers(layer.width) for layer in model.layout.dense)
+        return self.average.cost(clients, model) + clients * 4 * entries
 
 
 def damped(factor: Tensor, damping: float) -> Tensor:
@@ -167,16 +163,19 @@ def conjugate(system: Map, precondition: Map, target: Tensor, iterations: int) -
 
     Stops early where rounding has made the system or the preconditioner indefinite.
     """
-    x, residual = torch.zeros_like(target), target.clone()
+    x = torch.zeros_like(target)
+    residual = target.clone()
     towards = precondition(residual)
-    direction, gain = towards, float((residual * towards).sum())
+    direction = towards
+    gain = float((residual * towards).sum())
     enough = _TOLERANCE * float(target.norm())
     for _ in range(iterations):
         image = system(direction)
         curvature = float((direction * image).sum())
         if float(residual.norm()) <= enough or curvature <= 0 or gain <= 0:
             break
-        x, residual = x + gain / curvature * direction, residual - gain / curvature * image
+        x = x + gain / curvature * direction
+        residual = residual - gain / curvature * image
         towards = precondition(residual)
         gain, before = float((residual * towards).sum()), gain
         direction = towards + gain / before * direction

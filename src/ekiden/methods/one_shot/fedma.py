@@ -130,12 +130,16 @@ class FedMA(Method):
 
     def layer_wise(self, fed: Fed, elastic: Elastic, s: Matched) -> list[Tensor]:
         """The layers of the global model, each matched before the clients retrain the next ones."""
-        forms, draw, layers, head = elastic.forms, fed.generator("order"), list[Tensor](), None
-        if isinstance(s.model, Weights):  # of the round before
+        forms = elastic.forms
+        draw = fed.generator("order")
+        layers = list[Tensor]()
+        head = None
+        # Of the round before.
+        if isinstance(s.model, Weights):
             before = Network(adapted(elastic, s.model))
             before.load(s.model)
             head = matrices(before)[-1]
-        sent = fed.get([fed.call(self.first_layer, k, INITIAL, head) for k in fed.clients])
+        sent = fed.get(fed.call_all(self.first_layer, INITIAL, head))
         rows = [t.layer for t in sent]
         for form in forms[:-1]:
             units, layer = self.match(rows, form, draw)
@@ -148,7 +152,7 @@ class FedMA(Method):
 
     def one_shot(self, fed: Fed, forms: Sequence[Form]) -> list[Tensor]:
         """Match layer by layer, starting from complete models."""
-        sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+        sent = fed.get(fed.call_all(self.train, INITIAL))
         models = [matrices(Network(Elastic(fed.network(t.model)).cpu())) for t in sent]
         return self.merge(
             models, forms, torch.stack([t.counts for t in sent]), fed.generator("order")
@@ -168,7 +172,8 @@ class FedMA(Method):
             raise UserError(
                 "models of different shape cannot be matched: use the same network at every client"
             )
-        layers, rows = list[Tensor](), [m[0] for m in models]
+        layers = list[Tensor]()
+        rows = [m[0] for m in models]
         for i, form in enumerate(forms[1:]):
             units, layer = self.match(rows, forms[i], generator)
             layers.append(layer)
@@ -220,7 +225,8 @@ class FedMA(Method):
         """
         kept: KeptLayers = client.state
         elastic = Elastic(client.network(initial))
-        layers, now = list(kept.layers), len(kept.units)
+        layers = list(kept.layers)
+        now = len(kept.units)
         layers[now] = layer
         layers[now + 1] = elastic.forms[now + 1].spread(layers[now + 1], units, len(layer))
         layers = tune(client, elastic, layers, now + 1, self.retrain_epochs)
@@ -256,7 +262,9 @@ class FedMA(Method):
         if not self.retrain_epochs:
             return clients * (model + counts)
         elastic = Elastic(model.network.module)
-        own, total, head = [*elastic.widths.tolist(), model.layout.classes], 0, 0
+        own = [*elastic.widths.tolist(), model.layout.classes]
+        total = 0
+        head = 0
         for widths in rounds:
             wide = [4 * n for n in elastic.sizes(widths)]
             sent = sum(

@@ -41,14 +41,13 @@ def destroy(x: Tensor) -> Tensor:
         return numbers.gather(1, torch.rand(numbers.shape).argsort(1).to(x.device)).view(x.shape)
     result = x.clone()
     kinds = torch.randint(7, (len(x),)).to(x.device)
-    with torch.autocast(
-        x.device.type, enabled=False
-    ):  # pixels and their places keep the precision of `x`
+    # Pixels and their places keep the precision of `x`.
+    with torch.autocast(x.device.type, enabled=False):
         for kind, operation in enumerate((crop, blur, erase, cut, rotate)):
             chosen = kinds == kind
             if operation in (cut, rotate):
                 chosen |= kinds == kind + 2
-            if bool(chosen.any()):
+            if chosen.any():
                 result[chosen] = operation(x[chosen])
     return result
 
@@ -59,7 +58,8 @@ def crop(x: Tensor) -> Tensor:
     area, aspect, *at = torch.rand(4, len(x), device="cpu")
     h, w = _rectangle(0.1 + 0.23 * area, (3 / 4) ** (1 - 2 * aspect), height, width)
     theta = torch.zeros(len(x), 2, 3)
-    theta[:, 0, 0], theta[:, 1, 1] = w, h  # frames go from -1 to 1
+    # Frames go from -1 to 1.
+    theta[:, 0, 0], theta[:, 1, 1] = w, h
     theta[:, 0, 2], theta[:, 1, 2] = (2 * at[0] - 1) * (1 - w), (2 * at[1] - 1) * (1 - h)
     grid = F.affine_grid(theta.to(x), list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, padding_mode="border", align_corners=False)
@@ -70,8 +70,10 @@ def blur(x: Tensor) -> Tensor:
     to 100 pixels.
     """
     n, channels, height, width = x.shape
-    long, short = 3 + 2 * torch.randint(4, (n,)), 1 + 2 * torch.randint(3, (n,))
-    turned, sigma = torch.rand(n) < 0.5, 10 + 90 * torch.rand(n)
+    long = 3 + 2 * torch.randint(4, (n,))
+    short = 1 + 2 * torch.randint(3, (n,))
+    turned = torch.rand(n) < 0.5
+    sigma = 10 + 90 * torch.rand(n)
     offsets = torch.arange(-4, 5)
     kernels = []
     for size in (torch.where(turned, short, long), torch.where(turned, long, short)):
@@ -105,11 +107,12 @@ def cut(x: Tensor) -> Tensor:
     """Along either axis, swap the halves (1 in 3), or overwrite half the image by another half (2
     in 3).
     """
-    across, swapped = torch.rand(len(x)) < 0.5, torch.rand(len(x)) < 1 / 3
+    across = torch.rand(len(x)) < 0.5
+    swapped = torch.rand(len(x)) < 1 / 3
     result = x.clone()
     for axis, chosen in ((2, across), (3, ~across)):
         for change, which in ((swap_halves, chosen & swapped), (overwrite, chosen & ~swapped)):
-            if bool(which.any()):
+            if which.any():
                 where = which.to(x.device)
                 result[where] = change(x[where], axis)
     return result
@@ -117,7 +120,8 @@ def cut(x: Tensor) -> Tensor:
 
 def swap_halves(x: Tensor, axis: int) -> Tensor:
     """Swap the two halves along an axis; a middle line stays."""
-    size, half = x.shape[axis], x.shape[axis] // 2
+    size = x.shape[axis]
+    half = x.shape[axis] // 2
     order = torch.arange(size)
     order[:half], order[size - half :] = torch.arange(size - half, size), torch.arange(half)
     return x.index_select(axis, order.to(x.device))
@@ -152,14 +156,16 @@ def turn(x: Tensor, start: Tensor, turns: Tensor) -> Tensor:
     """Do this with rows from `start` (b,), counter-clockwise by `turns` (b,) times 90 degrees."""
     height, width = x.shape[2:]
     side = min(height, width) // 2
-    row, column = torch.arange(height)[None, :, None], torch.arange(width)[None, None, :]
+    row = torch.arange(height)[None, :, None]
+    column = torch.arange(width)[None, None, :]
     i = row - start[:, None, None]
     left = column < side
     j = torch.where(left, column, column - (width - side))
     inside = (i >= 0) & (i < side) & (left | (column >= width - side))
     quarter = turns[:, None, None] % 4
     odd = quarter % 2 == 1
-    source_i, source_j = torch.where(odd, j, i), torch.where(odd, i, j)
+    source_i = torch.where(odd, j, i)
+    source_j = torch.where(odd, i, j)
     source_i = torch.where(quarter >= 2, side - 1 - source_i, source_i)
     source_j = torch.where((quarter == 1) | (quarter == 2), side - 1 - source_j, source_j)
     from_row = torch.where(inside, start[:, None, None] + source_i, row)
@@ -231,7 +237,7 @@ class FedOV(OneShot):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at all clients, join the models into one network."""
         if s.step == 0:
-            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            sent = fed.get(fed.call_all(self.train, INITIAL))
             s = s.next(
                 model=Network(Vote(copies(fed.network(sent[0]), sent), self.voters)).weights()
             )
@@ -278,11 +284,13 @@ class OpenSet(Objective):
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """Return the sum of the terms for inputs (b, ...) and labels (b,)."""
-        spoiled, u = destroy(x), torch.full_like(y, self.unknown)
+        spoiled = destroy(x)
+        u = torch.full_like(y, self.unknown)
         if self.normed:
             return F.cross_entropy(forward(torch.cat([x, spoiled])).float(), torch.cat([y, u]))
         harder = attack(self.module, spoiled, u, self.method)
-        pairs, share = torch.randperm(len(y)).to(y.device), float(torch.rand(()))
+        pairs = torch.randperm(len(y)).to(y.device)
+        share = float(torch.rand(()))
         with Mixed(self.module, pairs, share):
             logits = self.module(torch.cat([x, spoiled, harder])).float()
         known, corrupted, adversarial, mixed = logits.split(len(y))
@@ -291,7 +299,7 @@ class OpenSet(Objective):
         differ = y != y[pairs]
         return (
             loss + self.method.mix * F.cross_entropy(mixed[differ], u[differ])
-            if bool(differ.any())
+            if differ.any()
             else loss
         )
 
@@ -328,7 +336,8 @@ class Mixed:
     def __init__(self, module: nn.Module, pairs: Tensor, share: float) -> None:
         linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
         self._handle = linear[:2][-1].register_forward_pre_hook(self._add)
-        self._pairs, self._share = pairs, share
+        self._pairs = pairs
+        self._share = share
 
     def _add(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         own = args[0][: len(self._pairs)]
@@ -363,7 +372,8 @@ class Vote(nn.Module):
         "unknown".
         """
         answers = torch.stack([member(x).float() for member in self.members])
-        unknown = answers[:, :, -1] - answers[:, :, :-1].logsumexp(2)  # log-odds
+        # log-odds
+        unknown = answers[:, :, -1] - answers[:, :, :-1].logsumexp(2)
         order = unknown.sort(stable=True, dim=0).indices[: self.voters]
         chosen = answers.log_softmax(2).gather(0, order[..., None].expand(-1, -1, answers.shape[2]))
         return chosen.logsumexp(0)[:, :-1]

@@ -18,7 +18,6 @@ from ekiden.authoring import (
     Client,
     Count,
     Fed,
-    Method,
     NonNegative,
     OwnSamples,
     Positive,
@@ -32,10 +31,11 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.core.engine.federation import in_order
 from ekiden.core.training.fit import Diverged, Optimizer
 from ekiden.core.training.network import Network, trial
 from ekiden.core.training.weights import Part
+from ekiden.methods.blocks.rounds import OrderedMethod
+from ekiden.methods.blocks.symmetric import numbers, symmetric, upper
 
 Covariance = Literal["spherical", "diagonal", "full"]
 FLOOR = 1e-6  # Added to all variances, as scikit-learn does
@@ -58,7 +58,8 @@ class Mixtures(NamedTuple):
         CPU.
         """
         self._check(counts, classes, features)
-        drawn, labels = [torch.empty(0, features)], [torch.empty(0, dtype=torch.int64)]
+        drawn = [torch.empty(0, features)]
+        labels = [torch.empty(0, dtype=torch.int64)]
         for c, n in enumerate(counts.tolist()):
             if not n:
                 continue
@@ -70,9 +71,7 @@ class Mixtures(NamedTuple):
             if spread.shape[1] in (1, features):
                 noise = noise * spread.sqrt()[chosen]
             else:
-                noise = torch.einsum(
-                    "nij,nj->ni", square_roots(unpacked(spread, features))[chosen], noise
-                )
+                noise = torch.einsum("nij,nj->ni", square_roots(symmetric(spread))[chosen], noise)
             drawn.append((self.means[c].double()[chosen] + noise).float())
             labels.append(torch.full((n,), c))
         return torch.cat(drawn), torch.cat(labels)
@@ -85,12 +84,11 @@ class Mixtures(NamedTuple):
         ]:
             raise UserError(
                 f"counts and mixtures of shapes {shapes} do not fit this network of {classes} "
-                f"classes and {features} "
-                "features: use the same model at every client"
+                f"classes and {features} features: use the same model at every client"
             )
         shares = self.weights.double().sum(1)[counts > 0]
         variances = self.covariances if self.covariances.shape[2] in (1, features) else self.weights
-        if any(bool((part < 0).any()) for part in (counts, self.weights, variances)) or not bool(
+        if any((part < 0).any() for part in (counts, self.weights, variances)) or not (
             (shares > 0).all()
         ):
             raise UserError(
@@ -114,7 +112,8 @@ def fit(
     A class with fewer samples than `mixtures` gets as many Gaussians as samples.
     """
     dim = features.shape[1]
-    weights, means = torch.zeros(classes, mixtures), torch.zeros(classes, mixtures, dim)
+    weights = torch.zeros(classes, mixtures)
+    means = torch.zeros(classes, mixtures, dim)
     spread = torch.zeros(classes, mixtures, size_of_covariance(covariance, dim))
     for c in sorted(set(labels.tolist())):
         own = features[labels == c].double().cpu()
@@ -122,7 +121,7 @@ def fit(
         found = _em(own, g, covariance, seed + c)
         weights[c, :g], means[c, :g], spread[c, :g] = found
     sent = Mixtures(weights.to(dtype), means.to(dtype), spread.to(dtype))
-    if not all(bool(part.isfinite().all()) for part in sent):
+    if not all(part.isfinite().all() for part in sent):
         raise UserError(
             "features or their variances are too large for 16-bit numbers: use --no-half"
         )
@@ -147,12 +146,10 @@ def _em(
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", ConvergenceWarning
-            )  # the result of 100 iterations is good enough to send
-            model.fit(
-                (x if len(x) > 1 else x.repeat(2, 1)).numpy()
-            )  # scikit-learn wants two samples
+            # The result of 100 iterations is good enough to send.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            # scikit-learn wants two samples
+            model.fit((x if len(x) > 1 else x.repeat(2, 1)).numpy())
     except ValueError as error:
         raise UserError(
             f"no mixture of {mixtures} {covariance} Gaussians fits {len(x)} samples ({error})"
@@ -160,7 +157,7 @@ def _em(
     weights, means, found = (
         torch.from_numpy(v) for v in (model.weights_, model.means_, model.covariances_)
     )
-    return weights, means, packed(found) if covariance == "full" else found.view(mixtures, -1)
+    return weights, means, upper(found) if covariance == "full" else found.view(mixtures, -1)
 
 
 def size_of_covariance(covariance: Covariance, features: int) -> int:
@@ -169,24 +166,7 @@ def size_of_covariance(covariance: Covariance, features: int) -> int:
 
 
 def _sizes(features: int) -> tuple[int, int, int]:
-    return 1, features, features * (features + 1) // 2
-
-
-def packed(matrices: Tensor) -> Tensor:
-    """Return the lower triangles (..., A(A + 1)/2) of symmetric matrices (..., A, A), row by
-    row.
-    """
-    rows, columns = torch.tril_indices(*matrices.shape[-2:])
-    return matrices[..., rows, columns]
-
-
-def unpacked(triangles: Tensor, features: int) -> Tensor:
-    """The reverse of `packed`."""
-    rows, columns = torch.tril_indices(features, features)
-    matrices = triangles.new_zeros(*triangles.shape[:-1], features, features)
-    matrices[..., rows, columns] = triangles
-    matrices[..., columns, rows] = triangles
-    return matrices
+    return 1, features, numbers(features)
 
 
 def square_roots(matrices: Tensor) -> Tensor:
@@ -222,7 +202,7 @@ class Chained(State):
 
 
 @dataclass(frozen=True)
-class FedPFT(Method):
+class FedPFT(OrderedMethod):
     """Clients send Gaussian mixtures of frozen features; a classifier is trained on features drawn
     from them.
 
@@ -272,10 +252,6 @@ class FedPFT(Method):
             "given, unless --topology=chain",
         )
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse an order that does not name the clients."""
-        in_order(self.order, clients)
-
     def start(self) -> Chained:
         """Start before the first hand-off."""
         return Chained()
@@ -285,11 +261,7 @@ class FedPFT(Method):
         steps = self.steps(len(fed.clients))
         while s.step < steps:
             if self.topology == "star":
-                s = s.next(
-                    model=self.at_server(
-                        fed, fed.get([fed.call(self.describe, k, INITIAL) for k in fed.clients])
-                    )
-                )
+                s = s.next(model=self.at_server(fed, fed.get(fed.call_all(self.describe, INITIAL))))
             else:
                 client = fed.order(self.order)[s.step]
                 if s.step < steps - 1:
@@ -318,7 +290,7 @@ class FedPFT(Method):
     def finish(self, client: Client, model: Weights, received: JointMixtures | None) -> Weights:
         """Train the head at the last client of the chain."""
         x, y = self.joined(client, model, received)
-        draw = Generator().manual_seed(client.seed("head"))
+        draw = client.generator("head")
         return self.with_head(model, client.module, client.head, x, y, draw)
 
     def at_server(self, fed: Fed, sent: Sequence[Own]) -> Weights:
@@ -340,7 +312,7 @@ class FedPFT(Method):
         x, y = features(client, model)
         if received is None:
             return x, y
-        draw = Generator().manual_seed(client.seed("features"))
+        draw = client.generator("features")
         mixtures = Mixtures(*(part.cpu() for part in received.mixtures))
         drawn, labels = mixtures.draw(received.counts.cpu(), client.classes, x.shape[1], draw)
         return torch.cat([x, drawn]), torch.cat([y, labels])
@@ -362,7 +334,8 @@ class FedPFT(Method):
         head = Network(copy.deepcopy(module.get_submodule("head")), values.params.device)
         head.load(values)
         head.module.eval()
-        x, y = x.to(head.params.device), y.to(head.params.device)
+        x = x.to(head.params.device)
+        y = y.to(head.params.device)
         steps = Optimizer(
             head.params,
             head.grad,
@@ -390,7 +363,8 @@ class FedPFT(Method):
 
         b is 2 or 4 bytes, A the number of features, c that of a covariance: 1, A or A(A + 1)/2.
         """
-        dim, classes = width(model.network, model.shape), model.layout.classes
+        dim = width(model.network, model.shape)
+        classes = model.layout.classes
         gaussian = 1 + dim + size_of_covariance(self.covariance, dim)
         sends = clients if self.topology == "star" else clients - 1
         return sends * classes * (8 + (2 if self.half else 4) * self.mixtures * gaussian)
@@ -403,7 +377,7 @@ def features(client: Client, model: Weights) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         seen = [(client.probe(x, model)[0].cpu(), y.cpu()) for x, y in client.batches(passes=0)]
     x, y = (torch.cat(parts) for parts in zip(*seen, strict=True))
-    if not bool(x.isfinite().all()):
+    if not x.isfinite().all():
         raise UserError(
             f"{client.name}: the extractor gives NaN or infinity: check its weights and this "
             "client's data"

@@ -36,6 +36,7 @@ from ekiden.authoring import (
 from ekiden.core.data.samples import Subset
 from ekiden.core.training.network import Network
 from ekiden.methods.blocks.combining import Init
+from ekiden.methods.blocks.symmetric import symmetric, upper
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.rounds.fedavg import FedAvg, ServerOptimizer
 
@@ -143,7 +144,7 @@ class FENS(Method):
         """
         last = self.steps(len(fed.clients))
         if s.step == 0:
-            s = s.next(models=tuple(fed.call(self.train, k, INITIAL) for k in fed.clients))
+            s = s.next(models=fed.call_all(self.train, INITIAL))
             yield s
         while s.step < last:
             s = self.solve(fed, s) if self.aggregator == "ridge" else self.round(fed, s)
@@ -154,8 +155,9 @@ class FENS(Method):
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Weights:
         """Train on all samples except those held out."""
-        train, held = client.data.train, min(max(round(self.holdout * client.n), 1), client.n - 1)
-        order = torch.randperm(client.n, generator=Generator().manual_seed(client.seed("holdout")))
+        train = client.data.train
+        held = min(max(round(self.holdout * client.n), 1), client.n - 1)
+        order = torch.randperm(client.n, generator=client.generator("holdout"))
         client.state = HeldOut(order[:held].sort().values, order[:0], torch.empty(0))
         rest = Subset(train.samples, train.rows[order[held:].sort().values])
         return client.fit(
@@ -164,21 +166,24 @@ class FENS(Method):
 
     def ask(self, client: Client, models: Sequence[Weights]) -> None:
         """Compute all models' answers on the held-out samples."""
-        train, rows = client.data.train, client.state.rows
+        train = client.data.train
+        rows = client.state.rows
         held = Subset(train.samples, train.rows[rows.cpu()])
         answers = []
         with torch.no_grad():
             for network in map(client.network, models):
                 answers.append(torch.cat([network(x).float() for x, _ in client.batches(held)]))
-        y = torch.cat([y for _, y in client.batches(held, passes=0)])  # in the same order
+        # In the same order.
+        y = torch.cat([y for _, y in client.batches(held, passes=0)])
         client.state = HeldOut(rows, y, torch.stack(answers, 1))
 
     def round(self, fed: Fed, s: Stacking) -> Stacking:
         """Run one round of FedAvg for the aggregator."""
         module = self.combiner(len(fed.clients), fed.layout.classes, fed.generator("aggregator"))
         start = s.aggregator or Network(module).weights()
-        models = s.models if s.step == 1 else ()  # clients have asked them
-        sent = fed.get([fed.call(self.improve, k, models, start) for k in fed.clients])
+        # Clients have asked them.
+        models = s.models if s.step == 1 else ()
+        sent = fed.get(fed.call_all(self.improve, models, start))
         if not any(trained.weight for trained in sent):
             raise _nothing_held()
         target = mean(
@@ -202,10 +207,11 @@ class FENS(Method):
         """Take some steps of SGD on the answers for the held-out samples."""
         if models:
             self.ask(client, models)
-        answers, y = client.state.answers, client.state.y
+        answers = client.state.answers
+        y = client.state.y
         if not len(y):
             return TrainedAggregator(aggregator, 0.0)
-        draw = Generator().manual_seed(client.seed("aggregator"))
+        draw = client.generator("aggregator")
         network = Network(self.combiner(answers.shape[1], client.classes, draw), answers.device)
         network.load(aggregator)
         for rows in minibatches(len(y), self.aggregator_batch_size, self.local_steps, draw):
@@ -218,7 +224,7 @@ class FENS(Method):
 
     def solve(self, fed: Fed, s: Stacking) -> Stacking:
         """Solve the ridge regression from the clients' sums."""
-        sums = fed.get([fed.call(self.products, k, s.models) for k in fed.clients])
+        sums = fed.get(fed.call_all(self.products, s.models))
         if not sum(part.samples for part in sums):
             raise _nothing_held()
         network = Network(self.combiner(len(fed.clients), fed.layout.classes))
@@ -230,9 +236,8 @@ class FENS(Method):
         """Return sums over the held-out samples."""
         self.ask(client, models)
         phi = client.state.answers.softmax(2).flatten(1).double()
-        i, j = torch.triu_indices(phi.shape[1], phi.shape[1])
         return RegressionSums(
-            (phi.T @ phi)[i, j],
+            upper(phi.T @ phi),
             phi.T @ F.one_hot(client.state.y, client.classes).double(),
             len(phi),
         )
@@ -240,7 +245,8 @@ class FENS(Method):
     def joined(self, fed: Fed, s: Stacking) -> Weights:
         """Return the models and the aggregator as one network."""
         assert s.aggregator is not None
-        models, combiner = fed.get(s.models), self.combiner(len(fed.clients), fed.layout.classes)
+        models = fed.get(s.models)
+        combiner = self.combiner(len(fed.clients), fed.layout.classes)
         Network(combiner).load(s.aggregator)
         return Network(JointNetwork(copies(fed.network(models[0]), models), combiner)).weights()
 
@@ -309,17 +315,16 @@ def ridge(sums: Sequence[RegressionSums], penalty: float) -> Tensor:
             least generalised cross-validation RSS(λ) / (n - df(λ))².
     """
     d, classes = sums[0].cross.shape
-    i, j = torch.triu_indices(d, d)
-    gram = torch.zeros(d, d, dtype=torch.float64)
-    gram[i, j] = gram[j, i] = torch.stack([part.gram for part in sums]).sum(0)
-    cross, n = torch.stack([part.cross for part in sums]).sum(0), sum(part.samples for part in sums)
+    gram = symmetric(torch.stack([part.gram for part in sums]).sum(0))
+    cross = torch.stack([part.cross for part in sums]).sum(0)
+    n = sum(part.samples for part in sums)
     start = torch.eye(classes, dtype=torch.float64).repeat(d // classes, 1) * classes / d
-    rss = (
-        n - 2 * (start * cross).sum() + (start * (gram @ start)).sum()
-    )  # of W_0; the rows of Y have length 1
+    # Of W_0; the rows of Y have length 1.
+    rss = n - 2 * (start * cross).sum() + (start * (gram @ start)).sum()
     values, vectors = torch.linalg.eigh(gram)
     values = values.clamp(min=0)
-    slopes = vectors.T @ (cross - gram @ start)  # W - W_0 is the ridge regression of Y - ΦW_0
+    # W - W_0 is the ridge regression of Y - ΦW_0.
+    slopes = vectors.T @ (cross - gram @ start)
 
     def validation(weight: Tensor) -> Tensor:
         fit = (slopes.square().sum(1) * (values + 2 * weight) / (values + weight) ** 2).sum()
@@ -377,7 +382,8 @@ class Perceptron(nn.Module):
             (members * classes, self.first, self.first_bias),
             (hidden, self.second, self.second_bias),
         ):
-            for parameter in parameters:  # as nn.Linear does
+            # As nn.Linear does
+            for parameter in parameters:
                 nn.init.uniform_(
                     parameter, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs), generator=draw
                 )

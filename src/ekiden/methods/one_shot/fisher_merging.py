@@ -24,8 +24,8 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.training.weights import Layer, Layout
-from ekiden.methods.blocks.combining import Init, OneShot, Trained
-from ekiden.methods.one_shot.average import Average
+from ekiden.methods.blocks.combining import Init, Trained
+from ekiden.methods.one_shot.average import MergingMethod
 from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, refuse, shares
 
 
@@ -37,7 +37,7 @@ class DiagonalInformed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FisherMerging(OneShot):
+class FisherMerging(MergingMethod):
     """One-shot averaging in which each weight is weighted by the clients' Fisher information about
     it.
 
@@ -79,17 +79,16 @@ class FisherMerging(OneShot):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train and measure at all clients, merge."""
         if s.step == 0:
-            s = s.next(
-                model=self.merge(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
-            )
+            s = s.next(model=self.merge(fed.get(fed.call_all(self.train, INITIAL))))
             yield s
 
     @on_client(gives="summary")
     def train(self, client: Client, model: Weights) -> DiagonalInformed:
         """Train on the plain loss, then make one pass for the Fisher information."""
         trained = self.average.train(client, model)
-        draw = torch.Generator().manual_seed(client.seed("labels"))
-        network, layers = client.network(trained.model), _trained_layers(client.layout)
+        draw = client.generator("labels")
+        network = client.network(trained.model)
+        layers = _trained_layers(client.layout)
         return DiagonalInformed(
             trained,
             diagonal(network, layers, client.batches(), self.fisher, draw, client.work).float(),
@@ -99,7 +98,8 @@ class FisherMerging(OneShot):
         """Return Σ p_k F_k W_k / Σ p_k F_k."""
         models = [s.trained for s in sent]
         result = self.average.aggregate(models, Layout((), (), ()))
-        params, total = result.params.clone(), torch.zeros(len(result.params), dtype=torch.float64)
+        params = result.params.clone()
+        total = torch.zeros(len(result.params), dtype=torch.float64)
         for s, p in zip(sent, shares(models), strict=True):
             if s.fisher.shape != params.shape:
                 raise UserError(
@@ -109,15 +109,9 @@ class FisherMerging(OneShot):
             fisher = s.fisher.double().clamp(min=self.floor)
             fisher *= p / float(fisher.norm()) if self.normalise else p
             total += fisher
-            params.lerp_(
-                s.trained.model.params, (fisher / total).float()
-            )  # equal models stay as they are
+            # Equal models stay as they are.
+            params.lerp_(s.trained.model.params, (fisher / total).float())
         return result.with_params(params)
-
-    @property
-    def average(self) -> Average:
-        """The local training, and the average of parameters without Fisher information."""
-        return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·P), P trainable parameters; and 8·N for n_k."""

@@ -36,6 +36,7 @@ from ekiden.authoring import (
 from ekiden.core.models.split import as_split
 from ekiden.core.training import frozen
 from ekiden.core.training.network import Dense, Network, fresh, resize, trial
+from ekiden.methods.blocks.symmetric import numbers, symmetric, upper
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +53,14 @@ class ClassGaussians:
         shapes = [
             (len(self.counts),),
             (len(self.counts), size),
-            (len(self.counts), size * (size + 1) // 2),
+            (len(self.counts), numbers(size)),
         ]
         if [tuple(t.shape) for t in (self.counts, self.means, self.covariances)] != shapes:
             raise UserError(
                 "class Gaussians do not fit together: use the same method and model everywhere"
             )
         finite = torch.isfinite(self.means.sum() + self.covariances.sum())
-        if not bool(finite) or bool((self.counts < 0).any()):
+        if not finite or (self.counts < 0).any():
             raise UserError(
                 "class Gaussians of negative counts or of values that are not finite: check the "
                 "data"
@@ -69,16 +70,18 @@ class ClassGaussians:
 def measure(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> ClassGaussians:
     """Return the Gaussians of features (b, A) with labels (b,)."""
     parts = list(batches)
-    h, y = torch.cat([part[0] for part in parts]).double(), torch.cat([part[1] for part in parts])
-    upper = tuple(torch.triu_indices(h.shape[1], h.shape[1], device=h.device))
-    counts, means, covariances = [], [], []
+    h = torch.cat([part[0] for part in parts]).double()
+    y = torch.cat([part[1] for part in parts])
+    counts = []
+    means = []
+    covariances = []
     for c in range(classes):
         own = h[y == c]
         n = max(len(own), 1)
         means.append(own.sum(0) / n)
         centred = own - means[-1]
         counts.append(len(own))
-        covariances.append((centred.T @ centred / n)[upper])
+        covariances.append(upper(centred.T @ centred / n))
     return ClassGaussians(
         torch.tensor(counts, dtype=torch.int32),
         torch.stack(means).float(),
@@ -95,11 +98,7 @@ def pooled(parts: Sequence[ClassGaussians], c: int) -> tuple[int, Tensor, Tensor
     means = torch.stack([p.means[c] for p in parts]).double()
     mean = weights @ means / n
     away = means - mean
-    size = means.shape[1]
-    within = torch.zeros(size, size, dtype=torch.float64)
-    rows, columns = torch.triu_indices(size, size)
-    packed = weights @ torch.stack([p.covariances[c] for p in parts]).double()
-    within[rows, columns] = within[columns, rows] = packed
+    within = symmetric(weights @ torch.stack([p.covariances[c] for p in parts]).double())
     # Σ n_k Σ_k + Σ n_k (μ_k - μ)(μ_k - μ)ᵀ: the scatter within clients and that of their means
     return (
         int(weights.sum()),
@@ -114,7 +113,8 @@ def drawn(
     """Draw `each` features (m, A) of every class that a client has; return them with their classes
     (m,).
     """
-    features, labels = [], []
+    features = []
+    labels = []
     for c in range(len(parts[0].counts)):
         n, mean, covariance = pooled(parts, c)
         if n:
@@ -268,9 +268,8 @@ def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
         )
     begins = [int(part[0]) for part in torch.tensor(starts).tensor_split(blocks)]
     for i in range(1, blocks):
-        while isinstance(
-            children[begins[i] - 1], nn.Flatten
-        ):  # so that maps are joined, not their positions
+        # So that maps are joined, not their positions.
+        while isinstance(children[begins[i] - 1], nn.Flatten):
             begins[i] -= 1
     ends = [*begins[1:], len(children)]
     return [nn.Sequential(*children[b:e]) for b, e in zip([0, *begins[1:]], ends, strict=True)]
@@ -303,7 +302,8 @@ def thin(network: nn.Module, width: float) -> nn.Module:
         return max(1, round(width * n / multiple)) * multiple
 
     dense = [m for m in network.modules() if isinstance(m, Dense)]
-    before = 0  # outputs of the previous layer, before the change
+    # Outputs of the previous layer, before the change.
+    before = 0
     for name, layer in network.named_modules():
         if isinstance(layer, Dense):
             if isinstance(layer, nn.Conv2d) and layer.groups > 1:
@@ -313,9 +313,8 @@ def thin(network: nn.Module, width: float) -> nn.Module:
                 raise UserError(
                     f"layer {name} does not read the layer before it: use --hidden-width=1"
                 )
-            fan = (
-                inputs // before if before and isinstance(layer, nn.Linear) else 1
-            )  # positions of a flattened map
+            # Positions of a flattened map.
+            fan = inputs // before if before and isinstance(layer, nn.Linear) else 1
             wanted = outputs if layer is dense[-1] else scaled(outputs)
             resize(layer, wanted, scaled(inputs // fan) * fan if before else inputs)
             before = outputs
@@ -339,7 +338,8 @@ def resize_norm(layer: _BatchNorm | nn.GroupNorm, units: int) -> None:
             layer.running_mean, layer.running_var = torch.zeros(units), torch.ones(units)
 
 
-STEPS = 64  # widths that are tried, as shares of the network's
+# Widths that are tried, as shares of the network's
+STEPS = 64
 
 
 class KeptBlocks(NamedTuple):
@@ -355,9 +355,8 @@ class Levels(State):
     """The state of the run."""
 
     seed: int = 0  # seed of the clients' common thin network
-    sent: tuple[
-        tuple[Ref[Weights], ...], ...
-    ] = ()  # for each round, each client's block with the adapter before it
+    # for each round, each client's block with the adapter before it
+    sent: tuple[tuple[Ref[Weights], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -450,16 +449,13 @@ class FuseFL(Method):
             )
         while s.step < self.blocks:
             before = s.sent[-1] if s.sent else ()
-            sent = tuple(
-                fed.call(self.train, k, INITIAL, before, len(fed.clients), s.seed)
-                for k in fed.clients
-            )
+            sent = fed.call_all(self.train, INITIAL, before, len(fed.clients), s.seed)
             s = s.next(sent=(*s.sent, sent))
             if s.step == self.blocks:
                 s = replace(s, model=self.fused(fed, s))
             yield s
         if s.step < self.steps(len(fed.clients)):
-            measured = [fed.call(self.measure, k, INITIAL, s.sent[-1], s.seed) for k in fed.clients]
+            measured = fed.call_all(self.measure, INITIAL, s.sent[-1], s.seed)
             s = s.next(model=self.calibrated(fed, s, fed.get(measured)))
             yield s
 
@@ -469,11 +465,8 @@ class FuseFL(Method):
         parts, head = self.parts(
             fed.network(fed.get(INITIAL)).requires_grad_(True), len(fed.clients)
         )
-        levels = [
-            [self.filled(parts, b, values, len(level)) for values in level]
-            for b, level in enumerate(stages)
-        ]
-        heads = fed.get([fed.call(self.head, k) for k in fed.clients])
+        levels = self.filled(parts, stages)
+        heads = fed.get(fed.call_all(self.head))
         heads = heads if self.combine_heads == "logits" else [mean(heads)]
         return Network(Fused(levels, [filled(copy.deepcopy(head), h) for h in heads])).weights()
 
@@ -513,9 +506,7 @@ class FuseFL(Method):
             parts[len(fused) :] = [
                 filled(p, w) for p, w in zip(parts[len(fused) :], kept.blocks, strict=True)
             ]
-        frozen = [
-            [self.filled(parts, b, w, clients) for w in level] for b, level in enumerate(fused)
-        ]
+        frozen = self.filled(parts, fused)
         own = [
             self.stage(parts, len(fused), clients, client.seed("adapter")),
             *map(Stage, parts[len(fused) + 1 :]),
@@ -549,10 +540,7 @@ class FuseFL(Method):
         """Return the class Gaussians of the fused network's features."""
         parts, head = self.parts(client.network(initial).requires_grad_(True), len(last), seed)
         levels = [*client.state.levels, list(last)]
-        stages = [
-            [self.filled(parts, b, w, len(last)) for w in level] for b, level in enumerate(levels)
-        ]
-        module = Fused(stages, [head]).to(initial.params.device).eval()
+        module = Fused(self.filled(parts, levels), [head]).to(initial.params.device).eval()
         with torch.no_grad():
             return measure(
                 ((module.features(x).flatten(1), y) for x, y in client.batches(passes=len(last))),
@@ -590,9 +578,14 @@ class FuseFL(Method):
         assert isinstance(adapter, Adapter)
         return Stage(copy.deepcopy(parts[b]), adapter)
 
-    def filled(self, parts: Sequence[nn.Module], b: int, values: Weights, clients: int) -> Stage:
-        """Return block b of a client, with its adapter and these values."""
-        return filled(self.stage(parts, b, clients), values)
+    def filled(
+        self, parts: Sequence[nn.Module], levels: Sequence[Sequence[Weights]]
+    ) -> list[list[Stage]]:
+        """Return the clients' blocks of each level, with their adapters and these values."""
+        found = []
+        for b, level in enumerate(levels):
+            found.append([filled(self.stage(parts, b, len(level)), values) for values in level])
+        return found
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """Return the network of all clients' blocks, level by level."""
@@ -637,9 +630,10 @@ class FuseFL(Method):
         if self.combine_heads != "calibrated":
             return total
         linear = [m for m in split.head.modules() if isinstance(m, nn.Linear)]
-        features, classes = linear[0].in_features, linear[-1].out_features
-        numbers = classes * (1 + features + features * (features + 1) // 2)
-        return total + clients * (clients - 1) * pieces[-1] + 4 * clients * numbers
+        features = linear[0].in_features
+        classes = linear[-1].out_features
+        gaussians = 4 * classes * (1 + features + numbers(features))
+        return total + clients * (clients - 1) * pieces[-1] + clients * gaussians
 
 
 @dataclass(frozen=True)

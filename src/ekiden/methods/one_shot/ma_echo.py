@@ -16,7 +16,6 @@ from ekiden.authoring import (
     Fed,
     Fraction,
     Method,
-    Model,
     NonNegative,
     Range,
     Size,
@@ -34,7 +33,6 @@ from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, class_mean, owned
 from ekiden.methods.blocks.rounds import participants, sample
 from ekiden.methods.one_shot.blocks.curvature import compress, projectors, thin
-from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.one_shot.ot_fusion import align, carry, check_chain, transport
 
 
@@ -107,9 +105,6 @@ class MAEcho(Method):
     """initial models: the same for all clients, or a different one for each"""
     participation: Fraction = 1.0
     """m/N, share of the clients drawn for each round; at least one client"""
-    decentralised: bool = False
-    """every client sends its model to every other and aggregates by itself; the server reads
-    nothing"""
 
     traits = Traits(needs=CLASSES)  # clients report which classes they own
 
@@ -119,13 +114,6 @@ class MAEcho(Method):
             "step",
             self.step,
             "at most 1 in the paper's form",
-        )
-        everyone = "1, since with --decentralised all take part"
-        require(
-            self.participation == 1 or not self.decentralised,
-            "participation",
-            self.participation,
-            everyone,
         )
         require(
             all(k.isdecimal() and int(k) > 0 for k in self._ranks),
@@ -150,30 +138,14 @@ class MAEcho(Method):
         if self.align:
             check_chain(model.network.module, model.shape)
 
-    @property
-    def one_model(self) -> bool:
-        """Return False without a server: each client has its own model."""
-        return not self.decentralised
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         if s.step == 0:
             self._warn(fed.layout)
         while s.step < self.rounds:
             seed = int(torch.randint(1 << 62, (), generator=fed.generator("start")))
             clients = sample(fed, self.participation)
-            models: Sequence[Model | None] = s.personal or [s.model] * len(clients)
-            asked = [
-                fed.call(self.train, k, m, s.step == 0)
-                for k, m in zip(clients, models, strict=True)
-            ]
-            if self.decentralised:
-                s = s.next(
-                    model=None,
-                    personal=tuple(fed.call(self.gather, k, asked, seed) for k in clients),
-                )
-            else:
-                sent = fed.get(asked)
-                s = s.next(model=self.combine(sent, fed.network(sent[0].model), seed))
+            sent = fed.get([fed.call(self.train, k, s.model, s.step == 0) for k in clients])
+            s = s.next(model=self.combine(sent, fed.network(sent[0].model), seed))
             yield s
 
     @on_client(gives="summary")
@@ -189,11 +161,6 @@ class MAEcho(Method):
             compress(p, k).float() for p, k in zip(found, self.rank_of(client.layout), strict=True)
         ]
         return Contribution(model, sent, owned(client.class_counts()))
-
-    @on_client(gives="model")
-    def gather(self, client: Client, sent: list[Contribution], seed: int) -> Weights:
-        """Aggregate at each client what all have sent; the result is the same everywhere."""
-        return self.combine(sent, copies(client.module, [sent[0].model])[0], seed)
 
     def combine(self, sent: Sequence[Contribution], network: nn.Module, seed: int) -> Weights:
         """Align the models (with `align`), choose the start, aggregate."""
@@ -237,18 +204,16 @@ class MAEcho(Method):
             seen = project(w - v, projectors)  # (W - V_i) P_i, half of the paper's direction g_i
             alphas = self.alphas(seen)
             pull = torch.einsum("n,nod->od", alphas, seen)
-            w = (
-                w - self.step * (1 if self.form == "released" else 2) * pull
-            )  # the code drops the 2 of g_i
+            # The code drops the 2 of g_i.
+            w = w - self.step * (1 if self.form == "released" else 2) * pull
             change = w - v
             move = change - kept * project(
                 change, projectors
             )  # (W - V_i)(I - μ/(1 + μ) P_i), Eq. 11
             if self.normalise:
                 move = unit_rows(move, change)
-            v = v + move * (
-                self.step if self.form == "released" else 1
-            )  # from the running V_i, Algorithm 1
+            # From the running V_i, Algorithm 1.
+            v = v + move * (self.step if self.form == "released" else 1)
         # The code returns the mean of the V_i; written so, equal V_i give their value without
         # rounding.
         return v[0] + (v - v[0]).mean(0) if self.form == "released" else w
@@ -263,7 +228,8 @@ class MAEcho(Method):
 
     def rank_of(self, layout: Layout) -> list[int]:
         """Return how many eigenvectors of each projector travel, 0 for all."""
-        wanted, given = len(layout.hidden), [int(k) for k in self._ranks]
+        wanted = len(layout.hidden)
+        given = [int(k) for k in self._ranks]
         if len(given) not in (0, 1, wanted):
             raise UserError(
                 f"--ranks {self.ranks} names {len(given)} layers, this network has {wanted}: give "
@@ -287,16 +253,9 @@ class MAEcho(Method):
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
-        """(2T - 1)·m·M, models up in every round and down in all but the first, and T·m·payload.
-
-        Decentralised: T·N·(N - 1)·(M + payload).
-        """
-        payload = self.payload(model.layout)
-        if self.decentralised:
-            return self.rounds * clients * (clients - 1) * (model + payload)
-        return participants(clients, self.participation) * (
-            (2 * self.rounds - 1) * model + self.rounds * payload
-        )
+        """(2T - 1)·m·M, models up in every round and down in all but the first, and T·m·payload."""
+        each = (2 * self.rounds - 1) * model + self.rounds * self.payload(model.layout)
+        return participants(clients, self.participation) * each
 
     def payload(self, layout: Layout) -> int:
         """Return K + 4·Σ d·k: a client's classes and projectors, with k = d for complete
@@ -324,11 +283,13 @@ def harmonise_in_factors(
         step: λ.
         iterations: τ.
     """
-    n, widths = len(clients), [f.shape[1] for f in factors]
+    n = len(clients)
+    widths = [f.shape[1] for f in factors]
     joined = torch.cat([*factors], 1)  # (d, Σk)
     grams = [f.T @ f for f in factors]
     a = torch.cat([(w - v) @ f for v, f in zip(clients, factors, strict=True)], 1)
-    apart = w - clients[0] - (clients - clients[0]).mean(0)  # W - the mean of the V_i
+    # W - the mean of the V_i.
+    apart = w - clients[0] - (clients - clients[0]).mean(0)
     for _ in range(iterations):
         pull = a @ joined.T / n
         w = w - step * pull
@@ -399,12 +360,12 @@ def min_norm(gram: Matrix, bound: float) -> Matrix:
     import clarabel  # takes a while, and few need it
     from scipy import sparse
 
-    n, scale = len(gram), float(np.trace(gram)) / len(gram)
+    n = len(gram)
+    scale = float(np.trace(gram)) / len(gram)
     if bound * n <= 1 + 1e-9 or scale <= 0:
         return np.full(n, 1 / n)
-    limits = sparse.csc_matrix(
-        np.vstack([np.ones(n), -np.eye(n), np.eye(n)])
-    )  # rows · α + slack = right
+    # Rows · α + slack = right.
+    limits = sparse.csc_matrix(np.vstack([np.ones(n), -np.eye(n), np.eye(n)]))
     right = np.concatenate([[1.0], np.zeros(n), np.full(n, bound)])
     slack = [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(2 * n)]
     settings = clarabel.DefaultSettings()

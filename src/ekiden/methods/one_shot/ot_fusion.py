@@ -102,7 +102,7 @@ class OTFusion(OneShot):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at all clients, align, average."""
         if s.step == 0:
-            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            sent = fed.get(fed.call_all(self.train, INITIAL))
             target = sent[self.reference].model
             probe = torch.randn(self.samples, *fed.shape, generator=fed.generator("x"))
             aligned = []
@@ -146,13 +146,15 @@ def align(
         The aligned model, and for each dense layer the transport of its inputs (None: they are as
         they were).
     """
-    params, buffers = torch.zeros_like(target.params), target.buffers.clone()
+    params = torch.zeros_like(target.params)
+    buffers = target.buffers.clone()
     if [x.kind for x in layout.layers] != [x.kind for x in target_layout.layers]:
         raise UserError(
             "models of different layers cannot be aligned: use the same network at every client"
         )
     inputs: list[Tensor | None] = []
-    moved: Tensor | None = None  # transport of the units that the present layer reads
+    # Transport of the units that the present layer reads.
+    moved: Tensor | None = None
     number = 0
     for layer, goal in zip(layout.layers, target_layout.layers, strict=True):
         if layer.kind in ("linear", "conv"):
@@ -216,7 +218,7 @@ def transport(
     import ot  # takes seconds, and few need it
 
     cost = costs(ours, theirs, normalise, squared)
-    if not bool(torch.isfinite(cost).all()):
+    if not torch.isfinite(cost).all():
         raise UserError("a model holds NaN or infinite weights: its units cannot be matched")
     a, b = cost.shape
     if sinkhorn:
@@ -226,16 +228,16 @@ def transport(
         plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
         if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
             plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
-    return (plan / plan.sum(0)).to(
-        ours.dtype
-    )  # T diag(1/β), so that a unit of the target is a mean of ours
+    # T diag(1/β), so that a unit of the target is a mean of ours.
+    return (plan / plan.sum(0)).to(ours.dtype)
 
 
 def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tensor:
     """Return (a, b) float64 distances between units (a, d) and (b, d), or squares; of directions if
     `normalise`.
     """
-    x, y = ours.double(), theirs.double()
+    x = ours.double()
+    y = theirs.double()
     if normalise:
         x, y = (F.normalize(v, eps=1e-9) for v in (x, y))
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** (2 if squared else 1)

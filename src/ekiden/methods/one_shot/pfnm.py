@@ -81,7 +81,7 @@ class PFNM(OneShot):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at all clients, match, merge."""
         if s.step == 0:
-            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            sent = fed.get(fed.call_all(self.train, INITIAL))
             elastics = [Elastic(fed.network(t.model)).cpu() for t in sent]
             models = [matrices(Network(e)) for e in elastics]
             shares = class_shares(torch.stack([t.counts for t in sent]))
@@ -116,16 +116,18 @@ class PFNM(OneShot):
             )
         if len(models) == 1:
             return list(models[0])
-        above = [
-            m[-1].double() for m in models
-        ]  # the layer that reads the units, its outputs in global order
-        precise = list(shares.double() / self.sigma)  # of each of its outputs
+        # The layer that reads the units, its outputs in global order.
+        above = [m[-1].double() for m in models]
+        # Of each of its outputs.
+        precise = list(shares.double() / self.sigma)
         merged = [self.output_bias([forms[-1].split(layer)[1] for layer in above], shares)]
         for i in reversed(range(len(forms) - 1)):
-            rows, precisions = [], []
+            rows = []
+            precisions = []
             for model, reader, known in zip(models, above, precise, strict=True):
                 own = model[i].double() if i == 0 else forms[i].split(model[i].double())[1]
-                out = forms[i + 1].split(reader)[0].transpose(0, 1).flatten(1)  # outgoing weights
+                # Outgoing weights
+                out = forms[i + 1].split(reader)[0].transpose(0, 1).flatten(1)
                 rows.append(torch.cat([own, out], 1))
                 even = torch.full((own.shape[1],), 1 / self.sigma, dtype=torch.float64)
                 # (D,): 1/σ² for what a unit reads; for what reads it, the precision of the output
@@ -134,7 +136,8 @@ class PFNM(OneShot):
             bias = int(forms[i].bias)
             prior = self.process.prior(own.shape[1] - bias, bias, out.shape[1])
             units, atoms = match(rows, precisions, prior, self.process, generator)
-            mine, outgoing = atoms[:, : own.shape[1]], atoms[:, own.shape[1] :]
+            mine = atoms[:, : own.shape[1]]
+            outgoing = atoms[:, own.shape[1] :]
             incoming = outgoing.reshape(len(atoms), -1, forms[i + 1].fan).transpose(0, 1).flatten(1)
             merged[0] = torch.cat([incoming, merged[0]], 1)
             merged.insert(0, mine)

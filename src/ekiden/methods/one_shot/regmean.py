@@ -24,11 +24,11 @@ from ekiden.authoring import (
 from ekiden.core.models.split import FIRST, SECOND
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Layer, Layout
-from ekiden.methods.blocks.combining import Init, OneShot, Trained
-from ekiden.methods.one_shot.average import Average
+from ekiden.methods.blocks.combining import Init, Trained
+from ekiden.methods.blocks.symmetric import numbers
+from ekiden.methods.one_shot.average import MergingMethod
 from ekiden.methods.one_shot.blocks.curvature import (
     half,
-    length,
     moments,
     note_averaged,
     refuse,
@@ -36,9 +36,8 @@ from ekiden.methods.one_shot.blocks.curvature import (
     whole,
 )
 
-_UNSEEN = (
-    1e-6  # relative eigenvalue of the scaled Gram matrix below which a direction is rounding error
-)
+# relative eigenvalue of the scaled Gram matrix below which a direction is rounding error
+_UNSEEN = 1e-6
 
 
 class WithGrams(NamedTuple):
@@ -52,7 +51,7 @@ class WithGrams(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RegMean(OneShot):
+class RegMean(MergingMethod):
     """One-shot merging of each linear layer by least squares on the inputs that the clients' models
     see.
 
@@ -112,7 +111,7 @@ class RegMean(OneShot):
         while s.step < self.rounds:
             if s.step == 0:
                 note_averaged("RegMean", fed.layout)
-            sent = fed.get([fed.call(self.train, k, s.model, s.step) for k in fed.clients])
+            sent = fed.get(fed.call_all(self.train, s.model, s.step))
             s = s.next(model=self.merge(sent, fed.layout, s.step))
             yield s
 
@@ -141,10 +140,8 @@ class RegMean(OneShot):
         params = mean.params.clone()
         for i, layer in enumerate(active(layout, round)):
             centre = layer.matrix(mean.params).double()
-            total, pull = (
-                torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64),
-                torch.zeros_like(centre),
-            )
+            total = torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64)
+            pull = torch.zeros_like(centre)
             for s, p in zip(sent, shares(models), strict=True):
                 gram = p * self.gram(s.grams[i], layer.inputs)
                 total += gram
@@ -164,11 +161,6 @@ class RegMean(OneShot):
             )
         return told.double().diag()
 
-    @property
-    def average(self) -> Average:
-        """The local training, and the average of all other layers."""
-        return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
-
     def steps(self, clients: int) -> int:
         return self.rounds
 
@@ -176,11 +168,11 @@ class RegMean(OneShot):
         """(2T - 1)·N·M, 4·N·Σ d(d + 1)/2 (d if α = 0) a round, d inputs of a layer and its bias;
         and 8·T·N for n_k.
         """
-        numbers = 0
+        entries = 0
         for round in range(self.rounds):
             sizes = [layer.inputs for layer in active(model.layout, round)]
-            numbers += sum(length(d) if self.alpha else d for d in sizes)
-        up = self.rounds * self.average.cost(clients, model) + clients * 4 * numbers
+            entries += sum(numbers(d) if self.alpha else d for d in sizes)
+        up = self.rounds * self.average.cost(clients, model) + clients * 4 * entries
         return up + (self.rounds - 1) * clients * model
 
 
@@ -192,7 +184,9 @@ def resting(layout: Layout, round: int) -> tuple[Layer, ...]:
         tuple(layer for layer in layout.layers if layer.name.endswith(end))
         for end in (FIRST, SECOND)
     )
-    return () if not (first and second) else second if round % 2 else first
+    if not (first and second):
+        return ()
+    return second if round % 2 else first
 
 
 def active(layout: Layout, round: int) -> tuple[Layer, ...]:
@@ -203,7 +197,8 @@ def active(layout: Layout, round: int) -> tuple[Layer, ...]:
 
 def fitted_without(client: Client, model: Weights, rests: Sequence[Layer], epochs: int) -> Weights:
     """Train everything but these layers."""
-    module, still = client.network(model), {part.name for layer in rests for part in layer.params}
+    module = client.network(model)
+    still = {part.name for layer in rests for part in layer.params}
     for part in client.layout.params:
         module.get_parameter(part.name).requires_grad_(part.name not in still)
     device = model.params.device

@@ -1,6 +1,6 @@
 """FedAvg: federated averaging."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,14 +15,13 @@ from ekiden.authoring import (
     Fraction,
     NonNegative,
     Positive,
-    Size,
     State,
     Weights,
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.combining import Rule
-from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, refuse_single, secure_size
+from ekiden.methods.blocks.rounds import AveragingMethod
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ _TAU = 1e-3
 
 
 @dataclass(frozen=True)
-class FedAvg(SecureMethod):
+class FedAvg(AveragingMethod):
     """Federated averaging: clients train the global model side by side, the server averages what
     they send back.
 
@@ -85,13 +84,6 @@ class FedAvg(SecureMethod):
 
     fits = shared.every_round
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse a rule that needs more clients per round."""
-        refuse_single(self.secure, self.combine, self.clip_update)
-        shared.refuse_rule(
-            self.combine, len(clients), self.participation, self.faulty, self.weighting
-        )
-
     def start(self) -> ServerOptimizer:
         """Start with an empty server optimiser."""
         return ServerOptimizer()
@@ -99,17 +91,7 @@ class FedAvg(SecureMethod):
     def run(self, fed: Fed, s: ServerOptimizer) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
-            chosen = shared.sample(fed, self.participation)
-            if self.secure:
-                target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(
-                    model
-                )
-            else:
-                asked = {k: fed.call(self.train, k, model, s.step) for k in chosen}
-                target = shared.combined(
-                    fed, asked, model, self.combine, self.faulty, self.clip_update
-                )
-            s = self.update(s, model, target)
+            s = self.update(s, model, self.averaged(fed, model, s.step))
             yield s
 
     @on_client(gives=shared.alone)
@@ -120,16 +102,6 @@ class FedAvg(SecureMethod):
         )
         return shared.Reply(trained, shared.sample_weight(client, self.weighting))
 
-    @on_client(gives=shared.together)
-    def add(
-        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
-    ) -> ModelSums:
-        """Train like `train`, and add the result to the sum."""
-        reply = self.train(client, model, round)
-        return client.added(
-            before, ModelSums.of(clients, reply.model, reply.weight), (model, round, clients)
-        )
-
     def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:
         """Compute the server's step from `model` towards the average."""
         if self.server_optimizer == "sgd":
@@ -138,15 +110,10 @@ class FedAvg(SecureMethod):
             )
             return s.next(model=new, momentum=buffer)
         # as in FedAdam: no correction of the bias of the first steps; v begins with τ²
-        beta, beta2, change = self.server_momentum, self.server_beta2, target.params - model.params
+        beta = self.server_momentum
+        beta2 = self.server_beta2
+        change = target.params - model.params
         first = (1 - beta) * change + (beta * s.momentum if s.momentum is not None else 0)
         second = (1 - beta2) * change**2 + beta2 * (s.second if s.second is not None else _TAU**2)
         params = model.params + self.server_lr * first / (second.sqrt() + _TAU)
         return s.next(model=target.with_params(params), momentum=first, second=second)
-
-    def cost(self, clients: int, model: Size) -> int:
-        """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round; 8 bytes a
-        value if secure.
-        """
-        up = secure_size(model) if self.secure else model + 8
-        return self.replies(clients) * (model + up)

@@ -48,9 +48,8 @@ class Drifting(State):
     cloud: Model = INITIAL  # the model from which clients start
     drift: Tensor | None = None  # mean of all h_i, None for zero
     gradient: Tensor | None = None  # g, None for zero
-    sizes: dict[str, int] = field(
-        default_factory=dict
-    )  # numbers of samples of the clients that have taken part so far
+    # numbers of samples of the clients that have taken part so far
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,17 +100,20 @@ class FedDC(SecureMethod):
     def run(self, fed: Fed, s: Drifting) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            chosen, n = shared.sample(fed, self.participation), len(fed.clients)
+            chosen = shared.sample(fed, self.participation)
+            n = len(fed.clients)
             sizes = shared.with_sizes(fed, self.count, chosen, s.sizes)
             w = shared.at_server(fed, s.cloud)
-            g = torch.zeros_like(w.params) if s.gradient is None else s.gradient
-            h = torch.zeros_like(w.params) if s.drift is None else s.drift
+            g = shared.or_zero(s.gradient, w.params)
+            h = shared.or_zero(s.drift, w.params)
             sent = w.with_params(g) if self.gradient_correction else None
             about = (w, sent, shared.mean_size(sizes), s.step)
             if self.secure:
                 sums = fed.sum(self.add, chosen, *about, len(chosen), at="server")
-                g = g if sent is None else g + sums.other(0, g) / n  # by all N, as h below
-                middle, answered = sums.mean(w), float(sums.clients)
+                # By all N, as h below.
+                g = g if sent is None else g + sums.other(0, g) / n
+                middle = sums.mean(w)
+                answered = float(sums.clients)
             else:
                 models = RunningMean()
                 for trained, change in fed.each(
@@ -119,8 +121,10 @@ class FedDC(SecureMethod):
                 ):
                     g = g if change is None else g + change.params / n
                     models.add(trained)
-                middle, answered = models.model, models.total
-            h = h + answered / n * (middle.params - w.params)  # the mean of all h_i
+                middle = models.model
+                answered = models.total
+            # The mean of all h_i.
+            h = h + answered / n * (middle.params - w.params)
             cloud = middle.with_params(middle.params + h)
             model = middle if self.result == "mean" else cloud
             s = s.next(model=model, cloud=cloud, drift=h, gradient=g, sizes=sizes)
@@ -138,13 +142,13 @@ class FedDC(SecureMethod):
         """Take K steps on L_i(w) + (α/2ω_i)‖w + h_i - w^r‖² + ⟨w, g/ω_i - g_i⟩, then update h_i and
         g_i.
         """
-        training, zero = (
-            shared.local_training(client, self.lr_decay, round),
-            torch.zeros_like(model.params),
-        )
+        training = shared.local_training(client, self.lr_decay, round)
+        zero = torch.zeros_like(model.params)
         h_i, g_i = client.state or Memory(zero, zero)
-        relative = client.n / size  # ω_i
-        near, corrected = shared.Proximal(self.alpha / relative, model.params - h_i), None
+        # ω_i
+        relative = client.n / size
+        near = shared.Proximal(self.alpha / relative, model.params - h_i)
+        corrected = None
         if gradient is not None:
             corrected = shared.Corrected(
                 gradient.params / relative - g_i, training.l2, training.clip_norm, near

@@ -118,15 +118,9 @@ class FedDisco(SecureMethod):
             w = shared.at_server(fed, s.model)
             chosen = shared.sample(fed, self.participation)
             if self.secure:
-                s = (
-                    s
-                    if s.labels
-                    else replace(
-                        s, labels=fed.sum(self.tell, fed.clients, len(fed.clients), at="server")
-                    )
-                )
-                assert s.labels is not None
-                means = s.labels.means()
+                labels = s.labels or fed.sum(self.tell, fed.clients, len(fed.clients), at="server")
+                s = replace(s, labels=labels)
+                means = labels.means()
                 target = fed.sum(
                     self.add, chosen, w, s.step, *means, len(chosen), at="server"
                 ).mean(w)
@@ -170,8 +164,9 @@ class FedDisco(SecureMethod):
         0).
         """
         trained, n, d = self.train(client, model, round)
-        distance = (d / far / clients if far else 0.0) if self.discrepancy == "kl" else d
-        weight = max(n / samples / clients - self.a * distance + self.b, 0.0)
+        if self.discrepancy == "kl":
+            d = d / far / clients if far else 0.0
+        weight = max(n / samples / clients - self.a * d + self.b, 0.0)
         own = ModelSums.of(clients, trained, weight)
         return client.added(before, own, (model, round, samples, far, clients))
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ekiden.authoring import (
@@ -29,9 +28,8 @@ from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
 class Dynamic(State):
     """The state with the server's model and memory."""
 
-    cloud: Model = (
-        INITIAL  # the model from which clients start; it lies outside the hull of their models
-    )
+    # the model from which clients start; it lies outside the hull of their models
+    cloud: Model = INITIAL
     h: Tensor | None = None  # the server's memory, None for zero
 
 
@@ -80,20 +78,21 @@ class FedDyn(SecureMethod):
             chosen = shared.sample(fed, self.participation)
             if self.secure:
                 sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
-                middle, answered = sums.mean(w), float(sums.clients)
+                middle = sums.mean(w)
+                answered = float(sums.clients)
             else:
                 models = RunningMean()
                 for trained in fed.each(
                     [fed.call(self.train, k, w, s.step) for k in chosen], at_least=1
                 ):
                     models.add(trained)
-                middle, answered = models.model, models.total
+                middle = models.model
+                answered = models.total
             cloud = middle
             h = None
-            if (
-                self.alpha
-            ):  # h ← h - α/N Σ (w_i - w) over those who answered, by all N; then w = mean - h/α
-                h = torch.zeros_like(w.params) if s.h is None else s.h
+            # h ← h - α/N Σ (w_i - w) over those who answered, by all N; then w = mean - h/α
+            if self.alpha:
+                h = shared.or_zero(s.h, w.params)
                 h = h - self.alpha / len(fed.clients) * ((middle.params - w.params) * answered)
                 cloud = middle.with_params(middle.params - h / self.alpha)
             s = s.next(model=middle if self.result == "mean" else cloud, cloud=cloud, h=h)
@@ -108,10 +107,9 @@ class FedDyn(SecureMethod):
         slope = None if client.state is None else -client.state
         near = shared.Proximal(self.alpha, model.params, slope)
         trained = client.fit(model, epochs=self.epochs, penalty=near, training=training)
-        before = torch.zeros_like(model.params) if client.state is None else client.state
-        client.state = before - self.alpha * (
-            trained.params - model.params
-        )  # λ_i ← λ_i - α (w_i - w^r)
+        before = shared.or_zero(client.state, model.params)
+        # λ_i ← λ_i - α (w_i - w^r)
+        client.state = before - self.alpha * (trained.params - model.params)
         return trained
 
     @on_client(gives=shared.together)

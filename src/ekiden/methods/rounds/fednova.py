@@ -87,19 +87,17 @@ class FedNova(SecureMethod):
             chosen = shared.sample(fed, self.participation)
             if self.secure:
                 sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
-                change, effective = (
-                    sums.mean(w),
-                    float(sums.other(0)) / sums.total,
-                )  # Σ p_i Δ_i / a_i, and τ_eff
+                # Σ p_i Δ_i / a_i, and τ_eff
+                change = sums.mean(w)
+                effective = float(sums.other(0)) / sums.total
                 target = change.with_params(w.params + effective * change.params)
             else:
                 replies = shared.arrived(
                     fed, {k: fed.call(self.train, k, w, s.step) for k in chosen}
                 )
                 target = normalised(w, [reply for reply in replies.values() if reply.a])
-            momentum = (
-                self.server_momentum * self.lr_decay
-            )  # the authors' buffer is in units of the local rate
+            # The authors' buffer is in units of the local rate.
+            momentum = self.server_momentum * self.lr_decay
             new, buffer = shared.momentum_step(w, target, self.server_lr, momentum, s.momentum)
             s = s.next(model=new, momentum=buffer)
             yield s
@@ -136,7 +134,8 @@ def progress(client: Client, epochs: int, training: Training, mu: float) -> floa
     """Return a_i, how far τ_i local steps go on a constant gradient, in units of the learning
     rate.
     """
-    if training.adaptive:  # no closed form: τ_i itself
+    # No closed form: τ_i itself.
+    if training.adaptive:
         return shared.accumulation(client.steps(epochs), 0.0, 0.0)
     return shared.accumulation(client.steps(epochs), training.momentum, training.lr * mu)
 

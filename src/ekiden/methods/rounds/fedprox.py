@@ -1,6 +1,6 @@
 """FedProx: federated averaging with a proximal term in the local loss."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ekiden.authoring import (
@@ -11,18 +11,17 @@ from ekiden.authoring import (
     Fraction,
     NonNegative,
     Positive,
-    Size,
     State,
     Weights,
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.combining import Rule
-from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, refuse_single, secure_size
+from ekiden.methods.blocks.rounds import AveragingMethod
 
 
 @dataclass(frozen=True)
-class FedProx(SecureMethod):
+class FedProx(AveragingMethod):
     """Federated averaging in which each client stays near the global model of the round.
 
     Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith:
@@ -62,26 +61,10 @@ class FedProx(SecureMethod):
 
     fits = shared.every_round
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse a rule that needs more clients per round."""
-        refuse_single(self.secure, self.combine, self.clip_update)
-        shared.refuse_rule(
-            self.combine, len(clients), self.participation, self.faulty, self.weighting
-        )
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
-            chosen = shared.sample(fed, self.participation)
-            if self.secure:
-                target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(
-                    model
-                )
-            else:
-                asked = {k: fed.call(self.train, k, model, s.step) for k in chosen}
-                target = shared.combined(
-                    fed, asked, model, self.combine, self.faulty, self.clip_update
-                )
+            target = self.averaged(fed, model, s.step)
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
@@ -92,18 +75,3 @@ class FedProx(SecureMethod):
         penalty = shared.Proximal(self.mu, model.params) if self.mu else None
         trained = client.fit(model, epochs=self.epochs, penalty=penalty, training=training)
         return shared.Reply(trained, shared.sample_weight(client, self.weighting))
-
-    @on_client(gives=shared.together)
-    def add(
-        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
-    ) -> ModelSums:
-        """Train like `train`, and add the result to the sum."""
-        reply = self.train(client, model, round)
-        return client.added(
-            before, ModelSums.of(clients, reply.model, reply.weight), (model, round, clients)
-        )
-
-    def cost(self, clients: int, model: Size) -> int:
-        """T·m·(2M + 8), as FedAvg; 8 bytes a value up if secure."""
-        up = secure_size(model) if self.secure else model + 8
-        return self.replies(clients) * (model + up)

@@ -29,7 +29,7 @@ from ekiden.methods.blocks.combining import Rule
 
 
 @dataclass(frozen=True)
-class MOON(shared.ParallelMethod):
+class MOON(shared.RobustMethod):
     """Federated averaging that keeps representations near the global model's and away from the
     client's last model's.
 
@@ -69,13 +69,7 @@ class MOON(shared.ParallelMethod):
     """C, longest step that a client may take from the model that it was sent; the server shortens
     longer steps. 0: no limit"""
 
-    traits = replace(shared.ParallelMethod.traits, private=list[Weights])
-
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse a rule that needs more clients per round."""
-        shared.refuse_rule(
-            self.combine, len(clients), self.participation, self.faulty, self.weighting
-        )
+    traits = replace(shared.RobustMethod.traits, private=list[Weights])
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
@@ -84,7 +78,7 @@ class MOON(shared.ParallelMethod):
                 k: fed.call(self.train, k, model, s.step)
                 for k in shared.sample(fed, self.participation)
             }
-            target = shared.combined(fed, asked, model, self.combine, self.faulty, self.clip_update)
+            target = self.combined(fed, asked, model)
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
@@ -138,7 +132,8 @@ class ContrastiveLoss(Objective):
         positive, *others = answers
         network = as_split(forward)
         z = network.features(x)
-        negatives, said = others[: len(self.previous)], others[len(self.previous) :]
+        negatives = others[: len(self.previous)]
+        said = others[len(self.previous) :]
         contrast = contrastive(z.float(), positive, negatives, self.temperature)
         return self.base(lambda _: network.head(z), x, y, *said) + self.mu * contrast
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ekiden.authoring import (
@@ -82,21 +81,22 @@ class SCAFFOLD(SecureMethod):
         """Yield the state after each round."""
         while s.step < self.rounds:
             x = shared.at_server(fed, s.model)
-            c = torch.zeros_like(x.params) if s.control is None else s.control
+            c = shared.or_zero(s.control, x.params)
             chosen = shared.sample(fed, self.participation)
             if self.secure:
                 sums = fed.sum(
                     self.add, chosen, x, x.with_params(c), s.step, len(chosen), at="server"
                 )
-                c, target = c + sums.other(0, c) / len(fed.clients), sums.mean(x)
+                c = c + sums.other(0, c) / len(fed.clients)
+                target = sums.mean(x)
             else:
-                sent, middle = x.with_params(c), RunningMean()
+                sent = x.with_params(c)
+                middle = RunningMean()
                 for (y, p), change in fed.each(
                     [fed.call(self.train, k, x, sent, s.step) for k in chosen], at_least=1
                 ):
-                    c = c + change.params / len(
-                        fed.clients
-                    )  # by all N, so that c is always the mean of all c_i
+                    # By all N, so that c is always the mean of all c_i.
+                    c = c + change.params / len(fed.clients)
                     middle.add(y, p)
                 target = middle.model
             s = s.next(model=shared.server_step(x, target, self.server_lr), control=c)
@@ -108,11 +108,12 @@ class SCAFFOLD(SecureMethod):
     ) -> ControlledReply:
         """Take K steps along g - c_i + c, then update c_i."""
         c = control.params
-        c_i = torch.zeros_like(c) if client.state is None else client.state
+        c_i = shared.or_zero(client.state, c)
         training = shared.local_training(client, self.lr_decay, round)
         corrected = shared.Corrected(c - c_i, training.l2, training.clip_norm)
         y = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
-        client.state = corrected.mean()  # c_i⁺, option II
+        # c_i⁺, option II
+        client.state = corrected.mean()
         return ControlledReply(
             shared.Reply(y, shared.sample_weight(client, self.weighting)),
             model.with_params(client.state - c_i),

@@ -57,6 +57,7 @@ from ekiden.methods.rounds.moon import MOON
 from ekiden.methods.rounds.scaffold import SCAFFOLD
 
 M = TypeVar("M", bound=Method)
+P = TypeVar("P", FedProx, FedNova)
 Anchor = Literal["received", "global"]
 """The model that a proximal term stays near: the one that a visit starts from, or the round's
 global model."""
@@ -132,12 +133,10 @@ class After(NamedTuple):
 class Host(Generic[M]):
     """A parallel method in chains; by default as FedAvg, with equal weights."""
 
-    method: (
-        M  # its hyperparameters; rounds, epochs, participation and the server's rates are not used
-    )
-    anchor: Anchor = (
-        "global"  # the model that its proximal term stays near, if the method leaves it open
-    )
+    # its hyperparameters; rounds, epochs, participation and the server's rates are not used
+    method: M
+    # the model that its proximal term stays near, if the method leaves it open
+    anchor: Anchor = "global"
 
     settings: ClassVar[tuple[str, ...]] = ()
     """Hyperparameters of the method that have a meaning in chains."""
@@ -169,7 +168,8 @@ class Host(Generic[M]):
         """Train from `model` with a loss built around `base`; return also what the visit gives for
         the memory.
         """
-        penalty, objective = self.penalty(at, model), self.objective(at, base)
+        penalty = self.penalty(at, model)
+        objective = self.objective(at, base)
         trained = at.client.fit(
             model, epochs=at.epochs, penalty=penalty, objective=objective, training=at.training
         )
@@ -213,8 +213,10 @@ class InFedAvg(Host[FedAvg]):
     """FedAvg: chains of plain training."""
 
 
-class InFedProx(Host[FedProx]):
-    """FedProx: the proximal term's centre is the round's global model, which damps a chain."""
+class InProximal(Host[P]):
+    """A method with a proximal term, whose centre is the round's global model: that damps a
+    chain.
+    """
 
     settings = ("mu",)
 
@@ -226,6 +228,10 @@ class InFedProx(Host[FedProx]):
     def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
         """Return (μ/2)‖w - w^r‖²."""
         return Proximal(self.method.mu, at.origin.params) if self.method.mu else None
+
+
+class InFedProx(InProximal[FedProx]):
+    """FedProx: chains with its proximal term."""
 
 
 class InSCAFFOLD(Host[SCAFFOLD]):
@@ -259,19 +265,10 @@ class InSCAFFOLD(Host[SCAFFOLD]):
         return After(middle, middle, (control,))
 
 
-class InFedNova(Host[FedNova]):
+class InFedNova(InProximal[FedNova]):
     """FedNova: a_j of a chain is the sum over its clients. With full chains this is FedAvg."""
 
-    settings, numbers = ("mu",), 1
-
-    @property
-    def needs_start(self) -> bool:
-        """Return whether there is a proximal term, whose centre is w^r."""
-        return self.method.mu > 0
-
-    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
-        """The proximal term, around the round's global model."""
-        return Proximal(self.method.mu, at.origin.params) if self.method.mu else None
+    numbers = 1
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
         """Send a_i."""
@@ -315,7 +312,8 @@ class InFedDyn(Host[FedDyn]):
         """Update h by the displacements of those who answered, divided by all N; broadcast the mean
         minus h/α.
         """
-        middle, alpha = mean(r.ends), self.method.alpha
+        middle = mean(r.ends)
+        alpha = self.method.alpha
         if not alpha:
             return After(middle, middle)
         h = r.kept(0) - alpha / r.clients * ((middle.params - r.start.params) * len(r.closings))
@@ -358,7 +356,8 @@ class InFedDC(Host[FedDC]):
         After chains of L clients the drift grows by 1/L of how far they went. That is exact where
         all clients have equally many visits, in chains that come back; else an estimate.
         """
-        middle, gradient = mean(r.ends), r.kept(1)
+        middle = mean(r.ends)
+        gradient = r.kept(1)
         for closing in r.closings.values():
             gradient = gradient + closing.changes[0].params / r.clients
         answered = len(r.closings) / r.clients
@@ -434,7 +433,8 @@ def host_named(text: str) -> Host[Any]:
     known = {kind.title(): kind for kind in HOSTS}
     if name not in known:
         raise unknown("host", name, known)
-    kind, values = known[name], dict[str, Any]()
+    kind = known[name]
+    values = dict[str, Any]()
     host = HOSTS[kind]
     hints = {
         setting: hint for setting, hint in get_type_hints(kind).items() if setting in host.settings
@@ -559,9 +559,14 @@ class SPFL(Method):
         host_named(self.host)
 
     @property
+    def plugged(self) -> Host[Any]:
+        """The host."""
+        return host_named(self.host)
+
+    @property
     def needs(self) -> frozenset[Need]:
         """Need what the host needs."""
-        needs: frozenset[Need] = host_named(self.host).method.needs
+        needs: frozenset[Need] = self.plugged.method.needs
         return needs
 
     def check(self, clients: Sequence[str]) -> None:
@@ -578,7 +583,8 @@ class SPFL(Method):
         """Yield the state after each hop of all chains; after a round's last hop the server
         averages.
         """
-        host, length = host_named(self.host), self.shape(len(fed.clients))[1]
+        host = self.plugged
+        length = self.shape(len(fed.clients))[1]
         while s.step < self.steps(len(fed.clients)):
             round, position = divmod(s.step, length)
             start = shared.at_server(fed, s.cloud)
@@ -606,7 +612,7 @@ class SPFL(Method):
         """
         sequences = self.sequences(fed)
         s = replace(s, sequences=sequences, ends=(start,) * len(sequences))
-        if not host_named(self.host).counts:
+        if not self.plugged.counts:
             return s
         return replace(s, sizes=shared.with_sizes(fed, self.count, visited(sequences), s.sizes))
 
@@ -622,7 +628,8 @@ class SPFL(Method):
         """Return the state after a round: every client visited closes it, and the host's server
         combines the ends.
         """
-        host, n = host_named(self.host), len(fed.clients)
+        host = self.plugged
+        n = len(fed.clients)
         told = visited(s.sequences) if host.closes else ()
         closing = {k: fed.call(self.close, k, shared.mean_size(s.sizes), round) for k in told}
         came = shared.arrived(fed, dict(enumerate(ends)))
@@ -644,7 +651,8 @@ class SPFL(Method):
         """Train at a visit. What the server sends comes with a round's first visit; the client
         keeps it.
         """
-        host, kept = host_named(self.host), client.state or KeptInChains()
+        host = self.plugged
+        kept = client.state or KeptInChains()
         if opening is not None:
             kept = KeptInChains(opening, kept.memory, earlier=kept.own)
         at = self.at(client, kept, size, round)
@@ -663,9 +671,7 @@ class SPFL(Method):
     def close(self, client: Client, size: float, round: int) -> Closing:
         """End a round: apply what its visits gave."""
         kept = client.state
-        memory, closing = host_named(self.host).close(
-            self.at(client, kept, size, round), kept.learned
-        )
+        memory, closing = self.plugged.close(self.at(client, kept, size, round), kept.learned)
         client.state = KeptInChains(memory=memory, own=kept.own)
         return closing
 
@@ -692,7 +698,8 @@ class SPFL(Method):
 
     def sequences(self, fed: Fed) -> tuple[tuple[str, ...], ...]:
         """Return the chains of this round."""
-        chosen, generator = shared.sample(fed, self.participation), fed.generator("order")
+        chosen = shared.sample(fed, self.participation)
+        generator = fed.generator("order")
         chains, length = self.shape(len(fed.clients))
 
         def shuffled() -> tuple[str, ...]:
@@ -720,9 +727,7 @@ class SPFL(Method):
 
         With GLAM and FedAvg, in full, R·N(N + 2)·M.
         """
-        counted = (
-            min(clients, self.rounds * self.met(clients)) if host_named(self.host).counts else 0
-        )
+        counted = min(clients, self.rounds * self.met(clients)) if self.plugged.counts else 0
         return self.traffic(clients, model) + 8 * counted
 
     def moved(self, end: Chains, clients: int, model: Size) -> int:
@@ -731,7 +736,7 @@ class SPFL(Method):
 
     def traffic(self, clients: int, model: int) -> int:
         """Return the bytes of all rounds."""
-        host, (chains, length) = host_named(self.host), self.shape(clients)
+        host, (chains, length) = self.plugged, self.shape(clients)
         vectors = self.needs_start(host) + host.sent + host.changes
         each = vectors * model + 8 * host.numbers
         return self.rounds * (chains * (length + 1) * model + self.met(clients) * each)

@@ -2,7 +2,7 @@
 data.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ekiden.authoring import (
     CLASSES,
     INITIAL,
+    VECTORS,
     Client,
     Fed,
-    Method,
     NonNegative,
     Ref,
     Size,
@@ -29,12 +29,11 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.base.checks import Range
-from ekiden.core.engine.federation import in_order
 from ekiden.core.engine.method import Chooser
-from ekiden.core.models.tables_and_texts import Linear, linear
+from ekiden.core.models.tables_and_texts import Linear
 from ekiden.core.tasks import Classification, Need, Regression, Survival
-from ekiden.core.training import frozen
 from ekiden.core.training.network import Network
+from ekiden.methods.blocks.tables import TableMethod
 from ekiden.methods.statistics.newton import (
     CONSTANT,
     Coefficients,
@@ -95,9 +94,8 @@ class Estimated(Linear):
     def holding(self, solution: Solution, samples: int) -> Weights:
         """Return the network with these estimates, as weights."""
         rows = solution.values.view(-1, len(self.names) + 1)
-        rows = (
-            F.pad(rows, (0, 0, 1, 0)) if self.family == "logistic" else rows
-        )  # 0 for the first class
+        # 0 for the first class
+        rows = F.pad(rows, (0, 0, 1, 0)) if self.family == "logistic" else rows
         head = cast(nn.Linear, self.head).requires_grad_(True)
         with torch.no_grad():
             head.weight.copy_(rows[:, :-1])
@@ -110,7 +108,7 @@ class Estimated(Linear):
 
 
 @dataclass(frozen=True)
-class GLM(Method):
+class GLM(TableMethod):
     """Clients add up derivatives of the likelihood, from which the last one makes Newton's steps:
     exact regression.
 
@@ -168,13 +166,9 @@ class GLM(Method):
     @property
     def needs(self) -> frozenset[Need]:
         """Classes for logistic regression. Numbers are checked in `check_network`."""
-        return {"logistic": CLASSES, "cox": frozenset[Need]()}.get(
-            self.family, frozenset({"vectors"})
-        )
-
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse an order that does not name the clients."""
-        in_order(self.order, clients)
+        if self.family == "logistic":
+            return CLASSES
+        return frozenset() if self.family == "cox" else VECTORS
 
     def __post_init__(self) -> None:
         """Refuse times that are none, and penalties that do not go together."""
@@ -203,24 +197,11 @@ class GLM(Method):
         if self.family == "logistic" and not isinstance(model.task, Classification):
             raise UserError("logistic regression explains classes: give --family linear or poisson")
 
-    def with_source(self, model: str, pretrained: str) -> tuple["GLM", str, str]:
-        """The linear network; no other is possible."""
-        if model not in ("auto", "linear") or pretrained:
-            raise UserError(
-                "glm has a linear network of its own: leave out --model and --pretrained"
-            )
-        return self, "linear", ""
-
     def own_network(
         self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
     ) -> nn.Module:
         """Return a linear network with the covariances of its coefficients."""
-        base = network if isinstance(network, Linear) else linear(shape, classes)
-        codes = base is not network and any(
-            isinstance(part, nn.Embedding) for part in network.modules()
-        )
-        if codes or any(True for _ in frozen.fixed(network)):
-            raise UserError("glm has a linear network of its own: leave out the model, and --train")
+        base = self.columns_of(network, shape, classes)
         return Estimated(base, self.family, classes, task, self._times)
 
     def start(self) -> Fitting:
@@ -234,7 +215,8 @@ class GLM(Method):
         order = fed.order(self.order)
         while s.step < self.steps(len(order)):
             lap, hop = divmod(s.step, len(order))
-            client, at = order[hop], s.coefficients
+            client = order[hop]
+            at = s.coefficients
             sums = fed.sum(self.add, [client], INITIAL, at, lap == self._laps - 1, plus=s.sums)
             if hop < len(order) - 1:
                 s = s.next(sums=sums)
@@ -265,9 +247,8 @@ class GLM(Method):
         network = cast(Estimated, client.network(model))
         here = self._at(client, network, at)
         with torch.no_grad():
-            blocks = [
-                (network.features(x), y) for x, y in client.batches(passes=0, shuffle=False)
-            ]  # no pass: only what enters the head
+            # No pass: only what enters the head.
+            blocks = [(network.features(x), y) for x, y in client.batches(passes=0, shuffle=False)]
         x = torch.cat(
             [
                 torch.zeros(0, len(network.names), device=client.unit().device),
@@ -278,7 +259,8 @@ class GLM(Method):
         if self.family != "logistic":
             y = self._targets(client, y if y.ndim == 2 else y[:, None])
         if here.final and not last:
-            x, y = x[:0], y[:0]
+            x = x[:0]
+            y = y[:0]
         times = (
             [time / client.task.mean[0] for time in self._times]
             if isinstance(client.task, Survival)
@@ -305,7 +287,8 @@ class GLM(Method):
         return network.holding(found, totals.samples)
 
     def _formula(self, network: Estimated) -> Formula:
-        names, columns = [*network.names, CONSTANT], [*network.columns, CONSTANT]
+        names = [*network.names, CONSTANT]
+        columns = [*network.columns, CONSTANT]
         return Formula(self.family, names, columns, self.ridge, self.firth)
 
     def _at(self, client: Client, network: Estimated, at: Coefficients | None) -> Coefficients:
@@ -335,7 +318,7 @@ class GLM(Method):
                 for part in (task.mean, task.std)
             )
             return (y.double() - mean) / std
-        if bool(((y < 0) | (y != y.round())).any()):
+        if ((y < 0) | (y != y.round())).any():
             raise UserError(
                 f"{client.name} has a target that is negative or a fraction, and counts are not: "
                 "correct it, or use --family=linear"

@@ -21,11 +21,11 @@ def hazard_counts(y: Numbers, risk: Numbers, times: Sequence[float]) -> tuple[Nu
     """
     ends, place = np.unique(y[:, 0], return_inverse=True)
     share = np.exp(risk)
-    at_risk = np.append(
-        np.bincount(place, share)[::-1].cumsum()[::-1], 0.0
-    )  # at each end, and later
+    # At each end, and later.
+    at_risk = np.append(np.bincount(place, share)[::-1].cumsum()[::-1], 0.0)
     deaths = np.bincount(place, y[:, 1])
-    inside, size = np.searchsorted(times, ends), len(times)
+    inside = np.searchsorted(times, ends)
+    size = len(times)
     events = np.asarray(np.bincount(inside, deaths, size + 1)[:size], dtype=np.float64)
     grown = np.bincount(inside, deaths / at_risk[:-1], size + 1)[:size]
     here = at_risk[np.searchsorted(ends, times)]
@@ -39,7 +39,8 @@ def baseline(events: Numbers, exposure: Numbers, least: int) -> Numbers:
     than `least`.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        total, since = np.where(events > 0, events / exposure, 0).cumsum(), 0.0
+        total = np.where(events > 0, events / exposure, 0).cumsum()
+        since = 0.0
     for k, count in enumerate(events):
         since += count
         if since < least:

@@ -12,25 +12,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError, listed
+from ekiden.methods.blocks.symmetric import numbers, symmetric, upper
 from ekiden.methods.statistics.hazards import baseline, hazard_counts
 
 Family = Literal["logistic", "linear", "poisson", "cox"]
 CONSTANT = "constant"
 _UNIT = 2.0**28  # the whole number that stands for 1 in sums
-_RESOLVED = 1024  # units above which a difference of sums is right to a thousandth
+# Units above which a difference of sums is right to a thousandth
+_RESOLVED = 1024
 _MOST = 2.0**62
 _ROWS = 8192  # samples that are multiplied together
-_DEPENDENT = 1e-9  # least eigenvalue of a correlation matrix that can be inverted
-_CONVERGED = (
-    1e-12  # largest squared last step, in standard errors: Firth's next one is up to half as long
-)
-_FEWEST = 5  # events that the baseline hazard rests on between two times
+# Least eigenvalue of a correlation matrix that can be inverted
+_DEPENDENT = 1e-9
+# largest squared last step, in standard errors: Firth's next one is up to half as long
+_CONVERGED = 1e-12
+# Events that the baseline hazard rests on between two times
+_FEWEST = 5
 _SHOWN = 5  # columns in a message
 _NONE = -(2**62)  # the likelihood before the first step
-_EQUAL = 2**10  # difference of two likelihoods that may be due to rounding
-_WORST = -(2**53)  # a silo's least likelihood: those of 500 silos without room have room in 64 bits
-_FAR = 2.0**27  # a silo's largest exposure; a larger one has no room next to those of others
-_FIRST = 0.1  # what R's glm adds to counts, whose logarithms are the first linear predictors
+# Difference of two likelihoods that may be due to rounding
+_EQUAL = 2**10
+# A silo's least likelihood: those of 500 silos without room have room in 64 bits
+_WORST = -(2**53)
+# A silo's largest exposure; a larger one has no room next to those of others
+_FAR = 2.0**27
+# What R's glm adds to counts, whose logarithms are the first linear predictors
+_FIRST = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +60,9 @@ class Derivatives:
         """Check what may come from another party."""
         shapes = [tuple(t.shape) for t in self._tensors()]
         size = self.gradient.shape[-1] if self.gradient.ndim == 2 else 0
-        count, times = len(self.gradient), self.hazard.shape[-1] if self.hazard.ndim == 2 else 0
-        if shapes != [(count, size), (count, size * (size + 1) // 2), (count,), (2, times)]:
+        count = len(self.gradient)
+        times = self.hazard.shape[-1] if self.hazard.ndim == 2 else 0
+        if shapes != [(count, size), (count, numbers(size)), (count,), (2, times)]:
             raise UserError(
                 f"sums of shapes {shapes} do not fit together: use one version of Ekiden everywhere"
             )
@@ -67,22 +75,19 @@ class Derivatives:
             raise UserError(
                 "sums of other coefficients cannot be combined: use the same data schema everywhere"
             )
-        mine, others = self._tensors(), other._tensors()
+        mine = self._tensors()
+        others = other._tensors()
         if not all(_fits(a.double() + b) for a, b in zip(mine, others, strict=True)):
             raise UserError(_NO_ROOM.format("numbers are too far from the others"))
         first, second, third, last = (a + b for a, b in zip(mine, others, strict=True))
-        likelihood, samples = self.likelihood + other.likelihood, self.samples + other.samples
+        likelihood = self.likelihood + other.likelihood
+        samples = self.samples + other.samples
         return type(self)(first, second, third, last, likelihood, samples)
 
     def real(self) -> tuple[Tensor, Tensor]:
         """Return the gradient (G, S) and the Hessian (G, S, S), float64 on the CPU."""
-        gradient, packed = self.gradient.cpu().double() / _UNIT, self.hessian.cpu().double() / _UNIT
-        size = gradient.shape[1]
-        full = torch.zeros(len(gradient), size, size, dtype=torch.float64)
-        rows, columns = torch.triu_indices(size, size)
-        full[:, rows, columns] = packed
-        full[:, columns, rows] = packed
-        return gradient, full
+        gradient, packed = (t.cpu().double() / _UNIT for t in (self.gradient, self.hessian))
+        return gradient, symmetric(packed)
 
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.gradient, self.hessian, self.squares, self.hazard
@@ -116,7 +121,7 @@ class Coefficients(NamedTuple):
     @property
     def final(self) -> bool:
         """Whether no further step is needed."""
-        return not self.first and not bool(self.step.any())
+        return not self.first and not self.step.any()
 
 
 class Solution(NamedTuple):
@@ -167,11 +172,14 @@ def derivatives(
     """
     count, width = at.values.shape
     firth = bool(at.inverse.any())
-    values, inverse = at.values.to(x.device).detach().requires_grad_(firth), at.inverse.to(x.device)
+    values = at.values.to(x.device).detach().requires_grad_(firth)
+    inverse = at.inverse.to(x.device)
     gradient = torch.zeros(count, width, dtype=torch.float64, device=x.device)
     hessian = torch.zeros(count, width, width, dtype=torch.float64, device=x.device)
-    squares, likelihood = torch.zeros_like(gradient[:, 0]), torch.zeros_like(gradient[0, 0])
-    size = max(len(x), 1) if family == "cox" else _ROWS  # who is at risk together stays together
+    squares = torch.zeros_like(gradient[:, 0])
+    likelihood = torch.zeros_like(gradient[0, 0])
+    # Who is at risk together stays together.
+    size = max(len(x), 1) if family == "cox" else _ROWS
     with torch.set_grad_enabled(firth):
         for block, of in zip(torch.split(x.double(), size), torch.split(y, size), strict=True):
             part = _parts(family, block, of, values, first=at.first)
@@ -186,18 +194,20 @@ def derivatives(
         risk = x[:, :-1].double() @ at.values[0, :-1].to(x.device)
         counts = hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times)
         hazard = torch.from_numpy(np.stack(counts)).to(x.device)
-    rows, columns = torch.triu_indices(width, width, device=x.device)
-    if family == "cox":  # they count in the last lap only, in which they are checked
+    # They count in the last lap only, in which they are checked.
+    if family == "cox":
         squares, hazard = (part.clamp(max=_FAR) for part in (squares, hazard))
-    sums = [part * _UNIT for part in (gradient, hessian[:, rows, columns], squares, hazard)]
+    sums = [part * _UNIT for part in (gradient, upper(hessian), squares, hazard)]
     worth = max(float(likelihood * _UNIT), _WORST)
     if not all(map(_fits, (*sums, likelihood))):
         if at.first:
-            far, high = float(x.abs().max()), float(y.abs().max())
+            far = float(x.abs().max())
+            high = float(y.abs().max())
             raise UserError(
                 _NO_ROOM.format(f"scaled columns reach {far:.3g}, the target {high:.3g}")
             )
-        sums, worth = [torch.zeros_like(part) for part in sums], 2 * _WORST
+        sums = [torch.zeros_like(part) for part in sums]
+        worth = 2 * _WORST
     first, second, third, last = (part.round().long() for part in sums)
     return Derivatives(first, second, third, last, round(worth), len(x))
 
@@ -276,11 +286,11 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     Bradley Efron: The efficiency of Cox's likelihood function for censored data. JASA, 1977.
     """
     order = y[:, 0].argsort(descending=True, stable=True)
-    x, time, event = x[order, :-1], y[order, 0], y[order, 1]
-    gradient, hessian = (
-        torch.zeros(1, x.shape[1] + 1).to(x),
-        torch.zeros(1, x.shape[1] + 1, x.shape[1] + 1).to(x),
-    )
+    x = x[order, :-1]
+    time = y[order, 0]
+    event = y[order, 1]
+    gradient = torch.zeros(1, x.shape[1] + 1).to(x)
+    hessian = torch.zeros(1, x.shape[1] + 1, x.shape[1] + 1).to(x)
     if not len(x):
         return _Parts(
             gradient, hessian + 0 * values.sum(), torch.zeros(1).to(x), torch.zeros(()).to(x)
@@ -288,17 +298,21 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     eta = x @ values[0, :-1]
     w = (eta - eta.max()).exp()
     wx = w[:, None] * x
-    times, place = torch.unique_consecutive(time, return_inverse=True)  # descending
-    last = torch.bincount(place).cumsum(0) - 1  # of those who are at risk at a time
+    # descending
+    times, place = torch.unique_consecutive(time, return_inverse=True)
+    # Of those who are at risk at a time.
+    last = torch.bincount(place).cumsum(0) - 1
     of_time = torch.zeros(len(times), 2 + x.shape[1]).to(x)
     ones = torch.ones_like(time)[:, None]
     of_time = of_time.index_add(0, place, torch.cat([ones, w[:, None], wx], 1) * event[:, None])
-    deaths, dying, dying_x = of_time[:, 0].detach(), of_time[:, 1], of_time[:, 2:]
+    deaths = of_time[:, 0].detach()
+    dying = of_time[:, 1]
+    dying_x = of_time[:, 2:]
     who = event > 0
-    at = place[who]  # for each event from here on
-    left = (event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1) / deaths[
-        at
-    ]  # share that has gone
+    # For each event from here on.
+    at = place[who]
+    # Share that has gone.
+    left = (event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1) / deaths[at]
     at_risk = w.cumsum(0)[last][at] - left * dying[at]
     means = (wx.cumsum(0)[last][at] - left[:, None] * dying_x[at]) / at_risk[:, None]
     hazard, tied = (
@@ -344,7 +358,8 @@ def improved(formula: Formula, before: Coefficients, totals: Derivatives) -> Coe
         return before._replace(values=before.values - half, step=half)
     if formula.firth and not before.first and not before.inverse.any():
         return before._replace(inverse=after.inverse)
-    step, inverse = after.values - before.values, before.inverse
+    step = after.values - before.values
+    inverse = before.inverse
     if not before.first and after.length < _CONVERGED:
         step = torch.zeros_like(step)
     elif formula.firth:
@@ -381,15 +396,15 @@ def solved(formula: Formula, before: Coefficients, totals: Derivatives) -> Solut
             f"laps; if that does not help, columns such as {names} separate samples without error: "
             "give --firth or --ridge=1"
         )
-    values, hazard = after.values, torch.zeros(0)
+    values = after.values
+    hazard = torch.zeros(0)
     if (
         formula.family == "cox"
         and max(map(float, (totals.squares.max(), *totals.hazard.flatten()))) >= _FAR * _UNIT
     ):
         raise UserError(_NO_ROOM.format("the hazards of samples differ too much"))
-    if (
-        formula.family == "cox"
-    ):  # so that events are expected as often as they occur, if the hazard is constant
+    # So that events are expected as often as they occur, if the hazard is constant.
+    if formula.family == "cox":
         values[:, -1] = (gradient[:, -1] / (totals.squares.cpu().double() / _UNIT)).log()
         count, exposure = (totals.hazard.cpu().double() / _UNIT).numpy()
         hazard = torch.from_numpy(baseline(count, exposure, _FEWEST)) / values[0, -1].exp()
@@ -403,9 +418,11 @@ def solved(formula: Formula, before: Coefficients, totals: Derivatives) -> Solut
 def _step(formula: Formula, before: Coefficients, totals: Derivatives) -> _Newton | None:
     """Return Newton's step, or None if the likelihood is smaller than before the last one."""
     gradient, hessian = totals.real()
-    values, likelihood = before.values, totals.likelihood
+    values = before.values
+    likelihood = totals.likelihood
     if formula.family == "cox":
-        gradient[:, -1] = 0  # events
+        # events
+        gradient[:, -1] = 0
     penalty = torch.zeros_like(values).view(len(values), -1, len(formula.names))
     penalty[:, :, :-1] = formula.ridge
     penalty = penalty.flatten(1)
@@ -443,7 +460,8 @@ def _leading(formula: Formula, loads: Tensor) -> list[int]:
     found = {
         k % len(formula.names) for k in (loads > 0.1 * loads.max()).nonzero().flatten().tolist()
     }
-    return sorted(found - {len(formula.names) - 1}) or sorted(found)  # the constant says nothing
+    # The constant says nothing.
+    return sorted(found - {len(formula.names) - 1}) or sorted(found)
 
 
 def _separated(formula: Formula, places: Sequence[int]) -> UserError:
@@ -469,10 +487,10 @@ def _from_constants(
     width = len(formula.names)
     values = torch.zeros_like(gradient)
     share = 1 / (gradient.shape[1] // width + 1)
-    squares = hessian[0, :width, :width] / (share * (1 - share))  # Σ xxᵀ
-    sums = (
-        gradient.view(-1, width) + share * squares[-1]
-    )  # Σ x over the samples of each class but the first
+    # Σ xxᵀ
+    squares = hessian[0, :width, :width] / (share * (1 - share))
+    # Σ x over the samples of each class but the first
+    sums = gradient.view(-1, width) + share * squares[-1]
     p = sums[:, -1] / samples
     first = 1 - float(p.sum())
     if first < 0.5 / samples or float(p.min()) < 0.5 / samples:
@@ -481,9 +499,8 @@ def _from_constants(
             "coefficients"
         )
     if not (formula.firth or formula.ridge):
-        _inverse(
-            formula, squares[None], squares.new_zeros(1, width), first=True
-        )  # refuses dependent columns
+        # Refuses dependent columns
+        _inverse(formula, squares[None], squares.new_zeros(1, width), first=True)
         _refuse_empty_cells(formula, torch.cat([squares[-1:] - sums.sum(0), sums]), squares)
     constants = values.view(-1, width)
     constants[:, -1] = (p / first).log()
@@ -500,11 +517,13 @@ def _refuse_empty_cells(formula: Formula, sums: Tensor, squares: Tensor) -> None
         sums: (K, P) over the samples of each class.
         squares: (P, P) Σ xxᵀ.
     """
-    total, n = squares[-1], squares[-1, -1]
-    varies = (squares.diagonal() - total).abs() < 0.5  # x = x² for 0 and 1
+    total = squares[-1]
+    n = squares[-1, -1]
+    # x = x² for 0 and 1
+    varies = (squares.diagonal() - total).abs() < 0.5
     varies &= (total > 0.5) & (total < n - 0.5)
     empty = ((sums < 0.5) | (sums > sums[:, -1:] - 0.5)).any(0)
-    if bool((varies & empty).any()):
+    if (varies & empty).any():
         raise _separated(formula, (varies & empty).nonzero().flatten().tolist())
 
 

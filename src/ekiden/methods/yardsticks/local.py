@@ -33,11 +33,7 @@ class Local(PersonalMethod):
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
-            mine = own_models(fed, s)
-            trained = (
-                fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
-            )
-            s = s.next(personal=tuple(trained))
+            s = s.next(personal=fed.call_each(self.train, own_models(fed, s), s.step))
             yield s
 
     @on_client(gives="model")

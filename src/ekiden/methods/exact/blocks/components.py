@@ -31,16 +31,22 @@ from ekiden.methods.exact.blocks.whole_features import Scaling, WholeFeatures
 
 Matrix = NDArray[np.float64]
 
-UNIT = 32  # deviation of a component on seed images; beyond four of them it is cut off
+# Deviation of a component on seed images; beyond four of them it is cut off
+UNIT = 32
 IMAGES = 4000  # seed images whose features are analysed
 FILTERS = 222  # 3,996 features with 3 x 3 parts of the image
 SIZES = (5, 8)  # sides of the patches in pixels
-REACH = 2.0  # largest sum that a feature tells from larger ones, in usual sums
-MOST = 1000  # components; of more the last ones would hold little but noise
-_BITS = 20  # of whole numbers in matrices: products of two, 4,096 times, stay below 2^53
+# Largest sum that a feature tells from larger ones, in usual sums
+REACH = 2.0
+# components; of more the last ones would hold little but noise
+MOST = 1000
+# Of whole numbers in matrices: products of two, 4,096 times, stay below 2^53
+_BITS = 20
 _PASSES = 4  # of subspace iteration
-_FINE = 2**20  # a component is counted in 1/_FINE of its unit before it is rounded
-_ROWS = 1024  # 127² times as many is below 2^24, so float32 is exact
+# A component is counted in 1/_FINE of its unit before it is rounded
+_FINE = 2**20
+# 127² times as many is below 2^24, so float32 is exact
+_ROWS = 1024
 _VERSION = "1"  # of the basis: after a new number, files in the cache are not used
 
 
@@ -79,14 +85,17 @@ class Components(WholeFeatures):
             raise UserError(
                 f"there are {MOST} components at most, not {width}: give --width or --bytes"
             )
-        self.width, self.seed = width, torch.initial_seed()
+        self.width = width
+        self.seed = torch.initial_seed()
         counts = [FILTERS // len(SIZES)] * len(SIZES)
         how = Pooling(pool=3, mirror=mirror, bilinear=True)
         none = patches.blank(shape[0], counts, SIZES)
-        zero, one = (0.0,) * shape[0], (1.0,) * shape[0]
+        zero = (0.0,) * shape[0]
+        one = (1.0,) * shape[0]
         self.patches = Patches(shape, none, how, mean=zero, std=one)
         rows = self.patches.width
-        self.register_buffer("projection", torch.zeros(rows, width))  # whole numbers
+        # Whole numbers
+        self.register_buffer("projection", torch.zeros(rows, width))
         self.register_buffer("centre", torch.zeros(width, dtype=torch.int64))
         self.register_buffer("factor", torch.zeros(width, dtype=torch.int64))
 
@@ -97,7 +106,8 @@ class Components(WholeFeatures):
 
     def fix(self) -> None:
         """Set filters and components from the seed."""
-        if self.get_buffer("projection").is_meta:  # a silo asks for the shapes with each message
+        # A silo asks for the shapes with each message.
+        if self.get_buffer("projection").is_meta:
             return
         with torch.no_grad(), torch.device("cpu"):
             for name, values in patches.of_seed(self.patches, SIZES, self.seed, REACH).items():
@@ -131,7 +141,8 @@ def _kept(name: str, features: Components) -> Basis:
     with contextlib.suppress(UserError, OSError):
         return Basis(**files.read_tensors(file)[0])
     made = basis_of(features.patches, features.width, features.seed)
-    with contextlib.suppress(UserError, OSError):  # the cache is a help, not a need
+    # The cache is a help, not a need.
+    with contextlib.suppress(UserError, OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         chunks = files.with_digest(files.safetensors_chunks(made._asdict(), {}))
         files.write(file, chunks, sync=False)
@@ -148,7 +159,8 @@ def basis_of(features: Patches, width: int, seed: int) -> Basis:
     """
     channels, side, _ = features.shape
     images = torch.from_numpy(seed_images(IMAGES, channels, side, seed))
-    total, products = np.zeros(features.width), np.zeros((features.width,) * 2)
+    total = np.zeros(features.width)
+    products = np.zeros((features.width,) * 2)
     for block in torch.split(images, _ROWS):
         found = features(block)
         products += (found.T @ found).numpy()

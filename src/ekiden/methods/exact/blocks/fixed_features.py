@@ -6,7 +6,7 @@ import json
 import re
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, cast
@@ -22,7 +22,6 @@ from ekiden.authoring import (
     Client,
     Count,
     CountOrZero,
-    Method,
     NonNegative,
     Size,
     State,
@@ -35,7 +34,6 @@ from ekiden.authoring import (
 from ekiden.core.base.checks import Range
 from ekiden.core.base.errors import tell, unknown
 from ekiden.core.data.samples import Dataset, Subset
-from ekiden.core.engine.federation import in_order
 from ekiden.core.engine.folder import read_config, tensors_digest
 from ekiden.core.engine.method import Chooser
 from ekiden.core.models.split import SplitNetwork, as_split
@@ -52,6 +50,7 @@ from ekiden.core.training.gram import (
     size_of_targets,
 )
 from ekiden.core.training.network import Network, trial
+from ekiden.methods.blocks.rounds import OrderedMethod
 from ekiden.methods.exact.blocks.components import Components
 from ekiden.methods.exact.blocks.patches import Pooling
 from ekiden.methods.exact.blocks.whole_features import (
@@ -74,8 +73,10 @@ Settled = tuple[
 ]  # What the first client decides about the features; see `WholeFeatures.tell`
 _FEATURES = ("auto", "patches", "components", "random", "network", "blocks")
 _IMAGE = 16  # side in pixels from which patches are used
-_LARGE = 64  # side up to which the features of thousands of seed images take minutes at most
-_SAMPLES = 1024  # samples from which the first client sets the features
+# Side up to which the features of thousands of seed images take minutes at most
+_LARGE = 64
+# Samples from which the first client sets the features
+_SAMPLES = 1024
 
 
 def sums_of(
@@ -133,8 +134,10 @@ def named(features: str, model: str) -> tuple[str, str, str]:
         model: network that the user chose, or auto.
     """
     folder = Path(features.removeprefix(PREFIX)).expanduser().absolute()
-    config, file = read_config(folder), folder / "model.safetensors"
-    network, train = config["network"], config["recipe"]["train"]
+    config = read_config(folder)
+    file = folder / "model.safetensors"
+    network = config["network"]
+    train = config["recipe"]["train"]
     if network is None or train != "all":
         what = (
             "a network of its own"
@@ -198,12 +201,12 @@ def check_body(features: str, network: nn.Module) -> None:
     body = as_split(network).features.state_dict()
     if any(tensor.is_meta for tensor in body.values()):
         return
-    wanted, found = features.removeprefix(PREFIX), tensors_digest(body)
+    wanted = features.removeprefix(PREFIX)
+    found = tensors_digest(body)
     if found != wanted:
         raise UserError(
             f"the features are those of a model with digest {wanted[:8]}, the model given has "
-            f"{found[:8]}: put back "
-            "the model.safetensors of that run"
+            f"{found[:8]}: put back the model.safetensors of that run"
         )
 
 
@@ -232,7 +235,8 @@ class ShortColumns(NamedTuple):
         """Return `matrix` (D, C), each number rounded to whole units; the largest of a column is
         the most that fits.
         """
-        matrix, most = matrix.double(), torch.iinfo(kind).max
+        matrix = matrix.double()
+        most = torch.iinfo(kind).max
         units = (matrix.abs().amax(0) / most).float()
         counts = (matrix / torch.where(units > 0, units, 1)).round().clamp(-most, most)
         return cls(counts.to(kind), units)
@@ -265,7 +269,8 @@ class Room:
             return self.model
         found = _WRITTEN.fullmatch(self.text)
         assert found is not None, "checked"
-        number, unit = float(found[1]), found[2]
+        number = float(found[1])
+        unit = found[2]
         return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
 
     def features(self, each: int, fixed: int, least: int = 1, always: int = 0) -> int:
@@ -308,8 +313,7 @@ def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> Fr
         least = room.sums(inputs) + 8 * inputs
         raise UserError(
             f"the network has {inputs} features, and --{'width' if room.width else 'bytes'} leaves "
-            "room for "
-            f"{width}: give --width {inputs} or --bytes {least}B, or more"
+            f"room for {width}: give --width {inputs} or --bytes {least}B, or more"
         )
     return FrozenNetwork(
         nn.Sequential(frozen.fix(network.requires_grad_(False)), nn.Flatten()), inputs, width
@@ -322,7 +326,7 @@ def features_of(network: nn.Module) -> WholeFeatures:
 
 
 @dataclass(frozen=True)
-class FixedFeatures(Method):
+class FixedFeatures(OrderedMethod):
     """A method whose model is a linear classifier of fixed features, which are whole numbers from
     -127 to 127.
 
@@ -446,10 +450,6 @@ class FixedFeatures(Method):
                 "--features network"
             )
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse an order that does not name the clients."""
-        in_order(self.order, clients)
-
     def with_source(self, model: str, pretrained: str) -> tuple[Self, str, str]:
         """The network of the run whose features are wanted, and the file of its model."""
         if not self.of_run or _NAMED.fullmatch(self.features):
@@ -534,7 +534,8 @@ class FixedFeatures(Method):
         sizes = tuple(map(int, self.patch.split(",")))
         # A filter of the largest patches and its gain serve 2g² features, each of which has a
         # scale.
-        together, filter_ = 2 * self.pooling**2, shape[0] * max(sizes) ** 2 + 4
+        together = 2 * self.pooling**2
+        filter_ = shape[0] * max(sizes) ** 2 + 4
         width = room.features(
             each=4 + -(-filter_ // together), fixed=0, least=together, always=8 * shape[0]
         )
@@ -555,7 +556,7 @@ class FixedFeatures(Method):
             if sum(len(x) for x, _ in seen) >= _SAMPLES:
                 break
         samples, labels = (torch.cat(part) for part in zip(*seen, strict=True))
-        draw = torch.Generator().manual_seed(client.seed("features"))
+        draw = client.generator("features")
         with torch.no_grad():
             if isinstance(features, PatchFeatures) and self.candidates > 1:
                 targets = labels_as_targets(client.task, labels, client.classes)
@@ -590,7 +591,7 @@ class FixedFeatures(Method):
         if not self.min_active or not isinstance(task, Classification):
             return part
         often = part.class_counts(classes)[part.y] >= self.min_active
-        return part if bool(often.all()) else Subset(part.samples, part.rows[often])
+        return part if often.all() else Subset(part.samples, part.rows[often])
 
     def held(self, client: Client, features: WholeFeatures) -> tuple[Tensor, Tensor]:
         """Return features (n, D) and labels (n,) of a client's samples on the CPU, as far as they
@@ -660,16 +661,16 @@ class FeaturesOfClasses(FixedFeatures):
         return self.settled_by(client, model).tell()
 
 
-def with_rows(network: nn.Module, weight: Tensor, bias: Tensor) -> Weights:
-    """Return `network` with a classifier of its features φ, as weights.
+def with_rows(network: nn.Module, rows: Tensor) -> Weights:
+    """Return a network of `FixedFeatures.own_network` with a classifier of its features φ, as
+    weights.
 
     Args:
-        network: `FixedFeatures.own_network`.
-        weight: (K, D).
-        bias: (K,).
+        network: it is changed.
+        rows: (K, D + 1) weights and biases.
     """
     linear = cast(nn.Linear, as_split(network).head).requires_grad_(True)
     with torch.no_grad():
-        linear.weight.copy_(weight)
-        linear.bias.copy_(bias)
+        linear.weight.copy_(rows[:, :-1])
+        linear.bias.copy_(rows[:, -1])
     return Network(network, linear.weight.device).weights()

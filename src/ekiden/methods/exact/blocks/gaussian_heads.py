@@ -12,13 +12,12 @@ from ekiden.authoring import Task, UserError
 from ekiden.core.tasks import Classification, MultiLabel
 from ekiden.core.training.gram import AnySums, NoisySums, Sums
 
-GRID = tuple(
-    10 ** (power / 4) for power in range(-24, 5)
-)  # Values of λ/n that are tried: 10^-6 to 10, four per decade
-_FAR = tuple(
-    10 ** (power / 4) for power in range(5, 17)
-)  # to 10^4, which keeps the head that is the target
-_DAMPING = 1.0  # λ in noise of differential privacy: with 1, half of the noise's largest eigenvalue
+# Values of λ/n that are tried: 10^-6 to 10, four per decade
+GRID = tuple(10 ** (power / 4) for power in range(-24, 5))
+# to 10^4, which keeps the head that is the target
+_FAR = tuple(10 ** (power / 4) for power in range(5, 17))
+# λ in noise of differential privacy: with 1, half of the noise's largest eigenvalue
+_DAMPING = 1.0
 _DRAWS = 4_000_000  # most numbers drawn for a temperature
 
 
@@ -97,10 +96,12 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
         return _noisy_moments(sums)
     features, products, targets, powers = _doubles(sums, unit)
     n = float(sums.samples)
-    scatter = n * sums.matrix().cpu() - torch.outer(features, features)  # n²·covariance
+    # n²·covariance
+    scatter = n * sums.matrix().cpu() - torch.outer(features, features)
     variance = scatter.diagonal().clone()
     scale = torch.where(variance > 0, n / variance.clamp(min=1).sqrt(), 0.0)
-    scatter *= torch.outer(scale, scale) / n  # Σ zzᵀ of standardised features
+    # Σ zzᵀ of standardised features
+    scatter *= torch.outer(scale, scale) / n
     mean = features / n
     products = (products - torch.outer(targets, mean)) * scale
     total = products.sum(0) if isinstance(sums, Sums) else torch.zeros_like(mean)
@@ -115,7 +116,8 @@ def _noisy_moments(sums: NoisySums) -> Moments:
     λ is what the noise adds to Σ φφᵀ in its largest direction, about 2σ√D, times `_DAMPING`.
     """
     n = max(float(sums.counts.sum()), 1.0)
-    counts, classes = sums.counts.cpu().double().clamp(min=0), sums.classes.cpu().double()
+    counts = sums.counts.cpu().double().clamp(min=0)
+    classes = sums.classes.cpu().double()
     total = classes.sum(0)
     mean = total / n
     scatter = sums.matrix().cpu() - torch.outer(total, mean)
@@ -130,11 +132,11 @@ def moments_around(sums: AnySums, mean: Tensor, scale: Tensor, unit: int = 1) ->
     the CPU.
     """
     features, products, targets, powers = _doubles(sums, unit)
-    mean, scale = mean.double(), scale.double()
+    mean = mean.double()
+    scale = scale.double()
     cross = torch.outer(features, mean)
-    scatter = (
-        sums.matrix().cpu() - cross - cross.T + sums.samples * torch.outer(mean, mean)
-    )  # Σ (φ - μ)(φ - μ)ᵀ
+    # Σ (φ - μ)(φ - μ)ᵀ
+    scatter = sums.matrix().cpu() - cross - cross.T + sums.samples * torch.outer(mean, mean)
     scatter *= torch.outer(scale, scale)
     products = (products - torch.outer(targets, mean)) * scale
     total = products.sum(0) if isinstance(sums, Sums) else (features - sums.samples * mean) * scale
@@ -146,7 +148,8 @@ def _doubles(sums: AnySums, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not sums.samples:
         raise UserError("there are no samples behind these sums: no classifier can be made")
     if isinstance(sums, Sums):
-        counts, classes = sums.counts.cpu().double(), sums.classes.cpu().double()
+        counts = sums.counts.cpu().double()
+        classes = sums.classes.cpu().double()
         return classes.sum(0), classes, counts, counts
     parts = (sums.features, sums.products, sums.targets, sums.powers)
     features, products, targets, powers = (part.cpu().double() for part in parts)
@@ -190,11 +193,14 @@ def personal_ridge(m: Moments, towards: Head) -> Head:
         m: moments of one client's samples, standardised as `towards` expects.
         towards: W₀.
     """
-    total, shares = m.total, m.targets / m.n
+    total = m.total
+    shares = m.targets / m.n
     middle = total / m.n
     scatter = m.scatter - m.n * torch.outer(middle, middle)
-    cross = m.products.T - torch.outer(total, shares)  # Σ (z - z̄)(y - ȳ)ᵀ, (D, K)
-    answered = scatter @ towards.weight.T  # Σ (z - z̄)(W₀ z - W₀ z̄)ᵀ
+    # Σ (z - z̄)(y - ȳ)ᵀ, (D, K)
+    cross = m.products.T - torch.outer(total, shares)
+    # Σ (z - z̄)(W₀ z - W₀ z̄)ᵀ
+    answered = scatter @ towards.weight.T
     spread = m.spread + float((towards.weight.T * (answered - 2 * cross)).sum())
     change, chosen, freedom = _solved(scatter, cross - answered, spread, m.n, (*GRID, *_FAR))
     weight = towards.weight + change
@@ -222,7 +228,8 @@ def _solved(
     """
     values, vectors = torch.linalg.eigh(scatter)
     values = values.clamp(min=0)
-    turned = vectors.T @ cross  # VᵀB, (D, K)
+    # VᵀB, (D, K)
+    turned = vectors.T @ cross
     power = turned.square().sum(1)
 
     def residual(share: float) -> tuple[float, float]:
@@ -288,7 +295,8 @@ def thin_solve(diagonal: Tensor, rows: Tensor, right: Tensor) -> tuple[Tensor, f
         right: (D, any) B.
     """
     inverse = 1 / diagonal
-    scaled = inverse[:, None] * rows  # ER
+    # ER
+    scaled = inverse[:, None] * rows
     core = torch.linalg.cholesky(torch.eye(rows.shape[1], dtype=torch.float64) + rows.T @ scaled)
     found = inverse[:, None] * right
     found = found - scaled @ torch.cholesky_solve(rows.T @ found, core)
@@ -371,11 +379,13 @@ def label_logits(head: Head, m: Moments) -> Head:
     in `calibrated`. Their log-likelihood ratio is linear in the score. No logit of a mean is larger
     than that of one error in n + 2 samples. Targets are 1 and -1.
     """
-    with_, without = (m.n + m.targets) / 2, (m.n - m.targets) / 2
+    with_ = (m.n + m.targets) / 2
+    without = (m.n - m.targets) / 2
+    # Σ z of the samples with and without the label
     both = (
         (m.total + m.products) / 2,
         (m.total - m.products) / 2,
-    )  # Σ z of the samples with and without the label
+    )
     first, second = (
         (head.weight * part).sum(1) / count.clamp(min=1)
         for part, count in zip(both, (with_, without), strict=True)
@@ -383,7 +393,8 @@ def label_logits(head: Head, m: Moments) -> Head:
     power = ((head.weight @ m.scatter) * head.weight).sum(1)
     variance = (power - with_ * first.square() - without * second.square()).clamp(min=0) / m.n
     larger = 1 / (1 - min(head.freedom, 0.9))
-    first, second = 1 - (1 - first - head.bias) * larger, -1 + (second + head.bias + 1) * larger
+    first = 1 - (1 - first - head.bias) * larger
+    second = -1 + (second + head.bias + 1) * larger
     gap = (first - second).clamp(min=0)
     # ratio of two Gaussians with one variance: slope (m₁ - m₀)/σ², zero at their middle
     slope = torch.minimum(
@@ -408,13 +419,16 @@ def calibrated(head: Head, m: Moments) -> Head:
     always the same, so that equal sums give equal bits.
     """
     labels = (m.targets > 0).nonzero().flatten()
-    classes, shares, wrong = len(m.targets), m.targets[labels] / m.n, 1 / (m.n + 2)
+    classes = len(m.targets)
+    shares = m.targets[labels] / m.n
+    wrong = 1 / (m.n + 2)
     centres = m.means @ head.weight.T + head.bias
     spread = head.weight @ (m.within / m.n) @ head.weight.T
     if head.freedom:
         larger = 1 / (1 - min(head.freedom, 0.9))
         truth = torch.eye(classes, dtype=torch.float64)
-        centres, spread = truth + (centres - truth) * larger, spread * larger**2
+        centres = truth + (centres - truth) * larger
+        spread = spread * larger**2
     values, vectors = torch.linalg.eigh(spread)
     draws = max(8, min(512, _DRAWS // (classes * len(labels))))
     drawn = torch.randn(
@@ -427,7 +441,8 @@ def calibrated(head: Head, m: Moments) -> Head:
 
     def cross_entropy(power: float) -> float:
         logs = (scores * 10**power).log_softmax(2)
-        right, any_ = logs.gather(2, own)[..., 0].mean(1), logs[..., labels].mean((1, 2))
+        right = logs.gather(2, own)[..., 0].mean(1)
+        any_ = logs[..., labels].mean((1, 2))
         return -float(shares @ ((1 - wrong) * right + wrong * any_))
 
     factor = 10 ** _least(cross_entropy, -8.0, 8.0)
@@ -437,6 +452,7 @@ def calibrated(head: Head, m: Moments) -> Head:
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
     """Return where a function with one minimum is least, to a hundredth."""
     while high - low > 0.01:
-        left, right = low + (high - low) / 3, high - (high - low) / 3
+        left = low + (high - low) / 3
+        right = high - (high - low) / 3
         low, high = (low, right) if function(left) <= function(right) else (left, high)
     return (low + high) / 2

@@ -60,9 +60,9 @@ def _checked(sums: Columns, width: int, columns: int) -> Tensor:
     fits = sums.counts.shape == (width, columns) and sums.units.shape == (columns,)
     if not fits or (sums.counts.dtype, sums.units.dtype) != (torch.int16, torch.float32):
         raise UserError(_OTHER)
-    if not bool((torch.isfinite(sums.units) & (sums.units >= 0)).all()):
+    if not (torch.isfinite(sums.units) & (sums.units >= 0)).all():
         raise UserError(_NOT_FINITE)
-    if bool((sums.units > _ENTRY).any()) or bool((sums.counts < -_MOST).any()):
+    if (sums.units > _ENTRY).any() or (sums.counts < -_MOST).any():
         raise UserError(_IMPOSSIBLE)
     return sums.matrix()
 
@@ -83,7 +83,7 @@ def _check_doubles(
     kind = torch.int64 if isinstance(columns, WholeColumns) else torch.float64
     if tuple(tuple(t.shape) for t in tensors) != shapes or any(t.dtype != kind for t in tensors):
         raise UserError(_OTHER)
-    if not all(bool(torch.isfinite(t).all()) for t in tensors):
+    if not all(torch.isfinite(t).all() for t in tensors):
         raise UserError(_NOT_FINITE)
 
 
@@ -123,12 +123,13 @@ class Labels(NamedTuple):
             classes: whether targets are 0 or 1, and one of them is 1.
         """
         _check_doubles((self.targets, self.powers), ((outputs,), (outputs,)), columns)
-        if self.samples < 0 or bool((self.powers < 0).any()):
+        if self.samples < 0 or (self.powers < 0).any():
             raise UserError(_NOT_FINITE)
         n = float(min(self.samples, _SAMPLES))
         fits = self.samples <= _SAMPLES and bool((self.powers <= n * _TARGET**2).all())
-        targets, powers = self.targets.cpu().double(), self.powers.cpu().double()
-        if not fits or bool((targets.square() > n * powers * (1 + 1e-6)).any()):
+        targets = self.targets.cpu().double()
+        powers = self.powers.cpu().double()
+        if not fits or (targets.square() > n * powers * (1 + 1e-6)).any():
             raise UserError(_IMPOSSIBLE)
         # A device may round sums a little.
         far = torch.stack(
@@ -171,14 +172,15 @@ class OpeningSums(NamedTuple):
             classes: whether targets are 0 or 1, and one of them is 1.
         """
         labels = self.labels.checked(outputs, self.sums, classes=classes)
-        n, matrix = float(labels.samples), _checked(self.sums, width, outputs + 2)
+        n = float(labels.samples)
+        matrix = _checked(self.sums, width, outputs + 2)
         most = torch.cat(
             [
                 (n * labels.powers.cpu().double()).sqrt() * _REACH,
                 torch.tensor([n * _REACH, n * _REACH**2]),
             ]
         )
-        if bool((matrix.abs() > _SLACK * most.to(matrix)).any()) or bool((matrix[:, -1] < 0).any()):
+        if (matrix.abs() > _SLACK * most.to(matrix)).any() or (matrix[:, -1] < 0).any():
             raise UserError(_IMPOSSIBLE)
         return OpeningSums(
             self.sums, labels, self.held.checked(outputs, self.sums, classes=classes)
@@ -228,11 +230,14 @@ class Multiplied(NamedTuple):
     def bounded(self, opening: OpeningSums) -> "Multiplied":
         """Return these sums of the samples that `opening` counts."""
         width = len(self.sums.matrix())
-        answer = _REACH * _MOST_DIRECTION * width  # most |f|
-        n, held = _SLACK * opening.labels.samples, _SLACK * opening.held.samples
+        # Most |f|
+        answer = _REACH * _MOST_DIRECTION * width
+        n = _SLACK * opening.labels.samples
+        held = _SLACK * opening.held.samples
+        # Most |y|
         target = (
             float(opening.held.powers.double().max().sqrt()) if len(opening.held.powers) else 0.0
-        )  # most |y|
+        )
         limits = (held * answer**2, held * answer * target, held * answer)
         if float(self.sums.matrix().abs().max()) > n * answer * _REACH or any(
             float(part.abs().max()) > limit
@@ -263,8 +268,10 @@ class Lapping(State):
 
 
 PENALTY = 0.03  # λ/n without validation samples
-_ENOUGH = 50  # validation samples from which λ is chosen by them
-_TINY = 1e-10  # directions shorter than this share of the longest are left out
+# Validation samples from which λ is chosen by them
+_ENOUGH = 50
+# Directions shorter than this share of the longest are left out
+_TINY = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +287,9 @@ class Problem:
     def of(cls, sums: Tensor, labels: Labels) -> "Problem":
         """Return the problem behind the sums of `OpeningSums`."""
         n = labels.samples
-        products, total, squares = sums[:, :-2], sums[:, -2], sums[:, -1]
+        products = sums[:, :-2]
+        total = sums[:, -2]
+        squares = sums[:, -1]
         mean = total / n
         variance = squares / n - mean.square()
         # A feature that hardly varies would be noise of the 16 bits.
@@ -333,7 +342,8 @@ class Span:
     @cached_property
     def training(self) -> Moments:
         """Moments of the answers g = Vᵀz of training samples."""
-        labels, m = self.problem.labels, len(self.shift)
+        labels = self.problem.labels
+        m = len(self.shift)
         return _moments(labels, self.gram, torch.zeros(m, dtype=torch.float64), self.products)
 
     @cached_property
@@ -341,7 +351,8 @@ class Span:
         """Moments of the answers g of validation samples, or of training samples if there are few
         of the others.
         """
-        labels, a = self.held_labels, self.shift
+        labels = self.held_labels
+        a = self.shift
         if labels.samples < _ENOUGH:
             return self.training
         total = torch.cat([part.total for part in self.held])
@@ -365,26 +376,26 @@ class Span:
             penalty: λ/n; 0: the value of `GRID` with the least squared error on validation samples,
                 or `PENALTY`.
         """
-        n, mean = (
-            self.problem.labels.samples,
-            self.problem.labels.targets / self.problem.labels.samples,
-        )
+        n = self.problem.labels.samples
+        mean = self.problem.labels.targets / self.problem.labels.samples
         lengths, turn = torch.linalg.eigh(self.stretched.T @ self.stretched)
         some = lengths > _TINY * lengths[-1]
-        basis = turn[:, some] / lengths[some].sqrt()  # V·basis is orthonormal
+        # V·basis is orthonormal
+        basis = turn[:, some] / lengths[some].sqrt()
         values, vectors = torch.linalg.eigh(basis.T @ self.gram @ basis)
-        basis, values = basis @ vectors, values.clamp(min=0)
+        basis = basis @ vectors
+        values = values.clamp(min=0)
         turned = basis.T @ self.products
-        noise = torch.linalg.matrix_norm(
-            basis.T @ (self._product - self._product.T) @ basis, 2
-        )  # of rounded sums
+        # Of rounded sums
+        noise = torch.linalg.matrix_norm(basis.T @ (self._product - self._product.T) @ basis, 2)
 
         def weights(share: float) -> Tensor:
             found: Tensor = basis @ (turned / (values + share * n).clamp(min=float(noise))[:, None])
             return found
 
         def error(share: float) -> float:
-            m, c = self.validation, weights(share)
+            m = self.validation
+            c = weights(share)
             cross = m.products.T - torch.outer(m.total, mean)
             return float((c * (m.scatter @ c - 2 * cross)).sum())
 
@@ -396,14 +407,18 @@ class Span:
         """(D, K) b - (H + λI)VC of a head from `solve`: the gradient of the regression, up to its
         factor.
         """
-        c, n, scale = head.weight.T, self.problem.labels.samples, self.problem.scale[:, None]
-        images = (self.images - n * torch.outer(self.problem.mean, self.shift)) * scale  # HV
+        c = head.weight.T
+        n = self.problem.labels.samples
+        scale = self.problem.scale[:, None]
+        # HV
+        images = (self.images - n * torch.outer(self.problem.mean, self.shift)) * scale
         return self.problem.products - images @ c - head.penalty * n * (self.stretched @ c)
 
 
 def _moments(labels: Labels, scatter: Tensor, total: Tensor, products: Tensor) -> Moments:
     m = len(total)
-    zeros, ones = torch.zeros(m, dtype=torch.float64), torch.ones(m, dtype=torch.float64)
+    zeros = torch.zeros(m, dtype=torch.float64)
+    ones = torch.ones(m, dtype=torch.float64)
     return Moments(
         float(labels.samples),
         zeros,
@@ -466,8 +481,7 @@ class Preconditioner:
                 return found
         raise UserError(
             "the second moments of the first client are too uneven to solve with: raise --damping, "
-            "or let another "
-            "client begin (--order)"
+            "or let another client begin (--order)"
         )
 
     def __call__(self, residual: Tensor) -> Tensor:

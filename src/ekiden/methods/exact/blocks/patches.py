@@ -14,19 +14,25 @@ from torch import Generator, Tensor, nn
 from ekiden.core.base.errors import UserError
 from ekiden.methods.exact.blocks.seed_images import seed_images
 
-CONTRAST = 10  # added to the variance of a patch (bytes squared), so that flat patches stay small
-WHITENING = 0.1  # added to the eigenvalues of the patches' covariance
-_IMAGES = 1000  # images of the seed, of which patches become filters
+# Added to the variance of a patch (bytes squared), so that flat patches stay small
+CONTRAST = 10
+# Added to the eigenvalues of the patches' covariance
+WHITENING = 0.1
+# Images of the seed, of which patches become filters
+_IMAGES = 1000
 _SIDE = 32  # of these images, in pixels
-SAMPLE = 20_000  # largest number of patches on which the whitening is measured
-_REACH = (
-    32_896  # most Σ|q| of a filter: 255·Σ|q| < 2^23 keeps sums exact, which may count in halves
-)
-_PENALTY = 0.3  # λ/n, of features of variance 1: chosen on validation data
+# Largest number of patches on which the whitening is measured
+SAMPLE = 20_000
+# most Σ|q| of a filter: 255·Σ|q| < 2^23 keeps sums exact, which may count in halves
+_REACH = 32_896
+# λ/n, of features of variance 1: chosen on validation data
+_PENALTY = 0.3
 LEVELS = 127  # largest value of a feature: seven bits
 _BLOCK = 8  # images at a time; on a GPU 16 times that
-_CHUNK = 2**18  # responses at a time, so that they stay in the cache; on a GPU 256 times that
-_WEIGHTS = 4  # the most that a position counts in bilinear pooling
+# Responses at a time, so that they stay in the cache; on a GPU 256 times that
+_CHUNK = 2**18
+# The most that a position counts in bilinear pooling
+_WEIGHTS = 4
 
 
 class Dictionary(NamedTuple):
@@ -53,10 +59,12 @@ def from_images(images: Tensor, count: int, generator: Generator, size: int = 6)
             "there are no images to draw patches from: begin with a client that has images"
         )
     n, channels, height, width = images.shape
-    rows, columns = height - size + 1, width - size + 1
+    rows = height - size + 1
+    columns = width - size + 1
     places = torch.randint(n * rows * columns, (SAMPLE,), generator=generator)
     pixels = _at(images, places, size)
-    patches, d = _normalised(pixels), pixels.shape[1]
+    patches = _normalised(pixels)
+    d = pixels.shape[1]
     whitening = _whitening(patches.T @ patches / len(patches))
     # Whether the variance of the bytes is above `CONTRAST`, in whole numbers: no library decides.
     spread = pixels.square().sum(1) * d - pixels.sum(1).square()
@@ -84,7 +92,8 @@ def of_seed(
         seed: of the images and of the patches that are drawn.
         reach: largest sum that a feature tells from larger ones, in usual sums.
     """
-    drawn, channels = Generator().manual_seed(seed), features.shape[0]
+    drawn = Generator().manual_seed(seed)
+    channels = features.shape[0]
     images = _images_of_seed(channels, max(_SIDE, *sizes), seed)
     found = [
         from_images(images, count, drawn, size)
@@ -123,10 +132,14 @@ def _check(images: Tensor, size: int) -> None:
 def _at(images: Tensor, places: Tensor, size: int) -> Tensor:
     """(k, d) float64 bytes of patches at `places`, which count over images, rows and columns."""
     _, channels, height, width = images.shape
-    rows, columns = height - size + 1, width - size + 1
-    image, y, x = places // (rows * columns), places // columns % rows, places % columns
+    rows = height - size + 1
+    columns = width - size + 1
+    image = places // (rows * columns)
+    y = places // columns % rows
+    x = places % columns
     offset = torch.arange(size)
-    y, x = (y[:, None] + offset)[:, None, :, None], (x[:, None] + offset)[:, None, None, :]
+    y = (y[:, None] + offset)[:, None, :, None]
+    x = (x[:, None] + offset)[:, None, None, :]
     patches = images[image[:, None, None, None], torch.arange(channels)[:, None, None], y, x]
     return patches.flatten(1).double()
 
@@ -149,7 +162,8 @@ def _quantised(directions: Tensor, whitening: Tensor, shape: tuple[int, int, int
     """Filters W·d/|d| minus their means, as int8 that sum to exactly zero."""
     folded = (directions / directions.norm(dim=1, keepdim=True)) @ whitening
     folded -= folded.mean(1, keepdim=True)
-    reach = _REACH - folded.shape[1]  # rounding moves each entry by one at most
+    # Rounding moves each entry by one at most.
+    reach = _REACH - folded.shape[1]
     gain = torch.minimum(127 / folded.abs().amax(1), reach / folded.abs().sum(1))
     scaled = folded * gain[:, None]
     filters = _balanced(scaled).to(torch.int8)
@@ -163,7 +177,8 @@ def _balanced(wanted: Tensor) -> Tensor:
     q = wanted.round()
     surplus = q.sum(1, keepdim=True)
     step = surplus.sign()
-    error = ((q - wanted) * step).masked_fill_((q - step).abs() > 127, -1)  # no int8 otherwise
+    # No int8 otherwise
+    error = ((q - wanted) * step).masked_fill_((q - step).abs() > 127, -1)
     rank = error.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return q - step * (rank < surplus.abs())
 
@@ -189,9 +204,8 @@ def chosen(features: Tensor, targets: Tensor, count: int) -> Tensor:
     cross = torch.einsum("ngi,nk->gik", z, (y - y.mean(0)) / n**0.5)
     # What follows is Cholesky's decomposition of C + λI, by blocks, as far as it is needed.
     own = torch.einsum("ngi,ngj->gij", z, z) + _PENALTY * torch.eye(each, dtype=torch.float64)
-    past = z.new_empty(
-        count * each, groups, each
-    )  # rows P: C + λI less PᵀP is what the chosen ones leave of it
+    # Rows P: C + λI less PᵀP is what the chosen ones leave of it.
+    past = z.new_empty(count * each, groups, each)
     free = torch.ones(groups, dtype=torch.bool)
     found = []
     for step in range(count):
@@ -280,7 +294,9 @@ class Patches(nn.Module):
                 "patch features need images (channels, height, width), these samples have shape "
                 f"{shape}"
             )
-        self.shape, self.how, pool = shape, how, how.pool
+        self.shape = shape
+        self.how = how
+        pool = how.pool
         channels, height, width = shape
         self.sizes: list[tuple[int, int]] = []  # F, p
         for filters, _ in dictionaries:
@@ -288,14 +304,12 @@ class Patches(nn.Module):
             if min(height, width) < size + pool - 1 or depth != channels:
                 raise UserError(
                     f"patches of {depth}x{size}x{size} in {pool}x{pool} regions do not fit images "
-                    "of "
-                    f"{channels}x{height}x{width}: choose smaller patches"
+                    f"of {channels}x{height}x{width}: choose smaller patches"
                 )
             self.sizes.append((count, size))
         count = sum(count for count, _ in self.sizes)
-        self.width = width_of(
-            count, pool
-        )  # D = 2·g²·F, number of features, ordered by filter, sign, row and column
+        # D = 2·g²·F, number of features, ordered by filter, sign, row and column.
+        self.width = width_of(count, pool)
         self.register_buffer(
             "filters", torch.cat([d.filters.flatten() for d in dictionaries]).float()
         )
@@ -333,22 +347,22 @@ class Patches(nn.Module):
             some = _BLOCK if x.device.type == "cpu" else 16 * _BLOCK
             for start in range(0, len(x), some):
                 block = self.bytes(x[start : start + some])
-                pixels = block.permute(
-                    1, 2, 3, 0
-                ).contiguous()  # images last: all sums run over them
+                # Images last: all sums run over them.
+                pixels = block.permute(1, 2, 3, 0).contiguous()
                 pooled = [self._pooled(pixels, bank) for bank in banks]
                 out[start : start + some] = torch.cat([part.flatten(0, 3) for part in pooled]).T
-        return (
-            out.double().sqrt_().float() if self.how.root else out
-        )  # a double's root rounds right, see the tests
+        # A double's root rounds right, see the tests.
+        return out.double().sqrt_().float() if self.how.root else out
 
     def usual_sums(self, gain: Tensor) -> Tensor:
         """(D,) what `sums` gives on average for whitened responses that are normal; `gain` (F,) of
         the filters.
         """
         t = self.how.threshold
-        above = exp(-t * t / 2) / sqrt(2 * pi) - t * (1 - erf(t / sqrt(2))) / 2  # E max(z - t, 0)
-        parts, first = [], 0
+        # E max(z - t, 0).
+        above = exp(-t * t / 2) / sqrt(2 * pi) - t * (1 - erf(t / sqrt(2))) / 2
+        parts = []
+        first = 0
         for count, size in self.sizes:
             rows, columns = (self._regions(side - size + 1) for side in self.shape[1:])
             area = rows.sum(1)[:, None] * columns.sum(1)
@@ -380,7 +394,8 @@ class Patches(nn.Module):
     def _banks(self) -> Iterator["_Bank"]:
         """What the forward pass needs of each patch size."""
         channels, height, width = self.shape
-        first, start = 0, 0
+        first = 0
+        start = 0
         for count, size in self.sizes:
             depth = channels * size**2
             q = self.filters[start : start + count * depth].view(count, channels, size, size)
@@ -389,16 +404,19 @@ class Patches(nn.Module):
             )
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(depth, int(area.max()))
-            most = LEVELS * depth * unit  # no response is larger
+            # No response is larger.
+            most = LEVELS * depth * unit
             thresholds = (
                 (self.gain[first : first + count] * (self.how.threshold * unit))
                 .round_()
                 .clamp_(max=most)
             )
-            q = q.permute(0, 3, 2, 1)  # columns, rows, channels
+            # Columns, rows, channels
+            q = q.permute(0, 3, 2, 1)
             parts = _halves(q) if self.how.mirror else (q.flatten(1),)
             yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area)
-            first, start = first + count, start + count * depth
+            first = first + count
+            start = start + count * depth
 
     def _regions(self, positions: int) -> Tensor:
         """(pool, positions) how much each position counts."""
@@ -412,7 +430,8 @@ class Patches(nn.Module):
         (height, width, b), g = inverse.shape, self.how.pool
         inverse = (inverse * bank.unit).float().view(-1)
         read = _folded(pixels, bank.size) if self.how.mirror else (_unfolded(pixels, bank.size),)
-        faces, count = len(read), len(bank.thresholds)
+        faces = len(read)
+        count = len(bank.thresholds)
         out = pixels.new_empty(count, 2, g, g, b)
         step = max(
             1, (_CHUNK if pixels.device.type == "cpu" else 256 * _CHUNK) // (faces * len(inverse))
@@ -421,12 +440,14 @@ class Patches(nn.Module):
             chunk = slice(first, first + step)
             v, spare = self._responses([part[chunk] for part in bank.parts], read)
             v.mul_(inverse).round_()
-            t, shape = bank.thresholds[chunk], v.shape[:2]
+            t = bank.thresholds[chunk]
+            shape = v.shape[:2]
             for sign, clip, bound in ((0, torch.maximum, t), (1, torch.minimum, -t)):
                 clip(v, bound, out=spare)
                 lines = bank.rows @ spare.view(-1, height, width * b)
                 sums = (bank.columns @ lines.view(-1, width, b)).view(*shape, g, g, b)
-                if self.how.mirror:  # the second is from right to left
+                # The second is from right to left.
+                if self.how.mirror:
                     torch.add(sums[0], sums[1].flip(2), out=out[chunk, sign])
                 else:
                     out[chunk, sign] = sums[0]
@@ -511,10 +532,10 @@ def _bilinear(positions: int, pool: int) -> Tensor:
     0 at the centres of its neighbours; the outermost centres count fully, and so does what is
     beyond them.
     """
-    at, centre = 2 * torch.arange(positions) + 1, (2 * torch.arange(pool) + 1)[:, None]
-    far = (
-        pool * at - positions * centre
-    )  # 2·pool times the distance; 2·positions to the next centre
+    at = 2 * torch.arange(positions) + 1
+    centre = (2 * torch.arange(pool) + 1)[:, None]
+    # 2·pool times the distance; 2·positions to the next centre
+    far = pool * at - positions * centre
     far[0].clamp_(min=0)
     far[-1].clamp_(max=0)
     near = (2 * positions - far.abs()).clamp(min=0)
@@ -528,7 +549,8 @@ def _inverse_contrast(pixels: Tensor, size: int) -> Tensor:
     10·d²)⌋. The integer part is there because libraries differ in the last bit of a root.
     """
     d = len(pixels) * size**2
-    x = pixels if 255**2 * d < 2**24 else pixels.double()  # exact
+    # exact
+    x = pixels if 255**2 * d < 2**24 else pixels.double()
     both = torch.stack([x.sum(0), x.square().sum(0)])
     for axis in (1, 2):
         length = both.shape[axis] - size + 1
@@ -562,7 +584,8 @@ def _folded(pixels: Tensor, size: int) -> tuple[Tensor, Tensor]:
     A filter is an even part plus an odd part; its mirror image is the even part minus the odd part.
     So two products of half the depth give the responses of an image and of its mirror image.
     """
-    windows, columns = _windows(pixels, size), pixels.shape[2] - size + 1
+    windows = _windows(pixels, size)
+    columns = pixels.shape[2] - size + 1
     shape = (*windows.shape[:3], columns, windows.shape[4])
     even = pixels.new_empty(-(-size // 2), *shape)
     odd = pixels.new_empty(size // 2, *shape)
@@ -579,6 +602,9 @@ def _halves(q: Tensor) -> tuple[Tensor, Tensor]:
     """The even and odd part of filters (F, p, p, C), half of the columns each, as `_folded` has the
     pixels.
     """
-    size, mirrored = q.shape[1], q.flip(1)
-    even, odd = (q + mirrored) / 2, (q - mirrored) / 2  # halves are exact, too
+    size = q.shape[1]
+    mirrored = q.flip(1)
+    # Halves are exact, too.
+    even = (q + mirrored) / 2
+    odd = (q - mirrored) / 2
     return even[:, : -(-size // 2)].flatten(1), odd[:, : size // 2].flatten(1)

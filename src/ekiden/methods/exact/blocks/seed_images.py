@@ -19,13 +19,16 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-SUB = 16  # coordinates and grey levels are counted in sixteenths
+# Coordinates and grey levels are counted in sixteenths
+SUB = 16
 _TURN = 4096  # cosines are counted in 1/4096
 _DIRECTIONS = 32
 _LEAVES = 22  # most shapes of an image; 4 at least
 _FEW = 6  # most shapes on a plain ground
-_OCTAVES = (1, 2, 4, 8, 16)  # sides in pixels of the cells of the texture's noise
-_BLOCK = 128  # images at a time, so that they stay in the cache
+# Sides in pixels of the cells of the texture's noise
+_OCTAVES = (1, 2, 4, 8, 16)
+# Images at a time, so that they stay in the cache
+_BLOCK = 128
 
 # Written down, because functions such as exp differ between libraries in the last bit.
 _QUARTER = np.array([4096, 4017, 3784, 3406, 2896, 2276, 1567, 799, 0])
@@ -68,7 +71,8 @@ class _Shapes(NamedTuple):
 
     def inside(self) -> Ints:
         """(n, side, side) how far each pixel lies inside; negative outside."""
-        across, down = np.abs(self.x), np.abs(self.y)
+        across = np.abs(self.x)
+        down = np.abs(self.y)
         squares = (across * 256 // self.half) ** 2 + (down * 256 // self.width) ** 2
         # Roots of whole numbers below 2^52 are rounded right on every machine.
         root = np.sqrt(np.minimum(squares, 2**50).astype(np.float64)).astype(np.int64)
@@ -103,7 +107,8 @@ class _Scene:
     """What is drawn for each image, before anything is painted."""
 
     def __init__(self, draws: _Draws, count: int, channels: int, side: int) -> None:
-        self.side, self.channels = side, channels
+        self.side = side
+        self.channels = channels
         self.plain = np.arange(count)[:, None] % 2 == 1
         white = self.plain & (draws.below(2) == 0)
         base = 40 + draws.below(176)
@@ -112,11 +117,13 @@ class _Scene:
         ground = base + self._colour(draws, 45)
         self.ground = np.where(white, 255, ground)
         self.base = np.where(self.plain, draws.below(256), base)
-        few, many = 1 + draws.below(_FEW), 4 + draws.below(_LEAVES - 3)
+        few = 1 + draws.below(_FEW)
+        many = 4 + draws.below(_LEAVES - 3)
         self.shapes = np.where(self.plain, few, many)
         self.slope = np.where(self.plain, 0, draws.normal() * 10 // 148)  # in levels over the image
         self.direction = draws.below(_DIRECTIONS)
-        size, spread = side * SUB, side * SUB * 3 // 10
+        size = side * SUB
+        spread = side * SUB * 3 // 10
         self.centre = size // 2 + draws.normal(2 * _LEAVES) * spread // 148
         self.turn = draws.below(_DIRECTIONS, _LEAVES)
         self.half = _HALF_SIZES[draws.below(len(_HALF_SIZES), _LEAVES)] * size // 4096 + 4
@@ -138,27 +145,31 @@ class _Scene:
 
     def _colour(self, draws: _Draws, spread: int) -> Ints:
         """(n, C) how far a colour lies from the base: together, and each channel by its own."""
-        together, own = draws.normal(), draws.normal(self.channels)
+        together = draws.normal()
+        own = draws.normal(self.channels)
         return (together + own * self.hue // 100) * spread // 148
 
     def block(self, some: slice) -> NDArray[np.uint8]:
         """Paint these images."""
         rows = np.arange(self.side, dtype=np.int64) * SUB + SUB // 2
-        x, y = rows[None, None, :], rows[None, :, None]
+        x = rows[None, None, :]
+        y = rows[None, :, None]
         middle = self.side * SUB // 2
         along = self._turned(self.direction[some, 0], x - middle, y - middle)[0]
         slope = self.slope[some, :, None]
         image = self.ground[some, :, None, None] * SUB + (slope * along // self.side)[:, None]
         for k in range(_LEAVES):
             centre = self.centre[some, 2 * k : 2 * k + 2]
-            dx, dy = x - centre[:, :1, None], y - centre[:, 1:, None]
+            dx = x - centre[:, :1, None]
+            dy = y - centre[:, 1:, None]
             shape = _Shapes(
                 *self._turned(self.turn[some, k], dx, dy),
                 self.half[some, k, None, None],
                 self.width[some, k, None, None],
                 self.kind[some, k, None, None],
             )
-            inside, stroke = shape.inside(), self.stroke[some, k, None, None]
+            inside = shape.inside()
+            stroke = self.stroke[some, k, None, None]
             inside = np.where(stroke > 0, stroke - np.abs(inside), inside)
             cover = np.clip(128 + inside * self.soft[some, k, None, None], 0, 256)
             cover *= (self.shapes[some] > k)[:, :, None]
@@ -181,7 +192,8 @@ class _Scene:
         for octave, step in enumerate(_OCTAVES):
             wide = self.side // step + 2
             grid = self.noise[octave][some].astype(np.int64).reshape(-1, wide, wide)
-            cell, part = np.arange(self.side) // step, np.arange(self.side) % step
+            cell = np.arange(self.side) // step
+            part = np.arange(self.side) % step
             down = grid[:, cell] * (step - part)[:, None] + grid[:, cell + 1] * part[:, None]
             smooth = down[:, :, cell] * (step - part) + down[:, :, cell + 1] * part
             weight = self.spectrum[some, octave, None, None]

@@ -11,10 +11,10 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.training.gram import LARGEST
 from ekiden.methods.exact.blocks import patches
 
-EXACT = (
-    2**24 - 1
-)  # float32 holds whole numbers up to here exactly, so products of matrices are exact in any order
-SPREAD = 4  # inputs further from their mean than this number of standard deviations are cut off
+# float32 holds whole numbers up to here exactly, so products of matrices are exact in any order
+EXACT = 2**24 - 1
+# Inputs further from their mean than this number of standard deviations are cut off
+SPREAD = 4
 # largest sum that a feature of patches tells from larger ones, in usual sums, where nobody settles
 # it
 REACH = 3.0
@@ -67,11 +67,11 @@ class WholeFeatures(nn.Module, ABC):
                 "kind"
             )
         for name, values in zip(self.settled, told, strict=True):
-            if not bool(torch.isfinite(values).all()):
+            if not torch.isfinite(values).all():
                 raise UserError("the features received hold values that are not finite: refused")
             self.get_buffer(name).copy_(values)
         for name in ("scale", "gain", "std"):
-            if name in self.settled and not bool((self.get_buffer(name) > 0).all()):
+            if name in self.settled and not (self.get_buffer(name) > 0).all():
                 raise UserError(
                     f"the features received have a {name} that is not positive: refused"
                 )
@@ -101,7 +101,8 @@ class RandomReLU(WholeFeatures):
                 f"random features are for samples of at most {_MOST_INPUTS} numbers, but these "
                 f"have {inputs}: use --size or other --features"
             )
-        self.width, self.direct = width, direct
+        self.width = width
+        self.direct = direct
         self.register_buffer("centre", torch.zeros(inputs))
         self.register_buffer("scale", torch.full((inputs,), LARGEST / SPREAD))
         units = width - inputs if direct else width
@@ -114,11 +115,14 @@ class RandomReLU(WholeFeatures):
         if self.linear is None:
             return
         self.linear.requires_grad_(False)
-        if self.linear.weight.is_meta:  # a silo asks for the shapes with each message
+        # A silo asks for the shapes with each message.
+        if self.linear.weight.is_meta:
             return
         with torch.no_grad():
-            weight, bias = torch.randn_like(self.linear.weight), torch.randn_like(self.linear.bias)
-            bias *= weight.norm(dim=1) / SPREAD  # inputs of 127: as large as the others
+            weight = torch.randn_like(self.linear.weight)
+            bias = torch.randn_like(self.linear.bias)
+            # Inputs of 127: as large as the others.
+            bias *= weight.norm(dim=1) / SPREAD
             most = LARGEST * (weight.abs().sum(1) + bias.abs() + weight.shape[1])
             factor = torch.minimum(LARGEST / weight.abs().max(), EXACT / most.max())
             self.linear.weight.copy_((weight * factor).round())
@@ -164,7 +168,8 @@ class RandomReLU(WholeFeatures):
         """Take inputs as they are: their mean is about 0, and their deviation about 1. Let an answer
         of four deviations be 127, if the inputs do not depend on each other.
         """
-        self.fixed, self.settled = True, {}
+        self.fixed = True
+        self.settled = {}
         if self.linear is not None:
             with torch.no_grad():
                 deviation = self.linear.weight.norm(dim=1) * (LARGEST / SPREAD)
@@ -206,7 +211,8 @@ class FrozenNetwork(WholeFeatures):
     def fix(self) -> None:
         """Standardise the network's features of each sample by their own mean and deviation."""
         self.units.fix()
-        self.fixed, self.settled = True, {}
+        self.fixed = True
+        self.settled = {}
 
     def _outputs(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.network(x)
@@ -227,9 +233,8 @@ class BlockAverages(nn.Module):
         """
         super().__init__()
         children = [*network.children()] if type(network) is nn.Sequential else []
-        values = [
-            (*child.parameters(), *child.buffers()) for child in children
-        ]  # frozen ones are buffers
+        # Frozen ones are buffers.
+        values = [(*child.parameters(), *child.buffers()) for child in children]
         starts = [i for i, each in enumerate(values) if any(t.dim() > 1 for t in each)]
         if len(starts) < 2:
             raise UserError(
@@ -281,7 +286,8 @@ class PatchFeatures(WholeFeatures):
                 labels; fewer for many filters, so that their features are 8192 at most.
         """
         super().__init__()
-        filters, channels = patches.filters_of(width, how.pool), shape[0]
+        filters = patches.filters_of(width, how.pool)
+        channels = shape[0]
         counts = [len(range(i, filters, len(sizes))) for i in range(len(sizes))]
         self.sizes = tuple(zip(counts, sizes, strict=True))
         dictionaries = patches.blank(channels, counts, sizes)
@@ -309,10 +315,7 @@ class PatchFeatures(WholeFeatures):
             self.sizes, torch.split(self.get_buffer("filters"), parts), strict=True
         ):
             filters = part.view(count, -1)
-            if (
-                bool((filters.sum(1) != 0).any())
-                or float(filters.abs().sum(1).max()) * 2 * 255 > EXACT
-            ):
+            if (filters.sum(1) != 0).any() or float(filters.abs().sum(1).max()) * 2 * 255 > EXACT:
                 raise UserError(
                     "the filters received do not sum to zero, or are too large for exact sums: "
                     "refused"
@@ -353,7 +356,8 @@ class PatchFeatures(WholeFeatures):
             values = patches.of_seed(self.patches, sizes, self.seed, REACH)
         for name, value in values.items():
             self.get_buffer(name).copy_(value)
-        self.fixed, self.settled = True, {"mean": torch.float32, "std": torch.float32}
+        self.fixed = True
+        self.settled = {"mean": torch.float32, "std": torch.float32}
 
     def _from_images(
         self,
@@ -379,6 +383,7 @@ class PatchFeatures(WholeFeatures):
 
     def _stretch(self, x: Tensor) -> None:
         """Let each channel of `x` go from 0 to 255."""
-        low, high = x.float().amin((0, 2, 3)).double(), x.float().amax((0, 2, 3)).double()
+        low = x.float().amin((0, 2, 3)).double()
+        high = x.float().amax((0, 2, 3)).double()
         span = torch.where(high > low, high - low, 1)
         self.patches.scale_by((-low / span).tolist(), (1 / span).tolist())

@@ -17,8 +17,10 @@ from ekiden.authoring import UserError, Work
 from ekiden.core.training.network import Network, trial
 from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Trained
+from ekiden.methods.blocks.symmetric import numbers, symmetric, upper
 
-DAMPING_LINEAR, DAMPING_CONV = 0.01**0.8, 1e-5**0.8  # z of the released MA-Echo code
+DAMPING_LINEAR = 0.01**0.8
+DAMPING_CONV = 1e-5**0.8  # z of the released MA-Echo code
 DAMPING = 0.5  # c of the released MA-Echo code
 Labels = Literal["expected", "sampled", "given"]
 """The labels of squared gradients: all classes, weighted by the model's probabilities (the Fisher
@@ -49,15 +51,13 @@ class Recursion:
         """Take in inputs (n, size), one after the other."""
         for r in inputs.double():
             k = self.q @ r
-            self.q.addr_(
-                k, k, alpha=-self.c / (self.z + float(r @ k))
-            )  # Q ← Q - c·Qr(Qr)ᵀ / (z + rᵀQr)
+            # Q ← Q - c·Qr(Qr)ᵀ / (z + rᵀQr).
+            self.q.addr_(k, k, alpha=-self.c / (self.z + float(r @ k)))
 
     def projector(self) -> Tensor:
         """Return P (size, size) float64."""
-        return (
-            torch.eye(self.size, dtype=torch.float64) - (self.q + self.q.T) / 2
-        )  # I - Q, without rounding's skew
+        # I - Q, without rounding's skew.
+        return torch.eye(self.size, dtype=torch.float64) - (self.q + self.q.T) / 2
 
 
 @dataclass
@@ -79,9 +79,8 @@ class Closed:
         """Return P (size, size) float64; G may be singular."""
         values, vectors = torch.linalg.eigh(self.gram)
         values = values.clamp(min=0)
-        projector: Tensor = (
-            vectors * (values / (values + self.z))
-        ) @ vectors.T  # V diag(s/(s + z)) Vᵀ for G = V diag(s) Vᵀ
+        # V diag(s/(s + z)) Vᵀ for G = V diag(s) Vᵀ.
+        projector: Tensor = (vectors * (values / (values + self.z))) @ vectors.T
         return projector
 
 
@@ -136,10 +135,8 @@ def layer_inputs(module: nn.Module, x: Tensor, *, mean: bool) -> Tensor:
     if not isinstance(module, nn.Conv2d):
         rows = x.flatten(0, -2)
         return rows.mean(0, keepdim=True) if mean else rows
-    kernel, dilation = (
-        cast(tuple[int, int], module.kernel_size),
-        cast(tuple[int, int], module.dilation),
-    )
+    kernel = cast(tuple[int, int], module.kernel_size)
+    dilation = cast(tuple[int, int], module.dilation)
     if mean:
         x = x.mean(0, keepdim=True)
         if any(n < d * (k - 1) + 1 for n, k, d in zip(x.shape[2:], kernel, dilation, strict=True)):
@@ -181,7 +178,8 @@ def thin(projector: Tensor) -> Tensor:
             pivot
         ].sqrt()
         factor[:, k] = column
-        left -= column**2  # diagonal of P - F Fᵀ
+        # Diagonal of P - F Fᵀ.
+        left -= column**2
     return projector
 
 
@@ -218,8 +216,7 @@ def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) ->
         if odd or layer.kind == "other" or (layer.kind == "norm" and not isinstance(part, _NORMS)):
             raise UserError(
                 f"layer {layer.name or type(part).__name__!r} is not a linear layer, zero-padded "
-                "2-d convolution "
-                f"without groups, or usual normalisation: {advice}"
+                f"2-d convolution without groups, or usual normalisation: {advice}"
             )
     with torch.no_grad(), _watched(module, layers) as seen:
         module(trial(module, torch.zeros(2, *shape, device=network.params.device)))
@@ -310,51 +307,37 @@ def kronecker(
             found = [Factors(like.new_zeros(d, d), like.new_zeros(o, o)) for d, o in sides]
         samples += len(seen[0].inputs) if first else 0
         for (a, b), (_, x, g) in zip(found, seen, strict=True):
-            positions, rows, columns = (
-                x.shape[1],
-                x.flatten(0, 1).double(),
-                g.flatten(0, 1).double(),
-            )
+            positions = x.shape[1]
+            rows = x.flatten(0, 1).double()
+            columns = g.flatten(0, 1).double()
             if first:
                 a.addmm_(rows.T, rows, alpha=1 / positions**2)
-            b.addmm_(columns.T, columns, alpha=positions)  # T here and 1/T² above; see `Factors`
+            # T here and 1/T² above; see `Factors`.
+            b.addmm_(columns.T, columns, alpha=positions)
     return [Factors(a / samples, b / samples) for a, b in found]
 
 
 def half(matrix: Tensor) -> Tensor:
-    """Return (d(d + 1)/2,) float32, a symmetric matrix (d, d) as it travels: the lower triangle,
-    row by row.
-    """
-    row, column = torch.tril_indices(*matrix.shape, device=matrix.device)
-    return matrix[row, column].float()
+    """Return (d(d + 1)/2,) float32, a symmetric matrix (d, d) as it travels."""
+    return upper(matrix).float()
 
 
 def whole(triangle: Tensor, size: int) -> Tensor:
-    """Return the symmetric matrix (size, size) float64 whose lower half is `triangle`."""
-    if tuple(triangle.shape) != (length(size),):
+    """Return the symmetric matrix (size, size) float64 whose half is `triangle`."""
+    if tuple(triangle.shape) != (numbers(size),):
         raise UserError(
             f"{tuple(triangle.shape)} numbers do not fit a symmetric matrix of {size} rows: use "
-            "the same network at "
-            "every client"
+            "the same network at every client"
         )
-    matrix = torch.zeros(size, size, dtype=torch.float64)
-    row, column = torch.tril_indices(size, size)
-    matrix[row, column] = matrix[column, row] = triangle.double()
-    return matrix
-
-
-def length(size: int) -> int:
-    """Return d(d + 1)/2, the number of entries in the lower half of a symmetric matrix of `size`
-    rows.
-    """
-    return size * (size + 1) // 2
+    return symmetric(triangle.double())
 
 
 def _squares(x: Tensor, g: Tensor) -> Tensor:
     """Return the sum over samples of each one's squared gradient (o, d); g and x are summed over
     positions first.
     """
-    if x.shape[1] == 1:  # Σ_b (g xᵀ)² of rank-one gradients is one product of the squares
+    # Σ_b (g xᵀ)² of rank-one gradients is one product of the squares
+    if x.shape[1] == 1:
         return (g[:, 0].square().T @ x[:, 0].square()).double()
     total = torch.zeros(g.shape[-1], x.shape[-1], dtype=torch.float64, device=x.device)
     some = max(1, _ENTRIES // total.numel())
@@ -419,9 +402,8 @@ def _at_logits(
     one_hot = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
     if labels == "expected":
         for c in range(p.shape[1]):
-            yield p[:, c : c + 1].sqrt() * (
-                one_hot[c] - p
-            )  # squares of these add up to the expectation over c
+            # Squares of these add up to the expectation over c.
+            yield p[:, c : c + 1].sqrt() * (one_hot[c] - p)
         return
     if labels == "sampled":
         y = torch.multinomial(p.cpu(), 1, generator=draw)[:, 0].to(p.device)
@@ -438,7 +420,8 @@ def _watched(
     def note(name: str) -> torch.utils.hooks.RemovableHandle:
         def see(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
             seen[name].append((args[0].detach(), out))
-            return out.clone()  # later operations may change it in place
+            # Later operations may change it in place.
+            return out.clone()
 
         return network.get_submodule(name).register_forward_hook(see)
 

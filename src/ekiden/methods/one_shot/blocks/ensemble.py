@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.optim.adam import adam
 
-from ekiden.authoring import Fed, State, UserError, Weights
+from ekiden.authoring import Client, Fed, Method, State, UserError, Weights, on_client
 from ekiden.core.base.errors import unknown
 from ekiden.core.training import frozen
 from ekiden.core.training.network import Network
@@ -104,7 +104,8 @@ class SampleGenerator(nn.Module):
     ) -> None:
         super().__init__()
         self._shape = shape
-        norm, leaky = nn.BatchNorm2d, nn.LeakyReLU(0.2)
+        norm = nn.BatchNorm2d
+        leaky = nn.LeakyReLU(0.2)
         if len(shape) == 3:
             self._start = (2 * width, -(-shape[1] // 4), -(-shape[2] // 4))
             self.first = nn.Linear(noise, self._start[0] * self._start[1] * self._start[2])
@@ -153,6 +154,39 @@ class Distilled(State):
     momentum: Tensor | None = None  # (P,) of the student's optimiser
 
 
+class DistillingMethod(Method):
+    """A method whose clients send models once; then the server makes samples with them, and trains
+    a student on these.
+    """
+
+    epochs: int
+    distill_epochs: int
+    distill_batch_size: int
+    noise: int
+    generator_width: int
+
+    @on_client(gives="model")
+    def train(self, client: Client, model: Weights) -> Weights:
+        """Train on the plain loss."""
+        return client.fit(model, epochs=self.epochs)
+
+    def drawn(
+        self, fed: Fed, draw: Generator, device: torch.device
+    ) -> tuple[SampleGenerator, Tensor]:
+        """Return a new generator and its input z (b, noise), which learns too."""
+        made = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
+        z = torch.randn(self.distill_batch_size, self.noise, generator=draw)
+        return made, z.to(device).requires_grad_()
+
+    def steps(self, clients: int) -> int:
+        """Return one step for the models and one for each epoch of distillation."""
+        return 1 + self.distill_epochs
+
+    def cost(self, clients: int, model: int) -> int:
+        """N·M: each client sends its model."""
+        return clients * model
+
+
 def synthesise(
     fed: Fed,
     generator: SampleGenerator,
@@ -192,13 +226,15 @@ def synthesise(
         amsgrad=False,
         maximize=False,
     )
-    best, least = torch.empty(0), math.inf
+    best = torch.empty(0)
+    least = math.inf
     for _ in range(steps):
         with fed.autocast():
             raw = generator(z).float()
         loss = loss_of(raw)
         if float(loss.detach()) < least:
-            best, least = raw.detach().clone(), float(loss.detach())
+            best = raw.detach().clone()
+            least = float(loss.detach())
         for leaf in leaves:
             leaf.grad = None
         loss.backward()  # type: ignore[no-untyped-call]

@@ -88,7 +88,8 @@ def match(
         raise UserError(
             "models of different shape cannot be matched: use the same network at every client"
         )
-    units, precisions = [rows.double() for rows in units], [s.double() for s in precisions]
+    units = [rows.double() for rows in units]
+    precisions = [s.double() for s in precisions]
     first, *others = sorted(range(clients), key=lambda j: -len(units[j]))
     assigned = {first: torch.arange(len(units[first]))}
     if not others:
@@ -126,12 +127,12 @@ def scores(
     Returns:
         (n, L + R) float64.
     """
-    scaled, known = rows * precision, len(atoms.members)
+    scaled = rows * precision
+    known = len(atoms.members)
     popular = atoms.members.clamp(max=_MOST_POPULAR).double()
     old = _gain(scaled, precision, atoms.total, atoms.precision)
-    old = (
-        old + (popular / (clients - popular)).log()
-    )  # m_l / (J - m_l), the odds that a client has the atom
+    # m_l / (J - m_l), the odds that a client has the atom
+    old = old + (popular / (clients - popular)).log()
     # As released; in addition, every unit must find a place.
     count = max(min(len(rows), max(_ATOMS - known, 1)), len(rows) - known)
     rank = torch.arange(1, count + 1, dtype=torch.float64)
@@ -146,16 +147,15 @@ def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Ten
     """
     inverse = 1 / (held + precision)
     own = scaled.square() @ inverse.T + 2 * scaled @ (total * inverse).T  # (n, L)
-    return own - (total.square() * inverse * precision / held).sum(
-        1
-    )  # G²/(s + S) - G²/S = -G² s / (S (s + S))
+    # G²/(s + S) - G²/S = -G² s / (S (s + S)).
+    return own - (total.square() * inverse * precision / held).sum(1)
 
 
 def best(scores: Tensor) -> Tensor:
     """Return (n,), the column of each row in the assignment with the largest sum."""
     from scipy.optimize import linear_sum_assignment  # takes a while, and few need it
 
-    if not bool(torch.isfinite(scores).all()):
+    if not torch.isfinite(scores).all():
         raise UserError("a model holds NaN or infinite weights: its units cannot be matched")
     rows, columns = linear_sum_assignment(scores.numpy(), maximize=True)
     assert len(rows) == len(scores)
@@ -174,7 +174,8 @@ def gather(
         (p.repeat(size, 1)) for p in (prior.mean * prior.precision, prior.precision)
     )
     members = torch.zeros(size, dtype=torch.int64)
-    for j in sorted(assigned):  # the same sum for any order of matching
+    # The same sum for any order of matching.
+    for j in sorted(assigned):
         places = assigned[j]
         total[places] += units[j] * precisions[j]
         precision[places] += precisions[j]
