@@ -17,7 +17,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
     "core": 88_500,
-    "methods": 122_000,
+    "methods": 116_200,
     "readers": 58_250,
     "care": 19_900,
     "clinic": 25_600,
