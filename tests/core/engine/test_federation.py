@@ -245,6 +245,15 @@ def test_calls_are_numbered_per_client_and_step() -> None:
     assert [*keys, fed.call(task, "a").key] == ["0-0-task", "0-0-task", "0-1-task", "1-0-task"]
 
 
+def test_all_clients_are_asked_alike_or_each_with_its_own_value() -> None:
+    fed, desk, _ = federation()
+    asked = fed.call_all(task, 7) + fed.call_each(task, (1, 2, 3, 4), 7)
+    assert [ref.owner for ref in asked] == [*CLIENTS, *CLIENTS]
+    assert [r.args for r in desk.requests] == [(7,)] * 4 + [(n, 7) for n in (1, 2, 3, 4)]
+    with pytest.raises(ValueError, match="zip"):
+        fed.call_each(task, (1, 2))
+
+
 def test_an_unknown_client_is_refused() -> None:
     fed, desk, ledger = federation()
     with pytest.raises(UserError, match="unknown client 'bb': did you mean 'b'"):
