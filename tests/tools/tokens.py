@@ -20,10 +20,10 @@ BUDGET = {
     "methods": 116_200,
     "readers": 58_250,
     "care": 19_900,
-    "clinic": 25_600,
+    "clinic": 25_720,
     "runs": 34_100,
     "silos": 60_600,
-    "lab": 41_800,
+    "lab": 41_600,
     "cli": 21_050,
     "doors": 3_500,
 }

@@ -53,24 +53,14 @@ class Curve:
                 np.where((survival > 0) & (survival < 1), survival ** np.exp(s * spread), survival)
                 for s in (-1, 1)
             )
-        quartiles = {
-            name: (
-                _first(told.times, survival, left),
-                _first(told.times, low, left),
-                _first(told.times, high, left),
-            )
-            for name, left in _SHARES.items()
-        }
-        return Curve(
-            told.times,
-            tuple(map(int, told.at_risk)),
-            tuple(map(int, d)),
-            tuple(map(float, survival)),
-            tuple(map(float, low)),
-            tuple(map(float, high)),
-            tuple(map(float, np.maximum(survival - least, most - survival))),
-            quartiles,
-        )
+        quartiles = {}
+        for name, left in _SHARES.items():
+            found, first, last = (_first(told.times, one, left) for one in (survival, low, high))
+            quartiles[name] = found, first, last
+        error = np.maximum(survival - least, most - survival)
+        at_risk, events = (tuple(map(int, one)) for one in (told.at_risk, d))
+        middle, lower, upper, off = (tuple(map(float, one)) for one in (survival, low, high, error))
+        return Curve(told.times, at_risk, events, middle, lower, upper, off, quartiles)
 
     def shown(self, time: float) -> str:
         """Return survival, interval and error at a time, in percent."""
@@ -101,10 +91,7 @@ class Compared:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            **asdict(self),
-            "curves": {name: asdict(curve) for name, curve in self.curves.items()},
-        }
+        return asdict(self)
 
     def drawn(self) -> RichTable:
         """Return the table for the terminal."""

@@ -143,12 +143,9 @@ def coefficients(
     )
     scales = [(0.0, 1.0)] * len(rows)  # mean and standard deviation of each target
     if isinstance(task, Regression) and family == "linear":
-        scales = list(
-            zip(
-                *(one * len(rows) if len(one) == 1 else one for one in (task.mean, task.std)),
-                strict=True,
-            )
-        )
+        # One scale is that of all targets.
+        each = list(zip(task.mean, task.std, strict=True))
+        scales = each * (len(rows) // len(each))
     for k, row in enumerate(rows[first:]):
         start = k * len(entering) if family == "logistic" else 0
         of = covariance[0 if family == "logistic" else k][

@@ -228,15 +228,11 @@ def _range(values: NDArray[np.float64], least: int, *, dates: bool = False) -> s
             "most", string(f"{last.year:04}-12-31")
         )
         return text + years
-    for entry, bound in (
-        ("least", -_outward(-low, high - low)),
-        ("most", _outward(high, high - low)),
-    ):
+    bounds = {"least": -_outward(-low, high - low), "most": _outward(high, high - low)}
+    for entry, bound in bounds.items():
         if abs(bound) <= _MOST:
-            text += _entry(
-                entry,
-                f"{bound + 0.0:.0f}" if bound.is_integer() and abs(bound) < 1e15 else repr(bound),
-            )
+            whole = bound.is_integer() and abs(bound) < 1e15
+            text += _entry(entry, f"{bound + 0.0:.0f}" if whole else repr(bound))
     return text
 
 
@@ -246,9 +242,11 @@ def _outward(value: float, span: float) -> float:
     if not size or not isfinite(size):
         return value
     step = 10.0 ** floor(log10(size))
-    rounded = -floor(-value / step) * step if step and isfinite(value / step) else value
+    if not step or not isfinite(value / step):
+        return value
+    rounded = -floor(-value / step) * step
     clean = float(f"{rounded:.12g}") + 0.0  # no -0
-    return clean if clean >= value else rounded if rounded >= value else value
+    return max(clean, value)
 
 
 def _categories(names: Counter[str], least: int, *, ordered: bool = False) -> str:
@@ -305,9 +303,10 @@ def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
             "the silos told sums of different columns: make them with the same columns everywhere"
         )
     whole = ColumnSums.together(told)
-    silos = {ALL: whole} | {one.silo or f"silo {k}": one for k, one in enumerate(told, 1)}
-    rows = {ALL: 0} | {name: one.least_rows for name, one in silos.items() if name != ALL}
-    rows[ALL] = sum(rows.values())
+    silos = {one.silo or f"silo {k}": one for k, one in enumerate(told, 1)}
+    rows = {name: one.least_rows for name, one in silos.items()}
+    rows = {ALL: sum(rows.values())} | rows
+    silos = {ALL: whole} | silos
     lines = [CohortLine("rows", "", {name: CohortCell(n, 1.0) for name, n in rows.items()})]
 
     def add(column: str, category: str, counts: Mapping[str, int]) -> None:
@@ -315,19 +314,14 @@ def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
         lines.append(CohortLine(column, category, cells))
 
     def number(name: str, found: ColumnMoments) -> CohortCell:
+        if not found.count:
+            return CohortCell(0, 0.0)
         share = found.count / max(rows[name], 1)
-        return (
-            CohortCell(found.count, share, found.mean, found.deviation)
-            if found.count
-            else CohortCell(0, 0.0)
-        )
+        return CohortCell(found.count, share, found.mean, found.deviation)
 
     for column in whole.moments:
-        lines.append(
-            CohortLine(
-                column, "", {name: number(name, one.moments[column]) for name, one in silos.items()}
-            )
-        )
+        cells = {name: number(name, one.moments[column]) for name, one in silos.items()}
+        lines.append(CohortLine(column, "", cells))
         if whole.missing.get(column):
             add(column, "missing", {name: one.missing[column] for name, one in silos.items()})
     for column, known in whole.categories.items():

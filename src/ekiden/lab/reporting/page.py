@@ -162,7 +162,9 @@ def _details(found: Found, most: int, opener: Opener) -> Details:
     groups: list[Group] = []
     closed, opened = [], {}
     for setting, peers in found.by_setting().items():
-        fitting = peers[:most] if not groups else peers if len(groups) + len(peers) <= most else []
+        fitting = peers
+        if len(groups) + len(peers) > most:
+            fitting = [] if groups else peers[:most]
         groups += fitting
         if len(fitting) < len(peers):
             closed.append(

@@ -82,7 +82,9 @@ class Drawing:
         line.
         """
         inches = self.figure.get_figwidth()
-        return "third" if inches <= 4.7 else "half" if inches <= 7.8 else "full"
+        if inches <= 4.7:
+            return "third"
+        return "half" if inches <= 7.8 else "full"
 
 
 @dataclass(frozen=True)
