@@ -16,6 +16,7 @@ from ekiden import Hardware
 from ekiden import run as run_here
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
+from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.method import Method
 from ekiden.core.models import _NETWORKS, Known
@@ -444,3 +445,30 @@ def test_a_regression_from_masked_sums_is_that_of_one_machine(family: Any, tmp_p
     )  # the baseline hazard, too
     assert len(there) == (10 if family == "cox" else 11)
     assert verify(tmp_path / "run", nodes.public).wrong == ()
+
+
+def test_a_silo_that_alone_is_told_another_last_lap_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In laps after convergence silos give zeros, except in the last one. A coordinator that names the
+    last lap to one silo alone would read its part, if masks were not bound to the flag."""
+    true = Fed.sum
+
+    def crafted(
+        self: Fed, task: Any, clients: Any, model: Any, at: Any, last: bool, **more: Any
+    ) -> Any:
+        return true(self, task, clients, model, at, last != (clients == [NAMES[1]]), **more)
+
+    nodes = Nodes(tmp_path, "regression")
+    recipe: Recipe[Method] = Recipe(GLM(family="linear"), seed=3, evaluate_every=0)
+    monkeypatch.setattr(Fed, "sum", crafted)
+    with pytest.raises(UserError, match="does not open"):
+        session.run(
+            RemotePlan(recipe, ",".join(NAMES)),
+            nodes,
+            tmp_path / "run",
+            nodes.public,
+            lambda line: None,
+            poll=0,
+        )
+    assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -276,7 +276,10 @@ def go_on_with(folder: Path, data: Sequence[str] = (), laps: int | None = None) 
     """
     config = read_config(folder)
     if config.get("on") == "flower":
-        raise UserError(f"{folder} is a run between machines: start a new one, with more --laps")
+        raise UserError(
+            f"{folder} is a run between machines, whose silos signed its laps and hold its data: "
+            f"leave out --laps and --data, or start a new run with more --laps"
+        )
     recipe = recipe_of(config["recipe"])
     if laps is not None:
         if recipe.method.traits.limit != "laps":
