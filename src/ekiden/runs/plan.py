@@ -4,7 +4,7 @@ settings.
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,12 +19,9 @@ from ekiden.core.base.errors import UserError, at, unknown
 from ekiden.core.base.files import read_text
 from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import Dataset, FederatedData, Origin
-from ekiden.core.engine.drive import Row
 from ekiden.core.engine.folder import read_config, settings_in, write_config
-from ekiden.core.engine.local import MakesTransport
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import check_same_data
-from ekiden.core.engine.worker import Watch
 from ekiden.core.tasks import task_of
 from ekiden.methods import method_named
 from ekiden.readers.columns import Reading, listed
@@ -157,36 +154,14 @@ class Plan(Checked, Generic[M]):
         return replace(found, train=found.train.taken(rows))
 
     def run(
-        self,
-        folder: Path,
-        data: FederatedData,
-        watch: Watch | None = None,
-        on_step: Callable[[Row], None] = lambda row: None,
-        on_start: Callable[[], None] = lambda: None,
-        about: Mapping[str, Any] | None = None,
-        track: Sequence[str] = (),
-        *,
-        quiet: bool = True,
-        stop_after: int | None = None,
-        transport: MakesTransport | None = None,
+        self, folder: Path, data: FederatedData, about: Mapping[str, Any] | None = None, **how: Any
     ) -> api.Result:
         """Run it over `data` (from `federation`) in `folder`, or resume it; note `about` in a new
-        folder.
+        folder. `how` are further fields of `How`.
         """
-        how = api.How(
-            hardware=self.hardware,
-            folder=folder,
-            workers=self.workers,
-            config={**self._noted(folder), **(about or {})},
-            watch=watch,
-            on_start=on_start,
-            on_step=on_step,
-            stop_after=stop_after,
-            transport=transport,
-            track=tuple(track),
-            quiet=quiet,
-        )
-        return api.prepared(self.recipe, data, how).end()
+        config = {**self._noted(folder), **(about or {})}
+        where = api.How(self.hardware, folder, self.workers, config, **{"quiet": True, **how})
+        return api.prepared(self.recipe, data, where).end()
 
     def _noted(self, folder: Path) -> dict[str, Any]:
         """Return what a run folder says about the plan; one from Python has an origin of data

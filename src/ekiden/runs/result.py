@@ -231,6 +231,11 @@ class Result:
         return self.models()
 
     @property
+    def last(self) -> Row:
+        """The row of metrics of the last step; empty before the first."""
+        return self.metrics[-1] if self.metrics else {}
+
+    @property
     def weights(self) -> Weights | None:
         """The global model, or None if the method has only personal ones."""
         return self._models[0]
@@ -248,8 +253,7 @@ class Result:
     @property
     def personal_only(self) -> bool:
         """Whether the clients have personal models and no global one; read from the metrics."""
-        last = self.metrics[-1] if self.metrics else {}
-        return "consensus" in last and "global_loss" not in last
+        return "consensus" in self.last and "global_loss" not in self.last
 
     @property
     def headline(self) -> str:
@@ -295,15 +299,13 @@ class Result:
         Raises:
             UserError: that step was not measured, or the task has no accuracy.
         """
-        if self.metrics and "metric" in self.metrics[-1] and "accuracy" not in self.metrics[-1]:
-            raise UserError(
-                f"this task has no accuracy: take `score`, the {self.metrics[-1]['metric']}"
-            )
-        if not self.metrics or "accuracy" not in self.metrics[-1]:
-            raise UserError(
-                "models were not measured after this step: lower evaluate_every, or finish the run"
-            )
-        return float(self.metrics[-1]["accuracy"])
+        if "accuracy" in self.last:
+            return float(self.last["accuracy"])
+        if "metric" in self.last:
+            raise UserError(f"this task has no accuracy: take `score`, the {self.last['metric']}")
+        raise UserError(
+            "models were not measured after this step: lower evaluate_every, or finish the run"
+        )
 
     @property
     def majority(self) -> float | None:
@@ -313,7 +315,7 @@ class Result:
         None if the run has not ended, the task has no accuracy, or the silos do not report their
         labels.
         """
-        found = self.metrics[-1].get("majority") if self.metrics else None
+        found = self.last.get("majority")
         return None if found is None else float(found)
 
     @property
@@ -324,9 +326,8 @@ class Result:
         Raises:
             UserError: that step was not measured, or the metric is not defined for these data.
         """
-        row = self.metrics[-1] if self.metrics else {}
-        value = row.get(self.headline)
-        if value is None and self.headline in row:
+        value = self.last.get(self.headline)
+        if value is None and self.headline in self.last:
             raise UserError(f"{self.headline} is not defined for the test data: look at `metrics`")
         if value is None:
             raise UserError(
@@ -339,7 +340,7 @@ class Result:
         """Whether the models are far worse than guessing at the end; see
         `ekiden.core.engine.evaluation.diverged`.
         """
-        return bool(self.metrics and self.metrics[-1].get("diverged"))
+        return bool(self.last.get("diverged"))
 
     @property
     def bytes(self) -> int:
@@ -430,7 +431,7 @@ class Result:
         Raises:
             UserError: that step was not measured, or there are more than 100 clients.
         """
-        values = self.metrics[-1].get("clients") if self.metrics else None
+        values = self.last.get("clients")
         if values is None:
             raise UserError(
                 "clients were not measured one by one after this step: finish the run, or call "
@@ -450,7 +451,7 @@ class Result:
             UserError: the run has not ended, its silos do not report this, or there are more than
                 100 classes.
         """
-        groups = self.metrics[-1].get("groups", {}) if self.metrics else {}
+        groups = self.last.get("groups", {})
         if "class" not in groups:
             raise UserError(
                 "classes were not measured one by one after this step: finish the run, or call "
@@ -606,8 +607,7 @@ class Result:
 
     def __repr__(self) -> str:
         """Say in three or four lines what was run, how far it is, and its result."""
-        last, config = (self.metrics[-1] if self.metrics else {}), self.config
-        value = last.get(self.headline)
+        config, value = self.config, self.last.get(self.headline)
         measured = "" if value is None else f", {self.headline} {value:.4f}"
         if measured and self.headline == "accuracy" and self.majority is not None:
             measured += f" (always the commonest class: {self.majority:.4f})"
@@ -628,7 +628,7 @@ class Result:
     def _repr_html_(self) -> str:
         """Show in a notebook what `repr` says, and the headline metric by client and by class."""
         text = f"<pre>{_html(repr(self))}</pre>"
-        metric, row = task_in(self.config).headline, self.metrics[-1] if self.metrics else {}
+        metric, row = task_in(self.config).headline, self.last
         if metric.name != self.headline or "loss" not in row:
             return text
         groups = {"client": dict(zip(self.clients, row.get("clients") or (), strict=False))}
