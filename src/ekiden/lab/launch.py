@@ -214,18 +214,17 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
             result = job.plan.run(
                 job.folder,
                 data,
-                watch if transport is None else None,
-                on_step,
-                begin,
                 job.about,
-                job.track,
+                watch=watch if transport is None else None,
+                on_step=on_step,
+                on_start=begin,
+                track=job.track,
                 transport=transport,
             )
     except UserError as error:
         report(Event(run, "failed"))
         return RunEnd(run, job.folder, str(error), isinstance(error, InUse))
-    row = result.metrics[-1] if result.metrics else {}
-    report(Event(run, measured(data.dataset.task.headline, row), result.state.step))
+    report(Event(run, measured(data.dataset.task.headline, result.last), result.state.step))
     return RunEnd(run, job.folder)
 
 
