@@ -1,25 +1,31 @@
 """What the app at the SuperLink makes of the configuration that the command line wrote."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ekiden.core.base.checks import plain
 from ekiden.silos.coordinator import remote_plan, session
+from ekiden.silos.coordinator.remote_plan import Measuring
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower loads
-@pytest.mark.parametrize(
-    ("text", "by"), [("", []), ("sex", ["sex"]), ("sex,age:40:65", ["sex", "age:40:65"])]
-)
+@pytest.mark.parametrize("by", [(), ("sex",), ("sex", "age:40:65")])
 def test_a_model_is_measured_by_the_subgroups_that_were_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, by: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: tuple[str, ...]
 ) -> None:
     from ekiden.silos import server_app
 
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(session, "evaluate", lambda *about, **more: asked.update(more))
+
+    def evaluate(measured: Measuring, *about: object, **more: object) -> None:
+        asked.update(more, asked=measured)
+
+    monkeypatch.setattr(session, "evaluate", evaluate)
+    measured = Measuring("run", by=by, at=((365.0, 0.5),))
     monkeypatch.setattr(
         remote_plan,
         "from_json",
@@ -29,22 +35,11 @@ def test_a_model_is_measured_by_the_subgroups_that_were_named(
         "plan": "{}",
         "keys": "{}",
         "link": "{}",
-        "measures": "run",
+        "measures": json.dumps(plain(measured)),
         "folder": str(tmp_path),
-        "validation": False,
     }
-    context = SimpleNamespace(
-        run_config={**config, "by": text, "at": "[[365.0, 0.5]]", "weights": ""}, run_id=1
-    )
-    server_app.main(SimpleNamespace(), context)
-    assert asked == {
-        "validation": False,
-        "by": by,
-        "at": {365.0: 0.5},
-        "weights": None,
-        "data": "",
-        "evaluate_dp": "exact",
-    }
+    server_app.main(SimpleNamespace(), SimpleNamespace(run_config=config, run_id=1))
+    assert asked == {"asked": measured, "data": "", "evaluate_dp": "exact"}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -398,7 +398,9 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
             if what in ("shape", "classes"):
                 colour = _grey_and_colour(one.shape, other.shape)
                 do = colour or _spelled(one.classes, other.classes) or usual
-            shown = f": {said(str(here), 300)} and {said(str(there), 300)}" if do == _EQUAL else ""
+            shown = (
+                f": {said(str(here), 300)} and {said(str(there), 300)}" if usual == _EQUAL else ""
+            )
             raise UserError(f"{first} and {name} hold data of different {what}{shown}; {do}")
     return one
 
