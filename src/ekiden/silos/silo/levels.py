@@ -41,20 +41,13 @@ def needed(method: Method, least: int, *, bounded: bool | None = None) -> Level:
         )
     if bounded:
         return "sums"
-    careful = bounded is None and is_careful(method, least)
+    careful = bounded is None and method.chosen_by != "party"
+    careful = careful and (method.least is None or method.least >= least)
     if "summary" in given and not careful:
         return "all"
     if "summary" in given or "model" in given or ("sum" in given and not careful):
         return "models"
     return "sums"
-
-
-def is_careful(method: Method, least: int) -> bool:
-    """Return whether a method itself keeps k samples behind each number of a sum or summary, at a
-    point that no party alone chose.
-    """
-    enough = method.least is None or method.least >= least
-    return enough and method.chosen_by != "party"
 
 
 def allows(level: Level, wanted: Level) -> bool:

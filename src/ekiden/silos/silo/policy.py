@@ -232,10 +232,8 @@ def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: n
     if not is_spanned(agreed):
         return
     assert isinstance(method, FixedFeatures)
-    most, width = (
-        most_features(method, client.train, agreed.labels, agreed.outputs),
-        features_of(network).width,
-    )
+    most = most_features(method, client.train, agreed.labels, agreed.outputs)
+    width = features_of(network).width
     if 0 < most < width:
         raise UserError(
             f"sums of {width} features show which samples {name} has: give --width {most} or less, "
@@ -289,13 +287,10 @@ def most_features(method: FixedFeatures, part: Subset, task: Task, outputs: int)
 
 
 def numbers_told(file: SiloFile, agreed: Agreement, task: str, value: Any) -> int:
-    """Return how many numbers a task tells about the silo's samples alone, without noise, if the
-    method does not keep k samples behind each of them. Models in them need their own level.
+    """Return how many numbers a task tells about the silo's samples alone, in a run whose method
+    does not keep k samples behind each of them. Models among them are judged by their level.
     """
-    method = agreed.recipe.method
-    if gives_of(method, task) != "summary" or agreed.recipe.dp:
-        return 0
-    if levels.is_careful(method, file.limits.min_active):
+    if gives_of(agreed.recipe.method, task) != "summary" or level_of(file, agreed.recipe) != "all":
         return 0
     return _numbers(value) - sum(map(_numbers, models_in(value)))
 
