@@ -281,8 +281,10 @@ def ones(kind: type[Method]) -> Method:
         if name.endswith(("epochs", "rounds")):
             with suppress(UserError):
                 method = replace(method, **{name: 1})
-        if name == "iterations":  # of what the server computes
-            method = replace(method, **{name: 10})
+        # what the server computes, and the neighbours of one of three silos
+        small = {"iterations": 10, "peers": 1}
+        if name in small:
+            method = replace(method, **{name: small[name]})
     return method
 
 
