@@ -136,7 +136,7 @@ DEFENCES = {
         "if False:",
         "tests/silos/test_silo_file.py::test_a_key_that_other_users_can_read_is_not_used",
     ),
-    "files that are no text": (
+    "files that hold no text": (
         "core/base/files.py",
         "    except UnicodeDecodeError as error:\n        raise UserError(",
         "    except ZeroDivisionError as error:\n        raise UserError(",

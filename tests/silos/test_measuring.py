@@ -33,7 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 def asked(folder: Path, **about: Any) -> Measurement:
-    """A request that is in order, but for what differs."""
+    """A request that is in order, except for what differs."""
     terms = SimpleNamespace(
         clients=("a", "b"),
         measures=about.get("measures", ""),

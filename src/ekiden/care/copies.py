@@ -152,7 +152,7 @@ def _told_apart(seen: SeenData, different: int) -> bool:
     x = seen.data.train.x
     if x.ndim > 2:
         return True
-    # a few rows may be twice, so nearly as many values as rows will do
+    # a few rows may be twice, so nearly as many values as rows suffice
     return any(len(np.unique(column)) >= 0.95 * different for column in x.cpu().numpy().T)
 
 

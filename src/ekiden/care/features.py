@@ -83,7 +83,7 @@ def _different_values(columns: Sequence[Any]) -> int:
 def _own_texts(columns: Sequence[Any], different: int) -> bool:
     """Return whether nearly every row has a text of its own."""
     rows = sum(len(column) - column.null_count for column in columns)
-    # in fewer rows, different texts are no evidence; a few ids may be there twice
+    # in fewer rows, different texts prove nothing; a few ids may be there twice
     return all(is_text(c.type) for c in columns) and rows >= 30 and different >= 0.95 * rows
 
 

@@ -236,7 +236,7 @@ def _ends_of_signals(seen: SeenData) -> Iterator[str]:
             shown = f"{end:.4g} in channel {channel}"
             if at.sum() > 2 and sign * end - rest.max() > rest.max() - rest.min():
                 marked.append(shown)
-            # one after another: a single peak is no limit
+            # one after another: a single peak does not count
             elif end and (at[:, 1:] & at[:, :-1]).double().mean() >= _SEVERAL / 2:
                 cut.append(shown)
         if cut:

@@ -59,7 +59,7 @@ class Setup:
         return planned(self.dp, fits, self.training, samples, client)
 
     def privacy(self, data: ClientData, keeper: Keeper) -> Privacy | None:
-        """Return what a task of a client may tell of its samples; None without a promise."""
+        """Return what a task of a client may reveal about its samples; None without a promise."""
         plan = self.planned(data.name, len(data.train))
         if self.dp is None or plan is None:
             return None

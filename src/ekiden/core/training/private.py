@@ -679,7 +679,7 @@ class Release:
 
 @dataclass
 class Privacy:
-    """What `--dp` lets one task of a client tell of its samples."""
+    """What `--dp` lets one task of a client reveal about its samples."""
 
     dp: DP  # the promise of the run
     plan: Spent  # what the client tells in the whole run

@@ -475,7 +475,7 @@ def _lines_on_scans(scans: Mapping[Hashable, Sequence[Look]], size: int) -> Iter
 
 
 def _ways(looks: Sequence[Look]) -> list[set[str]]:
-    """Return in which ways images were taken, for each thing that headers say of that."""
+    """Return in which ways images were taken, for each thing that headers say about that."""
     return [{*each} for each in zip(*(seen.taken or ("",) for seen in looks), strict=False)]
 
 
