@@ -280,44 +280,42 @@ def study(  # noqa: D417  (there are no others)
         )
     for name in others:
         raise no_argument(name, list(signature(study).parameters.keys() - {"others"}), methods[0])
-    seeds = seeds.tolist() if isinstance(seeds, np.ndarray) else seeds
-    whole = tuple(seeds) if isinstance(seeds, Sequence) else ()
-    if (
-        not whole
-        or len(set(whole)) < len(whole)
-        or any(type(seed) is not int or seed < 0 for seed in whole)
-    ):
-        raise UserError(
-            f"seeds must be different whole numbers, 0 or more, as in range(3), not {seeds!r}"
-        )
+    whole = _checked_seeds(seeds)
     base = [_Candidate(as_method(method, data), training or Training()) for method in methods]
-    known = {f.name for one in base for f in (*fields(one.method), *fields(one.training))}
-    for name in grid or {}:
-        if name not in known:
-            raise unknown("setting in grid", name, known)
     labelled = dict(zip(_labels([one.method for one in base]), base, strict=True))
+    _check_grid(grid or {}, base)
     tried = {label: _grid(one, grid or {}) for label, one in labelled.items()}
     divided = {seed: as_federation(_of_seed(data, seed)) for seed in whole}
     place = None if folder is None else Path(folder)
-    options: dict[str, Any] = {
-        "hardware": hardware,
-        "metric": metric,
-        "workers": workers,
-        "quiet": True,
-    }
-    total = sum((len(each) if len(each) > 1 else 0) + 1 for each in tried.values()) * len(whole)
+    options = {"model": model, "hardware": hardware, "metric": metric, "workers": workers}
+    options |= {"evaluate_every": evaluate_every, "quiet": True}
+    total = sum(1 + len(each) if len(each) > 1 else 1 for each in tried.values()) * len(whole)
     with bar("study", total, quiet=quiet) as advance:
-        results = _Results(
-            divided, place, {"model": model, "evaluate_every": evaluate_every, **options}, advance
-        )
+        results = _Results(divided, place, options, advance)
         best = {label: results.best(label, candidates) for label, candidates in tried.items()}
         runs = {label: results(label, one) for label, (_, one) in best.items()}
-    return Study(
-        runs,
-        whole,
-        {label: settings for label, (settings, _) in best.items()} if grid else {},
-        place,
-    )
+    chosen = {label: settings for label, (settings, _) in best.items() if grid}
+    return Study(runs, whole, chosen, place)
+
+
+def _checked_seeds(seeds: Any) -> tuple[int, ...]:
+    """Return different whole numbers, or refuse others."""
+    given = seeds.tolist() if isinstance(seeds, np.ndarray) else seeds
+    whole = tuple(given) if isinstance(given, Sequence) else ()
+    unfit = any(type(seed) is not int or seed < 0 for seed in whole)
+    if not whole or unfit or len(set(whole)) < len(whole):
+        raise UserError(
+            f"seeds must be different whole numbers, 0 or more, as in range(3), not {given!r}"
+        )
+    return whole
+
+
+def _check_grid(grid: Any, base: Sequence[_Candidate]) -> None:
+    """Refuse a setting that neither training nor any of the methods has."""
+    known = {f.name for one in base for f in (*fields(one.method), *fields(one.training))}
+    for name in grid:
+        if name not in known:
+            raise unknown("setting in grid", name, known)
 
 
 def _of_seed(data: Any, seed: int) -> Any:
@@ -359,7 +357,7 @@ class _Results:
 
     def best(self, label: str, candidates: Sequence[_Choice]) -> _Choice:
         """Return the candidate with the best mean score on validation data."""
-        if len(candidates) == 1:
+        if len(candidates) == 1:  # nothing to choose
             return candidates[0]
         measured = [
             self(f"tuning/{label}-{_told(settings)}", one, tune=True)
