@@ -18,7 +18,10 @@ ABOVE = {"sums": "models", "models": "all", "all": ""}
 
 def start(federation: Federation, name: str, level: str) -> None:
     file = federation.folder / f"{name}.toml"
-    text = file.read_text().replace('level = "models"', f'level = "{level}"')
+    lines = f'level = "{level}"'
+    if level == "all":  # statistics of layers are more numbers than one for ten of these samples
+        lines += "\nmin_active = 0"
+    text = file.read_text().replace('level = "models"', lines)
     file.write_text(text.replace('"fedseq"]', '"fedseq", "regmean"]'))
     federation.start_silo(name)
 
