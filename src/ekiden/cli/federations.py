@@ -15,7 +15,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
 from ekiden.core.engine.folder import read_config
 from ekiden.core.tasks import ScaledTask
-from ekiden.lab.drawing import table_of
+from ekiden.lab import drawing
 from ekiden.readers.moments import read_sums
 from ekiden.readers.scaling import Scaling, agree_on
 from ekiden.readers.schema import read as read_schema
@@ -217,7 +217,7 @@ def status(options: StatusOptions) -> None:
                 "silos": list(map(asdict, silos)),
             }
         )
-    table = table_of("silo", "state", "last seen (s)", "key", "what to do")
+    table = drawing.table_of("silo", "state", "last seen (s)", "key", "what to do")
     for silo in silos:
         seen = "" if silo.seen is None else f"{silo.seen:.0f}"
         if running:
@@ -252,9 +252,9 @@ def agree(options: AgreeOptions) -> None:
     )
     if options.table_one:
         told = list(map(read_sums, options.sums))
-        console.print(study.cohort_drawn(study.table_one(told)))
+        console.print(drawing.cohort(study.table_one(told)))
         if survival := study.survival(told):
-            console.print(survival.drawn())
+            console.print(drawing.survival(survival))
     _write_agreed(options.out, made)
 
 

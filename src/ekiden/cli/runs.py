@@ -379,7 +379,10 @@ def data(options: DataOptions) -> None:
         if options.json:
             more = {"survival": survival.to_json()} if survival else {}
             return print_json({"lines": [line.to_json() for line in lines], **more})
-        return console.print(study.cohort_drawn(lines), *([survival.drawn()] if survival else []))
+        console.print(drawing.cohort(lines))
+        if survival:
+            console.print(drawing.survival(survival))
+        return None
     described = datasets.description(federation)
     if options.json:
         return print_json(described.to_json())

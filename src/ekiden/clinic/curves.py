@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table as RichTable
 
 from ekiden.core.base.errors import UserError
 from ekiden.readers.followed import Followed, Numbers
@@ -62,14 +61,6 @@ class Curve:
         middle, lower, upper, off = (tuple(map(float, one)) for one in (survival, low, high, error))
         return Curve(told.times, at_risk, events, middle, lower, upper, off, quartiles)
 
-    def shown(self, time: float) -> str:
-        """Return survival, interval and error at a time, in percent."""
-        if time not in self.times:
-            return "-"
-        k = self.times.index(time)
-        off = f" ±{100 * self.error[k]:.1f}" if self.error[k] >= 0.0005 else ""
-        return f"{100 * self.survival[k]:.1f} ({100 * self.low[k]:.1f} to {100 * self.high[k]:.1f}){off}"
-
 
 def _first(times: Sequence[float], survival: Numbers, left: float) -> float | None:
     reached = survival <= left
@@ -92,29 +83,6 @@ class Compared:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return asdict(self)
-
-    def drawn(self) -> RichTable:
-        """Return the table for the terminal."""
-        test = ""
-        if self.p is not None:
-            test = f"log-rank between silos: {self.statistic:.2f}, p {self.p:.3g}"
-        if self.p_range and self.p_range[0] < self.p_range[1]:
-            low, high = self.p_range
-            test += f" ({low:.3g} to {high:.3g}, by when rows were last seen between two times)"
-        title = "survival %, 95 % interval, how far off it can be"
-        table = RichTable(title=title, title_justify="left", caption=test, caption_justify="left")
-        for name in (self.name, *self.curves):
-            table.add_column(name, justify="right")
-        for time in sorted({time for curve in self.curves.values() for time in curve.times}):
-            table.add_row(f"{time:g}", *(curve.shown(time) for curve in self.curves.values()))
-        table.add_row("events", *(f"{sum(curve.events):,}" for curve in self.curves.values()))
-        for name in _SHARES:
-            each = [
-                ["-" if t is None else f"{t:g}" for t in curve.quartiles[name]]
-                for curve in self.curves.values()
-            ]
-            table.add_row(name, *(f"{time} ({low} to {high})" for time, low, high in each))
-        return table
 
 
 def compared(name: str, silos: Mapping[str, Followed]) -> Compared:

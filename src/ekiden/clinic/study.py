@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.table import Table as RichTable
 
 from ekiden.clinic import curves
 from ekiden.core.base import outside
@@ -278,9 +277,9 @@ class CohortCell:
     deviation: float | None = None  # standard deviation
 
     def __str__(self) -> str:
-        if self.mean is None or self.deviation is None:
-            return f"{self.count:,} ({100 * self.share:.1f} %)" if self.count else "-"
-        return f"{self.mean:.4g} ({self.deviation:.3g})"
+        if self.mean is not None and self.deviation is not None:
+            return f"{self.mean:.4g} ({self.deviation:.3g})"
+        return f"{self.count:,} ({100 * self.share:.1f} %)" if self.count else "-"
 
 
 @dataclass(frozen=True)
@@ -331,24 +330,6 @@ def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
     for category in whole.classes:
         add("label", category, {name: one.classes.get(category, 0) for name, one in silos.items()})
     return lines
-
-
-def cohort_drawn(lines: Sequence[CohortLine]) -> RichTable:
-    """Return the table for the terminal: mean (standard deviation) of numbers, rows (share) of
-    categories.
-    """
-    table = RichTable(title="mean (standard deviation), or rows (share)", title_justify="left")
-    table.add_column("column")
-    for name in lines[0].silos:
-        table.add_column(name, justify="right")
-    for line in lines:
-        if line.column == "rows":
-            table.add_row("rows", *(f"{cell.count:,}" for cell in line.silos.values()))
-            continue
-        table.add_row(
-            " = ".join(filter(None, (line.column, line.category))), *map(str, line.silos.values())
-        )
-    return table
 
 
 def survival(told: Sequence[ColumnSums]) -> curves.Compared | None:

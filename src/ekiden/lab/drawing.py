@@ -1,4 +1,4 @@
-"""What run folders hold, as tables for a terminal, plain text, or LaTeX."""
+"""What run folders hold, and who is in a study, as tables for a terminal, plain text, or LaTeX."""
 
 import re
 from collections import defaultdict
@@ -14,6 +14,8 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ekiden.clinic.curves import Compared, Curve
+from ekiden.clinic.study import CohortLine
 from ekiden.core.base.errors import counted
 from ekiden.core.engine.folder import read_ledger, read_lines
 from ekiden.runs.clock import Devices, Timed
@@ -133,6 +135,60 @@ def estimates(run: Summary) -> RichTable | None:
         numbers = (one.estimate, one.error, one.statistic, one.p, one.low, one.high)
         table.add_row(*named, *("-" if value is None else f"{value:.4g}" for value in numbers))
     return table
+
+
+def cohort(lines: Sequence[CohortLine]) -> RichTable:
+    """Return table one: mean (standard deviation) of numbers, rows (share) of categories."""
+    silos = list(lines[0].silos)
+    table = table_of("column", *silos, right=silos)
+    table.title, table.title_justify = "mean (standard deviation), or rows (share)", "left"
+    rows, *others = lines
+    table.add_row(rows.column, *(f"{cell.count:,}" for cell in rows.silos.values()))
+    for line in others:
+        name = line.column
+        if line.category:
+            name += f" = {line.category}"
+        table.add_row(name, *map(str, line.silos.values()))
+    return table
+
+
+def survival(found: Compared) -> RichTable:
+    """Return the table of the curves of silos, with the log-rank test below it."""
+    test = ""
+    if found.p is not None:
+        test = f"log-rank between silos: {found.statistic:.2f}, p {found.p:.3g}"
+    if found.p_range and found.p_range[0] < found.p_range[1]:
+        low, high = found.p_range
+        test += f" ({low:.3g} to {high:.3g}, by when rows were last seen between two times)"
+    names = (found.name, *found.curves)
+    table = table_of(*names, right=names)
+    table.title, table.caption = "survival %, 95 % interval, how far off it can be", test
+    table.title_justify = table.caption_justify = "left"
+    curves = list(found.curves.values())
+    for time in sorted({time for curve in curves for time in curve.times}):
+        table.add_row(f"{time:g}", *(_survival_at(curve, time) for curve in curves))
+    table.add_row("events", *(f"{sum(curve.events):,}" for curve in curves))
+    for name in curves[0].quartiles:
+        table.add_row(name, *(_quartile(curve, name) for curve in curves))
+    return table
+
+
+def _survival_at(curve: Curve, time: float) -> str:
+    """Return survival, interval and error at a time, in percent."""
+    if time not in curve.times:
+        return "-"
+    k = curve.times.index(time)
+    text = f"{100 * curve.survival[k]:.1f} ({100 * curve.low[k]:.1f} to {100 * curve.high[k]:.1f})"
+    # below half of the last digit that is shown, there is nothing to say
+    if curve.error[k] >= 0.0005:
+        text += f" ±{100 * curve.error[k]:.1f}"
+    return text
+
+
+def _quartile(curve: Curve, name: str) -> str:
+    """Return the time by which so many had the event, and the ends of its interval."""
+    time, low, high = ("-" if t is None else f"{t:g}" for t in curve.quartiles[name])
+    return f"{time} ({low} to {high})"
 
 
 def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> RichTable:
