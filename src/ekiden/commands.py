@@ -39,7 +39,7 @@ from ekiden.readers.sources import NAMED, load
 from ekiden.runs import audit as audits
 from ekiden.runs import card as cards
 from ekiden.runs import exporting, predictions, summary
-from ekiden.runs.api import as_federation, with_metric
+from ekiden.runs.api import How, as_federation, with_metric
 from ekiden.runs.clock import Devices, devices_of
 from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.plan import federation_in, go_on_with, in_memory, plan_in, refuse_lost, rerun
@@ -91,14 +91,14 @@ def resume(
     if data is None and network is None and not metric:
         plan = plan_in(config, path)
         refuse_lost(plan, path)
-        return plan.run(path, plan.federation(), track=trackers, quiet=quiet)
+        return plan.run(path, plan.federation(), how=How(track=trackers, quiet=quiet))
     held = federation_in(config, path) if data is None else as_federation(data)
     if network is None and config["network"] is None:
         raise UserError(f"{in_memory(config)}: give it as network")
     own = {name: config[name] for name in config.get("own", ())}
     held = coming_from(with_metric(held, metric or config["task"].get("metric", "")), held.origin)
-    more = {"track": trackers, "quiet": quiet}
-    return rerun(config, recipe_of(config["recipe"]), held, network, path, config=own, **more)
+    how = How(folder=path, config=own, track=trackers, quiet=quiet)
+    return rerun(config, recipe_of(config["recipe"]), held, network, how)
 
 
 @checked("folder", "data", "network")

@@ -23,6 +23,7 @@ from ekiden.core.engine.folder import read_config, read_lines
 from ekiden.core.engine.method import Method
 from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.readers import kinds
+from ekiden.runs.api import How
 from ekiden.runs.plan import Plan, stored
 from ekiden.runs.predictions import SampleReader
 from tests.lifecycle.conftest import ONLY
@@ -195,7 +196,7 @@ def test_here_it_goes_on_after_a_kill(place: Place, method: str, tmp_path: Path)
         raise Killed
 
     with pytest.raises(Killed):
-        plan.run(folder, plan.federation(), on_step=kill)
+        plan.run(folder, plan.federation(), how=How(on_step=kill, quiet=True))
     assert len(read_lines(folder / "metrics.jsonl")) == 1
     ekiden("resume", folder)
     for name in RESULTS:

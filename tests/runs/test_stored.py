@@ -21,6 +21,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.settings import Hardware
 from ekiden.core.engine.folder import FORMAT, read_lines
 from ekiden.methods import FedGram
+from ekiden.runs.api import How
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
 
@@ -89,7 +90,7 @@ if __name__ == "__main__":
         hardware=Hardware(threads=1, device="cpu"),
     )
     with mock.patch("ekiden.core.engine.folder._boot", return_value=""):  # each state is synced
-        plan.run(place, plan.federation(), stop_after=2)
+        plan.run(place, plan.federation(), how=How(stop_after=2, quiet=True))
     (place / "lock").unlink()
     (place / "environment.json").write_text("{}\n")
     (place / "attempts.jsonl").unlink()

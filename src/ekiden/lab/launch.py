@@ -41,6 +41,7 @@ from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import core_count
 from ekiden.lab.describe import description
 from ekiden.lab.ray import OnRay
+from ekiden.runs.api import How
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import duration, summarise
 from ekiden.runs.tracking import bars, measured
@@ -215,11 +216,14 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
                 job.folder,
                 data,
                 job.about,
-                watch=watch if transport is None else None,
-                on_step=on_step,
-                on_start=begin,
-                track=job.track,
-                transport=transport,
+                How(
+                    watch=watch if transport is None else None,
+                    on_start=begin,
+                    on_step=on_step,
+                    transport=transport,
+                    track=job.track,
+                    quiet=True,
+                ),
             )
     except UserError as error:
         report(Event(run, "failed"))

@@ -3,8 +3,8 @@
 import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
@@ -111,8 +111,8 @@ class How:
     recipe.
     """
 
-    hardware: Hardware | None = None
-    folder: str | os.PathLike[str] | None = None
+    hardware: Hardware = field(default_factory=Hardware)
+    folder: Path | None = None
     workers: int = 1
     config: Mapping[str, Any] | None = None
     watch: Watch | None = None
@@ -232,8 +232,8 @@ def run(  # noqa: D417  (there are no others)
         evaluate_on=evaluate_on,
     )
     how = How(
-        hardware=hardware,
-        folder=folder,
+        hardware=hardware or Hardware(),
+        folder=None if folder is None else Path(folder),
         workers=workers,
         config=config,
         watch=watch,
@@ -305,15 +305,13 @@ def prepared(
         network: the user's own network instead of the one that the recipe names.
     """
     refuse_within_worker()
-    path = None if how.folder is None else Path(how.folder)
-    tracking.check(how.track, path)
-    method, workers = recipe.method, how.workers
-    if path is not None and type(method).__module__ == "__main__":
+    tracking.check(how.track, how.folder)
+    method = recipe.method
+    if how.folder is not None and type(method).__module__ == "__main__":
         kind = type(method).__name__
         warn(
-            f"nothing but this program can open {path} later, because {kind} is defined here: put "
-            "the class into a "
-            f"file of its own, and import it or give FILE.py:{kind}",
+            f"nothing but this program can open {how.folder} later, because {kind} is defined "
+            f"here: put the class into a file of its own, and import it or give FILE.py:{kind}",
             UserWarning,
         )
     if recipe.training.class_weights != "none":
@@ -324,47 +322,58 @@ def prepared(
     clients = held_by(holders(method, data))
     check_clients(clients.sizes, method)
     tracking.check_names(how.track, clients)
-    if recipe.dp:
+    dp = DP.parse(recipe.dp)
+    if dp is not None:
         check_subjects(clients.clients)
-        dp = DP.parse(recipe.dp)
         check_honest(dp, clients.clients)
-        if dp is not None and dp.honest > 1 and how.absent:
+        if dp.honest > 1 and how.absent:
             raise UserError(
                 f"--dp honest={dp.honest} needs the noise of all clients: leave out absent"
             )
     method.check([*clients])
     model = recipe.model if network is None else network
     build = builder(model, data, recipe.seed, method, recipe.train, recipe.pretrained)
-    hardware = resolved_hardware(how.hardware or Hardware(), workers, build)
+    hardware = resolved_hardware(how.hardware, how.workers, build)
     own = recipe.evaluate_on == "own"
-    dp = DP.parse(recipe.dp)
     setup = Setup(method, build, data.dataset, recipe.training, hardware, recipe.seed, own, dp)
     worker = Worker(setup, clients, how.watch)
     check_labels(data)
     check_model(worker, data)
-    described = describe(recipe, setup, clients.sizes, digests=path is not None)
-    described |= {**(how.config or {}), "workers": workers}
-    if not (how.hardware or Hardware()).threads:
-        described["auto_threads"] = True
+    described = describe(recipe, setup, clients.sizes, digests=how.folder is not None)
+    described |= _noted(how, method, data)
+    test = TestSet(worker, data, len(clients), recipe.evaluate_on, further)
+    return PreparedRun(recipe, worker, data, test, _transport(how, worker), described, how)
+
+
+def _noted(how: How, method: Method, data: FederatedData) -> dict[str, Any]:
+    """Return what the configuration says about where a run takes place and what may end it."""
+    config = how.config or {}
+    noted: dict[str, Any] = {**config, "workers": how.workers}
+    if not how.hardware.threads:
+        noted["auto_threads"] = True
     if method.traits.limit:
-        described["limit"] = method.traits.limit
-    if "plan" not in described:  # all that the command line needs to go on with the run
-        more = {
-            "origin": data.origin and data.origin.to_json(),
-            "own": sorted({*(how.config or {})} - BESIDE),
-        }
-        described |= {name: value for name, value in more.items() if value}
-    transport = how.transport
-    if transport is None:
-        parallel = workers > 1 if how.processes is None else how.processes
-        transport = _Here(worker, workers if parallel else 0, how.absent or nobody)
-    elif workers > 1 or how.processes or how.absent or how.watch:
+        noted["limit"] = method.traits.limit
+    if "plan" not in config:  # all that the command line needs to go on with the run
+        if data.origin:
+            noted["origin"] = data.origin.to_json()
+        if own := sorted({*config} - BESIDE):
+            noted["own"] = own
+    return noted
+
+
+def _transport(how: How, worker: Worker) -> MakesTransport:
+    """Return what makes the transport: the user's, or that of clients on this machine."""
+    if how.transport is None:
+        processes = 0
+        if how.processes or (how.processes is None and how.workers > 1):
+            processes = how.workers
+        return _Here(worker, processes, how.absent or nobody)
+    if how.workers > 1 or how.processes or how.absent or how.watch:
         raise UserError(
             "the transport given decides where clients run: leave out workers, processes, absent "
             "and watch"
         )
-    test = TestSet(worker, data, len(clients), recipe.evaluate_on, further)
-    return PreparedRun(recipe, worker, data, test, transport, path, described, how)
+    return how.transport
 
 
 def nobody(step: int, client: str) -> bool:
@@ -397,7 +406,6 @@ class PreparedRun:
     data: FederatedData
     test: TestSet
     transport: MakesTransport
-    folder: Path | None
     described: Mapping[str, Any]  # the configuration, as the folder keeps it
     how: How
 
@@ -420,19 +428,19 @@ class PreparedRun:
     @torch.enable_grad()  # also within the caller's no_grad
     def ends(self, on_step: Callable[[Row], None]) -> Generator[End, None, End]:
         """Yield what the run has after each step, and return what it has at the end."""
-        setup, held, place = (
-            self.worker.setup,
-            self.worker.clients,
-            self.folder and self.folder / "clients",
-        )
-        folder = RunFolder(self.folder, self.described, held) if self.folder else None
-        self.how.on_start()
+        setup, held, how = self.worker.setup, self.worker.clients, self.how
+        with ExitStack() as stack:
+            place = folder = None
+            if how.folder is not None:
+                place = how.folder / "clients"
+                folder = stack.enter_context(closing(RunFolder(how.folder, self.described, held)))
+            how.on_start()
+            following = tracking.following(how.track, how.folder, self.described, on_step)
+            followed = stack.enter_context(following)
 
-        def begun(state: State, written: Mapping[str, str] | None) -> Transport:
-            return self.transport(Start(setup, held, state, place, written))
+            def begun(state: State, written: Mapping[str, str] | None) -> Transport:
+                return self.transport(Start(setup, held, state, place, written))
 
-        following = tracking.following(self.how.track, self.folder, self.described, on_step)
-        with closing(folder) if folder else nullcontext(), following as followed:
             run = Run(
                 setup,
                 tuple(held),
@@ -442,7 +450,7 @@ class PreparedRun:
                 folder,
                 self.recipe.evaluate_every,
                 followed,
-                stop_after=self.how.stop_after,
+                stop_after=how.stop_after,
             )
             return (yield from run.steps())
 
@@ -462,7 +470,7 @@ class PreparedRun:
             end.state,
             metrics,
             ledger,
-            self.folder,
+            self.how.folder,
             build,
             config,
             lambda: models,

@@ -154,14 +154,24 @@ class Plan(Checked, Generic[M]):
         return replace(found, train=found.train.taken(rows))
 
     def run(
-        self, folder: Path, data: FederatedData, about: Mapping[str, Any] | None = None, **how: Any
+        self,
+        folder: Path,
+        data: FederatedData,
+        about: Mapping[str, Any] | None = None,
+        how: api.How | None = None,
     ) -> api.Result:
         """Run it over `data` (from `federation`) in `folder`, or resume it; note `about` in a new
-        folder. `how` are further fields of `How`.
+        folder. `how` says who follows the run; hardware and workers are those of the plan.
         """
         config = {**self._noted(folder), **(about or {})}
-        where = api.How(self.hardware, folder, self.workers, config, **{"quiet": True, **how})
-        return api.prepared(self.recipe, data, where).end()
+        here = replace(
+            how or api.How(quiet=True),
+            hardware=self.hardware,
+            folder=folder,
+            workers=self.workers,
+            config=config,
+        )
+        return api.prepared(self.recipe, data, here).end()
 
     def _noted(self, folder: Path) -> dict[str, Any]:
         """Return what a run folder says about the plan; one from Python has an origin of data
@@ -352,17 +362,11 @@ def rerun(
     recipe: Recipe[Method],
     data: FederatedData,
     network: ModelSource | None,
-    folder: Path,
-    **more: Any,
+    how: api.How,
 ) -> api.Result:
-    """Run what the configuration of a run from Python says, in a new folder or in its own."""
-    how = api.How(
-        hardware=settings_in(before)[1],
-        folder=folder,
-        workers=before["workers"],
-        **more,
-    )
-    return api.prepared(recipe, data, how, network).end()
+    """Run what the configuration of a run from Python says, on the hardware of that run."""
+    here = replace(how, hardware=settings_in(before)[1], workers=before["workers"])
+    return api.prepared(recipe, data, here, network).end()
 
 
 _PARTS: dict[str, type[Any]] = {"reading": Reading, "training": Training, "hardware": Hardware}

@@ -185,7 +185,7 @@ def _again(
         return replace(run.plan, recipe=recipe, without=",".join(left_out)).run(
             folder, data, about=noted
         )
-    return rerun(run.config, recipe, data, network, folder, config=noted)
+    return rerun(run.config, recipe, data, network, api.How(folder=folder, config=noted))
 
 
 def _check_network(run: _Before, data: FederatedData, network: ModelSource | None) -> None:

@@ -19,6 +19,7 @@ from ekiden.lab.tables.experiment import Cell, Experiment, Published
 from ekiden.lab.tables.verdicts import CellResult, Comparison
 from ekiden.methods import Centralized, FedSeq, Local
 from ekiden.runs import summary
+from ekiden.runs.api import How
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.summary import Summary, duration, label, size, summarise
@@ -341,7 +342,7 @@ def test_a_result_of_an_earlier_step_does_not_outlive_the_next(
     """Stopped after a step, continued, and killed between the last state and the result."""
     plan, folder = Plan(Recipe(FedSeq(epochs=1)), clients=2), tmp_path / "run"
     data = plan.federation()
-    plan.run(folder, data, stop_after=1)
+    plan.run(folder, data, how=How(stop_after=1, quiet=True))
     early = (folder / "model.safetensors").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr("ekiden.core.engine.run.write_models", lambda *args: None)
