@@ -44,7 +44,7 @@ METHODS: list[Method] = [
     OTFusion(epochs=2, sinkhorn=0.1),
     MAEcho(epochs=2, iterations=5),
     MAEcho(epochs=2, iterations=5, normalise=True, init="different", align=True, ranks="1"),
-    MAEcho(epochs=2, iterations=5, weighting="qp", projector="closed"),
+    MAEcho(epochs=2, iterations=5, weighting="qp", projector="closed", decentralised=True),
     MAEcho(
         epochs=2,
         iterations=5,

@@ -3,6 +3,7 @@
 import itertools
 import logging
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -38,6 +39,8 @@ from ekiden.methods.one_shot.ma_echo import (
     unit_rows,
 )
 from tests.methods.test_ot_fusion import shuffled
+from tests.silos.test_remote import assert_equal, far, nodes_in
+from tests.silos.test_remote import here as in_one_process
 
 
 def f64(values: Any) -> Tensor:
@@ -428,6 +431,61 @@ def test_every_variant_runs_and_declares_its_bytes(
     assert result.bytes == 4 * ((2 * rounds - 1) * size + rounds * (3 + 4 * 5 * rank))
 
 
+PEERS: list[dict[str, Any]] = [
+    {},
+    {"rounds": 2, "ranks": "2"},
+    {"align": True, "init": "different"},
+    {"origin": "random", "form": "paper", "step": 0.5, "weighting": "qp"},
+]
+
+
+@pytest.mark.parametrize("fields", PEERS, ids=str)
+def test_every_client_to_every_other(blobs: FederatedData, fields: dict[str, Any]) -> None:
+    method = MAEcho(epochs=2, iterations=5, **fields)
+    peers = replace(method, decentralised=True)
+    central, result = (run(m, blobs, Tiny, **settings()) for m in (method, peers))
+    assert central.weights is not None
+    assert result.weights is None
+    assert len(result.personal) == 4
+    for model in result.personal:
+        assert torch.equal(model.params, central.weights.params)
+        assert torch.equal(model.buffers, central.weights.buffers)
+    assert result.accuracy == central.accuracy
+    names = {c.name for c in blobs.clients}
+    assert {r.source for r in result.ledger} == {r.target for r in result.ledger} == names, (
+        "the server reads nothing"
+    )
+    assert {r.task for r in result.ledger} == {"gather"}
+    size = Size.of(Network(Tiny()))
+    each = size + peers.payload(size.layout)
+    assert result.bytes == peers.cost(4, size) == peers.rounds * 4 * 3 * each
+
+
+def test_the_decentralised_form_between_processes_and_silos(
+    blobs: FederatedData, tmp_path: Path
+) -> None:
+    method = MAEcho(epochs=1, iterations=2, rounds=2, decentralised=True)
+    here, there = (run(method, blobs, Tiny, processes=p, **settings()) for p in (False, True))
+    assert all(
+        torch.equal(a.params, b.params) for a, b in zip(here.personal, there.personal, strict=True)
+    )
+    assert here.ledger == there.ledger
+    once = replace(method, rounds=1, ranks="3")
+    silos = nodes_in(tmp_path, '[limits]\nmethods = ["maecho"]\n')
+    assert_equal(far(once, silos, tmp_path / "run"), in_one_process(once))
+
+
+def test_alone_there_is_nobody_to_send_to(blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    result = run(
+        MAEcho(epochs=1, decentralised=True, combine_heads="mean"), alone, Tiny, **settings()
+    )
+    assert result.bytes == 0
+    trained = run(Average(epochs=1), alone, Tiny, **settings()).weights
+    assert trained is not None
+    assert torch.equal(result.personal[0].params, trained.params)
+
+
 def test_some_clients_a_round(blobs: FederatedData) -> None:
     method = MAEcho(epochs=1, iterations=2, rounds=3, participation=0.5)
     result = run(method, blobs, Tiny, **settings())
@@ -537,6 +595,7 @@ def test_layers_that_are_averaged_are_named(
         {"form": "paper", "step": 1.2},
         {"ranks": "5,x"},
         {"ranks": "0"},
+        {"decentralised": True, "participation": 0.5},
     ],
     ids=str,
 )

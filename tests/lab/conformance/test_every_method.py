@@ -178,7 +178,7 @@ def test_every_pass_at_a_client_is_counted(kind: type[Method]) -> None:
         (FedTasuki, {"rounds": 2, "statistics": True, "recall": 0.3, "widen": 0.2}, Plain, {}),
         (FedTasuki, {}, Tiny, {"optimizer": "sam"}),
         (MAEcho, {"projector": "closed"}, Plain, {}),
-        (MAEcho, {"form": "paper", "step": 1.0, "align": True}, Plain, {}),
+        (MAEcho, {"form": "paper", "step": 1.0, "decentralised": True, "align": True}, Plain, {}),
         (FedFisher, {"curvature": "diagonal", "fisher": "sampled"}, Plain, {}),
         (FedFisher, {"fisher": "given"}, Tiny, {}),
         (FedLPA, {"fisher": "expected"}, Plain, {}),

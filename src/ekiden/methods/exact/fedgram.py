@@ -86,13 +86,14 @@ class FedGram(FixedFeatures):
     same bits in any order.
 
     Departures from the paper: if the shape is a chain, the sums are handed from client to client
-    instead of to a server. Features need no pretrained network. They are rounded to seven bits and
-    a sign, and standardised by the sums. λ is chosen by generalised cross-validation on the totals,
+    instead of to a server. Features need no pretrained network. Random features are rectified
+    linear units, where Fed3R-RF has Fourier features. Features are rounded to seven bits and a
+    sign, and standardised by the sums. λ is chosen by generalised cross-validation on the totals,
     and a temperature turns the scores into probabilities. bayes has one variance for each feature,
     where GH-OFL has one for each class and feature; cgs is shrunk as lda. With `--dp`, the first
     client tells a mean of features with noise, which all subtract; features are clipped, sums have
-    noise, and λ follows from the noise; see `ekiden.core.training.private`. Personal heads, which the
-    papers do not have, are ridge regression towards the head of all.
+    noise, and λ follows from the noise; see `ekiden.core.training.private`. Personal heads, which
+    the papers do not have, are ridge regression towards the head of all.
     """
 
     head: Literal["ridge", "lda", "cgs", "bayes", "ncm"] = "ridge"

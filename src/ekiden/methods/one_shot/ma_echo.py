@@ -16,6 +16,7 @@ from ekiden.authoring import (
     Fed,
     Fraction,
     Method,
+    Model,
     NonNegative,
     Range,
     Size,
@@ -33,6 +34,7 @@ from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, class_mean, owned
 from ekiden.methods.blocks.rounds import participants, sample
 from ekiden.methods.one_shot.blocks.curvature import compress, projectors, thin
+from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.one_shot.ot_fusion import align, carry, check_chain, transport
 
 
@@ -105,6 +107,9 @@ class MAEcho(Method):
     """initial models: the same for all clients, or a different one for each"""
     participation: Fraction = 1.0
     """m/N, share of the clients drawn for each round; at least one client"""
+    decentralised: bool = False
+    """every client sends its model to every other and aggregates by itself; the server reads
+    nothing"""
 
     traits = Traits(needs=CLASSES)  # clients report which classes they own
 
@@ -114,6 +119,12 @@ class MAEcho(Method):
             "step",
             self.step,
             "at most 1 in the paper's form",
+        )
+        require(
+            self.participation == 1 or not self.decentralised,
+            "participation",
+            self.participation,
+            "1, since with --decentralised all take part",
         )
         require(
             all(k.isdecimal() and int(k) > 0 for k in self._ranks),
@@ -138,14 +149,25 @@ class MAEcho(Method):
         if self.align:
             check_chain(model.network.module, model.shape)
 
+    @property
+    def one_model(self) -> bool:
+        """Return False without a server: each client has its own model."""
+        return not self.decentralised
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         if s.step == 0:
             self._warn(fed.layout)
         while s.step < self.rounds:
             seed = int(torch.randint(1 << 62, (), generator=fed.generator("start")))
             clients = sample(fed, self.participation)
-            sent = fed.get([fed.call(self.train, k, s.model, s.step == 0) for k in clients])
-            s = s.next(model=self.combine(sent, fed.network(sent[0].model), seed))
+            models: Sequence[Model | None] = s.personal or [s.model] * len(clients)
+            pairs = zip(clients, models, strict=True)
+            asked = [fed.call(self.train, k, model, s.step == 0) for k, model in pairs]
+            if self.decentralised:
+                s = s.next(model=None, personal=fed.call_all(self.gather, asked, seed))
+            else:
+                sent = fed.get(asked)
+                s = s.next(model=self.combine(sent, fed.network(sent[0].model), seed))
             yield s
 
     @on_client(gives="summary")
@@ -161,6 +183,11 @@ class MAEcho(Method):
             compress(p, k).float() for p, k in zip(found, self.rank_of(client.layout), strict=True)
         ]
         return Contribution(model, sent, owned(client.class_counts()))
+
+    @on_client(gives="model")
+    def gather(self, client: Client, sent: list[Contribution], seed: int) -> Weights:
+        """Aggregate at each client what all have sent; the result is the same everywhere."""
+        return self.combine(sent, copies(client.module, [sent[0].model])[0], seed)
 
     def combine(self, sent: Sequence[Contribution], network: nn.Module, seed: int) -> Weights:
         """Align the models (with `align`), choose the start, aggregate."""
@@ -253,8 +280,14 @@ class MAEcho(Method):
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
-        """(2T - 1)·m·M, models up in every round and down in all but the first, and T·m·payload."""
-        each = (2 * self.rounds - 1) * model + self.rounds * self.payload(model.layout)
+        """(2T - 1)·m·M, models up in every round and down in all but the first, and T·m·payload.
+
+        Decentralised: T·N·(N - 1)·(M + payload).
+        """
+        payload = self.payload(model.layout)
+        if self.decentralised:
+            return self.rounds * clients * (clients - 1) * (model + payload)
+        each = (2 * self.rounds - 1) * model + self.rounds * payload
         return participants(clients, self.participation) * each
 
     def payload(self, layout: Layout) -> int:
