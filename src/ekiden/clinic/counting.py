@@ -32,6 +32,7 @@ from ekiden.core.tasks.counts import (
     by_class,
     by_confidence,
     pairs,
+    products,
 )
 from ekiden.core.tasks.labels import (
     Classification,
@@ -54,6 +55,9 @@ _ONE = 36.0  # of the logit of a score: above, it is 1 in float64
 _DENSE = 0.1
 _FINENESS = ((2, 4096), (16, 1024), (128, 256))  # up to so many classes with scores, so many bins
 _MOST_BINNED = _FINENESS[-1][0]
+_BY_CLASS = ("hits", "labels", "answers")  # in the order of `by_class`
+# sums of errors and targets, and their powers
+POWERS = {"absolute": 1, "squared": 2, "target": 1, "target_squared": 2}
 _OF_SCORES = frozenset(("auroc", "average_precision", "calibration_error", "brier"))
 _MOST_TRAIN = 1000  # classes whose training labels are counted
 SHARES = 10  # groups of equal width of the predicted survival
@@ -115,11 +119,9 @@ class Counting(ABC):
         loss: sum of the losses; far: silos where the model has diverged; trained and train:
         training samples, and their labels.
         """
-        train = (
-            self.outputs
-            if self.outputs <= _MOST_TRAIN and not isinstance(self.task, ScaledTask)
-            else 0
-        )
+        train = self.outputs
+        if train > _MOST_TRAIN or isinstance(self.task, ScaledTask):
+            train = 0
         first = [Counted(name) for name in ("reports", "samples", "broken", "far", "trained")]
         return (*first, Counted("loss", (2,)), Counted("train", (train,)), *self.parts())
 
@@ -153,9 +155,9 @@ class Counting(ABC):
             return torch.zeros(self.size, dtype=torch.int64)
         loss, mean, guess = s.loss.double(), s.mean_loss(), self.task.guess(self.outputs)
         units = self.task.units(s.y)
-        each = loss.nan_to_num(_LARGEST).clamp(-_LARGEST, _LARGEST) * (
-            1 if units is None else units
-        )
+        each = loss.nan_to_num(_LARGEST).clamp(-_LARGEST, _LARGEST)
+        if units is not None:
+            each = each * units
         found = {
             "reports": torch.tensor(1),
             "samples": torch.tensor(len(s)),
@@ -169,7 +171,11 @@ class Counting(ABC):
 
     def lacks(self, metric: str) -> bool:
         """Return whether this metric needs scores, and there are too many classes to count any."""
-        return metric in _OF_SCORES and all(part.name != "scores" for part in self.layout)
+        return metric in _OF_SCORES and not self.has("scores")
+
+    def has(self, name: str) -> bool:
+        """Return whether numbers of this name are counted."""
+        return any(part.name == name for part in self.layout)
 
     def split(self, numbers: Tensor) -> dict[str, Tensor]:
         """Return a vector of numbers by name."""
@@ -229,9 +235,8 @@ class Scored(Counting):
         """Return what is counted of scores."""
         if not self.scored:
             return []
-        scores = Counted("scores", (self.scored, 2, len(self.edges) + 1))
         return [
-            scores,
+            Counted("scores", (self.scored, 2, len(self.edges) + 1)),
             Counted("brier", (2,)),
             Counted("groups", (2, GROUPS)),
             Counted("confidence", (GROUPS, 2)),
@@ -252,11 +257,12 @@ class Scored(Counting):
             bins = b * size + binned(a, self.edges)
             scores[k] = torch.bincount(bins, minlength=2 * size).view(2, size)
         groups = torch.from_numpy(by_confidence(most.numpy(), right.numpy()))
-        told = {
+        return {
+            "scores": scores,
             "brier": fixed((p - there.double()).square().sum()),
+            "groups": groups[:2],
             "confidence": fixed(groups[2]),
         }
-        return {"scores": scores, "groups": groups[:2], **told}
 
     def ranked(self, n: Mapping[str, Floats]) -> tuple[Ranked, ...]:
         """Return the bins of each class or label, from sums over silos by name."""
@@ -294,7 +300,7 @@ class OfClasses(Scored):
         k = self.outputs
         table = [Counted("table", (k, k + 1))]
         if k > MOST_TABLE:
-            table = [Counted(name, (k,)) for name in ("hits", "labels", "answers")]
+            table = [Counted(name, (k,)) for name in _BY_CLASS]
         return [Counted("right"), *table, *self.of_scores()]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
@@ -304,24 +310,18 @@ class OfClasses(Scored):
         if self.outputs <= MOST_TABLE:
             found["table"] = confusion(s)
         else:  # no table, which would be large
-            found |= dict(
-                zip(("hits", "labels", "answers"), map(torch.from_numpy, by_class(s)), strict=True)
-            )
+            found |= zip(_BY_CLASS, map(torch.from_numpy, by_class(s)), strict=True)
         if not self.scored:
             return found
-        p, there = (
-            s.answers.double().nan_to_num(0),
-            torch.nn.functional.one_hot(s.y, self.outputs) > 0,
-        )
+        p = s.answers.double().nan_to_num(0)
+        there = torch.nn.functional.one_hot(s.y, self.outputs) > 0
         most, answer = p.max(1)
-        first, end = (1, 2) if self.outputs == 2 else (0, self.outputs)
-        return found | self.measured(p[:, first:end], there[:, first:end], most, answer == s.y)
+        # of all classes, or the second of two
+        shown = slice(self.outputs - self.scored, None)
+        return found | self.measured(p[:, shown], there[:, shown], most, answer == s.y)
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> ClassCounts:
-        if (table := n.get("table")) is None:
-            of_classes = n["hits"], n["labels"], n["answers"]
-        else:
-            of_classes = table.diagonal(), table.sum(1), table[:, :-1].sum(0)
+        of_classes = _of_classes(n)
         ranked = self.ranked(n)
         groups, squares = self.of_probabilities(n, ranked)
         if len(ranked) == 1:
@@ -329,7 +329,7 @@ class OfClasses(Scored):
         total = float(of_classes[1].sum())
         brier = squares / total if total else nan
         return ClassCounts(
-            samples, loss, float(n["right"]) / samples, *of_classes, table, ranked, groups, brier
+            samples, loss, float(n["right"]) / samples, *of_classes, ranked, groups, brier
         )
 
 
@@ -368,8 +368,9 @@ class OfLabels(Scored):
         accuracy, brier = nan, nan
         if total:
             accuracy, brier = float((hits + without[1]).sum()) / total, squares / total
-        about = (samples, loss, accuracy)
-        return LabelCounts(*about, hits, labels, answers, None, ranked, groups, brier, without)
+        return LabelCounts(
+            samples, loss, accuracy, hits, labels, answers, None, ranked, groups, brier, without
+        )
 
 
 class OfNumbers(Counting):
@@ -387,8 +388,7 @@ class OfNumbers(Counting):
         return self.task
 
     def parts(self) -> Sequence[Counted]:
-        names = ("absolute", "squared", "target", "target_squared")
-        sums = [Counted(name, (self.outputs, 2)) for name in names]
+        sums = [Counted(name, (self.outputs, 2)) for name in POWERS]
         return [Counted("lost", (2,)), *sums, Counted("moments", (self.outputs, 5, 2))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
@@ -401,18 +401,14 @@ class OfNumbers(Counting):
         room = totals.abs() < _ROOM
         lost = torch.stack([~room[:, :4].all(), ~room[:, 4:].all()])
         sums = fixed(torch.where(room, totals, 0.0))
-        names = ("absolute", "squared", "target", "target_squared")
-        found = dict(zip(names, sums.unbind(1), strict=False))
+        found = dict(zip(POWERS, sums.unbind(1), strict=False))
         return found | {"moments": sums[:, 4:], "lost": lost}
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> NumberSums:
         std = np.array(self.regression.std)
-        names = ("absolute", "squared", "target", "target_squared")
-        absolute, squared, target, squares = (real(n[name]) / samples for name in names)
-        absolute, squared = (
-            absolute.clip(0),
-            squared.clip(0),
-        )  # differences of rounded sums can be below
+        absolute, squared, target, squares = (real(n[name]) / samples for name in POWERS)
+        # differences of rounded sums can be below
+        absolute, squared = absolute.clip(0), squared.clip(0)
         e4, e2y, e2y2, y3, y4 = real(n["moments"]).T / samples
         if n["lost"][0]:
             absolute, squared = absolute + nan, squared + nan
@@ -434,13 +430,10 @@ class OfTimes(Counting):
     """
 
     def parts(self) -> Sequence[Counted]:
-        pairs = [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
-        times = len(self.labels.times)
-        return (
-            [*pairs, Counted("grouped", (times, 6, SHARES, 2)), Counted("errors", (times, 2, 2))]
-            if times
-            else pairs
-        )
+        found = [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
+        if times := len(self.labels.times):
+            found += [Counted("grouped", (times, 6, SHARES, 2)), Counted("errors", (times, 2, 2))]
+        return found
 
     @property
     def labels(self) -> Survival:
@@ -451,21 +444,15 @@ class OfTimes(Counting):
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         found = dict[str, Tensor]()
         if self.labels.times:
-            sums = [
-                survival_sums(s, *at)
-                for at in zip(self.labels.times, self.labels.hazard, strict=True)
-            ]
-            found["grouped"], found["errors"] = (
-                fixed(torch.stack(parts)) for parts in zip(*sums, strict=True)
-            )
+            found["grouped"], found["errors"] = map(fixed, _sums_at_times(self.labels, s))
         ordered, comparable = pairs(s)
         if int(s.y[:, 1].sum()) < care.positives:
             ordered, comparable = torch.zeros_like(ordered), torch.zeros_like(comparable)
-        squares = torch.stack(
-            [(a * b).sum() for a, b in ((ordered,) * 2, (ordered, comparable), (comparable,) * 2)]
-        )
-        totals = {"ordered": ordered.sum() // 2, "comparable": comparable.sum() // 2}
-        return found | totals | {"squares": squares}
+        return found | {
+            "ordered": ordered.sum() // 2,
+            "comparable": comparable.sum() // 2,
+            "squares": torch.from_numpy(products(ordered.numpy(), comparable.numpy())),
+        }
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> PairCounts:
         comparable = float(n["comparable"])
@@ -475,8 +462,7 @@ class OfTimes(Counting):
     def survival(self, n: Mapping[str, Floats]) -> tuple[AtTime, ...]:
         if "grouped" not in n:
             return ()
-        every = zip(self.labels.times, real(n["grouped"]), real(n["errors"]), strict=True)
-        return tuple(at_time(*one) for one in every if one[1][0].any())
+        return _predicted(self.labels, real(n["grouped"]), real(n["errors"]))
 
 
 def survival_sums(s: Scores, time: float, hazard: float) -> tuple[Tensor, Tensor]:
@@ -510,14 +496,8 @@ def survival_sums(s: Scores, time: float, hazard: float) -> tuple[Tensor, Tensor
     w = torch.where(known, 1 / followed, 0.0)
     predicted, group = predicted_at(s, hazard)
     wrong = (predicted - without.double()).square() * w
-    values = [
-        torch.ones_like(w),
-        predicted,
-        w * without,
-        w * had,
-        w.square() * without,
-        w.square() * had,
-    ]
+    late, early = w * without, w * had
+    values = [torch.ones_like(w), predicted, late, early, w * late, w * early]
     for row, one in zip(sums, values, strict=True):
         row.index_add_(0, group, one)
     return sums, torch.stack([wrong.sum(), wrong.square().sum()])
@@ -575,13 +555,23 @@ def actuarial_sums(counts: Floats) -> tuple[Tensor, Tensor]:
 
 def at_times(task: Survival, parts: Sequence[Scores]) -> tuple[AtTime, ...]:
     """Return how well survival is predicted at the task's times; weights are those of each part."""
-    found = []
-    for time, hazard in zip(task.times, task.hazard, strict=True):
-        sums = [survival_sums(part, time, hazard) for part in parts]
-        grouped, errors = (torch.stack(each).sum(0).numpy() for each in zip(*sums, strict=True))
-        if grouped[0].any():
-            found.append(at_time(time, grouped, errors))
-    return tuple(found)
+    if not task.times:
+        return ()
+    sums = [_sums_at_times(task, part) for part in parts]
+    grouped, errors = (torch.stack(each).sum(0).numpy() for each in zip(*sums, strict=True))
+    return _predicted(task, grouped, errors)
+
+
+def _sums_at_times(task: Survival, s: Scores) -> list[Tensor]:
+    """Return what is summed at all times, (times, 6, groups) and (times, 2)."""
+    sums = [survival_sums(s, *at) for at in zip(task.times, task.hazard, strict=True)]
+    return [torch.stack(each) for each in zip(*sums, strict=True)]
+
+
+def _predicted(task: Survival, grouped: Floats, errors: Floats) -> tuple[AtTime, ...]:
+    """Return how well survival is predicted at the times at which something is known."""
+    every = zip(task.times, grouped, errors, strict=True)
+    return tuple(at_time(*one) for one in every if one[1][0].any())
 
 
 def _followed(ends: Tensor, event: Tensor, times: Tensor) -> Tensor:
@@ -615,8 +605,10 @@ class OfPlaces(Counting):
 
     def parts(self) -> Sequence[Counted]:
         k = self.outputs
-        table = [Counted("table", (k, k + 1)), Counted("overlaps", (3, k))] if self.tabled else []
-        return [Counted("places"), Counted("right"), Counted("squares", (3,)), *table]
+        found = [Counted("places"), Counted("right"), Counted("squares", (3,))]
+        if self.tabled:
+            found += [Counted("table", (k, k + 1)), Counted("overlaps", (3, k))]
+        return found
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         weights = self.task.units(s.y)
@@ -635,20 +627,25 @@ class OfPlaces(Counting):
         places = float(n["places"])
         accuracy = float(n["right"]) / places if places else nan
         squares = n["squares"] if n["squares"].any() else NONE  # with noise there are none
-        if (table := n.get("table")) is None:
-            return PlaceCounts(
-                samples, loss, accuracy, NONE, NONE, NONE, places=places, squares=squares
-            )
-        classes = table.diagonal(), table.sum(1), table[:, :-1].sum(0), table
         return PlaceCounts(
             samples,
             loss,
             accuracy,
-            *classes,
+            *_of_classes(n),
             places=places,
             squares=squares,
-            overlaps=n["overlaps"],
+            overlaps=n.get("overlaps", NONE),
         )
+
+
+def _of_classes(n: Mapping[str, Floats]) -> tuple[Floats, Floats, Floats, Floats | None]:
+    """Return right answers, labels and answers of each class, and the table that they follow from;
+    None without.
+    """
+    table = n.get("table")
+    if table is None:
+        return n.get("hits", NONE), n.get("labels", NONE), n.get("answers", NONE), None
+    return table.diagonal(), table.sum(1), table[:, :-1].sum(0), table
 
 
 def counting_of(task: Task, outputs: int, *, full: bool) -> Counting:

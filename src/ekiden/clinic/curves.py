@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from ekiden.core.base.errors import UserError
 from ekiden.readers.followed import Followed, Numbers
@@ -140,6 +139,8 @@ def _log_rank(n: Numbers, d: Numbers) -> tuple[float | None, float | None]:
     Nathan Mantel: Evaluation of survival data and two new rank order statistics. Cancer
     Chemotherapy Reports, 1966.
     """
+    from scipy.special import chdtrc  # few need it
+
     used = n.sum(0) > 1
     n, d = n[:, used], d[:, used]
     share, total, deaths = n / n.sum(0), n.sum(0), d.sum(0)
@@ -149,5 +150,4 @@ def _log_rank(n: Numbers, d: Numbers) -> tuple[float | None, float | None]:
     if not len(spread) or np.linalg.matrix_rank(spread) < len(spread):
         return None, None
     statistic = float(apart @ np.linalg.solve(spread, apart))
-    half = torch.tensor([len(spread) / 2, statistic / 2], dtype=torch.float64)
-    return statistic, float(torch.special.gammaincc(half[0], half[1]))
+    return statistic, float(chdtrc(len(spread), statistic))

@@ -4,7 +4,7 @@ be off.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf, isnan, nan, sqrt
 from typing import Any
 
@@ -22,7 +22,7 @@ from ekiden.core.tasks.counts import (
     PlaceCounts,
 )
 from ekiden.core.tasks.measures import iou, label_accuracy, mean, ratio, recall
-from ekiden.core.tasks.ranked import Floats
+from ekiden.core.tasks.ranked import Floats, Ranked
 
 RECALIBRATIONS = ("platt", "temperature")
 
@@ -117,28 +117,45 @@ def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> F
         return Figures(0, told.silos)
     values = {"loss": c.loss, **{metric.name: metric.counted(c) for metric in task.metrics}}
     each = {metric.name: metric.each(c) for metric in task.metrics if metric.each is not None}
-    two = c.second if wanted and isinstance(c, ClassCounts) else None
-    intervals = _intervals(c, values) if wanted else {}
-    lines = {name: ranks.recalibrated(two, shift=name == "platt") for name in RECALIBRATIONS if two}
-    for name, (value, ends) in (ranks.calibration(two) if two else {}).items():
-        values[name], intervals[name] = value, ends
-    return Figures(
+    found = Figures(
         c.samples,
         told.silos,
-        {name: float(value) for name, value in values.items() if not isnan(value)},
-        {name: ends for name, ends in intervals.items() if not isnan(ends[0])},
-        _errors(c),
-        told.exact,
-        _rows(each),
-        _prevalence(c),
-        _majority(told),
-        ranks.thresholds(two, wanted) if two and wanted else (),
-        ranks.decisions(two) if two else (),
-        ranks.curve(two) if two else (),
-        {name: line for name, line in lines.items() if line},
-        _confusion(c),
-        told.survival,
+        _defined(values),
+        errors=_errors(c),
+        exact=told.exact,
+        each=_rows(each),
+        prevalence=_prevalence(c),
+        majority=_majority(told),
+        confusion=_confusion(c),
+        survival=told.survival,
     )
+    if wanted is None:
+        return found
+    ends = _intervals(c, values).items()
+    found = replace(found, intervals={name: one for name, one in ends if not isnan(one[0])})
+    if isinstance(c, ClassCounts) and c.second:
+        return two_class_figures(found, c.second, wanted)
+    return found
+
+
+def two_class_figures(found: Figures, second: Ranked, wanted: Wanted) -> Figures:
+    """Return figures with those that follow from the probability of the second of two classes."""
+    calibration = ranks.calibration(second)
+    lines = {name: ranks.recalibrated(second, shift=name == "platt") for name in RECALIBRATIONS}
+    return replace(
+        found,
+        values={**found.values, **{name: value for name, (value, _) in calibration.items()}},
+        intervals={**found.intervals, **{name: ends for name, (_, ends) in calibration.items()}},
+        thresholds=ranks.thresholds(second, wanted),
+        decisions=ranks.decisions(second),
+        calibration=ranks.curve(second),
+        recalibration={name: line for name, line in lines.items() if line},
+    )
+
+
+def _defined(values: Mapping[str, float]) -> dict[str, float]:
+    """Return values without those that are not defined."""
+    return {name: float(value) for name, value in values.items() if not isnan(value)}
 
 
 def _intervals(c: Counts, values: Mapping[str, float]) -> dict[str, Interval]:
@@ -166,33 +183,34 @@ def class_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, In
     shares = recall(c)[known]
     fewer = np.maximum(c.labels[known] - 1, 1)  # as estimated variances have it
     spread = sqrt(float((shares * (1 - shares) / fewer).sum())) / max(known.sum(), 1)
-    total = c.labels + c.answers
-    halves = _of_ratio(
-        c.hits, total, np.stack([c.hits, 2 * c.hits, 2 * c.hits + total])
-    )  # of f1 / 2
     rarest = float(c.labels[known].min()) if known.any() else nan
     return {
         "accuracy": wilson(values["accuracy"] * c.samples, c.samples),
         "balanced_accuracy": _around(values["balanced_accuracy"], spread, rarest),
-        "macro_f1": _around(values["macro_f1"], 2 * halves, rarest),
+        "macro_f1": _around(values["macro_f1"], _f1_errors(c), rarest),
     }
+
+
+def _f1_errors(c: ClassCounts) -> Any:
+    """Return the standard error of the F1 score of each class, twice that of a ratio."""
+    total = c.labels + c.answers
+    return 2 * _of_ratio(c.hits, total, np.stack([c.hits, 2 * c.hits, 2 * c.hits + total]))
 
 
 def label_intervals(c: LabelCounts, values: Mapping[str, float]) -> dict[str, Interval]:
     """Return intervals of what follows from the answered labels."""
     others, right = c.without
-    samples, total = c.labels + others, c.labels + c.answers
+    samples = c.labels + others
     shares, two, other = label_accuracy(c), ratio(c.hits, c.labels), ratio(right, others)
     with np.errstate(invalid="ignore", divide="ignore"):
         both = np.sqrt(two * (1 - two) / c.labels + other * (1 - other) / others) / 2
-    halves = _of_ratio(c.hits, total, np.stack([c.hits, 2 * c.hits, 2 * c.hits + total]))
     rarest = float(np.minimum(c.labels, others).min())
     return {
         "accuracy": _around(
             values["accuracy"], np.sqrt(ratio(shares * (1 - shares), samples)), c.samples
         ),
         "balanced_accuracy": _around(values["balanced_accuracy"], both, rarest),
-        "macro_f1": _around(values["macro_f1"], 2 * halves, rarest),
+        "macro_f1": _around(values["macro_f1"], _f1_errors(c), rarest),
     }
 
 
@@ -247,9 +265,8 @@ def pair_intervals(c: PairCounts, values: Mapping[str, float]) -> dict[str, Inte
     value = values["c_index"]
     aa, ab, bb = c.squares
     spread = sqrt(max(float(aa / 4 - value * ab + value**2 * bb), 0.0)) / c.comparable
-    alike = (
-        2 * c.comparable
-    ) ** 2 / bb  # samples that would be in as many pairs if all were in equally many
+    # samples that would be in as many pairs if all were in equally many
+    alike = (2 * c.comparable) ** 2 / bb
     return {"c_index": _around(value, spread, float(alike))}
 
 
@@ -300,14 +317,13 @@ def _errors(c: Counts) -> dict[str, float]:
     """Return how far values from bins can be from those of the scores themselves."""
     if not isinstance(c, ClassCounts) or all(one.exact for one in c.ranked):
         return {}
-    areas, precisions = (
-        [getattr(one, what)()[1] for one in c.ranked] for what in ("auroc", "average_precision")
+    precisions = [one.average_precision()[1] for one in c.ranked]
+    return _defined(
+        {
+            "auroc": mean([one.auroc()[1] for one in c.ranked]),
+            "average_precision": precisions[1] if c.second else mean(precisions),
+        }
     )
-    found = {
-        "auroc": mean(areas),
-        "average_precision": precisions[1] if c.second else mean(precisions),
-    }
-    return {name: error for name, error in found.items() if not isnan(error)}
 
 
 def _prevalence(c: Counts) -> tuple[float, ...]:
@@ -339,9 +355,7 @@ def _rows(each: Mapping[str, Floats]) -> tuple[Mapping[str, float], ...]:
     """Return the metrics of each class, without those that are not defined."""
     known = {name: values.tolist() for name, values in each.items() if len(values)}
     count = max(map(len, known.values()), default=0)
-    return tuple(
-        {name: row[k] for name, row in known.items() if not isnan(row[k])} for k in range(count)
-    )
+    return tuple(_defined({name: row[k] for name, row in known.items()}) for k in range(count))
 
 
 def at_time(time: float, grouped: Floats, errors: Floats) -> AtTime:

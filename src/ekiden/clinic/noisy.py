@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ekiden.clinic.counting import (
+    POWERS,
     SHARES,
     Counting,
     actuarial_sums,
@@ -55,9 +56,8 @@ _MOST = 1 << 28  # of the standard deviation, as it can be drawn
 _FEWEST = 16  # standard deviation below which sums of discrete Gaussians would not be one
 _REACH = 4.0  # standard deviations to which errors and targets are cut off
 _BINS, _UNIT = 64, 4  # bins of scores, and how many of them a unit of the logit has
+_ANY = (-math.inf, math.inf)  # limits of what is no metric: slopes of calibration
 _REDRAWN = 50  # times that noise is drawn again to see how far it moves figures
-_UNBOUNDED = {"loss", "brier", "rmse", "mae", "mse", "perplexity"}
-_BELOW_ONE = {"r2", "calibration_slope", "calibration_in_the_large"}
 
 
 class NoisyPart(NamedTuple):
@@ -111,23 +111,23 @@ class Noisy(Exact):
         if not self.whole:
             told.append(NoisyPart("samples", (), 1))
         deep = math.sqrt(_BINS.bit_length())  # a sample is in one node of each level
-        scores = NoisyPart("scores", (scored, 2, _BINS), deep * math.sqrt(scored), tree=True)
-        full = self.counting.full and scored
+        scores = []
+        if scored:
+            shape = (scored, 2, _BINS)
+            scores.append(NoisyPart("scores", shape, deep * math.sqrt(scored), tree=True))
+        table = NoisyPart("table", (k, k + 1), 1)
         match self.counting.task:
             case Classification():
-                told += [NoisyPart("right", (), 1)]
-                tabled = any(part.name == "table" for part in self.counting.layout)
-                told += [
-                    NoisyPart("table", (k, k + 1), 1)
-                    if tabled
-                    else NoisyPart("each", (3, k), 3**0.5)
-                ]
-                told += [scores] if full else []
-                told += [NoisyPart("groups", (2, GROUPS), 2**0.5)] if full and k > 2 else []
+                if not self.counting.has("table"):
+                    table = NoisyPart("each", (3, k), 3**0.5)
+                told += [NoisyPart("right", (), 1), table, *scores]
+                # of two classes, the bins of scores tell them, too
+                if scored and k > 2:
+                    told.append(NoisyPart("groups", (2, GROUPS), 2**0.5))
             case MultiLabel():
-                told += [NoisyPart("tables", (k, 2, 2), math.sqrt(k)), *([scores] if full else [])]
+                told += [NoisyPart("tables", (k, 2, 2), math.sqrt(k)), *scores]
             case Regression():
-                for name, power in _SUMS.items():
+                for name, power in POWERS.items():
                     told.append(NoisyPart(name, (k,), math.sqrt(k) * _REACH**power))
             case Survival(times=times):  # the first two are divided by n: see `_bounded`
                 told += [NoisyPart("ordered", (), 3.01), NoisyPart("comparable", (), 1.51)]
@@ -135,8 +135,8 @@ class Noisy(Exact):
                     told.append(NoisyPart("at", (len(times), 3, SHARES), math.sqrt(len(times))))
             case _:  # in samples
                 told += [NoisyPart("places", (), 1), NoisyPart("right", (), 1)]
-                if any(part.name == "table" for part in self.counting.layout):
-                    told.append(NoisyPart("table", (k, k + 1), 1))
+                if self.counting.has("table"):
+                    told.append(table)
         return tuple(told)
 
     @property
@@ -196,10 +196,8 @@ class Noisy(Exact):
                 p, there = s.answers.double().nan_to_num(0), s.y > 0.5
                 at = 2 * there.long() + (p >= 0.5)
                 tables = torch.stack([torch.bincount(of, minlength=4) for of in at.T])
-                found |= {"tables": tables.view(k, 2, 2)}
-                found["scores"] = torch.stack(
-                    [_binned(a, b) for a, b in zip(p.T, there.T, strict=True)]
-                )
+                found["tables"] = tables.view(k, 2, 2)
+                found["scores"] = torch.stack(list(map(_binned, p.T, there.T)))
             case Regression(mean=mean, std=std):
                 centre, scale = torch.tensor([mean, std], dtype=torch.float64)
                 y = (s.y.double().view(s.answers.shape) - centre) / scale
@@ -207,7 +205,7 @@ class Noisy(Exact):
                 errors, y = errors.clamp(-_REACH, _REACH), y.clamp(-_REACH, _REACH)
                 values = (errors.abs(), errors.square(), y, y.square())
                 sums = [((one * GRID).round() / GRID).sum(0) for one in values]
-                found |= dict(zip(_SUMS, sums, strict=True))
+                found |= zip(POWERS, sums, strict=True)
             case Survival() as task:
                 # A sample is in fewer than n pairs; n, too, is one less without it.
                 ordered, comparable = (one.sum() // 2 / max(len(s), 1) for one in pairs(s))
@@ -221,7 +219,7 @@ class Noisy(Exact):
                 share = units.double().clamp(max=self.places) / self.places
                 right = (s.right.double() * share * GRID).round().sum() / GRID
                 found |= {"places": (share * GRID).round().sum() / GRID, "right": right}
-                if any(part.name == "table" for part in self.parts):
+                if self.counting.has("table"):
                     found["table"] = torch.zeros(k, k + 1, dtype=torch.float64)
                     for i in range(len(s)):  # cut off, so that a sample's vector gets no longer
                         own = confusion(s.at(torch.tensor([i]))).double() / self.places
@@ -268,8 +266,9 @@ class Noisy(Exact):
         for name, value in whole.values.items():
             apart = [(one[name] - value) ** 2 for one in others if name in one]
             moved[name] = math.sqrt(sum(apart) / len(apart)) if apart else math.nan
+        limits = {one.name: (one.least, one.most) for one in self.counting.task.metrics}
         ends = {
-            name: _wider(name, whole.values[name], at, moved[name])
+            name: _wider(whole.values[name], at, moved[name], limits.get(name, _ANY))
             for name, at in whole.intervals.items()
             if name in moved
         }
@@ -288,11 +287,11 @@ class Noisy(Exact):
         """Return counts that answers can have and are near to noisy numbers."""
         n, layout = float(samples), self.counting.layout
         likely: dict[str, Any] = {"reports": silos, "samples": samples}
-        loss = min(max(float(found["loss"]), -MOST_LOSS * n), MOST_LOSS * n)
+        loss = float(np.clip(found["loss"], -MOST_LOSS * n, MOST_LOSS * n))
         likely |= {"loss": fixed(torch.tensor(loss)), "far": silos * (loss > _FAR * n)}
         match self.counting.task:
             case Classification():
-                likely["right"] = min(max(float(found["right"]), 0), n)
+                likely["right"] = np.clip(found["right"], 0, n)
                 if "table" in found:
                     likely["table"] = _rounded(_nearest(found["table"], n))
                 else:
@@ -302,18 +301,16 @@ class Noisy(Exact):
             case MultiLabel():
                 likely["tables"] = np.stack([_rounded(_nearest(one, n)) for one in found["tables"]])
             case Regression():
-                likely |= _of_normal({name: found[name] / max(n, 1.0) for name in _SUMS}, n)
+                likely |= _of_normal({name: found[name] / max(n, 1.0) for name in POWERS}, n)
             case Survival():
                 likely |= _of_pairs(float(found["ordered"]), float(found["comparable"]), n)
                 if "at" in found:
                     near = np.stack([_rounded(_nearest(one, n)) for one in found["at"]])
                     likely["grouped"], likely["errors"] = map(fixed, actuarial_sums(near))
             case _:
-                places = min(max(float(found["places"]), 0), n) * self.places
-                likely |= {
-                    "places": places,
-                    "right": min(max(float(found["right"]) * self.places, 0), places),
-                }
+                places = float(np.clip(found["places"], 0, n)) * self.places
+                likely["places"] = places
+                likely["right"] = np.clip(found["right"] * self.places, 0, places)
                 if "table" in found:
                     likely["table"] = _rounded(_nearest(found["table"] * self.places, places))
         likely |= self._likely_scores(found, n)
@@ -347,14 +344,6 @@ class Noisy(Exact):
         for place, column in zip(at, np.moveaxis(rows, -1, 0), strict=True):
             fine[..., place] += column
         return fine
-
-
-_SUMS = {
-    "absolute": 1,
-    "squared": 2,
-    "target": 1,
-    "target_squared": 2,
-}  # powers of errors and targets
 
 
 def _grouped(s: Scores, time: float, hazard: float) -> Tensor:
@@ -486,13 +475,11 @@ def _of_pairs(ordered: float, comparable: float, n: float) -> dict[str, Any]:
     }
 
 
-def _wider(name: str, value: float, ends: Interval, moved: float) -> Interval:
-    """Return an interval of a figure that noise moves by a standard deviation `moved`."""
+def _wider(value: float, ends: Interval, moved: float, limits: Interval) -> Interval:
+    """Return an interval of a figure that noise moves by a standard deviation `moved`, inside its
+    limits.
+    """
     if math.isnan(moved):
         return ends
     low, high = (math.hypot(end - value, Z * moved) for end in ends)
-    least = -math.inf if name in _BELOW_ONE else 0.0
-    most = (
-        math.inf if name in _UNBOUNDED | {"calibration_slope", "calibration_in_the_large"} else 1.0
-    )
-    return max(value - low, least), min(value + high, most)
+    return max(value - low, limits[0]), min(value + high, limits[1])

@@ -61,7 +61,8 @@ def drafted(holdings: Sequence[Holding], reading: Reading, task: str = "") -> st
     """Return a draft of the schema of what sources hold."""
     raws = [part for holding in holdings for part in holding.parts]
     first, least = raws[0], reading.min_count
-    columns, roles = _features(raws, reading), dict[str, tuple[str, ...]]()
+    columns = _features(raws, reading)
+    roles = dict[str, tuple[str, ...]]()
     if first.targets or first.kind in (Images, Table):
         roles["label_column"] = first.targets or ("label",)
         columns |= _labels(raws, roles["label_column"], task, least)
@@ -71,19 +72,15 @@ def drafted(holdings: Sequence[Holding], reading: Reading, task: str = "") -> st
     if reading.time_column:
         roles["time_column"] = (reading.time_column,)
         columns[reading.time_column] = _time(raws, least)
-    rows = counted(sum(map(len, raws)), "row")
-    head = _HEAD.format(
-        rows=rows, source=first.source + (" and others" * (len(raws) > 1)), least=least
-    )
-    named = [
-        f"{role} = {_listed(names) if len(names) > 1 else string(names[0])}\n"
-        for role, names in roles.items()
-    ]
-    return (
-        head
-        + "".join(named)
-        + "".join(f"\n[columns.{key(name)}]\n{text}" for name, text in columns.items())
-    )
+    source = first.source
+    if len(raws) > 1:
+        source += " and others"
+    text = _HEAD.format(rows=counted(sum(map(len, raws)), "row"), source=source, least=least)
+    for role, names in roles.items():
+        text += _entry(role, _listed(names) if len(names) > 1 else string(names[0]))
+    for name, column in columns.items():
+        text += f"\n[columns.{key(name)}]\n{column}"
+    return text
 
 
 def check(data: str, silos: Sequence[str], reading: Reading) -> list[Violation]:
@@ -126,7 +123,7 @@ def _sources(data: str, silos: Sequence[str]) -> list[tuple[str, Path]]:
 
 
 def _entry(name: str, value: str, remark: str = "") -> str:
-    return f"{name} = {value}{f'  # {remark}' if remark else ''}\n"
+    return f"{name} = {value}  # {remark}\n" if remark else f"{name} = {value}\n"
 
 
 def _kind(name: str) -> str:
@@ -135,30 +132,20 @@ def _kind(name: str) -> str:
 
 def _features(raws: Sequence[Raw], reading: Reading) -> dict[str, str]:
     """Draft the columns that a model gets."""
-    kind = raws[0].kind
-    if kind is not Table:
-        return {
-            _sample_column(raws[0], reading): _kind(
-                kind.column if kind.column in SAMPLES else "array"
-            )
-        }
-    lacking = [
-        (n, raw.source)
-        for n in raws[0].images.column_names
-        for raw in raws
-        if n not in raw.images.column_names
-    ]
-    if lacking:
-        raise UserError(
-            f"{lacking[0][1]} has no column {lacking[0][0]!r}, which {raws[0].source} has: correct "
-            "it"
-        )
-    names = [
-        n
-        for n in raws[0].images.column_names
-        if any(raw.images[n].null_count < len(raw) for raw in raws)
-    ]
-    return {name: _feature(name, raws, reading) for name in names}
+    first = raws[0]
+    if first.kind is not Table:
+        kind = first.kind.column if first.kind.column in SAMPLES else "array"
+        return {_sample_column(first, reading): _kind(kind)}
+    found = {}
+    for name in first.images.column_names:
+        for raw in raws:
+            if name not in raw.images.column_names:
+                raise UserError(
+                    f"{raw.source} has no column {name!r}, which {first.source} has: correct it"
+                )
+        if any(raw.images[name].null_count < len(raw) for raw in raws):
+            found[name] = _feature(name, raws, reading)
+    return found
 
 
 def _sample_column(raw: Raw, reading: Reading) -> str:
@@ -380,13 +367,10 @@ def _of_client(client: ClientData, dataset: Dataset, times: Sequence[float]) -> 
     found = told_by(
         replace(client, train=everything), replace(dataset, inputs=plain, least=1), times
     )
-    rare = (
-        (x[:, table.numbers :] == 0).sum(0).tolist()
-    )  # categories that the silos did not agree on
-    others = {
-        name: {_OTHER: int(n)} if n else {} for name, n in zip(table.categorical, rare, strict=True)
-    }
-    return replace(
-        found,
-        categories={name: {**known, **others[name]} for name, known in found.categories.items()},
-    )
+    categories = {name: dict(known) for name, known in found.categories.items()}
+    # categories that the silos did not agree on
+    rare = (x[:, table.numbers :] == 0).sum(0).tolist()
+    for name, n in zip(table.categorical, rare, strict=True):
+        if n:
+            categories[name][_OTHER] = n
+    return replace(found, categories=categories)

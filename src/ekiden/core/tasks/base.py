@@ -60,6 +60,8 @@ class Metric:
         each: its value for each class, label, or target, (K,), NaN if undefined; None if there is
             no such value.
         divides: whether tables of subgroups show it.
+        least: the least that it can be.
+        most: the most that it can be.
     """
 
     name: str
@@ -69,6 +71,8 @@ class Metric:
     full: bool = True
     each: Callable[[Any], NDArray[np.float64]] | None = None
     divides: bool = False
+    least: float = 0.0
+    most: float = 1.0
 
     def measure(self, scores: "Scores") -> float:
         """Return its value for samples; NaN if it is not defined, as for none."""

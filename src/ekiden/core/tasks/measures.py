@@ -166,7 +166,7 @@ OF_CLASSES = (
     Metric("auroc", Mean(auroc), each=auroc, divides=True),
     Metric("average_precision", precision_of_second, each=precision),
     Metric("calibration_error", calibration_error, higher=False, divides=True),
-    Metric("brier", brier, higher=False, share=False, divides=True),
+    Metric("brier", brier, higher=False, share=False, divides=True, most=inf),
 )
 OF_LABELS = (
     Metric("auroc", Mean(auroc), each=auroc, divides=True),
@@ -175,13 +175,13 @@ OF_LABELS = (
     Metric("accuracy", accuracy, each=label_accuracy, divides=True),
     Metric("balanced_accuracy", Mean(label_recall), each=label_recall),
     Metric("calibration_error", calibration_error, higher=False, divides=True),
-    Metric("brier", brier, higher=False, share=False, divides=True),
+    Metric("brier", brier, higher=False, share=False, divides=True, most=inf),
 )
 OF_NUMBERS = (
-    Metric("rmse", Mean(rmse), higher=False, share=False, each=rmse),
-    Metric("mae", Mean(mae), higher=False, share=False, each=mae, divides=True),
-    Metric("mse", Mean(mse), higher=False, share=False, each=mse),
-    Metric("r2", Mean(r2), share=False, each=r2, divides=True),
+    Metric("rmse", Mean(rmse), higher=False, share=False, each=rmse, most=inf),
+    Metric("mae", Mean(mae), higher=False, share=False, each=mae, divides=True, most=inf),
+    Metric("mse", Mean(mse), higher=False, share=False, each=mse, most=inf),
+    Metric("r2", Mean(r2), share=False, each=r2, divides=True, least=-inf),
 )
 OF_TIMES = (Metric("c_index", c_index, divides=True),)
 OF_PIXELS = (
@@ -191,6 +191,6 @@ OF_PIXELS = (
     Metric("balanced_accuracy", Mean(recall)),
 )
 OF_TOKENS = (
-    Metric("perplexity", perplexity, higher=False, share=False),
+    Metric("perplexity", perplexity, higher=False, share=False, most=inf),
     Metric("accuracy", accuracy, divides=True),
 )
