@@ -50,6 +50,9 @@ NOTEBOOKS = ROOT / "docs" / "notebooks"
 RECORDS = ROOT / "experiments" / "records"
 TABLES = re.compile(r"^TABLES? (.+)$", re.MULTILINE)
 """A line of a page that is replaced by the results of these files of records."""
+LINK = re.compile(r"https?://[^\s,;)]*[^\s,;).]")
+CURVES = re.compile(r"^CURVES ([\w-]+)$", re.MULTILINE)
+"""A line of a page that is replaced by this picture of learning curves."""
 SEEDS = 3
 """With fewer a value is grey and stands below the others."""
 FIRST = ("own-data.md", "using-the-result.md", "evaluation.md")
@@ -57,6 +60,8 @@ LAST = ("clusters.md", "architecture.md", "changelog.md")
 NUMBERS: frozenset[Need] = frozenset({"numbers", "continuous"})
 CLIENTS, SHAPE, CLASSES = 10, (1, 8, 8), 10
 """The digits over ten clients, which `ekiden run` uses by default."""
+PAPER = "Paper and code"
+"""The section of a method's page that begins with the method's docstring."""
 FOLDED = "Cost"
 """The section of a method's page from which on sections are closed until the reader opens them."""
 
@@ -118,11 +123,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if f"\n{mark}\n" in markdown:
             markdown = markdown.replace(f"\n{mark}\n", f"\n{made()}\n")
     markdown = TABLES.sub(lambda m: tables(*m[1].split()), markdown)
+    markdown = CURVES.sub(lambda m: curves(m[1]), markdown)
     own = [m for m in METHODS if name == page_of(m)]
     for method in own:
-        markdown = markdown.replace(
-            f"\n## {FOLDED}\n", f"\n{facts(method)}\n## {FOLDED}\n", 1
-        ) + settings(method)
+        markdown = markdown.replace(f"\n## {FOLDED}\n", f"\n{facts(method)}\n## {FOLDED}\n", 1)
+        markdown = with_docstring(markdown, method) + settings(method)
     markdown = re.sub(
         r"^SIGNATURE ekiden\.(\w+)$",
         lambda m: signature(getattr(ekiden, m[1])),
@@ -234,6 +239,31 @@ def shown(notebook: Path) -> tuple[str, dict[str, bytes]]:
     return "\n\n".join([title, link, *rest, ""]), pictures
 
 
+def docstring(method: type[Method]) -> list[str]:
+    """Return the paragraphs of a method's docstring, with links, one line each."""
+    text = re.sub(r"docs/methods/\w+\.md", "this page", inspect.getdoc(method) or "")
+    return [LINK.sub(r"<\g<0>>", " ".join(part.split())) for part in text.split("\n\n")]
+
+
+def with_docstring(markdown: str, method: type[Method]) -> str:
+    """Return a method's page whose section on paper and code begins with the docstring, except its
+    first sentence.
+    """
+    told = "\n\n".join(docstring(method)[1:])
+    head = f"\n## {PAPER}\n"
+    before, _, after = markdown.partition(head)
+    return f"{before}{head}\n{told}\n{after}"
+
+
+def curves(name: str) -> str:
+    """Return a picture of learning curves and its caption, in Markdown."""
+    return (
+        f"![Learning curves on digits](../assets/curves-{name}.svg)\n\n"
+        "*Digits, ten silos, Dirichlet 0.5, three seeds; nothing is tuned "
+        "(`benchmarks/pictures.sh`).*"
+    )
+
+
 def facts(method: type[Method]) -> str:
     """Return the table at the top of a method's page, in Markdown."""
     traits = method.traits
@@ -242,7 +272,9 @@ def facts(method: type[Method]) -> str:
         "personal": "one model for each client",
     }
     end = ends_with(method)
+    source, *_ = re.split(r"(?<=>)", docstring(method)[1], maxsplit=1)
     rows = {
+        "paper": source,
         "in Python": f"`ekiden.{method.__name__}`",
         "moves": f"{moves(method)} model sizes with default settings and ten clients",
         "ends with": ends.get(end, end),
@@ -557,7 +589,7 @@ def settings(method: type[Method]) -> str:
     """Return a section with all hyperparameters of a method as a table, in Markdown."""
     hints, told = hints_of(method), {flag.field: flag for flag in flags(method())}
     rows = [
-        f"| `{f.name}` | {told[f.name].told.rpartition(' (default: ')[0] or told[f.name].told} "
+        f"| `{f.name}` | {_meaning(told[f.name].told)} "
         f"| `{getattr(method(), f.name)!r}` | {words(hints[f.name])} |"
         for f in fields(method)
     ]
@@ -566,6 +598,11 @@ def settings(method: type[Method]) -> str:
     return (
         "\n".join(["", "", "## All hyperparameters", "", made, "", head, *rows, ""]) if rows else ""
     )
+
+
+def _meaning(told: str) -> str:
+    """Return a flag's help without its default, for a cell of a table."""
+    return (told.rpartition(" (default: ")[0] or told).replace("|", "\\|")
 
 
 def words(hint: Any) -> str:

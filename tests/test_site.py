@@ -11,7 +11,7 @@ import pytest
 from ekiden import run
 from ekiden.core.base.checks import Count, Fraction
 from ekiden.lab.tables import records, verdicts
-from ekiden.methods import METHODS, FedELMY, Local
+from ekiden.methods import METHODS, FedELMY, FedTasuki, Local
 
 ROOT = Path(__file__).parents[1]
 
@@ -158,6 +158,23 @@ def test_a_page_of_a_method_is_closed_from_the_costs_on(hooks: Any) -> None:
     assert ("<details" + closed).count("<details") == 2
     assert '<summary><h2 id="results">R</h2></summary><h3>b</h3></details>' in closed
     assert hooks.folded("<h2 id='other'>O</h2>") == "<h2 id='other'>O</h2>"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_a_page_shows_its_docstring_once_where_paper_and_code_are_compared(
+    hooks: Any, method: Any
+) -> None:
+    own = "# X\n\n## Paper and code\n\nTheirs is another.\n"
+    for page in (hooks.with_docstring(own, method), hooks.with_docstring("# X\n", method)):
+        assert page.count("\n## Paper and code\n") == page.count("Departures from the paper:") == 1
+        assert not re.search(r"(?<![<(])https://", page), "every address is a link"
+    assert hooks.with_docstring(own, method).endswith("\n\nTheirs is another.\n")
+    assert re.search(r"\| paper \| .*\b(19|20)\d\d\b", hooks.facts(method))
+
+
+def test_what_would_end_a_cell_of_a_table_is_escaped(hooks: Any) -> None:
+    (row,) = re.findall(r"^\| `divergence` .*$", hooks.settings(FedTasuki), re.MULTILINE)
+    assert len(re.findall(r"(?<!\\)\|", row)) == 5
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)

@@ -9,8 +9,8 @@ from ekiden.cli.own import write
 from ekiden.methods import METHODS
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "methods").glob("*.md"))
-REQUIRED = ("When to use it", "Command", "Cost", "Results", "Paper and code", "What is not known")
-ORDER = (*REQUIRED[:3], "How it works", "Settings", "Privacy", *REQUIRED[3:])
+REQUIRED = ("When to use it", "Command", "Cost", "Results")
+ORDER = (*REQUIRED[:3], "How it works", "Settings", "Privacy", "Results", "Paper and code")
 
 
 def faults(page: str) -> list[str]:

@@ -273,7 +273,7 @@ def test_it_is_the_other_one_until_it_is_changed() -> None:
 
 _PAGE = """# KIND
 
-Say in two or three sentences what the method does. Then name its source: authors, venue, year, link.
+Say in two or three sentences what the method does. The site adds the source and the departures from the docstring.
 
 ## When to use it
 
@@ -295,13 +295,5 @@ Which hyperparameters to choose first, and from which values.
 
 ## Results
 
-Numbers from finished runs, with the command that made them, next to the printed ones.
-
-## Paper and code
-
-Where paper, released code and this method differ, and why.
-
-## What is not known
-
-What was not run or could not be found out.
+Numbers from finished runs, with the command that made them, next to the printed ones; and what was not run.
 """

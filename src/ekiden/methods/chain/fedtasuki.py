@@ -276,12 +276,13 @@ class Passed(State):
 class FedTasuki(OrderedMethod):
     """One-shot sequential learning that distils from the received model, weighted by sample counts.
 
-    This library's own method, 2026; no claim of novelty is made. Its parts are known one by one:
-    distilling from the model before (Zhizhong Li, Derek Hoiem: Learning without Forgetting. ECCV
-    2016. https://arxiv.org/abs/1606.09282), leaving out the true class (Gihun Lee, Minchan Jeong,
-    Yongjin Shin, Sangmin Bae, Se-Young Yun: Preservation of the Global Knowledge by Not-True
-    Distillation in Federated Learning. NeurIPS 2022. https://arxiv.org/abs/2106.03097), and
-    averaging the last iterates.
+    This library's own method, 2026; no claim of novelty is made.
+
+    Its parts are known one by one: distilling from the model before (Zhizhong Li, Derek Hoiem:
+    Learning without Forgetting. ECCV 2016. https://arxiv.org/abs/1606.09282), leaving out the true
+    class (Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun: Preservation of the
+    Global Knowledge by Not-True Distillation in Federated Learning. NeurIPS 2022.
+    https://arxiv.org/abs/2106.03097), and averaging the last iterates.
 
     The loss over all samples so far is N times the mean over those of earlier clients plus n times
     the mean over the client's own. The former are out of reach. Instead the client matches the

@@ -43,9 +43,8 @@ class PFNM(OneShot):
     as there. One round; γ, σ and σ0 are fixed, where the code picks the best on the test set.
     Convolutions are supported, too: a weight becomes a kernel, or the positions of a flattened
     channel. BatchNorm is folded into the layer before it, and the result has none. A single model
-    stays as it is. Every unit of a layer is assigned, also if there are more than
-    700. Local training ends with the epoch that --select names, by default the best on validation
-      data.
+    stays as it is. Every unit of a layer is assigned, also with more than 700 of them. Local
+    training ends with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 10
