@@ -200,9 +200,8 @@ def check_needs(method: Method, dataset: Dataset) -> None:
         )
     if not missing:
         return
-    if isinstance(method, GLM) and (
-        family := {"survival": "cox", "regression": "linear"}.get(task)
-    ):
+    if isinstance(method, GLM) and task in ("survival", "regression"):
+        family = "cox" if task == "survival" else "linear"
         raise UserError(
             f"logistic regression explains classes, the task is {task}: add --family={family}"
         )

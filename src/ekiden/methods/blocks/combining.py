@@ -8,10 +8,17 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Method, OwnSamples, UserError, Weights, mean
+from ekiden.authoring import Client, Method, OwnSamples, UserError, Weights, mean
 from ekiden.core.training.weights import Layout, distance
 
 Init = Literal["same", "different"]
+
+
+def first_model(client: Client, common: Weights, init: Init) -> Weights:
+    """Return the model that a client's training starts from: the common one, or one of its own."""
+    if init == "same":
+        return common
+    return client.fresh()
 
 
 class Trained(NamedTuple):
@@ -20,6 +27,12 @@ class Trained(NamedTuple):
     model: Weights  # its trained model
     # int64, what the server needs to know: nothing (0,), n_i (1,), or n_ic of each class (K,)
     counts: Annotated[Tensor, OwnSamples]
+
+
+def own_size(client: Client, weighting: Literal["samples", "uniform"]) -> Tensor:
+    """Return n_i (1,) if models are weighted by it, else nothing (0,)."""
+    sizes = [client.n] if weighting == "samples" else []
+    return torch.tensor(sizes, dtype=torch.int64)
 
 
 class OneShot(Method):
@@ -38,7 +51,11 @@ def refuse(rule: Rule, models: int, faulty: int, *, weighted: bool) -> None:
     """Refuse what a rule cannot do."""
     if weighted and rule in ("median", "trimmed-mean", "krum"):
         raise UserError(f"--combine {rule} counts every client once: use uniform weights with it")
-    least = {"trimmed-mean": 2 * faulty + 1, "krum": 2 * faulty + 3}.get(rule, 1)
+    least = 1
+    if rule == "trimmed-mean":
+        least = 2 * faulty + 1
+    elif rule == "krum":
+        least = 2 * faulty + 3
     if models < least:
         raise UserError(
             f"--combine {rule} with --faulty {faulty} needs {least} models, there are {models}: "
@@ -86,11 +103,9 @@ def clipped(model: Weights, start: Weights, most: float) -> Weights:
     """
     away = model.params - start.params
     length = float(away.norm())
-    return (
-        model
-        if not most or length <= most
-        else model.with_params(start.params + away * (most / length))
-    )
+    if not most or length <= most:
+        return model
+    return model.with_params(start.params + away * (most / length))
 
 
 def _by_coordinate(models: Sequence[Weights], cut: int) -> Weights:

@@ -203,11 +203,14 @@ class ClassInputs(NamedTuple):
 
 
 def _weighed(counts: Tensor, a: ClassInputs, b: ClassInputs, sign: int) -> ClassInputs:
-    sums = [
-        part.means.double() * part.counts.view(-1, *[1] * (part.means.ndim - 1)) for part in (a, b)
-    ]
-    means = (sums[0] + sign * sums[1]) / counts.clamp(min=1).view(-1, *[1] * (a.means.ndim - 1))
+    first, second = (part.means.double() * along(part.counts, part.means) for part in (a, b))
+    means = (first + sign * second) / along(counts.clamp(min=1), a.means)
     return ClassInputs(counts, means.float())
+
+
+def along(counts: Tensor, means: Tensor) -> Tensor:
+    """Return numbers of classes (K,) in a shape that multiplies means (K, ...)."""
+    return counts.view(-1, *[1] * (means.ndim - 1))
 
 
 def measure_means(
@@ -219,12 +222,11 @@ def measure_means(
     counts = torch.zeros(classes, dtype=torch.int64)
     sums = torch.zeros(classes, *shape, dtype=torch.float64)
     for x, y in batches:
-        coarse = (
-            (F.adaptive_avg_pool2d(x, (shape[1], shape[2])) if x.ndim == 4 else x).double().cpu()
-        )
+        if x.ndim == 4:
+            x = F.adaptive_avg_pool2d(x, (shape[1], shape[2]))  # noqa: PLW2901
         counts += torch.bincount(y.cpu(), minlength=classes)
-        sums.index_add_(0, y.cpu(), coarse)
-    return ClassInputs(counts, (sums / counts.clamp(min=1).view(-1, *[1] * len(shape))).float())
+        sums.index_add_(0, y.cpu(), x.double().cpu())
+    return ClassInputs(counts, (sums / along(counts.clamp(min=1), sums)).float())
 
 
 def mean_shape(classes: int, shape: tuple[int, ...], model: int, taken: int = 0) -> tuple[int, ...]:
@@ -350,8 +352,9 @@ class FedTasuki(OrderedMethod):
         """Need classes if their statistics or mean inputs travel, and numeric inputs to scramble or
         move.
         """
-        found: frozenset[Need] = CLASSES if self.statistics or self.recall else frozenset()
-        return found | NUMBERS if self.statistics or self.recall or self.widen else found
+        if self.statistics or self.recall:
+            return CLASSES | NUMBERS
+        return NUMBERS if self.widen else frozenset()
 
     def check_network(self, model: Size) -> None:
         """Refuse a network whose statistics cannot be taken, or would not be a small part of the
@@ -382,12 +385,11 @@ class FedTasuki(OrderedMethod):
     def train(self, client: Client, model: Weights) -> TeacherHandoff:
         """Train on the plain loss, at the first client."""
         model = client.fit(model, epochs=self.epochs, training=self.training(client))
-        own = (
-            measure(*self.features(client, model, views=1), client.classes)
-            if self.statistics
-            else None
-        )
-        return TeacherHandoff(model, client.n, self.compressed(client, own), self.inputs(client))
+        own = None
+        if self.statistics:
+            found = measure(*self.features(client, model, views=1), client.classes)
+            own = found.compressed(self.rank(client.size))
+        return TeacherHandoff(model, client.n, own, self.inputs(client))
 
     @on_client(gives=lambda m: "summary" if m.statistics or m.recall else "model")
     def distil(
@@ -396,10 +398,12 @@ class FedTasuki(OrderedMethod):
         """Train on own data and distil what `others` clients taught; `again`: this client was among
         them.
         """
-        seen = received.seen if again else received.seen + client.n
+        seen = received.seen
+        if not again:
+            seen += client.n
         match self.distill_weighting:
             case "counts":
-                # N/n, N without the client's own samples.
+                # N/n, where N leaves out the client's own samples.
                 factor = (seen - client.n) / client.n
             case "one":
                 factor = 1.0
@@ -409,7 +413,9 @@ class FedTasuki(OrderedMethod):
         inputs = received.inputs
         own = self.inputs(client)
         if inputs is not None and own is not None:
-            inputs = inputs.on_cpu().without(own) if again else inputs.on_cpu()
+            inputs = inputs.on_cpu()
+            if again:
+                inputs = inputs.without(own)
             if inputs.counts.any():
                 invented.append((self.recall, partial(inputs.moved, own)))
             inputs = inputs.merged(own)
@@ -425,13 +431,14 @@ class FedTasuki(OrderedMethod):
         if received.statistics is None:
             return TeacherHandoff(model, seen, None, inputs)
         known = received.statistics.moments(client.classes, client.layout.head.inputs - 1)
-        known = known.without(client.class_counts()) if again else known
+        if again:
+            known = known.without(client.class_counts())
         before, _ = self.features(client, received.model)
         after, y = self.features(client, model)
         known = known.moved(before, after).merged(measure(after[: len(y)], y, client.classes))
         if last:
             model = model.with_params(added(client.layout.head, model.params, known.classifier()))
-        return TeacherHandoff(model, seen, self.compressed(client, known), inputs)
+        return TeacherHandoff(model, seen, known.compressed(self.rank(client.size)), inputs)
 
     def inputs(self, client: Client) -> ClassInputs | None:
         """Return the mean of the client's inputs for each class, if these means travel."""
@@ -452,10 +459,6 @@ class FedTasuki(OrderedMethod):
                 labels.append(y)
         return torch.cat([f for part in parts for f in part]), torch.cat(labels)
 
-    def compressed(self, client: Client, known: ClassMoments | None) -> ClassStatistics | None:
-        """Return as much of the class statistics as may travel."""
-        return None if known is None else known.compressed(self.rank(client.size))
-
     def extra(self, model: Size) -> int:
         """Return the bytes that travel in addition to a model and its count."""
         extra = self.means(model)
@@ -465,14 +468,18 @@ class FedTasuki(OrderedMethod):
 
     def means(self, model: Size) -> int:
         """Return the bytes of the mean inputs that travel with a model."""
-        return size_of_means(model.layout.classes, self.mean_shape(model)) if self.recall else 0
+        if not self.recall:
+            return 0
+        return size_of_means(model.layout.classes, self.mean_shape(model))
 
     def mean_shape(self, model: Size) -> tuple[int, ...]:
         """Return the shape of a class's mean input; with `statistics`, at least the features' means
         travel, too.
         """
         layout = model.layout
-        taken = size(layout.classes, layout.head.inputs - 1, 0) if self.statistics else 0
+        taken = 0
+        if self.statistics:
+            taken = size(layout.classes, layout.head.inputs - 1, 0)
         return mean_shape(layout.classes, model.shape, model, taken)
 
     def rank(self, model: Size) -> int:
@@ -497,7 +504,9 @@ class FedTasuki(OrderedMethod):
         """Return training settings: a client's own validation data would choose the epoch that
         forgets most.
         """
-        return replace(client.training, select="tail") if self.average_iterates else client.training
+        if not self.average_iterates:
+            return client.training
+        return replace(client.training, select="tail")
 
     def steps(self, clients: int) -> int:
         """Return T·N hops."""

@@ -100,12 +100,9 @@ def gossip(
     """Make one exchange: every client averages its own and its neighbours' models with its row of
     W.
     """
-    return tuple(
-        fed.call(
-            mix,
-            client,
-            [m for m, w in zip(models, row, strict=True) if w],
-            tuple(w for w in row if w),
-        )
-        for client, row in zip(fed.clients, matrix.tolist(), strict=True)
-    )
+    mixed = []
+    for client, row in zip(fed.clients, matrix.tolist(), strict=True):
+        near = [m for m, w in zip(models, row, strict=True) if w]
+        weights = tuple(w for w in row if w)
+        mixed.append(fed.call(mix, client, near, weights))
+    return tuple(mixed)

@@ -95,12 +95,10 @@ class DisPFL(PersonalMethod):
             near = topology.circles(
                 self.topology, len(fed.clients), s.step, fed.generator("topology")
             )
-            s = s.next(
-                personal=tuple(
-                    fed.call(self.learn, k, [shown[j] for j in circle], s.step)
-                    for k, circle in zip(fed.clients, near, strict=True)
-                )
-            )
+            learned = []
+            for k, circle in zip(fed.clients, near, strict=True):
+                learned.append(fed.call(self.learn, k, [shown[j] for j in circle], s.step))
+            s = s.next(personal=tuple(learned))
             yield s
 
     @on_client(gives="model")

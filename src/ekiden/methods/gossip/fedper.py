@@ -77,10 +77,9 @@ class FedPer(PersonalMethod):
                 near = topology.circles(
                     self.topology, len(fed.clients), s.step, fed.generator("topology")
                 )
-                mixed = tuple(
-                    fed.call(self.mix, k, w, [shares[j] for j in circle])
-                    for k, w, circle in zip(fed.clients, trained, near, strict=True)
-                )
+                mixed = ()
+                for k, w, circle in zip(fed.clients, trained, near, strict=True):
+                    mixed += (fed.call(self.mix, k, w, [shares[j] for j in circle]),)
             s = s.next(personal=mixed)
             yield s
 

@@ -190,7 +190,11 @@ def sends(topology: str, clients: int, rounds: int) -> int:
 def _numbers(topology: str, given: list[str]) -> list[float]:
     """Return the numbers that follow the name of a topology."""
     name = topology.split(":", 1)[0]
-    most = {"erdos_renyi": 2, "peers": 1}.get(name, 0)
+    most = 0
+    if name == "peers":
+        most = 1
+    elif name == "erdos_renyi":
+        most = 2
     try:
         numbers = [float(part) for part in given]
     except ValueError:

@@ -141,10 +141,10 @@ class UAPDFL(PersonalMethod):
             )
             near = [row.nonzero().flatten().tolist() for row in edges]
             units = [fed.call(self.represent, names[i], mine[i]) for i in positions]
-            asked = [
-                fed.call(self.compare, names[i], units[i], [units[j] for j in near[i]])
-                for i in positions
-            ]
+            asked = []
+            for i in positions:
+                others = [units[j] for j in near[i]]
+                asked.append(fed.call(self.compare, names[i], units[i], others))
             choices = fed.get(asked)
             bases: dict[int, Ref[Weights]] = {}
             heads: dict[int, Ref[Weights]] = {}

@@ -29,6 +29,8 @@ from ekiden.methods.blocks.combining import (
     Trained,
     class_mean,
     combine,
+    first_model,
+    own_size,
     owned,
     refuse,
 )
@@ -90,7 +92,9 @@ class Average(OneShot):
     @property
     def needs(self) -> frozenset[Need]:
         """Need classes if the classifier is averaged by them."""
-        return frozenset() if self.combine_heads == "mean" else CLASSES
+        if self.combine_heads == "mean":
+            return frozenset()
+        return CLASSES
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients."""
@@ -116,24 +120,22 @@ class Average(OneShot):
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
-        return self.counted(
-            client, client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
-        )
+        start = first_model(client, model, self.init)
+        return self.counted(client, client.fit(start, epochs=self.epochs))
 
     def counted(self, client: Client, model: Weights) -> Trained:
         """Return a trained model with the numbers of samples that its average needs."""
         if self.combine_heads != "mean":
             return Trained(model, client.class_counts())
-        return Trained(
-            model,
-            torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64),
-        )
+        return Trained(model, own_size(client, self.weighting))
 
     def fits(self) -> tuple[int, ...] | None:
         """Return the epochs of the training; heads that are averaged by classes need counts of
         samples.
         """
-        return None if self.combine_heads != "mean" else (self.epochs,)
+        if self.combine_heads != "mean":
+            return None
+        return (self.epochs,)
 
     def limited(self, fed: Fed, sent: Mapping[str, Trained]) -> Mapping[str, Trained]:
         """Return the clients' models, their steps from the initial model limited to
@@ -154,17 +156,15 @@ class Average(OneShot):
         result = combine(models, weights, self.combine, self.faulty)
         if self.combine_heads == "mean":
             return result
-        return class_mean(
-            models, owned(counts) if self.combine_heads == "class-wise" else counts, layout, result
-        )
+        if self.combine_heads == "class-wise":
+            counts = owned(counts)
+        return class_mean(models, counts, layout, result)
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M; and 8·N for n_i, 8·N·K for n_ic, if they are needed."""
-        numbers = (
-            model.layout.classes
-            if self.combine_heads != "mean"
-            else int(self.weighting == "samples")
-        )
+        numbers = int(self.weighting == "samples")
+        if self.combine_heads != "mean":
+            numbers = model.layout.classes
         return clients * (model + 8 * numbers)
 
 

@@ -23,7 +23,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.tasks import Need
 from ekiden.core.training.network import Network
-from ekiden.methods.blocks.combining import Init, OneShot, owned
+from ekiden.methods.blocks.combining import Init, OneShot, first_model, owned
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
 
 
@@ -84,15 +84,13 @@ class Ensemble(OneShot):
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Member:
         """Train on the plain loss."""
-        model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
-        if self.rule == "class-wise":
-            return Member(model, owned(client.class_counts()))
-        return Member(
-            model,
-            client.class_counts().int()
-            if self.rule == "counts"
-            else torch.empty(0, dtype=torch.int64),
-        )
+        model = client.fit(first_model(client, model, self.init), epochs=self.epochs)
+        match self.rule:
+            case "class-wise":
+                return Member(model, owned(client.class_counts()))
+            case "counts":
+                return Member(model, client.class_counts().int())
+        return Member(model, torch.empty(0, dtype=torch.int64))
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """Return one network that contains N networks."""
@@ -101,6 +99,9 @@ class Ensemble(OneShot):
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M; and N·K for the owned classes, 4·N·K for class counts, where the rule needs them."""
-        return clients * (
-            model + model.layout.classes * {"class-wise": 1, "counts": 4}.get(self.rule, 0)
-        )
+        each = 0
+        if self.rule == "class-wise":
+            each = 1
+        elif self.rule == "counts":
+            each = 4
+        return clients * (model + model.layout.classes * each)

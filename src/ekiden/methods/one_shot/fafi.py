@@ -34,7 +34,7 @@ from ekiden.authoring import (
 from ekiden.core.data.augment import Augment
 from ekiden.core.models.split import SplitNetwork, as_split
 from ekiden.core.training.network import Network
-from ekiden.methods.blocks.combining import OneShot, Trained
+from ekiden.methods.blocks.combining import OneShot, Trained, own_size
 from ekiden.methods.one_shot.blocks.curvature import shares
 from ekiden.methods.one_shot.blocks.ensemble import copies
 
@@ -173,20 +173,20 @@ class FAFI(OneShot):
     def train(self, client: Client, model: Weights) -> Trained:
         """Train extractor and prototypes."""
         trained = client.fit(model, epochs=self.epochs, objective=AlignedLoss(self))
-        return Trained(
-            trained,
-            torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64),
-        )
+        return Trained(trained, own_size(client, self.weighting))
 
     def view(self, x: Tensor) -> Tensor:
         """Return another view of inputs (b, ...)."""
         if x.ndim == 4:
             x = Augment(crop=round(self.shift * x.shape[2]), flip=self.flip)(x)
-        return x + self.jitter * torch.randn(x.shape).to(x.device) if self.jitter else x
+        if self.jitter:
+            x = x + self.jitter * torch.randn(x.shape).to(x.device)
+        return x
 
     def joined(self, network: nn.Module, sent: Sequence[Trained]) -> Weights:
         """Return the weights of the network of mean features and mean prototypes."""
-        members = [as_split(member) for member in copies(network, [t.model for t in sent])]
+        models = [t.model for t in sent]
+        members = list(map(as_split, copies(network, models)))
         features = FusedFeatures([member.features for member in members])
         features.shares.copy_(torch.tensor(shares(sent)))
         head = members[0].head

@@ -123,11 +123,9 @@ class FedFisher(MergingMethod):
         """Return the layers with Fisher information: all that have parameters, or the linear and
         convolutional ones.
         """
-        return (
-            [x for x in layout.layers if x.params]
-            if self.curvature == "diagonal"
-            else list(layout.dense)
-        )
+        if self.curvature == "diagonal":
+            return [x for x in layout.layers if x.params]
+        return list(layout.dense)
 
     def merge(self, sent: Sequence[BlockInformed], layout: Layout) -> Weights:
         """Minimise the quadratic with Adam, from the average."""
@@ -151,11 +149,9 @@ class FedFisher(MergingMethod):
             g = gradient(change)
             first.mul_(_MOMENTUM).add_(g)
             second.mul_(_SQUARES).addcmul_(g, g)
-            root = (
-                second.sqrt().add_(_EPSILON)
-                if self.curvature == "diagonal"
-                else (second + _EPSILON).sqrt_()
-            )
+            root = (second + _EPSILON).sqrt_()
+            if self.curvature == "diagonal":
+                root = second.sqrt().add_(_EPSILON)
             change = change.addcdiv(first, root, value=-self.server_lr)
         return change
 
@@ -193,10 +189,11 @@ def along_factors(
 ) -> Gradient:
     """Return the gradient with factors of each client and layer; zero for all other parameters."""
     share = torch.tensor(p)[:, None, None]
-    inputs = [torch.stack([f[i].inputs for f in factors]).float() for i in range(len(layers))]
-    outputs = [
-        torch.stack([f[i].outputs for f in factors]).float() * share for i in range(len(layers))
-    ]
+    inputs = []
+    outputs = []
+    for of_layer in zip(*factors, strict=True):
+        inputs.append(torch.stack([f.inputs for f in of_layer]).float())
+        outputs.append(torch.stack([f.outputs for f in of_layer]).float() * share)
     pull = torch.zeros_like(away[0])
     for a, b, layer in zip(inputs, outputs, layers, strict=True):
         layer.put(pull, (b @ torch.stack([layer.matrix(x) for x in away]) @ a).sum(0))

@@ -26,7 +26,7 @@ from ekiden.authoring import (
     require,
 )
 from ekiden.core.training.network import Elastic, Form, Network, adapted, assemble, check, matrices
-from ekiden.methods.blocks.combining import Init, Trained
+from ekiden.methods.blocks.combining import Init, Trained, first_model
 from ekiden.methods.one_shot.blocks.matching import Matching, Process, class_shares, match
 
 
@@ -119,11 +119,7 @@ class FedMA(Method):
         initial = fed.network(fed.get(INITIAL))
         while s.step < self.rounds:
             elastic = Elastic(initial).cpu()
-            layers = (
-                self.layer_wise(fed, elastic, s)
-                if self.retrain_epochs
-                else self.one_shot(fed, elastic.forms)
-            )
+            layers = self.matched(fed, elastic, s)
             widths = tuple(len(layer) for layer in layers[:-1])
             s = s.next(model=assemble(elastic, layers).weights(), widths=(*s.widths, widths))
             yield s
@@ -150,12 +146,14 @@ class FedMA(Method):
             )
         return [*layers, class_mean(rows, torch.stack([t.counts for t in sent]))]
 
-    def one_shot(self, fed: Fed, forms: Sequence[Form]) -> list[Tensor]:
-        """Match layer by layer, starting from complete models."""
+    def matched(self, fed: Fed, elastic: Elastic, s: Matched) -> list[Tensor]:
+        """Match the layers of complete models; if clients retrain, each with them in between."""
+        if self.retrain_epochs:
+            return self.layer_wise(fed, elastic, s)
         sent = fed.get(fed.call_all(self.train, INITIAL))
         models = [matrices(Network(Elastic(fed.network(t.model)).cpu())) for t in sent]
         return self.merge(
-            models, forms, torch.stack([t.counts for t in sent]), fed.generator("order")
+            models, elastic.forms, torch.stack([t.counts for t in sent]), fed.generator("order")
         )
 
     def merge(
@@ -192,7 +190,7 @@ class FedMA(Method):
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
-        model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
+        model = client.fit(first_model(client, model, self.init), epochs=self.epochs)
         return Trained(model, client.class_counts().int())
 
     @on_client(gives="model")

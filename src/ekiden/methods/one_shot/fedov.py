@@ -26,7 +26,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.training.network import Network
-from ekiden.methods.blocks.combining import Init, OneShot
+from ekiden.methods.blocks.combining import Init, OneShot, first_model
 from ekiden.methods.one_shot.blocks.ensemble import copies
 
 
@@ -58,7 +58,7 @@ def crop(x: Tensor) -> Tensor:
     area, aspect, *at = torch.rand(4, len(x), device="cpu")
     h, w = _rectangle(0.1 + 0.23 * area, (3 / 4) ** (1 - 2 * aspect), height, width)
     theta = torch.zeros(len(x), 2, 3)
-    # Frames go from -1 to 1.
+    # Places in the image go from -1 to 1.
     theta[:, 0, 0], theta[:, 1, 1] = w, h
     theta[:, 0, 2], theta[:, 1, 2] = (2 * at[0] - 1) * (1 - w), (2 * at[1] - 1) * (1 - h)
     grid = F.affine_grid(theta.to(x), list(x.shape), align_corners=False)
@@ -140,7 +140,8 @@ def overwrite(x: Tensor, axis: int) -> Tensor:
     line = torch.arange(size)
     band = (line >= to[:, None]) & (line < (to + half)[:, None])
     order = torch.where(band, line + (source - to)[:, None], line).to(x.device)
-    shape = [len(x), 1, size, 1] if axis == 2 else [len(x), 1, 1, size]
+    shape = [len(x), 1, 1, 1]
+    shape[axis] = size
     return x.gather(axis, order.view(shape).expand(x.shape))
 
 
@@ -246,7 +247,7 @@ class FedOV(OneShot):
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Weights:
         """Train on the open-set loss, to the last epoch."""
-        model = model if self.init == "same" else client.fresh()
+        model = first_model(client, model, self.init)
         terms = OpenSet(client.module, client.classes, self)
         training = replace(client.training, select="last")
         return client.fit(model, epochs=self.epochs, objective=terms, training=training)
@@ -279,7 +280,9 @@ class OpenSet(Objective):
         """Count the passes of corrupted and harder samples, and of PGD, which takes a gradient in
         each step.
         """
-        samples = batch * (1 if self.normed else 2 + self.method.attack_steps)
+        samples = batch
+        if not self.normed:
+            samples *= 2 + self.method.attack_steps
         return Work(samples, samples)
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
@@ -297,11 +300,9 @@ class OpenSet(Objective):
         loss = F.cross_entropy(known, y) + F.cross_entropy(without(known, y), u)
         loss = loss + F.cross_entropy(corrupted, u) + F.cross_entropy(adversarial, u)
         differ = y != y[pairs]
-        return (
-            loss + self.method.mix * F.cross_entropy(mixed[differ], u[differ])
-            if differ.any()
-            else loss
-        )
+        if differ.any():
+            loss = loss + self.method.mix * F.cross_entropy(mixed[differ], u[differ])
+        return loss
 
 
 def without(logits: Tensor, y: Tensor) -> Tensor:
@@ -372,7 +373,7 @@ class Vote(nn.Module):
         "unknown".
         """
         answers = torch.stack([member(x).float() for member in self.members])
-        # log-odds
+        # Log-odds of "unknown" against all classes together.
         unknown = answers[:, :, -1] - answers[:, :, :-1].logsumexp(2)
         order = unknown.sort(stable=True, dim=0).indices[: self.voters]
         chosen = answers.log_softmax(2).gather(0, order[..., None].expand(-1, -1, answers.shape[2]))

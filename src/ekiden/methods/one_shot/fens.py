@@ -35,7 +35,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.data.samples import Subset
 from ekiden.core.training.network import Network
-from ekiden.methods.blocks.combining import Init
+from ekiden.methods.blocks.combining import Init, first_model
 from ekiden.methods.blocks.symmetric import symmetric, upper
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.rounds.fedavg import FedAvg, ServerOptimizer
@@ -147,7 +147,7 @@ class FENS(Method):
             s = s.next(models=fed.call_all(self.train, INITIAL))
             yield s
         while s.step < last:
-            s = self.solve(fed, s) if self.aggregator == "ridge" else self.round(fed, s)
+            s = self.round(fed, s)
             if s.step == last:
                 s = replace(s, model=self.joined(fed, s))
             yield s
@@ -160,9 +160,7 @@ class FENS(Method):
         order = torch.randperm(client.n, generator=client.generator("holdout"))
         client.state = HeldOut(order[:held].sort().values, order[:0], torch.empty(0))
         rest = Subset(train.samples, train.rows[order[held:].sort().values])
-        return client.fit(
-            model if self.init == "same" else client.fresh(), epochs=self.epochs, train=rest
-        )
+        return client.fit(first_model(client, model, self.init), epochs=self.epochs, train=rest)
 
     def ask(self, client: Client, models: Sequence[Weights]) -> None:
         """Compute all models' answers on the held-out samples."""
@@ -173,15 +171,17 @@ class FENS(Method):
         with torch.no_grad():
             for network in map(client.network, models):
                 answers.append(torch.cat([network(x).float() for x, _ in client.batches(held)]))
-        # In the same order.
+        # These batches come in the same order as those of the answers.
         y = torch.cat([y for _, y in client.batches(held, passes=0)])
         client.state = HeldOut(rows, y, torch.stack(answers, 1))
 
     def round(self, fed: Fed, s: Stacking) -> Stacking:
-        """Run one round of FedAvg for the aggregator."""
+        """Solve the ridge regression, or run one round of FedAvg for another aggregator."""
+        if self.aggregator == "ridge":
+            return self.solve(fed, s)
         module = self.combiner(len(fed.clients), fed.layout.classes, fed.generator("aggregator"))
         start = s.aggregator or Network(module).weights()
-        # Clients have asked them.
+        # The models travel in the first round only: clients keep their answers.
         models = s.models if s.step == 1 else ()
         sent = fed.get(fed.call_all(self.improve, models, start))
         if not any(trained.weight for trained in sent):
@@ -271,7 +271,9 @@ class FENS(Method):
 
     def steps(self, clients: int) -> int:
         """Return one step for the models, and one for each round or one for the ridge."""
-        return 2 if self.aggregator == "ridge" else 1 + self.rounds
+        if self.aggregator == "ridge":
+            return 2
+        return 1 + self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M to the server and N·(N - 1)·M to the other clients, and what the aggregator costs.
@@ -319,7 +321,7 @@ def ridge(sums: Sequence[RegressionSums], penalty: float) -> Tensor:
     cross = torch.stack([part.cross for part in sums]).sum(0)
     n = sum(part.samples for part in sums)
     start = torch.eye(classes, dtype=torch.float64).repeat(d // classes, 1) * classes / d
-    # Of W_0; the rows of Y have length 1.
+    # The residual sum of squares of W_0; the rows of Y have length 1.
     rss = n - 2 * (start * cross).sum() + (start * (gram @ start)).sum()
     values, vectors = torch.linalg.eigh(gram)
     values = values.clamp(min=0)

@@ -1,6 +1,7 @@
 """FuseFL: networks side by side that read each other's features block by block."""
 
 import copy
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
@@ -175,9 +176,15 @@ class Stage(nn.Module):
         """Return features (b, C', ...) from those of every client in the level before, each (b, C,
         ...).
         """
-        joined = average(parts) if self.adapter is None else self.adapter(torch.cat(list(parts), 1))
-        out: Tensor = self.block(joined)
+        out: Tensor = self.block(self.joined(parts))
         return out
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return what the block reads."""
+        if self.adapter is None:
+            return average(parts)
+        joined: Tensor = self.adapter(torch.cat(list(parts), 1))
+        return joined
 
 
 class Fused(nn.Module):
@@ -221,10 +228,10 @@ class Fused(nn.Module):
 
 def average(parts: Sequence[Tensor]) -> Tensor:
     """Return the mean of tensors of one shape; a single tensor is returned unchanged."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total / len(parts) if len(parts) > 1 else total
+    # Unchanged also where it is whole numbers, as tokens are: no division.
+    if len(parts) == 1:
+        return parts[0]
+    return sum(parts[1:], parts[0]) / len(parts)
 
 
 def filled(module: M, weights: Weights) -> M:
@@ -256,11 +263,9 @@ def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
             "FuseFL divides the extractor between its children: make `features` an nn.Sequential"
         )
     children = list(features)
-    starts = [
-        i for i, child in enumerate(children) if any(isinstance(m, Dense) for m in child.modules())
-    ]
+    starts = [i for i, child in enumerate(children) if dense_of(child)]
     if len(starts) < blocks:
-        starts = [i for i, child in enumerate(children) if any(True for _ in child.parameters())]
+        starts = [i for i, child in enumerate(children) if list(child.parameters())]
     if len(starts) < blocks:
         raise UserError(
             f"the extractor has {len(starts)} layers with weights: use --blocks "
@@ -268,11 +273,16 @@ def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
         )
     begins = [int(part[0]) for part in torch.tensor(starts).tensor_split(blocks)]
     for i in range(1, blocks):
-        # So that maps are joined, not their positions.
+        # Flattening comes after the adapter, which joins maps and not their positions.
         while isinstance(children[begins[i] - 1], nn.Flatten):
             begins[i] -= 1
     ends = [*begins[1:], len(children)]
     return [nn.Sequential(*children[b:e]) for b, e in zip([0, *begins[1:]], ends, strict=True)]
+
+
+def dense_of(module: nn.Module) -> list[Dense]:
+    """Return the linear and convolutional layers."""
+    return [m for m in module.modules() if isinstance(m, Dense)]
 
 
 def channels(blocks: Sequence[nn.Module]) -> list[int]:
@@ -281,8 +291,10 @@ def channels(blocks: Sequence[nn.Module]) -> list[int]:
     """
     counts: list[int] = []
     for block in blocks:
-        dense = [m for m in block.modules() if isinstance(m, Dense)]
-        counts.append(len(dense[-1].weight) if dense else counts[-1])
+        if dense := dense_of(block):
+            counts.append(len(dense[-1].weight))
+        else:
+            counts.append(counts[-1])
     return counts
 
 
@@ -301,8 +313,8 @@ def thin(network: nn.Module, width: float) -> nn.Module:
     def scaled(n: int) -> int:
         return max(1, round(width * n / multiple)) * multiple
 
-    dense = [m for m in network.modules() if isinstance(m, Dense)]
-    # Outputs of the previous layer, before the change.
+    last = dense_of(network)[-1]
+    # The outputs that the previous layer had.
     before = 0
     for name, layer in network.named_modules():
         if isinstance(layer, Dense):
@@ -313,14 +325,18 @@ def thin(network: nn.Module, width: float) -> nn.Module:
                 raise UserError(
                     f"layer {name} does not read the layer before it: use --hidden-width=1"
                 )
-            # Positions of a flattened map.
-            fan = inputs // before if before and isinstance(layer, nn.Linear) else 1
-            wanted = outputs if layer is dense[-1] else scaled(outputs)
-            resize(layer, wanted, scaled(inputs // fan) * fan if before else inputs)
+            narrow = inputs
+            if before and isinstance(layer, nn.Linear):
+                # A linear layer reads all positions of a flattened map.
+                positions = inputs // before
+                narrow = scaled(before) * positions
+            elif before:
+                narrow = scaled(inputs)
+            resize(layer, outputs if layer is last else scaled(outputs), narrow)
             before = outputs
         elif isinstance(layer, _BatchNorm | nn.GroupNorm) and layer.affine:
             resize_norm(layer, scaled(layer.weight.numel()))
-        elif any(True for _ in layer.parameters(recurse=False)):
+        elif list(layer.parameters(recurse=False)):
             raise UserError(
                 f"layer {name} is of a kind that cannot be made thin: use --hidden-width=1"
             )
@@ -467,7 +483,8 @@ class FuseFL(Method):
         )
         levels = self.filled(parts, stages)
         heads = fed.get(fed.call_all(self.head))
-        heads = heads if self.combine_heads == "logits" else [mean(heads)]
+        if self.combine_heads != "logits":
+            heads = [mean(heads)]
         return Network(Fused(levels, [filled(copy.deepcopy(head), h) for h in heads])).weights()
 
     def calibrated(self, fed: Fed, s: Levels, gaussians: Sequence[ClassGaussians]) -> Weights:
@@ -519,7 +536,7 @@ class FuseFL(Method):
             client.fit(
                 network.weights(),
                 epochs=self.epochs,
-                objective=Through(client.loss, clients if before else 1),
+                objective=Through(client.loss, max(len(before), 1)),
                 training=replace(client.training, select="last"),
                 network=network,
             )
@@ -552,22 +569,21 @@ class FuseFL(Method):
     ) -> tuple[list[nn.Module], nn.Module]:
         """Return blocks and classifier of the network of `width`, newly drawn unless that is 1."""
         width = self.hidden_width or self.fitting(network, clients)
-        split = as_split(network if width == 1 else fresh(thin(network, width), seed))
+        if width != 1:
+            network = fresh(thin(network, width), seed)
+        split = as_split(network)
         return cut(split.features, self.blocks), split.head
 
     def fitting(self, network: nn.Module, clients: int) -> float:
         """Return the widest of 1/64, ..., 1 with which no more than N models move, or the first."""
-        network, limit, low, high = (
-            copy.deepcopy(network).to("meta"),
-            clients * content(network),
-            1,
-            STEPS,
-        )
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.moves(thin(network, middle / STEPS), clients) <= limit
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low / STEPS
+        limit = clients * content(network)
+        network = copy.deepcopy(network).to("meta")
+
+        def moves(step: int) -> int:
+            return self.moves(thin(network, step / STEPS), clients)
+
+        fitting = bisect_right(range(1, STEPS + 1), limit, key=moves)
+        return max(fitting, 1) / STEPS
 
     def stage(self, parts: Sequence[nn.Module], b: int, clients: int, seed: int = 0) -> Stage:
         """Return block b with the adapter before it, newly drawn."""
@@ -590,13 +606,11 @@ class FuseFL(Method):
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """Return the network of all clients' blocks, level by level."""
         parts, head = self.parts(network, clients)
-        levels = [
-            [self.stage(parts, b, clients) for _ in range(clients)] for b in range(self.blocks)
-        ]
-        return Fused(
-            levels,
-            [copy.deepcopy(head) for _ in range(clients if self.combine_heads == "logits" else 1)],
-        )
+        levels = []
+        for b in range(self.blocks):
+            levels.append([self.stage(parts, b, clients) for _ in range(clients)])
+        heads = clients if self.combine_heads == "logits" else 1
+        return Fused(levels, [copy.deepcopy(head) for _ in range(heads)])
 
     def steps(self, clients: int) -> int:
         """Return K, plus one for the calibration."""
@@ -618,15 +632,12 @@ class FuseFL(Method):
         """Return the same for a thin network."""
         split = as_split(network)
         parts = cut(split.features, self.blocks)
-        adapters = [
-            4 * size * (clients * size + 1) * (self.adapter == "conv") for size in channels(parts)
-        ]
-        pieces = [
-            content(part) + before for part, before in zip(parts, [0, *adapters], strict=False)
-        ]
-        total = clients * (sum(pieces) + content(split.head)) + clients * (clients - 1) * sum(
-            pieces[:-1]
-        )
+        pieces = list(map(content, parts))
+        if self.adapter == "conv":
+            for b, size in enumerate(channels(parts[:-1]), 1):
+                pieces[b] += 4 * size * (clients * size + 1)
+        own = sum(pieces) + content(split.head)
+        total = clients * (own + (clients - 1) * sum(pieces[:-1]))
         if self.combine_heads != "calibrated":
             return total
         linear = [m for m in split.head.modules() if isinstance(m, nn.Linear)]

@@ -22,7 +22,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.training.network import Elastic, Form, Network, assemble, check, matrices
-from ekiden.methods.blocks.combining import Init, OneShot, Trained
+from ekiden.methods.blocks.combining import Init, OneShot, Trained, first_model
 from ekiden.methods.one_shot.blocks.matching import Process, class_shares, match
 
 
@@ -91,7 +91,7 @@ class PFNM(OneShot):
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
-        model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
+        model = client.fit(first_model(client, model, self.init), epochs=self.epochs)
         return Trained(model, client.class_counts().int())
 
     def merge(

@@ -180,13 +180,11 @@ def resting(layout: Layout, round: int) -> tuple[Layer, ...]:
     """Return the factor of adapters that is not trained in a round, if both can be: A in the first,
     then B, ...
     """
-    first, second = (
-        tuple(layer for layer in layout.layers if layer.name.endswith(end))
-        for end in (FIRST, SECOND)
-    )
+    first = tuple(layer for layer in layout.layers if layer.name.endswith(FIRST))
+    second = tuple(layer for layer in layout.layers if layer.name.endswith(SECOND))
     if not (first and second):
         return ()
-    return second if round % 2 else first
+    return (first, second)[round % 2]
 
 
 def active(layout: Layout, round: int) -> tuple[Layer, ...]:

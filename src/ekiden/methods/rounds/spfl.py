@@ -107,7 +107,7 @@ class ServerRound:
 
     def kept(self, number: int) -> Tensor:
         """Return a vector of the memory, 0 before the first round."""
-        return self.memory[number] if self.memory else torch.zeros_like(self.start.params)
+        return vector_of(self.memory, number, self.start)
 
     def along(self, values: Mapping[str, float]) -> list[float]:
         """Return for each chain the mean over those of its clients that closed the round; 0 for
@@ -115,8 +115,27 @@ class ServerRound:
 
         It also represents clients that trained but dropped out before the round ended.
         """
-        known = [[values[client] for client in chain if client in values] for chain in self.chains]
-        return [sum(found) / len(found) if found else 0.0 for found in known]
+        means = []
+        for chain in self.chains:
+            known = [values[client] for client in chain if client in values]
+            means.append(sum(known) / max(len(known), 1))
+        return means
+
+    def changed(self, number: int) -> Tensor:
+        """Return a vector of the memory with 1/N of each change that clients sent: if it is a mean
+        over all clients, it stays one.
+        """
+        vector = self.kept(number)
+        for closing in self.closings.values():
+            vector = vector + closing.changes[0].params / self.clients
+        return vector
+
+
+def vector_of(memory: Sequence[Tensor], number: int, like: Weights) -> Tensor:
+    """Return a vector of the server's memory, 0 before the first round."""
+    if not memory:
+        return torch.zeros_like(like.params)
+    return memory[number]
 
 
 class After(NamedTuple):
@@ -227,7 +246,9 @@ class InProximal(Host[P]):
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
         """Return (μ/2)‖w - w^r‖²."""
-        return Proximal(self.method.mu, at.origin.params) if self.method.mu else None
+        if not self.method.mu:
+            return None
+        return Proximal(self.method.mu, at.origin.params)
 
 
 class InFedProx(InProximal[FedProx]):
@@ -254,15 +275,12 @@ class InSCAFFOLD(Host[SCAFFOLD]):
 
     def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
         """Send the server's control variate c."""
-        return (start.with_params(memory[0] if memory else torch.zeros_like(start.params)),)
+        return (start.with_params(vector_of(memory, 0, start)),)
 
     def merge(self, r: ServerRound) -> After:
         """Change c by 1/N of what clients send, so that it is always the mean of all c_i."""
-        control = r.kept(0)
-        for closing in r.closings.values():
-            control = control + closing.changes[0].params / r.clients
         middle = mean(r.ends)
-        return After(middle, middle, (control,))
+        return After(middle, middle, (r.changed(0),))
 
 
 class InFedNova(InProximal[FedNova]):
@@ -293,10 +311,10 @@ class InFedDyn(Host[FedDyn]):
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
         """-⟨λ_i, w⟩ + (α/2)‖w - anchor‖²."""
+        if not self.method.alpha:
+            return None
         slope = -at.memory[0].params if at.memory else None
-        return (
-            Proximal(self.method.alpha, self.near(at, model), slope) if self.method.alpha else None
-        )
+        return Proximal(self.method.alpha, self.near(at, model), slope)
 
     def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
         """Return w_out - w_in."""
@@ -347,7 +365,7 @@ class InFedDC(Host[FedDC]):
 
     def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
         """Send the gradient memory g."""
-        return (start.with_params(memory[1] if memory else torch.zeros_like(start.params)),)
+        return (start.with_params(vector_of(memory, 1, start)),)
 
     def merge(self, r: ServerRound) -> After:
         """Update the mean of all h_i and g with those who answered, divided by all N; broadcast the
@@ -357,12 +375,9 @@ class InFedDC(Host[FedDC]):
         all clients have equally many visits, in chains that come back; else an estimate.
         """
         middle = mean(r.ends)
-        gradient = r.kept(1)
-        for closing in r.closings.values():
-            gradient = gradient + closing.changes[0].params / r.clients
         answered = len(r.closings) / r.clients
         drift = r.kept(0) + answered / len(r.chains[0]) * (middle.params - r.start.params)
-        return After(middle, middle.with_params(middle.params + drift), (drift, gradient))
+        return After(middle, middle.with_params(middle.params + drift), (drift, r.changed(1)))
 
 
 class InMOON(Host[MOON]):
@@ -407,7 +422,9 @@ class InFedDisco(Host[FedDisco]):
             n, normalised_distances(d, self.method.discrepancy), self.method.a, self.method.b
         )
         along = r.along(dict(zip(r.closings, weights, strict=True)))
-        middle = mean(r.ends, along if any(along) else None)
+        if not any(along):
+            return super().merge(r)
+        middle = mean(r.ends, along)
         return After(middle, middle)
 
 
@@ -594,17 +611,16 @@ class SPFL(Method):
             ends: list[Ref[Weights]] = []
             for sequence, end in zip(s.sequences, s.ends, strict=True):
                 client = sequence[position]
-                opening = self.opening(host, start, s) if client not in seen else None
-                ends.append(
-                    fed.call(self.train, client, end, opening, shared.mean_size(s.sizes), round)
-                )
-                seen.add(client)
-            s = (
-                self.merged(fed, s, ends, round)
-                if position == length - 1
-                else s.next(ends=tuple(ends))
-            )
-            yield s
+                opening = None
+                if client not in seen:
+                    opening = self.opening(host, start, s)
+                    seen.add(client)
+                size = shared.mean_size(s.sizes)
+                ends.append(fed.call(self.train, client, end, opening, size, round))
+            if position == length - 1:
+                yield (s := self.merged(fed, s, ends, round))
+            else:
+                yield (s := s.next(ends=tuple(ends)))
 
     def opened(self, fed: Fed, s: Chains, start: Weights) -> Chains:
         """Return the state with the chains of a new round; clients that are new report their
@@ -620,7 +636,7 @@ class SPFL(Method):
         """Return what a client receives with its first visit of a round; nothing if it is not
         needed.
         """
-        if not (self.glam or host.needs_start or host.closes):
+        if not self.keeps(host):
             return None
         return Opening(start if self.needs_start(host) else None, host.opening(start, s.memory))
 
@@ -630,8 +646,10 @@ class SPFL(Method):
         """
         host = self.plugged
         n = len(fed.clients)
-        told = visited(s.sequences) if host.closes else ()
-        closing = {k: fed.call(self.close, k, shared.mean_size(s.sizes), round) for k in told}
+        closing = {}
+        if host.closes:
+            for k in visited(s.sequences):
+                closing[k] = fed.call(self.close, k, shared.mean_size(s.sizes), round)
         came = shared.arrived(fed, dict(enumerate(ends)))
         chains = [s.sequences[j] for j in came]
         closings = shared.arrived(fed, closing)
@@ -662,8 +680,8 @@ class SPFL(Method):
                 mean([old, new], [kept.visits, 1])
                 for old, new in zip(kept.learned, learned, strict=True)
             )
-        own = trained if self.previous == "own" and self.align_previous else None
-        if self.glam or host.needs_start or host.closes:
+        if self.keeps(host):
+            own = trained if self.previous == "own" and self.align_previous else None
             client.state = kept._replace(learned=learned, visits=kept.visits + 1, own=own)
         return trained
 
@@ -687,10 +705,9 @@ class SPFL(Method):
             client, kept.opening.start, previous, self.align_previous, self.align_global
         )
 
-    @property
-    def glam(self) -> bool:
-        """Return whether GLAM is used."""
-        return bool(self.align_previous or self.align_global)
+    def keeps(self, host: Host[Any]) -> bool:
+        """Return whether clients keep something: for GLAM, for the local loss, or for the host."""
+        return bool(self.align_previous or self.needs_start(host) or host.closes)
 
     def needs_start(self, host: Host[Any]) -> bool:
         """Return whether the local loss refers to w^r: in GLAM's global term, or in the host's."""
@@ -709,8 +726,10 @@ class SPFL(Method):
 
         if self.chain_order == "random":
             return tuple(shuffled() for _ in range(chains))
-        order = (chosen if self.chain_order == "fixed" else shuffled()) * 2
-        return tuple(order[j : j + length] for j in range(chains))
+        order = chosen
+        if self.chain_order == "latin":
+            order = shuffled()
+        return tuple((order * 2)[j : j + length] for j in range(chains))
 
     def shape(self, clients: int) -> tuple[int, int]:
         """Return S and L for this number of clients."""
@@ -727,8 +746,10 @@ class SPFL(Method):
 
         With GLAM and FedAvg, in full, R·N(N + 2)·M.
         """
-        counted = min(clients, self.rounds * self.met(clients)) if self.plugged.counts else 0
-        return self.traffic(clients, model) + 8 * counted
+        total = self.traffic(clients, model)
+        if self.plugged.counts:
+            total += 8 * min(clients, self.rounds * self.met(clients))
+        return total
 
     def moved(self, end: Chains, clients: int, model: Size) -> int:
         """As `cost`; which clients report their numbers of samples depends on the draws."""

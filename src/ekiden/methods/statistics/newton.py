@@ -194,7 +194,7 @@ def derivatives(
         risk = x[:, :-1].double() @ at.values[0, :-1].to(x.device)
         counts = hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times)
         hazard = torch.from_numpy(np.stack(counts)).to(x.device)
-    # They count in the last lap only, in which they are checked.
+    # These sums count in the last lap only, in which they are checked.
     if family == "cox":
         squares, hazard = (part.clamp(max=_FAR) for part in (squares, hazard))
     sums = [part * _UNIT for part in (gradient, upper(hessian), squares, hazard)]
@@ -228,7 +228,9 @@ def _parts(family: Family, x: Tensor, y: Tensor, values: Tensor, *, first: bool)
         case "cox":
             return _times(x, y, values)
         case "poisson":
-            return _first_counts(x, y.double()) if first else _counts(x, y.double(), values)
+            if first:
+                return _first_counts(x, y.double())
+            return _counts(x, y.double(), values)
     rest = y.double() - x @ values.T
     hessian = (x.T @ x).expand(len(values), -1, -1)
     return _Parts(rest.T @ x, hessian, y.double().square().sum(0), -rest.square().sum() / 2)
@@ -244,7 +246,8 @@ def _classes(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     hessian = torch.empty(others, width, others, width, dtype=torch.float64, device=x.device)
     for a in range(others):
         for b in range(a, others):
-            block = x.T @ (((p[:, a] if a == b else 0.0) - p[:, a] * p[:, b])[:, None] * x)
+            same = float(a == b)
+            block = x.T @ ((same * p[:, a] - p[:, a] * p[:, b])[:, None] * x)
             hessian[a, :, b], hessian[b, :, a] = block, block.T
     size = others * width
     likelihood = logs.gather(1, y[:, None]).sum()
@@ -298,9 +301,9 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     eta = x @ values[0, :-1]
     w = (eta - eta.max()).exp()
     wx = w[:, None] * x
-    # descending
+    # These times descend, as the samples do.
     times, place = torch.unique_consecutive(time, return_inverse=True)
-    # Of those who are at risk at a time.
+    # The last of those who are at risk at a time: sums up to it are over all of them.
     last = torch.bincount(place).cumsum(0) - 1
     of_time = torch.zeros(len(times), 2 + x.shape[1]).to(x)
     ones = torch.ones_like(time)[:, None]
@@ -309,9 +312,9 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     dying = of_time[:, 1]
     dying_x = of_time[:, 2:]
     who = event > 0
-    # For each event from here on.
+    # From here on there is a row for each event; `at` is its time.
     at = place[who]
-    # Share that has gone.
+    # Efron: of events at one time, the share that has already left when this one occurs.
     left = (event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1) / deaths[at]
     at_risk = w.cumsum(0)[last][at] - left * dying[at]
     means = (wx.cumsum(0)[last][at] - left[:, None] * dying_x[at]) / at_risk[:, None]
@@ -386,10 +389,11 @@ def solved(formula: Formula, before: Coefficients, totals: Derivatives) -> Solut
         covariance = after.inverse * (rest / free)[:, None, None]
         return Solution(after.values, covariance, torch.zeros(0))
     if after is None or not after.length < _CONVERGED:
-        far = (
-            "" if after is None else f" (its last step was {after.length**0.5:.2g} standard errors)"
-        )
-        step = before.step if after is None else after.values - before.values
+        step = before.step
+        far = ""
+        if after is not None:
+            step = after.values - before.values
+            far = f" (its last step was {after.length**0.5:.2g} standard errors)"
         names = _named(formula, _leading(formula, step.abs().amax(0)))
         raise UserError(
             f"the regression has not converged{far}: go on by `ekiden resume RUN --laps` with more "
@@ -398,13 +402,10 @@ def solved(formula: Formula, before: Coefficients, totals: Derivatives) -> Solut
         )
     values = after.values
     hazard = torch.zeros(0)
-    if (
-        formula.family == "cox"
-        and max(map(float, (totals.squares.max(), *totals.hazard.flatten()))) >= _FAR * _UNIT
-    ):
-        raise UserError(_NO_ROOM.format("the hazards of samples differ too much"))
-    # So that events are expected as often as they occur, if the hazard is constant.
     if formula.family == "cox":
+        if max(map(float, (totals.squares.max(), *totals.hazard.flatten()))) >= _FAR * _UNIT:
+            raise UserError(_NO_ROOM.format("the hazards of samples differ too much"))
+        # With this constant, events are expected as often as they occur if the hazard is constant.
         values[:, -1] = (gradient[:, -1] / (totals.squares.cpu().double() / _UNIT)).log()
         count, exposure = (totals.hazard.cpu().double() / _UNIT).numpy()
         hazard = torch.from_numpy(baseline(count, exposure, _FEWEST)) / values[0, -1].exp()
@@ -421,7 +422,7 @@ def _step(formula: Formula, before: Coefficients, totals: Derivatives) -> _Newto
     values = before.values
     likelihood = totals.likelihood
     if formula.family == "cox":
-        # events
+        # This place holds the number of events; see `_times`.
         gradient[:, -1] = 0
     penalty = torch.zeros_like(values).view(len(values), -1, len(formula.names))
     penalty[:, :, :-1] = formula.ridge
@@ -441,11 +442,8 @@ def _step(formula: Formula, before: Coefficients, totals: Derivatives) -> _Newto
     gain = (likelihood - before.likelihood) / _UNIT
     # At a maximum the next step of Newton is much smaller, and far out on a likelihood that has
     # none it is as long
-    if (
-        not (before.first or formula.firth or formula.ridge)
-        and 1e-6 < length < 1e-2
-        and length > gain / 4
-    ):
+    plain = not (before.first or formula.firth or formula.ridge)
+    if plain and 1e-6 < length < 1e-2 and length > gain / 4:
         raise _separated(formula, _leading(formula, step.abs().amax(0)))
     return _Newton(values + step, inverse, likelihood, length)
 
@@ -460,7 +458,7 @@ def _leading(formula: Formula, loads: Tensor) -> list[int]:
     found = {
         k % len(formula.names) for k in (loads > 0.1 * loads.max()).nonzero().flatten().tolist()
     }
-    # The constant says nothing.
+    # The constant is named only where nothing else is.
     return sorted(found - {len(formula.names) - 1}) or sorted(found)
 
 
@@ -499,7 +497,7 @@ def _from_constants(
             "coefficients"
         )
     if not (formula.firth or formula.ridge):
-        # Refuses dependent columns
+        # This inverse is not used: it refuses dependent columns.
         _inverse(formula, squares[None], squares.new_zeros(1, width), first=True)
         _refuse_empty_cells(formula, torch.cat([squares[-1:] - sums.sum(0), sums]), squares)
     constants = values.view(-1, width)

@@ -105,7 +105,9 @@ class RandomReLU(WholeFeatures):
         self.direct = direct
         self.register_buffer("centre", torch.zeros(inputs))
         self.register_buffer("scale", torch.full((inputs,), LARGEST / SPREAD))
-        units = width - inputs if direct else width
+        units = width
+        if direct:
+            units -= inputs
         self.linear = nn.Linear(inputs, units) if units else None
         self.register_buffer("gain", torch.ones(units))
         self.reset_parameters()
@@ -115,13 +117,13 @@ class RandomReLU(WholeFeatures):
         if self.linear is None:
             return
         self.linear.requires_grad_(False)
-        # A silo asks for the shapes with each message.
+        # A silo asks for the shapes with each message: no draws for these.
         if self.linear.weight.is_meta:
             return
         with torch.no_grad():
             weight = torch.randn_like(self.linear.weight)
             bias = torch.randn_like(self.linear.bias)
-            # Inputs of 127: as large as the others.
+            # A bias reads a constant input of 127, which makes it as large as the others.
             bias *= weight.norm(dim=1) / SPREAD
             most = LARGEST * (weight.abs().sum(1) + bias.abs() + weight.shape[1])
             factor = torch.minimum(LARGEST / weight.abs().max(), EXACT / most.max())
@@ -148,10 +150,11 @@ class RandomReLU(WholeFeatures):
             inputs = self.whole(x)
             if self.linear is None:
                 return inputs
-            units = (
-                (self.linear(inputs).relu() * self.get_buffer("gain")).round().clamp(max=LARGEST)
-            )
-            return torch.cat([inputs, units], 1) if self.direct else units
+            units: Tensor = self.linear(inputs).relu() * self.get_buffer("gain")
+            units = units.round().clamp(max=LARGEST)
+            if self.direct:
+                units = torch.cat([inputs, units], 1)
+            return units
 
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
         """Standardise by these inputs, and let the largest answer of each unit be 127."""
@@ -232,10 +235,15 @@ class BlockAverages(nn.Module):
         matrix.
         """
         super().__init__()
-        children = [*network.children()] if type(network) is nn.Sequential else []
-        # Frozen ones are buffers.
-        values = [(*child.parameters(), *child.buffers()) for child in children]
-        starts = [i for i, each in enumerate(values) if any(t.dim() > 1 for t in each)]
+        children: list[nn.Module] = []
+        if type(network) is nn.Sequential:
+            children = [*network.children()]
+        starts = []
+        for i, child in enumerate(children):
+            # The values of frozen layers are buffers.
+            values = (*child.parameters(), *child.buffers())
+            if any(t.dim() > 1 for t in values):
+                starts.append(i)
         if len(starts) < 2:
             raise UserError(
                 "--features blocks needs a network that is a sequence of two blocks or more: give "

@@ -104,10 +104,13 @@ def projectors(
     layers = list(layers)
     made: dict[str, Recursion | Closed] = {}
     for layer in layers:
-        z = DAMPING_LINEAR if layer.kind == "linear" else DAMPING_CONV
-        made[layer.name] = (
-            Closed(layer.inputs, z) if closed else Recursion(layer.inputs, DAMPING, z)
-        )
+        z = DAMPING_CONV
+        if layer.kind == "linear":
+            z = DAMPING_LINEAR
+        if closed:
+            made[layer.name] = Closed(layer.inputs, z)
+        else:
+            made[layer.name] = Recursion(layer.inputs, DAMPING, z)
 
     def hook(layer: Layer) -> torch.utils.hooks.RemovableHandle:
         def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -271,7 +274,8 @@ def diagonal(
     flat = torch.zeros(size, dtype=torch.float64, device=next(network.parameters()).device)
     samples = 0
     for first, seen in _passes(network, layers, batches, labels, draw, work):
-        samples += len(seen[0].inputs) if first else 0
+        if first:
+            samples += len(seen[0].inputs)
         for layer, x, g in seen:
             if layer.kind == "norm":
                 for part in layer.params:
@@ -305,7 +309,8 @@ def kronecker(
             sides = [(s.inputs.shape[-1], s.gradients.shape[-1]) for s in seen]
             like = seen[0].inputs.double()
             found = [Factors(like.new_zeros(d, d), like.new_zeros(o, o)) for d, o in sides]
-        samples += len(seen[0].inputs) if first else 0
+        if first:
+            samples += len(seen[0].inputs)
         for (a, b), (_, x, g) in zip(found, seen, strict=True):
             positions = x.shape[1]
             rows = x.flatten(0, 1).double()
@@ -382,10 +387,10 @@ def _passes(
             )
             work.backward += len(x)
             left = iter(found)
-            gradients = [
-                torch.cat([_positions(layer, network, next(left)) for _ in seen[layer.name]], 1)
-                for layer in layers
-            ]
+            gradients = []
+            for layer in layers:
+                calls = [_positions(layer, network, next(left)) for _ in seen[layer.name]]
+                gradients.append(torch.cat(calls, 1))
             yield (
                 number == 0,
                 [_LayerSeen(*parts) for parts in zip(layers, inputs, gradients, strict=True)],

@@ -212,7 +212,8 @@ def synthesise(
         (b, ...) on the CPU, images as bytes.
     """
     leaves = [*generator.parameters(), z]
-    first, second = ([torch.zeros_like(leaf) for leaf in leaves] for _ in range(2))
+    first = list(map(torch.zeros_like, leaves))
+    second = list(map(torch.zeros_like, leaves))
     counts = [torch.zeros(()) for _ in leaves]
     # The first `torch.optim.Adam` of a process would import PyTorch's compiler, which takes
     # seconds.
