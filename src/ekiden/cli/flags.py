@@ -83,7 +83,7 @@ class Flag:
         default = (
             f" (default: {' '.join(map(str, words))})" if self.default not in _NO_DEFAULTS else ""
         )
-        return f"{_texts(self.kind).get(self.field, '')}{default}".strip()
+        return f"{texts_below(self.kind).get(self.field, '')}{default}".strip()
 
     @property
     def lines(self) -> tuple[str, str]:
@@ -182,7 +182,7 @@ def _word(hint: Any) -> str:
 
 
 @cache
-def _texts(kind: type) -> dict[str, str]:
+def texts_below(kind: type) -> dict[str, str]:
     """Return the texts below the fields of a dataclass, by the fields' names."""
     found: dict[str, str] = {}
     for base in reversed([one for one in kind.__mro__ if is_dataclass(one)]):

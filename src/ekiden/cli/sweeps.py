@@ -183,7 +183,7 @@ def _listed(swept: Sweep, cells: Sequence[Cell]) -> RichTable:
             Text(cell.row),
             Text(cell.column),
             method,
-            verdicts.theirs(cell),
+            verdicts.as_printed(cell.published),
             ", ".join(map(str, cell.scaled)),
             done,
         )

@@ -102,12 +102,14 @@ def subgroups_of(
     exact: dict[str, dict[str, dict[str, float]]] = {}
     counts: dict[str, dict[str, Tensor]] = {}
     for one in by:
-        if one.silos:  # they are below
+        # they are below
+        if one.silos:
             continue
         names = one.names(dataset.inputs, dataset.domains)
         places = one.places(dataset.test.x, dataset.inputs, dataset.test.domain)
         counts[one.column] = {name: torch.zeros(counting.size).long() for name in names}
-        for rows in own:  # pairs of survival are inside clients
+        # pairs of survival are inside clients
+        for rows in own:
             for name, part in zip(names, subgroups.parts(rows, places, len(names)), strict=True):
                 counts[one.column][name] += counting.count(scores.at(part))
         inside = {name: (places == g).nonzero().flatten() for g, name in enumerate(names)}

@@ -44,27 +44,39 @@ from ekiden.core.tasks.labels import (
 )
 from ekiden.core.tasks.ranked import Floats, Ranked
 
-FIXED = 1 << 20  # the whole number that stands for 1 in sums
-_FINE = 2.0**50  # parts of a number's second half, see `fixed`
-_DIGITS = 26  # binary digits of a small sum
-_LARGEST = 1e6  # loss of a sample in a sum; larger ones count as this
-_ROOM = 2.0**61  # a sum below it has room in a whole number, also with those of other silos
-_REACH = 104.0  # of the logit of a score: those of float32 end there
-_ONE = 36.0  # of the logit of a score: above, it is 1 in float64
+# the whole number that stands for 1 in sums
+FIXED = 1 << 20
+# parts of a number's second half, see `fixed`
+_FINE = 2.0**50
+# binary digits of a small sum
+_DIGITS = 26
+# loss of a sample in a sum; larger ones count as this
+_LARGEST = 1e6
+# a sum below it has room in a whole number, also with those of other silos
+_ROOM = 2.0**61
+# of the logit of a score: those of float32 end there
+_REACH = 104.0
+# of the logit of a score: above, it is 1 in float64
+_ONE = 36.0
 # bins of scores are about even in the logit up to here, and in its logarithm from here on
 _DENSE = 0.1
-_FINENESS = ((2, 4096), (16, 1024), (128, 256))  # up to so many classes with scores, so many bins
+# up to so many classes with scores, so many bins
+_FINENESS = ((2, 4096), (16, 1024), (128, 256))
 _MOST_BINNED = _FINENESS[-1][0]
-_BY_CLASS = ("hits", "labels", "answers")  # in the order of `by_class`
+# in the order of `by_class`
+_BY_CLASS = ("hits", "labels", "answers")
 # sums of errors and targets, and their powers
 POWERS = {"absolute": 1, "squared": 2, "target": 1, "target_squared": 2}
 _OF_SCORES = frozenset(("auroc", "average_precision", "calibration_error", "brier"))
-_MOST_TRAIN = 1000  # classes whose training labels are counted
-SHARES = 10  # groups of equal width of the predicted survival
+# classes whose training labels are counted
+_MOST_TRAIN = 1000
+# groups of equal width of the predicted survival
+SHARES = 10
 # of a silo's samples would be followed up to a time without events; with fewer it tells nothing
 # then
 FOLLOWED = 0.05
-_SPREAD = 1 / 12 / SHARES**2  # variance of the predicted survival within a group
+# variance of the predicted survival within a group
+_SPREAD = 1 / 12 / SHARES**2
 
 
 class Counted(NamedTuple):
@@ -95,9 +107,12 @@ class Counting(ABC):
     """Counts what a model answers to samples of one task."""
 
     def __init__(self, task: Task, outputs: int, *, full: bool) -> None:
-        self.task = task  # what the labels mean
-        self.outputs = outputs  # K
-        self.full = full  # whether scores are counted in bins, too, where the task has scores
+        # what the labels mean
+        self.task = task
+        # K
+        self.outputs = outputs
+        # whether scores are counted in bins, too, where the task has scores
+        self.full = full
 
     @abstractmethod
     def parts(self) -> Sequence[Counted]:
@@ -252,7 +267,8 @@ class Scored(Counting):
             right: (m,) whether it is right.
         """
         size, columns = len(self.edges) + 1, zip(p.T, there.long().T, strict=True)
-        scores = torch.zeros(p.shape[1], 2, size, dtype=torch.int64)  # none, if no label is shown
+        # none, if no label is shown
+        scores = torch.zeros(p.shape[1], 2, size, dtype=torch.int64)
         for k, (a, b) in enumerate(columns):
             bins = b * size + binned(a, self.edges)
             scores[k] = torch.bincount(bins, minlength=2 * size).view(2, size)
@@ -281,7 +297,8 @@ class Scored(Counting):
         groups = np.concatenate([n["groups"], real(n["confidence"])[None]])
         if n["brier"].any():
             return groups, float(real(n["brier"]))
-        return groups, sum(one.brier()[0] for one in ranked)  # with noise, bins alone are told
+        # with noise, bins alone are told
+        return groups, sum(one.brier()[0] for one in ranked)
 
 
 class OfClasses(Scored):
@@ -397,7 +414,8 @@ class OfNumbers(Counting):
         errors = (s.answers.double() - mean) / std - y
         e2, y2 = errors.square(), y.square()
         values = [errors.abs(), e2, y, y2, e2.square(), e2 * y, e2 * y2, y2 * y, y2.square()]
-        totals = torch.stack([one.sum(0) for one in values], 1)  # (K, 9)
+        # (K, 9)
+        totals = torch.stack([one.sum(0) for one in values], 1)
         room = totals.abs() < _ROOM
         lost = torch.stack([~room[:, :4].all(), ~room[:, 4:].all()])
         sums = fixed(torch.where(room, totals, 0.0))
@@ -415,7 +433,8 @@ class OfNumbers(Counting):
         # of targets that hardly vary, rounding decides what is left of the difference
         spread = squares - target**2
         spread = np.where(spread > (1 + target**2) / FIXED, spread, 0.0)
-        both = e2y2 - 2 * target * e2y + target**2 * squared  # mean of e²(y - mean)²
+        # mean of e²(y - mean)²
+        both = e2y2 - 2 * target * e2y + target**2 * squared
         fourth = y4 - 4 * target * y3 + 6 * target**2 * squares - 3 * target**4
         moments = np.stack([e4, both, fourth]) * (nan if n["lost"][1] else std**4)
         return NumberSums(samples, loss, absolute * std, squared * std**2, spread * std**2, moments)
@@ -456,7 +475,8 @@ class OfTimes(Counting):
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> PairCounts:
         comparable = float(n["comparable"])
-        ordered = min(float(n["ordered"]) / 2, comparable)  # with noise they are near, not equal
+        # with noise they are near, not equal
+        ordered = min(float(n["ordered"]) / 2, comparable)
         return PairCounts(samples, loss, ordered, comparable, n["squares"])
 
     def survival(self, n: Mapping[str, Floats]) -> tuple[AtTime, ...]:
@@ -538,7 +558,8 @@ def actuarial_sums(counts: Floats) -> tuple[Tensor, Tensor]:
     share, before = 1.0, np.zeros(3)
     for k, (without, had, lost) in enumerate(counts):
         ended = np.array([without.sum(), had.sum(), lost.sum()])
-        _, events, gone = np.maximum(ended - before, 0)  # noise can make them fall
+        # noise can make them fall
+        _, events, gone = np.maximum(ended - before, 0)
         share *= 1 - min(events / max(alive - gone / 2, 1), 1)
         alive, before = ended[0], ended
         if not alive * share or alive < FOLLOWED * n * share:
@@ -626,7 +647,8 @@ class OfPlaces(Counting):
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> PlaceCounts:
         places = float(n["places"])
         accuracy = float(n["right"]) / places if places else nan
-        squares = n["squares"] if n["squares"].any() else NONE  # with noise there are none
+        # with noise there are none
+        squares = n["squares"] if n["squares"].any() else NONE
         return PlaceCounts(
             samples,
             loss,

@@ -11,8 +11,10 @@ import numpy as np
 from ekiden.core.base.errors import UserError
 from ekiden.readers.followed import Followed, Numbers
 
-_Z = 1.959963984540054  # of the normal distribution, for 95 %
-_SHARES = {"quarter": 0.75, "median": 0.5, "three quarters": 0.25}  # who has not had the event
+# of the normal distribution, for 95 %
+_Z = 1.959963984540054
+# who has not had the event
+_SHARES = {"quarter": 0.75, "median": 0.5, "three quarters": 0.25}
 ALL = "all"
 
 
@@ -71,9 +73,8 @@ class Compared:
     """The curves of all silos, and whether they differ."""
 
     name: str  # of the column of times
-    curves: Mapping[
-        str, Curve
-    ]  # of all rows together, at the times that all silos tell, and of each silo
+    # of all rows together, at the times that all silos tell, and of each silo
+    curves: Mapping[str, Curve]
     statistic: float | None  # of the log-rank test at these times; None if it is not defined
     p: float | None  # from the chi-squared distribution
     # least and greatest p, by when between two times rows were last seen at each silo
@@ -114,7 +115,8 @@ def _p_range(silos: Sequence[Followed], events: Numbers) -> tuple[float, float] 
     late = np.stack([one.at_risk for one in silos])
     early = np.maximum(late - np.array([one.before for one in silos]), events)
     found = []
-    either = []  # of each silo, whether it can have more or fewer events than expected
+    # of each silo, whether it can have more or fewer events than expected
+    either = []
     for k in range(len(silos)):
         more, fewer = late.copy(), early.copy()
         more[k], fewer[k] = early[k], late[k]
@@ -139,7 +141,8 @@ def _log_rank(n: Numbers, d: Numbers) -> tuple[float | None, float | None]:
     Nathan Mantel: Evaluation of survival data and two new rank order statistics. Cancer
     Chemotherapy Reports, 1966.
     """
-    from scipy.special import chdtrc  # few need it
+    # few need it
+    from scipy.special import chdtrc
 
     used = n.sum(0) > 1
     n, d = n[:, used], d[:, used]

@@ -46,9 +46,8 @@ class AtTime:
     interval: Interval  # of the Brier score, 95 %, as if weights were known
     guess: float  # Brier score of predicting the observed share for everybody
     whole: Foretold  # all samples
-    groups: tuple[
-        Foretold, ...
-    ]  # those with a predicted survival below 10 %, 20 %, ...; no empty ones
+    # those with a predicted survival below 10 %, 20 %, ...; no empty ones
+    groups: tuple[Foretold, ...]
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,8 @@ def class_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, In
     """
     known = c.labels > 0
     shares = recall(c)[known]
-    fewer = np.maximum(c.labels[known] - 1, 1)  # as estimated variances have it
+    # as estimated variances have it
+    fewer = np.maximum(c.labels[known] - 1, 1)
     spread = sqrt(float((shares * (1 - shares) / fewer).sum())) / max(known.sum(), 1)
     rarest = float(c.labels[known].min()) if known.any() else nan
     return {
@@ -235,7 +235,8 @@ def ranking_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, 
             "brier": _around(values["brier"], errors[1], c.samples),
         }
     rarest = min(float(min(one.low.sum(), one.high.sum())) for one in known)
-    summed = not isinstance(c, LabelCounts)  # over classes
+    # over classes
+    summed = not isinstance(c, LabelCounts)
     spread = sum(errors) if summed else errors
     return {
         "auroc": _around(values["auroc"], [ranks.area_error(one) for one in known], rarest),
@@ -277,9 +278,11 @@ def place_intervals(c: PlaceCounts, values: Mapping[str, float]) -> dict[str, In
     right = _of_ratio(values["accuracy"] * c.places, c.places, c.squares)
     found = {"accuracy": _around(values["accuracy"], right, c.samples)}
     if c.hits.size:
-        half, share = _of_ratio(c.hits, c.labels + c.answers, c.overlaps), iou(c)  # of dice / 2
+        # of dice / 2
+        half, share = _of_ratio(c.hits, c.labels + c.answers, c.overlaps), iou(c)
         found["dice"] = _around(values["dice"], 2 * half, c.samples)
-        found["miou"] = _around(values["miou"], half * (1 + share) ** 2, c.samples)  # x / (1 - x)
+        # x / (1 - x)
+        found["miou"] = _around(values["miou"], half * (1 + share) ** 2, c.samples)
     return found
 
 
@@ -305,7 +308,8 @@ def _around(
     `units` samples, where there are two limits.
     """
     reach = Z * mean(errors)
-    if reach > 1e-6 or (reach > 0 and not most - least < inf):  # below that it cannot matter
+    # below that it cannot matter
+    if reach > 1e-6 or (reach > 0 and not most - least < inf):
         return max(value - reach, least), min(value + reach, most)
     if not units > 0 or not most - least < inf:
         return nan, nan
@@ -372,6 +376,7 @@ def _foretold(sums: Floats) -> Foretold:
     """Return what follows from the sums (6,) of a group."""
     samples, predicted, without, had, without2, had2 = map(float, sums)
     share, total = without / (without + had), (without + had) ** 2
-    spread = without2 * (1 - share) ** 2 + had2 * share**2  # of the weights' sums, as of a ratio
+    # of the weights' sums, as of a ratio
+    spread = without2 * (1 - share) ** 2 + had2 * share**2
     alike = share * (1 - share) * total / spread if spread else total / (without2 + had2)
     return Foretold(round(samples), predicted / samples, share, wilson(share * alike, alike))

@@ -9,7 +9,8 @@ from ekiden.clinic.figures import Figures
 from ekiden.clinic.ranked import Interval, Z
 from ekiden.core.tasks import Task
 
-FEWEST = 4  # silos: sums of fewer show about what each of them has
+# silos: sums of fewer show about what each of them has
+FEWEST = 4
 
 
 class Weighed(NamedTuple):
@@ -62,7 +63,8 @@ def between(sums: Weighed, each: Sequence[tuple[float, float]] = ()) -> Between:
     The prediction is that of Julian Higgins et al.: A re-evaluation of random-effects
     meta-analysis. JRSS A 172, 2009.
     """
-    from scipy.special import stdtrit  # few need it
+    # few need it
+    from scipy.special import stdtrit
 
     variance = sums.variance
     mean, squared = sums.wx / sums.w, 1 / sums.w + variance * sums.ww / sums.w**2

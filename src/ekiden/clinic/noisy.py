@@ -50,14 +50,22 @@ from ekiden.core.training.private import ROUNDED, Draw
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 GRID = 1 << 10  # the whole number that stands for 1
-MOST_LOSS = 10.0  # a larger loss of a sample counts as this
-_FAR = 9.0  # a mean loss above it is that of a model that has diverged
-_MOST = 1 << 28  # of the standard deviation, as it can be drawn
-_FEWEST = 16  # standard deviation below which sums of discrete Gaussians would not be one
-_REACH = 4.0  # standard deviations to which errors and targets are cut off
-_BINS, _UNIT = 64, 4  # bins of scores, and how many of them a unit of the logit has
-_ANY = (-math.inf, math.inf)  # limits of what is no metric: slopes of calibration
-_REDRAWN = 50  # times that noise is drawn again to see how far it moves figures
+# a larger loss of a sample counts as this
+MOST_LOSS = 10.0
+# a mean loss above it is that of a model that has diverged
+_FAR = 9.0
+# of the standard deviation, as it can be drawn
+_MOST = 1 << 28
+# standard deviation below which sums of discrete Gaussians would not be one
+_FEWEST = 16
+# standard deviations to which errors and targets are cut off
+_REACH = 4.0
+# bins of scores, and how many of them a unit of the logit has
+_BINS, _UNIT = 64, 4
+# limits of what is no metric: slopes of calibration
+_ANY = (-math.inf, math.inf)
+# times that noise is drawn again to see how far it moves figures
+_REDRAWN = 50
 
 
 class NoisyPart(NamedTuple):
@@ -110,7 +118,8 @@ class Noisy(Exact):
         told = [NoisyPart("loss", (), MOST_LOSS)]
         if not self.whole:
             told.append(NoisyPart("samples", (), 1))
-        deep = math.sqrt(_BINS.bit_length())  # a sample is in one node of each level
+        # a sample is in one node of each level
+        deep = math.sqrt(_BINS.bit_length())
         scores = []
         if scored:
             shape = (scored, 2, _BINS)
@@ -129,11 +138,14 @@ class Noisy(Exact):
             case Regression():
                 for name, power in POWERS.items():
                     told.append(NoisyPart(name, (k,), math.sqrt(k) * _REACH**power))
-            case Survival(times=times):  # the first two are divided by n: see `_bounded`
+            # the first two are divided by n: see `_bounded`
+            case Survival(times=times):
                 told += [NoisyPart("ordered", (), 3.01), NoisyPart("comparable", (), 1.51)]
-                if times:  # a sample is in one group at each
+                # a sample is in one group at each
+                if times:
                     told.append(NoisyPart("at", (len(times), 3, SHARES), math.sqrt(len(times))))
-            case _:  # in samples
+            # in samples
+            case _:
                 told += [NoisyPart("places", (), 1), NoisyPart("right", (), 1)]
                 if self.counting.has("table"):
                     told.append(table)
@@ -221,7 +233,8 @@ class Noisy(Exact):
                 found |= {"places": (share * GRID).round().sum() / GRID, "right": right}
                 if self.counting.has("table"):
                     found["table"] = torch.zeros(k, k + 1, dtype=torch.float64)
-                    for i in range(len(s)):  # cut off, so that a sample's vector gets no longer
+                    # cut off, so that a sample's vector gets no longer
+                    for i in range(len(s)):
                         own = confusion(s.at(torch.tensor([i]))).double() / self.places
                         found["table"] += (own * GRID).floor() / GRID
         return found
@@ -252,7 +265,8 @@ class Noisy(Exact):
             return Figures(0, silos)
         likely = self._filled(silos, samples, found)
         whole = figures(self.counting.task, self.counting.told(likely), wanted)
-        whole = replace(whole, errors={})  # how far bins are from scores is little next to noise
+        # how far bins are from scores is little next to noise
+        whole = replace(whole, errors={})
         if wanted is None:
             return whole
         draw, others = np.random.default_rng(0), list[Mapping[str, float]]()
@@ -466,7 +480,8 @@ def _of_pairs(ordered: float, comparable: float, n: float) -> dict[str, Any]:
     """
     pairs_ = max(comparable * n, n, 1.0)
     value = min(max(ordered * n / 2 / pairs_, 0.0), 1.0)
-    alike = (2 * pairs_) ** 2 / max(n, 1.0)  # Σ c², if all samples are in equally many pairs
+    # Σ c², if all samples are in equally many pairs
+    alike = (2 * pairs_) ** 2 / max(n, 1.0)
     spread = pairs_**2 * value * (1 - value) * 2 / max(n, 1.0)
     return {
         "ordered": 2 * value * pairs_,

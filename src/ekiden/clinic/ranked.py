@@ -14,12 +14,18 @@ from ekiden.core.tasks.ranked import Floats, Ranked, below
 
 Interval = tuple[float, float]
 Z = 1.959963984540054  # of the normal distribution, for 95 %
-_FEW = 10  # samples of a kind below which DeLong's variance is too small
-_FARTHEST = 16.5  # of a logit: otherwise one sample that is confidently wrong decides a slope
-_STEEPEST = 100.0  # slope of a recalibration; with a larger one the scores separate the classes
-_LAPS = 50  # of Newton's method
-_TENTHS = 10  # points of a calibration curve
-_DECISIONS = (0.01, 0.02, *(step / 20 for step in range(1, 20)))  # thresholds of a decision curve
+# samples of a kind below which DeLong's variance is too small
+_FEW = 10
+# of a logit: otherwise one sample that is confidently wrong decides a slope
+_FARTHEST = 16.5
+# slope of a recalibration; with a larger one the scores separate the classes
+_STEEPEST = 100.0
+# of Newton's method
+_LAPS = 50
+# points of a calibration curve
+_TENTHS = 10
+# thresholds of a decision curve
+_DECISIONS = (0.01, 0.02, *(step / 20 for step in range(1, 20)))
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,8 @@ def thresholds(ranked: Ranked, wanted: Wanted) -> tuple[Threshold, ...]:
     """Return 0.5, Youden's threshold, that of a sensitivity, and a chosen one."""
     wrong, hits = _from(ranked.low), _from(ranked.high)
     sensitivity, specificity = hits / hits[0], 1 - wrong / wrong[0]
-    enough = np.nonzero(sensitivity >= wanted.sensitivity - 1e-12)[0]  # rounding in the option
+    # rounding in the option
+    enough = np.nonzero(sensitivity >= wanted.sensitivity - 1e-12)[0]
     rules = {
         "0.5": _place(ranked, 0.5),
         "Youden": int((sensitivity + specificity).argmax()),

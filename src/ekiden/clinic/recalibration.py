@@ -18,7 +18,8 @@ from ekiden.core.base.checks import Checked, Count, Fraction, Positive, made, pl
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_regular, write
 
-FILE = "recalibration.json"  # file in a run folder
+# file in a run folder
+FILE = "recalibration.json"
 Form = Literal["platt", "temperature"]
 
 
@@ -110,7 +111,8 @@ def recalibration_in(about: Mapping[str, Any]) -> Recalibration | None:
     return found if isinstance(found, Recalibration) else None
 
 
-SUBGROUPS = "subgroups.json"  # file in a run folder
+# file in a run folder
+SUBGROUPS = "subgroups.json"
 
 
 def keep_subgroups(folder: Path, table: Mapping[str, Any]) -> None:

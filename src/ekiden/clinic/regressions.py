@@ -109,9 +109,8 @@ class Coefficient:
     estimate: float | None  # of the logit, the mean, or the logarithm of the rate or the hazard
     error: float | None  # standard error
     statistic: float | None  # estimate / error
-    p: (
-        float | None
-    )  # two-sided, from the normal distribution; for linear regression from Student's t
+    # two-sided, from the normal distribution; for linear regression from Student's t
+    p: float | None
     low: float | None  # lower end of the 95 % interval
     high: float | None  # upper end
 
@@ -127,7 +126,8 @@ def coefficients(
 
     `tensors` are of the model, by name: head.weight, head.bias, covariance, samples.
     """
-    from scipy import stats  # takes a second, and few need it
+    # takes a second, and few need it
+    from scipy import stats
 
     weight, bias, covariance = (
         tensors[name].double() for name in ("head.weight", "head.bias", "covariance")
@@ -141,7 +141,8 @@ def coefficients(
     own[-1, :-1] = torch.tensor(
         [-term.centre / term.scale for term in entering[:-1]], dtype=torch.float64
     )
-    scales = [(0.0, 1.0)] * len(rows)  # mean and standard deviation of each target
+    # mean and standard deviation of each target
+    scales = [(0.0, 1.0)] * len(rows)
     if isinstance(task, Regression) and family == "linear":
         # One scale is that of all targets.
         each = list(zip(task.mean, task.std, strict=True))
@@ -161,9 +162,11 @@ def coefficients(
             entering, estimates.tolist(), errors.tolist(), known, strict=True
         ):
             if not there and term.name.endswith(OTHER):
-                continue  # every category is known
+                # every category is known
+                continue
             if family == "cox" and term is entering[-1]:
-                continue  # each client has its own hazard
+                # each client has its own hazard
+                continue
             found.append(
                 _coefficient(
                     classes[k + first], term.name, estimate, error if there else 0.0, spread

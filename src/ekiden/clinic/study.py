@@ -31,7 +31,8 @@ from ekiden.readers.schema import SAMPLES, SchemaError, Violation, key, string
 from ekiden.readers.sources import NAMED
 from ekiden.readers.undecoded import Raw, natural
 
-_MANY = 50  # different names; more are not listed
+# different names; more are not listed
+_MANY = 50
 _MOST = 1e300
 _EPOCH = date(1970, 1, 1)
 
@@ -231,7 +232,8 @@ def _outward(value: float, span: float) -> float:
     if not step or not isfinite(value / step):
         return value
     rounded = -floor(-value / step) * step
-    clean = float(f"{rounded:.12g}") + 0.0  # no -0
+    # no -0
+    clean = float(f"{rounded:.12g}") + 0.0
     return max(clean, value)
 
 

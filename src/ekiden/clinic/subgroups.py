@@ -22,7 +22,8 @@ from ekiden.readers.kinds import Inputs, Table
 DOMAIN = "domain"  # the column whose subgroups are the domains of a data set
 CLIENT = "client"  # the column whose subgroups are the silos; every table has it
 MISSING, OTHER = "missing", "other"
-_MOST = 100  # subgroups of a column
+# subgroups of a column
+_MOST = 100
 _TENTHS = 10
 
 
@@ -31,9 +32,8 @@ class Division:
     """A column that divides samples into subgroups."""
 
     column: str  # name of a column that the model gets, or "domain"
-    bounds: tuple[
-        float, ...
-    ] = ()  # of a column of numbers, ascending: a subgroup begins at each of them
+    # of a column of numbers, ascending: a subgroup begins at each of them
+    bounds: tuple[float, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -206,9 +206,8 @@ class Subgroup:
     positives: int | None = None  # of two classes, samples of the second one
     # figures, by name; sensitivity and specificity at the table's threshold; `shift` of the scores
     values: Mapping[str, float] = field(default_factory=dict)
-    intervals: Mapping[str, Interval] = field(
-        default_factory=dict
-    )  # 95 % intervals of some of them
+    # 95 % intervals of some of them
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
     gaps: Mapping[str, Gap] = field(default_factory=dict)  # differences from the others
     # slope and intercept of the label on the logit of the score; 1 and 0 if probabilities are right
     recalibration: tuple[float, float] | None = None

@@ -18,12 +18,16 @@ from ekiden.core.tasks import Regression, Survival
 from ekiden.readers.kinds import Table as Columns
 
 WIDE = 12  # the table summarises more classes than this
-_NAMED = 6  # classes in a line
-_WIDTH = 110  # letters of a line
-LONG = 40  # the table leaves out some of more clients than this
+# classes in a line
+_NAMED = 6
+# letters of a line
+_WIDTH = 110
+# the table leaves out some of more clients than this
+LONG = 40
 _PARTS = ("train", "val", "test")
 
-_LOOKED_AT = 2000  # samples whose range is shown
+# samples whose range is shown
+_LOOKED_AT = 2000
 _OWNER = re.compile(
     r"(^|[^a-z])(hospital|clinic|cent(re|er)|site|silo|bank|institution|client)([^a-z]|$)"
 )

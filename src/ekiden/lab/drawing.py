@@ -94,9 +94,8 @@ def steps(run: Summary, clock: Timed | None = None) -> RichTable:
     metric = headline(run)
     value, worst = f"{metric.name}{metric.unit}", f"worst client{metric.unit}"
     columns = ["step", value, "loss", worst]
-    if any(
-        "parameters" in row for row in run.metrics
-    ):  # the result is not the clients' own network
+    # the result is not the clients' own network
+    if any("parameters" in row for row in run.metrics):
         columns.append("parameters")
     if clock:
         columns.append("simulated time")
@@ -271,7 +270,8 @@ def fitted(table: RichTable, console: Console) -> RichTable:
     for column in table.columns:
         column.no_wrap = True
         column._cells = [_broken(cell) for cell in column._cells]
-    wide = console.options.update(width=1000)  # measured as if there were room for all
+    # measured as if there were room for all
+    wide = console.options.update(width=1000)
     while console.measure(table, options=wide).maximum > console.width and len(table.columns) > 5:
         table.columns.pop()
         table.caption = "a wider window, --json and --latex show all columns"

@@ -94,8 +94,10 @@ class RunEnd:
 
 
 Report = Callable[[Event | RunEnd], None]
-_MOST_LINES = 50  # about this many for the steps of one run
-_SILENCE = 60.0  # seconds without a line during a step
+# about this many for the steps of one run
+_MOST_LINES = 50
+# seconds without a line during a step
+_SILENCE = 60.0
 _DIED = "its process died (out of memory?): run fewer at once, then `ekiden resume`"
 _NOT_STARTED = (
     "its process ended with an error before it began, which Python printed: in a script, put what "
@@ -135,9 +137,7 @@ class Lines:
             return
         run = event.run
         if event.lines:
-            self._console.print(
-                event.lines, soft_wrap=True, markup=False, emoji=False, highlight=False
-            )
+            _print(self._console, event.lines)
         if event.total is not None:
             self._total[run] = event.total
             self._print(run, counted(event.total, "step"))
@@ -149,15 +149,19 @@ class Lines:
                 self._print(run, f"{text}, {event.text}" if event.text else text)
         elif event.step is None and self._total[run]:
             silent = time.monotonic() - self._last[run]
-            text = f"in step {self._step[run] + 1} of {self._total[run]}, {event.text}"
             if silent >= _SILENCE:
+                text = f"in step {self._step[run] + 1} of {self._total[run]}, {event.text}"
                 self._print(run, text)
 
     def _print(self, run: int, text: str) -> None:
         self._last[run] = time.monotonic()
-        line = f"{self._names[run]}: {text}"
-        self._console.print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        _print(self._console, f"{self._names[run]}: {text}")
         self._console.file.flush()
+
+
+def _print(console: Console, text: str) -> None:
+    """Print a text as it is."""
+    console.print(text, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 def execute(
@@ -209,9 +213,8 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
         transport = transport_of(job.on)
         data = job.plan.federation()
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DivergenceWarning
-            )  # the command line prints its own line about it
+            # the command line prints its own line about it
+            warnings.simplefilter("ignore", DivergenceWarning)
             result = job.plan.run(
                 job.folder,
                 data,
@@ -258,7 +261,9 @@ class _Children:
     """The processes of the runs. After `kill` none is alive, and none starts."""
 
     def __init__(self) -> None:
-        self._lock, self._started, self.stopped = threading.Lock(), list[SpawnProcess](), False
+        self._lock = threading.Lock()
+        self._started: list[SpawnProcess] = []
+        self.stopped = False
 
     def start(self, process: SpawnProcess) -> None:
         with self._lock:
@@ -293,7 +298,8 @@ def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> 
             report(event)
     if process.pid is not None:
         process.join()
-    if outcome is None:  # after a kill the code is below 0
+    # after a kill the code is below 0
+    if outcome is None:
         unable = not begun and (process.exitcode or 0) > 0
         outcome = RunEnd(run, job.folder, _NOT_STARTED if unable else _DIED)
     if not children.stopped:
@@ -305,14 +311,14 @@ def _child(run: int, job: LaunchedRun, to: "Connection[Any, Any]") -> None:
     """Execute the run in this process. Whatever goes wrong becomes its outcome."""
     end_with_parent()
     warnings_as_lines()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends its processes
+    # the parent gets it, too, and ends its processes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         outcome = _guarded(run, job, to.send)
     except Exception as error:
-        line = " ".join(str(error).split())
-        hint = (
-            f"`ekiden resume {job.folder}` shows where" if job.folder.exists() else "is this a bug?"
-        )
+        line, hint = " ".join(str(error).split()), "is this a bug?"
+        if job.folder.exists():
+            hint = f"`ekiden resume {job.folder}` shows where"
         outcome = RunEnd(run, job.folder, f"{type(error).__name__}: {line} ({hint})")
     to.send(outcome)
 
@@ -339,10 +345,9 @@ class Board:
         bar, began = self._running[event.run]
         if isinstance(event, Event):
             if event.lines:
-                self._console.print(event.lines, soft_wrap=True, markup=False, highlight=False)
-            known = {"completed": event.step, "total": event.total}
-            given = {name: number for name, number in known.items() if number is not None}
-            self.progress.update(bar, text=event.text, **given)  # type: ignore[arg-type]
+                _print(self._console, event.lines)
+            # None leaves a number of the bar as it is
+            self.progress.update(bar, text=event.text, completed=event.step, total=event.total)
             return
         del self._running[event.run]
         self.progress.remove_task(bar)
@@ -353,13 +358,13 @@ class Board:
         self.progress.update(self._all, completed=self._done, text=left)
         error = "another process is working on it" if event.elsewhere else event.error
         how = ", ".join(filter(None, (error or f"done in {duration(now - began)}", left)))
-        line = f"[{self._done}/{len(self._names)}] {self._names[event.run]}: {how}"
-        self._console.print(line, markup=False, highlight=False)
+        _print(self._console, f"[{self._done}/{len(self._names)}] {self._names[event.run]}: {how}")
 
 
 CLUSTERS = {"slurm": "slurm", "local-cluster": "local"}
 """submitit's name for each place; local-cluster: processes of this machine, to try it"""
-_POLL = {"slurm": 10.0, "local-cluster": 2.0}  # seconds between looks
+# seconds between looks
+_POLL = {"slurm": 10.0, "local-cluster": 2.0}
 _SQUEUE = ("squeue", "--me", "--noheader", "--array", "--format=%i")
 _DAY = 24 * 60
 
@@ -383,7 +388,8 @@ class Command:
         import submitit
 
         if self._child is not None:
-            self._child.kill()  # the run folder is safe to kill
+            # the run folder is safe to kill
+            self._child.kill()
         return submitit.helpers.DelayedSubmission(Command(self._words, self._place))
 
 
@@ -394,7 +400,7 @@ def submit(
     device: str,
     place: str,
     settings: Mapping[str, str | int],
-    report: Callable[[Event | RunEnd], None],
+    report: Report,
 ) -> None:
     """Submit runs of a sweep, and report how they go on until all have ended. If this process ends,
     the jobs go on.
@@ -414,24 +420,16 @@ def submit(
 
     require_extra("submitit", f"--on {place}", "submitit")
     out, track = jobs[0].folder.parent, jobs[0].track
-    command = [
-        sys.executable,
-        "-m",
-        "ekiden",
-        "sweep",
-        str(file),
-        "--budget",
-        budget,
-        "--device",
-        device,
-    ]
-    command += ["--out", str(out), *(["--track", *track] if track else []), "--job"]
+    command = [sys.executable, "-m", "ekiden", "sweep", str(file), "--budget", budget]
+    command += ["--device", device, "--out", str(out)]
+    if track:
+        command += ["--track", *track]
+    command.append("--job")
     executor = submitit.AutoExecutor(folder=out / "jobs", cluster=CLUSTERS[place])
     cores = max(job.plan.workers * max(1, job.plan.hardware.threads) for job in jobs)
     try:
-        executor.update_parameters(
-            **{"name": "ekiden", "timeout_min": _DAY, "cpus_per_task": cores, **settings}
-        )
+        usual = {"name": "ekiden", "timeout_min": _DAY, "cpus_per_task": cores}
+        executor.update_parameters(**usual | dict(settings))
     except (NameError, ValueError, TypeError) as error:
         raise UserError(f"--queue: {error}") from None
     with executor.batch():
@@ -495,7 +493,7 @@ def _error(folder: Path, job: Any) -> str:
         return str(error)
     log, lines = job.paths.stderr, ["no output"]
     if log.exists():
-        lines += [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines += filter(str.strip, log.read_text(errors="replace").splitlines())
     # The last line, or the last one that the command itself says.
     why = next((line for line in reversed(lines) if line.startswith("ekiden:")), lines[-1])
     return f"job {job.job_id} ended: {why.strip()}; see {log}"

@@ -14,7 +14,8 @@ def draw(fed: FederatedData, path: Path | str) -> None:
         UserError: it cannot be written.
     """
     require_extra("report", "the picture", "matplotlib", "jinja2")
-    from ekiden.lab.reporting.figures import holders  # it needs the extra
+    # it needs the extra
+    from ekiden.lab.reporting.figures import holders
 
     try:
         holders(fed).savefig(path, format="png", dpi=120)

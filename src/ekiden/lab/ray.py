@@ -28,7 +28,9 @@ from ekiden.core.training.weights import Weights
 Keys = Mapping[str, set[str]]  # keys of values, by the client that holds them
 T = TypeVar("T")
 _TRIES = 3
-_SHOWN = 200  # characters of an error of Ray that a message has
+# characters of an error of Ray that a message has
+_SHOWN = 200
+# types of arguments that nobody changes after a call
 _FIXED = (
     Weights,
     bool,
@@ -36,7 +38,7 @@ _FIXED = (
     float,
     str,
     type(None),
-)  # types of arguments that nobody changes after a call
+)
 
 
 class TaskDone(NamedTuple):
@@ -164,55 +166,60 @@ class OnRay:
             "scheduling_strategy": "SPREAD",
             "max_restarts": 0,
             "max_task_retries": 0,
+            **options,
         }
-        self._options |= options
         self._homes: list[Any] = []
 
     def __call__(self, start: Start) -> Transport:
         """Make the transport that continues from `start`."""
         import ray
 
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not ray.is_initialized():
-            more = {"address": self._address} if self._address else {"num_cpus": core_count()}
-            try:
-                ray.init(
-                    include_dashboard=None if self._address else False, log_to_driver=False, **more
-                )
-            except (
-                Exception
-            ) as error:  # of many kinds; a node that starts too slowly gives a bare Exception
-                line = " ".join(str(error).split())[:_SHOWN]
-                if not self._address:
-                    raise UserError(
-                        f"Ray does not start here ({line}): try again, or leave Ray out"
-                    ) from None
+            self._join()
+        elif not self._joined:
+            at = ray.get_runtime_context().gcs_address
+            if self._address not in ("", "auto", at):
                 raise UserError(
-                    f"no Ray cluster at {self._address} ({line}): start it; set "
-                    "RAY_AUTH_MODE=token if it wants one"
-                ) from None
-            self._joined = True  # Ray may call the same address by another name
-        elif not self._joined and self._address not in (
-            "",
-            "auto",
-            at := ray.get_runtime_context().gcs_address,
-        ):
-            raise UserError(
-                f"this process is connected to the Ray cluster at {at}: leave out {self._address}"
-            )
+                    f"this process is connected to the Ray cluster at {at}: leave out {self._address}"
+                )
         have, share = ray.cluster_resources(), float(self._options.get("num_gpus", 0))
         count = min(self._count or max(1, int(have.get("CPU", 1))), len(start.clients))
         if share:
-            fit = int(
-                have.get("GPU", 0) * int(1 / share) if share < 1 else have.get("GPU", 0) // share
-            )
-            if count > fit and (self._count or not fit):  # these homes would wait for ever
+            fit = int(have.get("GPU", 0) // share)
+            # a home is on one GPU
+            if share < 1:
+                fit = int(have.get("GPU", 0) * int(1 / share))
+            # these homes would wait for ever
+            if count > fit and (self._count or not fit):
                 raise UserError(
                     f"num_gpus={share:g} fits {fit} homes here, not {count}: use fewer or smaller "
                     "ones"
                 )
             count = min(count, fit)
         return _Ray(start, self._begun(start, count))
+
+    def _join(self) -> None:
+        """Connect this process to the cluster, or start one here."""
+        import ray
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options: dict[str, Any] = {"num_cpus": core_count(), "include_dashboard": False}
+        if self._address:
+            options = {"address": self._address}
+        try:
+            ray.init(log_to_driver=False, **options)
+        # of many kinds; a node that starts too slowly gives a bare Exception
+        except Exception as error:
+            line = " ".join(str(error).split())[:_SHOWN]
+            why = f"Ray does not start here ({line}): try again, or leave Ray out"
+            if self._address:
+                why = (
+                    f"no Ray cluster at {self._address} ({line}): start it; set "
+                    "RAY_AUTH_MODE=token if it wants one"
+                )
+            raise UserError(why) from None
+        # Ray may call the same address by another name
+        self._joined = True
 
     def _begun(self, start: Start, count: int) -> list[Any]:
         """Return so many homes that have begun the run, with new ones in place of those that
@@ -252,21 +259,20 @@ class _Ray(Transport):
     def __init__(self, start: Start, homes: list[Any]) -> None:
         self._start, self._homes = start, homes
         self._places = {client: i % len(homes) for i, client in enumerate(start.clients)}
-        self._running: dict[Ref[Any], Any] = {}  # tasks of this step
+        # tasks of this step
+        self._running: dict[Ref[Any], Any] = {}
         self._done: dict[Ref[Any], TaskDone] = {}
-        self._moved: dict[Ref[Any], Any] = {}  # values in the object store, of this step
-        self._given: dict[
-            tuple[int, ...], tuple[Any, Any]
-        ] = {}  # arguments of this step, and where they are encoded
+        # values in the object store, of this step
+        self._moved: dict[Ref[Any], Any] = {}
+        # arguments of this step, and where they are encoded
+        self._given: dict[tuple[int, ...], tuple[Any, Any]] = {}
         self._live = by_owner(live_refs(start.state))
         folder = start.folder
+        self._touched: set[str] = set()
         # A process that died between writing the state and `settle` left values behind at any
         # client.
-        self._touched = (
-            {path.name for path in folder.iterdir()}
-            if folder is not None and folder.exists()
-            else set()
-        )
+        if folder is not None and folder.exists():
+            self._touched |= {path.name for path in folder.iterdir()}
         self._written = dict(start.written or {})
         if start.written is None:
             self._written = {client: str(start.store(client).written) for client in self._touched}
@@ -276,18 +282,15 @@ class _Ray(Transport):
         here = self._places[request.client]
         foreign = [r for r in dict.fromkeys(refs(request.args)) if r.owner != EVERYONE]
         foreign = [r for r in foreign if self._places[r.owner] != here]
-        values = [
-            self._object(ref) for ref in foreign
-        ]  # as arguments of their own, so that they go straight there
-        given = (
+        self._running[Ref(request.client, request.key)] = self._homes[here].task.remote(
             request.step,
             request.call,
             request.client,
             request.task,
             self._arguments(request.args),
-        )
-        self._running[Ref(request.client, request.key)] = self._homes[here].task.remote(
-            *given, foreign, *values
+            foreign,
+            # as arguments of their own, so that they go straight there
+            *map(self._object, foreign),
         )
         self._touched.add(request.client)
 
@@ -313,12 +316,10 @@ class _Ray(Transport):
         for ref in list(self._running):
             self._finish(ref)
         keys = by_owner(live)
-        told = self._each(
-            self._touched | set(keys), keys, lambda home, its: home.commit.remote(step, its)
-        )
-        for written in told:
+        asked = self._touched | set(keys)
+        for written in self._each(asked, keys, lambda home, its: home.commit.remote(step, its)):
             self._written |= {client: str(when) for client, when in written.items()}
-        self._touched |= set(self._live) | set(keys)
+        self._touched = asked | set(self._live)
         self._live = keys
         return {ref: Work(done.forward, done.backward) for ref, done in self._done.items()}
 
@@ -357,11 +358,11 @@ class _Ray(Transport):
         """
         import ray
 
-        if not any(isinstance(arg, Weights) for arg in args) or not all(
-            isinstance(arg, _FIXED) for arg in args
-        ):
+        models = any(isinstance(arg, Weights) for arg in args)
+        if not models or not all(isinstance(arg, _FIXED) for arg in args):
             return wire.encode(list(args))
-        same = tuple(map(id, args))  # the objects are kept as long as these numbers
+        # the objects are kept as long as these numbers
+        same = tuple(map(id, args))
         if same not in self._given:
             self._given[same] = args, ray.put(wire.encode(list(args)))
         return self._given[same][1]
@@ -386,7 +387,7 @@ def _death(beginning: Any) -> str:
     try:
         _got(beginning)
     except Interrupted as death:
-        said = [line for line in str(death.__cause__).splitlines() if line.strip()] or [str(death)]
+        said = list(filter(str.strip, str(death.__cause__).splitlines())) or [str(death)]
         return next((line for line in reversed(said) if "Error" in line), said[0]).strip()[:_SHOWN]
     return ""
 

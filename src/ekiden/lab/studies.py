@@ -52,7 +52,8 @@ class _Candidate:
         return _Candidate(replace(self.method, **hyper), replace(self.training, **rest))
 
 
-_Choice = tuple[dict[str, Any], _Candidate]  # A candidate, and its settings from the grid
+# A candidate, and its settings from the grid
+_Choice = tuple[dict[str, Any], _Candidate]
 
 
 @dataclass(frozen=True)
@@ -94,32 +95,25 @@ class Study(Mapping[str, tuple[Result, ...]]):
         Raises:
             UserError: there is no such method, or pandas is not installed.
         """
-        other = self[against or next(iter(self))]
+        against = against or next(iter(self))
+        other = self[against]
         rows = []
         for label, results in self.items():
             metric = task_in(results[0].config).headline
             gaps = [metric.scale * (a.score - b.score) for a, b in zip(results, other, strict=True)]
-            error = f" ± {stdev(gaps) / sqrt(len(gaps)):.2f}" if len(gaps) > 1 else ""
+            gap = f"{mean(gaps):+.2f}"
+            if len(gaps) > 1:
+                gap += f" ± {stdev(gaps) / sqrt(len(gaps)):.2f}"
+            scores = [metric.scale * result.score for result in results]
+            row = {"method": label, f"{metric.name}{metric.unit}": spread(scores, metric)}
+            row[f"minus {against}"] = "" if results is other else gap
             known = [result.majority for result in results if result.majority is not None]
-            guess = {"majority guess %": f"{100 * mean(known):.2f}"} if known else {}
-            rows.append(
-                {
-                    "method": label,
-                    f"{metric.name}{metric.unit}": spread(
-                        [metric.scale * result.score for result in results], metric
-                    ),
-                    f"minus {against or next(iter(self))}": ""
-                    if results is other
-                    else f"{mean(gaps):+.2f}{error}",
-                    **guess,
-                    "bytes": f"{mean(result.bytes for result in results):,.0f}",
-                    **(
-                        {"chosen": ", ".join(f"{k}={v}" for k, v in self.chosen[label].items())}
-                        if self.chosen
-                        else {}
-                    ),
-                }
-            )
+            if known:
+                row["majority guess %"] = f"{100 * mean(known):.2f}"
+            row["bytes"] = f"{mean(result.bytes for result in results):,.0f}"
+            if self.chosen:
+                row["chosen"] = ", ".join(f"{k}={v}" for k, v in self.chosen[label].items())
+            rows.append(row)
         return _pandas().DataFrame(rows).fillna("").set_index("method")
 
     def frame(self) -> "pandas.DataFrame":
@@ -153,7 +147,8 @@ class Study(Mapping[str, tuple[Result, ...]]):
             UserError: no step has such a number, or matplotlib is not installed.
         """
         require_extra("report", "plot", "matplotlib")
-        from matplotlib import pyplot  # seconds
+        # seconds
+        from matplotlib import pyplot
 
         axes = ax or pyplot.subplots()[1]
         metric = metric or next(iter(self.values()))[0].headline
@@ -163,28 +158,19 @@ class Study(Mapping[str, tuple[Result, ...]]):
                 raise unknown("number", name, frame.columns)
         for label, rows in frame.dropna(subset=[metric]).groupby("method", sort=False):
             steps = rows.groupby("step")
-            across, middle, width = (
-                steps[x].mean(),
-                steps[metric].mean(),
-                steps[metric].std().fillna(0),
-            )
-            (line,) = axes.plot(
-                across, middle, marker="o" if len(across) == 1 else None, label=label
-            )
-            if len(across) == 1:  # which has no band
-                axes.errorbar(across, middle, width, color=line.get_color(), capsize=3)
-            axes.fill_between(
-                across,
-                middle - width,
-                middle + width,
-                color=line.get_color(),
-                alpha=0.15,
-                linewidth=0,
-            )
+            across, middle = steps[x].mean(), steps[metric].mean()
+            width = steps[metric].std().fillna(0)
+            (line,) = axes.plot(across, middle, label=label)
+            colour = line.get_color()
+            # which has no band
+            if len(across) == 1:
+                line.set_marker("o")
+                axes.errorbar(across, middle, width, color=colour, capsize=3)
+            ends = middle - width, middle + width
+            axes.fill_between(across, *ends, color=colour, alpha=0.15, linewidth=0)
         spent = frame.dropna(subset=[metric]).groupby("method")[x].max()
-        if (
-            spent.max() > 12 * spent[spent > 0].min()
-        ):  # as in the report; what nothing was spent for stays at 0
+        # as in the report; what nothing was spent for stays at 0
+        if spent.max() > 12 * spent[spent > 0].min():
             axes.set_xscale("symlog", linthresh=float(frame[x][frame[x] > 0].min()))
         axes.set_xlabel(x.replace("_", " "))
         axes.set_ylabel(metric.replace("_", " "))
@@ -202,13 +188,11 @@ class Study(Mapping[str, tuple[Result, ...]]):
                 "a report is made of run folders: give the study a folder, study(..., folder=...)"
             )
         require_extra("report", "report", "matplotlib", "jinja2")
-        from ekiden.lab.reporting import report  # it needs an extra
+        # it needs an extra
+        from ekiden.lab.reporting import report
 
-        report(
-            [result.folder for results in self.values() for result in results if result.folder],
-            Path(folder),
-            0,
-        )
+        runs = [result.folder for results in self.values() for result in results if result.folder]
+        report(runs, Path(folder), 0)
         return Path(folder) / "index.html"
 
     def to_latex(self) -> str:
@@ -357,7 +341,8 @@ class _Results:
 
     def best(self, label: str, candidates: Sequence[_Choice]) -> _Choice:
         """Return the candidate with the best mean score on validation data."""
-        if len(candidates) == 1:  # nothing to choose
+        # nothing to choose
+        if len(candidates) == 1:
             return candidates[0]
         measured = [
             self(f"tuning/{label}-{_told(settings)}", one, tune=True)
@@ -421,7 +406,8 @@ def _escaped(name: str) -> str:
 
 def _pandas() -> Any:
     try:
-        import pandas  # an extra
+        # an extra
+        import pandas
     except ImportError:
         raise UserError('a table needs pandas: pip install "ekiden[pandas]"') from None
     return pandas

@@ -93,19 +93,17 @@ def check(
     subject = Subject(kind)
     published = kind.__module__.startswith("ekiden.methods.")
     findings: list[Finding] = []
-    known: list[Exception] = []  # what prevented an earlier check
+    # what prevented an earlier check
+    known: list[Exception] = []
     for one in checks:
         if one is rules.cites_its_source and not published:
             continue
         broken = {finding.name for finding in findings if finding.broken}
-        blocked = (one not in TEXT and broken and not _can_be_made(subject)) or (
-            one in CONDUCT and broken & _FIRST
-        )
-        finding = (
-            Finding(one.__name__, line(one), tried=False)
-            if blocked
-            else _tried(one, subject, known)
-        )
+        unmade = one not in TEXT and broken and not _can_be_made(subject)
+        if unmade or (one in CONDUCT and broken & _FIRST):
+            finding = Finding(one.__name__, line(one), tried=False)
+        else:
+            finding = _tried(one, subject, known)
         findings.append(finding)
         report(finding)
     return tuple(findings)
@@ -156,19 +154,12 @@ def _tried(one: Check, subject: Subject, known: list[Exception]) -> Finding:
 
 def _found(error: Exception, kind: Any) -> str:
     """Return in one line what went wrong."""
-    if isinstance(error, Broken) and error.__cause__ is not None:
-        return (
-            f"{error} ({_found(error.__cause__, kind)})"
-            if isinstance(error.__cause__, Exception)
-            else str(error)
-        )
-    if isinstance(error, Broken | UserError):
-        return " ".join(str(error).split())
-    return " ".join(
-        str(
-            outside.failure(outside.source(kind) or Path(getattr(kind, "__name__", "it")), error)
-        ).split()
-    )
+    if isinstance(error, Broken) and isinstance(error.__cause__, Exception):
+        return f"{error} ({_found(error.__cause__, kind)})"
+    if not isinstance(error, Broken | UserError):
+        file = outside.source(kind) or Path(getattr(kind, "__name__", "it"))
+        error = outside.failure(file, error)
+    return " ".join(str(error).split())
 
 
 __all__ = [

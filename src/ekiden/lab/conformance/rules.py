@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
-from itertools import pairwise
 from math import inf, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,9 +61,8 @@ def is_a_frozen_dataclass(subject: Subject) -> None:
 def describes_itself(subject: Subject) -> None:
     """It describes itself: the docstring begins with a line of one sentence."""
     text = inspect.cleandoc(vars(subject.kind)["__doc__"] or "")
-    if text.startswith(
-        f"{subject.kind.__name__}("
-    ):  # `dataclass` writes this if there is no docstring
+    # `dataclass` writes this if there is no docstring
+    if text.startswith(f"{subject.kind.__name__}("):
         raise Broken("the class has no docstring")
     if not re.match(r"\S(?:(?!\n\n).)*\.(\n\n|$)", text, re.DOTALL):
         raise Broken(
@@ -88,9 +86,10 @@ def cites_its_source(subject: Subject) -> None:
 
 def every_field_has_default_and_help(subject: Subject) -> None:
     """Every field has a default and a help text."""
-    helped = {
-        name for kind in subject.kind.__mro__ if issubclass(kind, Method) for name in _helped(kind)
-    }
+    # the command line is slow to import
+    from ekiden.cli.flags import texts_below
+
+    helped = texts_below(subject.kind)
     for f in fields(subject.kind):
         if f.default is MISSING and f.default_factory is MISSING:
             raise Broken(f"{f.name} has no default")
@@ -151,48 +150,31 @@ def _base(hint: Any, default: object) -> Any:
     return type(default) if hint in (Any, object) else get_origin(hint) or hint
 
 
-def _body(kind: type[Method]) -> list[ast.stmt]:
-    """Return the statements of a class.
+def _source(kind: type[Method]) -> ast.AST:
+    """Return the syntax of a class.
 
     Raises:
         Broken: its source is not available.
     """
     try:
-        node = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        return ast.parse(textwrap.dedent(inspect.getsource(kind)))
     except (OSError, TypeError):
         raise Broken(f"the source of {kind.__name__} cannot be read: put it into a file") from None
-    assert isinstance(node, ast.ClassDef)
-    return node.body
-
-
-def _helped(kind: type[Method]) -> Iterator[str]:
-    """Yield the fields of a class that have a text below them."""
-    body = _body(kind)
-    for node, after in pairwise(body):
-        text = getattr(after.value, "value", None) if isinstance(after, ast.Expr) else None
-        if (
-            isinstance(text, str)
-            and isinstance(node, ast.AnnAssign)
-            and isinstance(node.target, ast.Name)
-        ):
-            yield node.target.id
 
 
 def _called(kind: type[Method]) -> Iterator[str]:
     """Yield the functions that `run` passes to `fed.call` or `fed.sum` as `self.NAME`."""
-    for node in (
-        n for statement in _body(kind) for n in ast.walk(statement) if isinstance(n, ast.Call)
-    ):
-        asks = isinstance(node.func, ast.Attribute) and node.func.attr in ("call", "sum")
-        if asks and ast.unparse(node.func.value) == "fed" and node.args:  # type: ignore[attr-defined]
-            task = node.args[0]
-            if isinstance(task, ast.Attribute) and ast.unparse(task.value) == "self":
-                yield task.attr
+    for node in ast.walk(_source(kind)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("fed.call", "fed.sum"):
+            owner, _, task = ast.unparse(node.args[0]).partition(".")
+            if owner == "self" and task.isidentifier():
+                yield task
 
 
 def _flags() -> set[str]:
     """Return the names of the command line's own flags."""
-    from ekiden.cli.runs import RunOptions  # the command line is slow to import
+    # the command line is slow to import
+    from ekiden.cli.runs import RunOptions
     from ekiden.cli.silos import RemoteOptions
     from ekiden.silos.coordinator.remote_plan import RemotePlan
 
@@ -200,7 +182,8 @@ def _flags() -> set[str]:
     return {f.name for kind in own for f in fields(kind)}
 
 
-_CHANCE = 0.45  # of three classes, the largest holds a third
+# of three classes, the largest holds a third
+_CHANCE = 0.45
 
 
 def ends_after_its_steps(subject: Subject) -> None:
@@ -219,7 +202,8 @@ def ends_after_its_steps(subject: Subject) -> None:
 
 def learns(subject: Subject) -> None:
     """It learns: a small run ends better than chance. It need not train."""
-    _, best = subject.plain, 0.0  # a run that fails is reported once
+    # a run that fails is reported once
+    _, best = subject.plain, 0.0
     for method, lr in _attempts(subject):
         row = _run(method, training=Training(lr=lr, batch_size=16)).metrics[-1]
         best = max(best, row["accuracy"], row["client_mean"])
@@ -232,7 +216,8 @@ def weighs_classes(subject: Subject) -> None:
     """Weights of classes change what clients learn, unless `Traits.weighs` is False."""
     plain = subject.plain
     if not subject.default.traits.weighs:
-        return  # a run with weights is refused
+        # a run with weights is refused
+        return
     training = replace(settings()["training"], class_weights="balanced")
     if not difference(plain, _run(subject.small, training=training)):
         raise Broken(
@@ -329,26 +314,25 @@ def _attempts(subject: Subject) -> Iterator[tuple[Any, float]]:
     """Yield methods and learning rates to try: most need little, some more epochs, rounds or
     smaller steps.
     """
-    method = subject.small  # two epochs are too little to learn anything in few communications
+    # two epochs are too little to learn anything in few communications
+    method = subject.small
     kinds = vars(subject.default)
     counts = [name for name in subject.counts if name != "rounds" and kinds[name] > 10]
     short, long = (replace(method, **dict.fromkeys(counts, count)) for count in (5, 20))
     more = replace(long, **{"rounds": 8}) if "rounds" in kinds else long
-    return iter(((short, 0.1), (long, 0.1), (more, 0.1), (more, 0.01)))
+    yield from ((short, 0.1), (long, 0.1), (more, 0.1), (more, 0.01))
 
 
 def _models(result: Result) -> list[Any]:
-    return [*([result.weights] if result.weights else []), *result.personal]
+    return [model for model in (result.weights, *result.personal) if model]
 
 
 def difference(a: Result, b: Result) -> str:
     """Say in what two runs differ; empty if they are equal."""
     if a.ledger != b.ledger:
         return "another ledger"
-    models = zip(a.personal, b.personal, strict=True)
-    return (
-        "" if same(a.weights, b.weights) and all(same(x, y) for x, y in models) else "another model"
-    )
+    models = zip((a.weights, *a.personal), (b.weights, *b.personal), strict=True)
+    return "" if all(same(x, y) for x, y in models) else "another model"
 
 
 SHAPES: tuple[Method, ...] = (
@@ -430,8 +414,9 @@ def _run(method: Method, **options: Any) -> Any:
     return run(method, blobs(), Tiny, **(settings() | options))
 
 
+# The lines of the contract of transports
 OF_TRANSPORTS = (
     gives_the_same_bits,
     resumes_on_it,
     forgets_what_died,
-)  # The lines of the contract of transports
+)

@@ -88,9 +88,8 @@ class Seen:
     requests: list[Request] = field(default_factory=list)  # the method's requests
     read: set[Ref[Any]] = field(default_factory=set)  # the values that were read from the transport
     passes: list[Passes] = field(default_factory=list)  # the passes of each task
-    selected: set[str] = field(
-        default_factory=set
-    )  # what local training was told to return, each value that occurred
+    # what local training was told to return, each value that occurred
+    selected: set[str] = field(default_factory=set)
     # tasks that kept something in `client.state` that does not fit the method's declaration, and
     # why
     misfits: dict[str, str] = field(default_factory=dict)
@@ -225,9 +224,12 @@ class Subject:
     """A method under test."""
 
     def __init__(self, kind: type[Method]) -> None:
-        self.kind = kind  # its class
-        self.seen = Seen()  # what was seen in `watched`, also if that run failed
-        self.files: dict[str, bytes] = {}  # those of `watched`
+        # its class
+        self.kind = kind
+        # what was seen in `watched`, also if that run failed
+        self.seen = Seen()
+        # those of `watched`
+        self.files: dict[str, bytes] = {}
 
     @_Once
     def default(self) -> Method:
@@ -277,7 +279,8 @@ class Subject:
         """The small run in a folder, watched, and the folder's configuration. Models are only
         measured at the end.
         """
-        _ = self.plain  # a run that fails is only made once
+        # a run that fails is only made once
+        _ = self.plain
         with TemporaryDirectory() as folder, watched() as self.seen, seeded(2):
             path = Path(folder) / "run"
             once = settings() | {"evaluate_every": 10**9}

@@ -41,9 +41,12 @@ from ekiden.runs.summary import Summary, simulated, size
 
 Row = dict[str, Any]
 _Line = NDArray[np.float64]
-_MOST = 14  # most lines in one figure
-_LONGEST = 22  # most letters of a label
-_FRAME = "#e4572e"  # stands out from every colour of the map
+# most lines in one figure
+_MOST = 14
+# most letters of a label
+_LONGEST = 22
+# stands out from every colour of the map
+_FRAME = "#e4572e"
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,8 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     if not ends or (axis is STEPS and max(ends) == 1):
         return None
     best = sorted(lines, key=lambda line: float(line.y[-1]), reverse=unit.higher)[:_MOST]
-    logarithmic = max(ends) > 12 * min(ends)  # cheap methods would all lie at the left edge
+    # cheap methods would all lie at the left edge
+    logarithmic = max(ends) > 12 * min(ends)
     figure, axes = blank()
     for line in lines:
         if line in best:
@@ -184,7 +188,8 @@ def _series(axes: Any, line: Line, logarithmic: bool) -> None:
         axes.axhline(y[-1], color=colour, linestyle=(0, (1, 2)), label=shown(f"{name} (none)"))
         return
     if logarithmic:
-        x = np.where(x > 0, x, np.nan)  # which has no place on this axis
+        # which has no place on this axis
+        x = np.where(x > 0, x, np.nan)
     axes.plot(x, y, **style, markersize=3.5, markevery=max(1, len(x) // 10), linewidth=1.5)
     if line.std is not None:
         low, high = y - line.std, y + line.std
@@ -202,14 +207,15 @@ def heat(
     form: str = "{:.0f}",
     limits: tuple[float, float] | None = None,
     labels: tuple[str, str] = ("", ""),
-) -> tuple[Any, Any]:
+) -> Any:
     """Draw a matrix as coloured cells. Cells have their numbers in them if there is room; NaN is
     left blank.
     """
     n, m = values.shape
     most = max(n, m)
     written = most <= 20
-    cell = 0.42  # inches, room for three digits
+    # inches, room for three digits
+    cell = 0.42
     if not written:
         cell = max(8.8 / most, min(0.11, 18 / most))
     beside, below = (0.3 + 0.085 * min(_LONGEST, max(map(len, names))) for names in (rows, columns))
@@ -230,20 +236,21 @@ def heat(
             text, colour = "–", MUTED
             if np.isfinite(value):
                 text, colour = form.format(value), WHITE
-                if (value - low) / ((high - low) or 1) > 0.55:  # a bright cell
+                # a bright cell
+                if (value - low) / ((high - low) or 1) > 0.55:
                     colour = "#101010"
             axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8.5, color=colour)
     else:
         bar = figure.colorbar(mesh, ax=axes, fraction=0.03, aspect=25, pad=0.02, label=unit)
         bar.outline.set_visible(False)
-    return figure, axes
+    return figure
 
 
 def holders(fed: FederatedData) -> Any:
     """Draw the training and validation samples of each class at each client."""
     names = [client.name for client in fed.clients]
     held = counts(fed).astype(float)
-    return heat(held, names, held_names(fed), unit="samples", labels=("client", "class"))[0]
+    return heat(held, names, held_names(fed), unit="samples", labels=("client", "class"))
 
 
 def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
@@ -271,11 +278,10 @@ def metric_map(
     if metric.share or np.isnan(values).all():
         limits = (0.0, 100.0)
     unit = f"{metric.name}{metric.unit}"
-    figure, _ = heat(values, rows, columns, unit=unit, limits=limits, labels=labels)
-    numbers: list[list[Value]] = [
-        [row, *(None if np.isnan(value) else float(value) for value in line)]
-        for row, line in zip(rows, values, strict=True)
-    ]
+    figure = heat(values, rows, columns, unit=unit, limits=limits, labels=labels)
+    numbers: list[list[Value]] = []
+    for row, line in zip(rows, values.tolist(), strict=True):
+        numbers.append([row, *(None if np.isnan(value) else value for value in line)])
     return Drawing(name, title, note, figure, [labels[0] or "method", *columns], numbers)
 
 
@@ -288,7 +294,8 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
     known = [g for g in known if g.shown.name == metric.name]
     clients = [f"client {i}" for i in range(len(first.last["clients"]))]
     for group in known:
-        if not group.yardstick:  # which has one client with all data
+        # which has one client with all data
+        if not group.yardstick:
             clients = list(group.first.config["clients"])
             break
     values = np.array([_scaled(g.first.last["clients"], metric) for g in known])
@@ -424,13 +431,12 @@ def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
     return sent, failed
 
 
-def _matrix(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
+def _matrix(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> Any:
     """Draw senders as rows and receivers as columns."""
     values = np.full((len(parties), len(parties)), np.nan)
     for (source, target), moved in sent.items():
         values[parties.index(source), parties.index(target)] = moved / 1e6
-    figure, _ = heat(values, parties, parties, unit="MB", form="{:.1f}", labels=("from", "to"))
-    return figure
+    return heat(values, parties, parties, unit="MB", form="{:.1f}", labels=("from", "to"))
 
 
 _NOTE = (
@@ -454,25 +460,24 @@ def failing(number: int, groups: Sequence[Group]) -> Iterator[PlainTable | Drawi
 
 def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
     """Return one row for each subgroup."""
-    rows = {
-        (column, subgroup): row
-        for column, groups in found["groups"].items()
-        for subgroup, row in groups.items()
-    }
-    figures: Mapping[str, bool] = found.get("shares", {})  # which are in percent
+    # which are in percent
+    figures: Mapping[str, bool] = found.get("shares", {})
     header = ["subgroup", "samples", "positives"]
     header += [f"{figure} %" if share else figure for figure, share in figures.items()]
-    shown = [
-        [f"{column}: {subgroup}", str(row["samples"]), str(row.get("positives", "–"))]
-        + [cell(row, f, share=share).replace("\n", "; ") for f, share in figures.items()]
-        for (column, subgroup), row in rows.items()
-    ]
-    if any("recalibration" in row for row in rows.values()):
+    shown = []
+    numbers = []
+    lines = []
+    for column, groups in found["groups"].items():
+        for subgroup, row in groups.items():
+            cells = [f"{column}: {subgroup}", str(row["samples"]), str(row.get("positives", "–"))]
+            cells += [cell(row, f, share=share).replace("\n", "; ") for f, share in figures.items()]
+            shown.append(cells)
+            numbers.append(_numbers(column, subgroup, row))
+            lines.append(row.get("recalibration"))
+    if any(lines):
         header.append("slope, intercept")
-        for cells, row in zip(shown, rows.values(), strict=True):
-            line = row.get("recalibration")
+        for cells, line in zip(shown, lines, strict=True):
             cells.append("{:.2f}, {:+.2f}".format(*line) if line else "–")
-    numbers = [_numbers(*place, row) for place, row in rows.items()]
     names = list(dict.fromkeys(name for row in numbers for name in row))
     note = _NOTE
     if "threshold" in found:

@@ -167,22 +167,16 @@ def _details(found: Found, most: int, opener: Opener) -> Details:
             fitting = [] if groups else peers[:most]
         groups += fitting
         if len(fitting) < len(peers):
-            closed.append(
-                Missing(
-                    setting,
-                    f"--details {len(found.groups)} draws the other methods and settings too",
-                )
-            )
+            why = f"--details {len(found.groups)} draws the other methods and settings too"
+            closed.append(Missing(setting, why))
     for group in groups:
         try:
             opened[group] = opener(group.first)
         except UserError as error:
-            away = (
-                "run between machines: the data stayed there"
-                if group.first.config.get("on")
-                else ""
-            )
-            closed.append(Missing(group.name, away or str(error)))
+            why = str(error)
+            if group.first.config.get("on"):
+                why = "run between machines: the data stayed there"
+            closed.append(Missing(group.name, why))
     return Details(tuple(groups), opened, tuple(closed))
 
 
@@ -235,15 +229,12 @@ def _by_setting(
             made[group.setting] += make(group, number)
         except UserError as error:  # a damaged file in its folder
             made[group.setting].append(Missing(group.name, str(error)))
-    several = len(made) > 1
-    return [
-        item
-        for setting, items in made.items()
-        for item in (
-            [Heading(setting)] if several and any(isinstance(i, Drawing) for i in items) else []
-        )
-        + items
-    ]
+    found: list[Item] = []
+    for setting, items in made.items():
+        if len(made) > 1 and any(isinstance(item, Drawing) for item in items):
+            found.append(Heading(setting))
+        found += items
+    return found
 
 
 def _forgetting(chosen: Details) -> list[Item]:
@@ -251,11 +242,9 @@ def _forgetting(chosen: Details) -> list[Item]:
         item = forgetting(group, number)
         return [item] if item is not None else []
 
-    none = Missing(
-        ", ".join(dict.fromkeys(g.name for g in chosen.groups)),
-        "no model is handed from client to client",
-    )
-    return _by_setting(chosen.groups, make) or ([none] if chosen.groups else [])
+    # `_section` joins the names of those that lack figures for one reason
+    why = "no model is handed from client to client"
+    return _by_setting(chosen.groups, make) or [Missing(g.name, why) for g in chosen.groups]
 
 
 def _left_out(folders: Sequence[tuple[Path, str]]) -> list[Item]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ekiden.core.base import outside
-from ekiden.core.base.errors import UserError
+from ekiden.core.base.errors import UserError, counted
 from ekiden.core.data.samples import Dataset, FederatedData, said_in
 from ekiden.core.engine.evaluation import TestSet
 from ekiden.core.engine.folder import settings_in
@@ -77,9 +77,8 @@ class Found:
     """The contents of the given folders."""
 
     groups: tuple[Group, ...]  # finished runs
-    sweeps: tuple[
-        tuple[Sweep, tuple[CellResult, ...]], ...
-    ]  # each with the finished runs of its cells
+    # each with the finished runs of its cells
+    sweeps: tuple[tuple[Sweep, tuple[CellResult, ...]], ...]
     loose: tuple[Group, ...]  # groups of runs that belong to none of the sweeps
     left_out: tuple[tuple[Path, str], ...]  # folders that are in no table or figure, and why
 
@@ -93,9 +92,8 @@ class Found:
 
 def collect(paths: Sequence[Path]) -> Found:
     """Read all runs and sweeps in the given folders and in folders below them."""
-    paths = [
-        path for path in paths if path.name not in OWN
-    ]  # a pattern such as runs/sweep/* also matches these files
+    # a pattern such as runs/sweep/* also matches these files
+    paths = [path for path in paths if path.name not in OWN]
     if not paths:
         raise UserError("name the run folders and sweep folders to report on")
     left_out: list[tuple[Path, str]] = []
@@ -112,12 +110,8 @@ def collect(paths: Sequence[Path]) -> Found:
         except UserError as error:
             left_out.append((folder, str(error)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            left_out.append(
-                (
-                    folder,
-                    f"cannot be read ({type(error).__name__}: {error}): the run folder is damaged",
-                )
-            )
+            why = f"cannot be read ({type(error).__name__}: {error}): the run folder is damaged"
+            left_out.append((folder, why))
     if not runs:
         folder, why = left_out[0]
         more = f"; {len(left_out) - 1} more are left out too" if len(left_out) > 1 else ""
@@ -130,14 +124,10 @@ def collect(paths: Sequence[Path]) -> Found:
             left_out.append((folder, f"its table is missing: {error}"))
     seeded = [tuple(seeds[s] for s in sorted(seeds)) for seeds in alike.values() if seeds]
     order = [run.folder for _, results in sweeps for result in results for run in result.runs]
-    left_out += [
-        (run.folder, f"the same run as {twin.folder}")
-        for run, twin in twins
-        if run.folder not in order
-    ]
-    seeded.sort(
-        key=lambda runs: order.index(runs[0].folder) if runs[0].folder in order else len(order)
-    )
+    for run, twin in twins:
+        if run.folder not in order:
+            left_out.append((run.folder, f"the same run as {twin.folder}"))
+    seeded.sort(key=lambda runs: [*order, runs[0].folder].index(runs[0].folder))
     columns = {swept.experiment.name for swept, _ in sweeps if not swept.experiment.methods_in_rows}
     groups = _named(seeded, columns)
     loose = tuple(group for group in groups if any(run.folder not in order for run in group.runs))
@@ -172,10 +162,8 @@ def _read(folder: Path) -> Summary:
     run = summarise(folder)
     if not run.finished:
         raise UserError(f"stopped after step {run.last.get('step', 0)}: {going_on(run)}")
-    if any(
-        value_of(run, key) is None
-        for key in ("accuracy", str(_swept(run.config).get("metric", "accuracy")))
-    ):
+    metrics = ("accuracy", str(_swept(run.config).get("metric", "accuracy")))
+    if any(value_of(run, metric) is None for metric in metrics):
         raise UserError("its test data were not measured")
     return run
 
@@ -188,11 +176,8 @@ def _results(
     for one in sweep.runs():
         if found := runs.get(one.folder.resolve()):
             state = one.state
-            if (
-                why := state.damage
-                or next(iter(state.changed), "")
-                or unmeasured(found, one.cell.metric)
-            ):
+            reasons = (state.damage, *state.changed, unmeasured(found, one.cell.metric))
+            if why := next(filter(None, reasons), ""):
                 left_out.append((one.folder, f"not in its table: {why}"))
             else:
                 done[one.cell.slug].append(found)
@@ -238,16 +223,20 @@ def _pools_data(config: Mapping[str, Any]) -> bool:
 
 def _setting(run: Summary, dataset: str) -> str:
     config = run.config
-    pooled = _pools_data(
-        config
-    )  # one client holds all training data; the test data are still those of all clients
-    clients = len((pooled and run.last.get("clients")) or config["clients"])
-    parts = [dataset, partition(config), f"{clients} client{'s' * (clients != 1)}"]
-    parts += [outside.short(model)] if (model := chosen_model(config)) != "auto" else []
+    clients = config["clients"]
+    # one client holds all training data; the test data are still those of all clients
+    if _pools_data(config):
+        clients = run.last.get("clients") or clients
+    parts = [dataset, partition(config), counted(len(clients), "client")]
+    if (model := chosen_model(config)) != "auto":
+        parts.append(outside.short(model))
     plan = said_in(config)
-    parts += [f"{plan['size']} pixels"] if plan.get("size") else []
-    parts += ["on validation data"] if plan.get("tune") else []
-    parts += ["personal models on own data"] if config["recipe"]["evaluate_on"] == "own" else []
+    if plan.get("size"):
+        parts.append(f"{plan['size']} pixels")
+    if plan.get("tune"):
+        parts.append("on validation data")
+    if config["recipe"]["evaluate_on"] == "own":
+        parts.append("personal models on own data")
     return " · ".join(part for part in parts if part)
 
 
@@ -255,14 +244,15 @@ def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Gr
     """Name each group so that it can be told from the others of its setting."""
     groups = tuple(groups)
     paths = dict.fromkeys(str(runs[0].config["dataset"]) for runs in groups)
-    files = [Path(path).name for path in paths]  # which are enough if no two are equal
-    short = {
-        path: file if files.count(file) == 1 else path
-        for path, file in zip(paths, files, strict=True)
-    }
-    bare = [
-        Group("", _setting(runs[0], short[str(runs[0].config["dataset"])]), runs) for runs in groups
-    ]
+    # which are enough if no two are equal
+    files = [Path(path).name for path in paths]
+    short = dict(zip(paths, files, strict=True))
+    bare = []
+    for runs in groups:
+        data = str(runs[0].config["dataset"])
+        if files.count(short[data]) == 1:
+            data = short[data]
+        bare.append(Group("", _setting(runs[0], data), runs))
     named: list[Group] = []
     places: dict[str, int] = {}
     for setting in dict.fromkeys(group.setting for group in bare):
@@ -281,13 +271,12 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
     swept = _swept(group.first.config)
     labels = [str(swept[k]) for k in ("row", "column") if swept.get(k)]
     if len(labels) == 2:
-        labels = labels[::-1] if swept.get("experiment") in columns else labels
+        if swept.get("experiment") in columns:
+            labels.reverse()
         twins = [_swept(p.first.config) for p in peers if p is not group]
-        return (
-            " · ".join(labels)
-            if any(labels[0] in (t.get("row"), t.get("column")) for t in twins)
-            else labels[0]
-        )
+        if any(labels[0] in (t.get("row"), t.get("column")) for t in twins):
+            return " · ".join(labels)
+        return labels[0]
     mine = _settings(group)
     others = [
         _settings(p) for p in peers if p.first.recipe["method"] == group.first.recipe["method"]
@@ -295,9 +284,9 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
     differing = {k: v for k, v in mine.items() if any(other.get(k) != v for other in others)}
     kind = known(group.first.recipe["method"])
     title = kind.__name__ if kind else outside.short(group.first.recipe["method"])
-    return (
-        f"{title} ({', '.join(f'{k}={v}' for k, v in differing.items())})" if differing else title
-    )
+    if differing:
+        title += f" ({', '.join(f'{k}={v}' for k, v in differing.items())})"
+    return title
 
 
 def _settings(group: Group) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ekiden.core.base.files import csv_cell
 
 INK, MUTED, LINE, PAPER = "#1b1f24", "#5d6570", "#d9dde2", "#ffffff"
 WHITE = "#fefefe"  # on top of a dark cell: white in both modes
+# Okabe and Ito, grey for black
 SERIES = (
     "#0072b2",
     "#d55e00",
@@ -28,7 +29,7 @@ SERIES = (
     "#e69f00",
     "#56b4e9",
     "#4d4d4d",
-)  # Okabe and Ito, grey for black
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 STROKES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 HEAT = "cividis"  # made for colour-blind readers, readable without colour
@@ -148,7 +149,8 @@ def legend(figure: Any, axes: Any) -> None:
     handles, names = axes.get_legend_handles_labels()
     if not names:
         return
-    widest = 46 + 5.8 * max(map(len, names))  # in points: the mark and the letters
+    # in points: the mark and the letters
+    widest = 46 + 5.8 * max(map(len, names))
     fit = max(1, min(len(names), int(figure.get_figwidth() * 72 / widest)))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // fit))
     figure.legend(
@@ -162,9 +164,8 @@ def publish(drawing: Drawing, folder: Path) -> tuple[str, str]:
     """
     text = io.StringIO()
     drawing.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    drawing.figure.set_layout_engine(
-        None
-    )  # keep the layout of the SVG, without another draw to find it
+    # keep the layout of the SVG, without another draw to find it
+    drawing.figure.set_layout_engine(None)
     drawing.figure.savefig(
         folder / "figures" / f"{drawing.name}.png", format="png", dpi=160, metadata={}
     )

@@ -110,21 +110,18 @@ def _results(
     link: str = "",
 ) -> PlainTable:
     """Return a table of these cells, by row and column."""
-    places = {
-        (i, j): found
-        for i, row in enumerate(rows)
-        for j, column in enumerate(columns, 1)
-        if (found := cells.get((row, column)))
-    }
-    marks = {place: ("best", "second")[one.rank - 1] for place, one in places.items() if one.rank}
     texts = []
-    for row in rows:
+    marks = {}
+    for i, row in enumerate(rows):
         there = [cells.get((row, column), _Result("–")) for column in columns]
         texts.append([row, *(one.text for one in there)])
+        for j, one in enumerate(there, 1):
+            if one.rank:
+                marks[i, j] = ("best", "second")[one.rank - 1]
     data = [[*place, *one.numbers] for place, one in cells.items() if one.numbers]
-    name = f"results-{number}"
+    header = ["", *columns]
     return PlainTable(
-        name, title, note, ["", *columns], texts, _RESULT, data, marks=marks, link=link
+        f"results-{number}", title, note, header, texts, _RESULT, data, marks=marks, link=link
     )
 
 
@@ -317,9 +314,7 @@ def _environment(run: Summary) -> tuple[str, ...]:
 
 
 def _default(field: "Field[Any]") -> Any:
-    if field.default is not MISSING:
-        return field.default
-    return field.default_factory() if field.default_factory is not MISSING else MISSING
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _flag(name: str, value: Any) -> list[str]:

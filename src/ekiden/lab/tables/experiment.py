@@ -85,9 +85,8 @@ class Budget:
     """How much of an experiment is run."""
 
     name: str = PAPER  # name on the command line
-    factors: Mapping[str, float] = field(
-        default_factory=dict
-    )  # factors of whole-numbered hyperparameters, by name
+    # factors of whole-numbered hyperparameters, by name
+    factors: Mapping[str, float] = field(default_factory=dict)
     seeds: int | None = None  # number of the file's seeds that are run; None for all
 
     def scale(self, plan: Plan[Method]) -> tuple[Plan[Method], tuple[Scaled, ...]]:
@@ -144,7 +143,8 @@ _TOP = (
 _OWN = ("label", "method", "metric", "note", "differs", "skip")
 _ROW = (*_OWN, "printed", "at")
 _TITLES = tuple(m.title() for m in METHODS)
-_LONGEST = 180  # most bytes of a cell's file name; file systems allow 255
+# most bytes of a cell's file name; file systems allow 255
+_LONGEST = 180
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,8 @@ class Experiment:
     columns: tuple[str, ...]  # labels of the columns
     cells: tuple[Cell, ...]  # one for each row and column
     methods_in_rows: bool  # whether rows are compared with each other; otherwise columns are
-    paired: tuple[
-        str, ...
-    ] = ()  # labels of methods whose differences to all others are shown, seed by seed
+    # labels of methods whose differences to all others are shown, seed by seed
+    paired: tuple[str, ...] = ()
 
 
 def read(path: Path, budget: str = PAPER) -> Experiment:
@@ -391,7 +390,8 @@ def _cell(
         plan, scaled = budget.scale(
             plan_of(method, {"threads": 1} | _merged(method_named(method), layers))
         )
-        if metric not in METRICS:  # it is measured only if the file asks for it
+        # it is measured only if the file asks for it
+        if metric not in METRICS:
             plan = replace(plan, recipe=replace(plan.recipe, metric=metric))
         if metric == "client_mean_trained" and plan.recipe.evaluate_on != "own":
             raise UserError(f'metric {metric} is not measured: add evaluate_on = "own"')
@@ -410,9 +410,8 @@ def _measured(default: Entry, rows: Sequence[Entry]) -> str:
             for part in _parts(layer, _last((default, row), "method"))
         ]
         name, task, data = (_last(layers, key) for key in ("metric", "task", "data"))
-        if (
-            name not in _OF_TASKS or name == METRICS[0]
-        ):  # accuracy, or what the task has in its place
+        # accuracy, or what the task has in its place
+        if name not in _OF_TASKS or name == METRICS[0]:
             first = KINDS[task].metrics[0].name if task in KINDS else METRICS[0]
             name = first if task in KINDS or not data or data in NAMED else "headline metric"
         found.add(f"{name}{_OF_TASKS[name].unit}" if name in _OF_TASKS else name)
@@ -431,7 +430,8 @@ def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
     for name, value in layer.items():
         if isinstance(value, dict) and name != "at" and name not in _TITLES:
             raise unknown("method", name, _TITLES)
-        if name in _TITLES and name not in known_anywhere():  # "average" is a hyperparameter too
+        # "average" is a hyperparameter too
+        if name in _TITLES and name not in known_anywhere():
             table(value, name)
     own = layer.get(method.removesuffix(LAP))
     return {k: v for k, v in layer.items() if not isinstance(v, dict)}, {
@@ -448,7 +448,8 @@ def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
     known = common_settings() | hyperparameters(kind)
     for layer in layers:
         for name, value in layer.items():
-            if name in known and name != "metric":  # `_cell` reads that
+            # `_cell` reads that
+            if name in known and name != "metric":
                 merged[name] = value
             elif name not in _ROW and ("method" in layer or name not in known_anywhere()):
                 raise unknown(f"setting of {kind.title()}", name, known)

@@ -57,21 +57,19 @@ def section(sweep: Sweep, *more: Sweep) -> str:
     experiment, results = sweep.experiment, collect(sweep, more=more)
     places = {run.folder.name for run in sweep.runs()}
     for one in more:
-        if other := next(
-            (r for r in one.runs() if r.folder.name not in places and r.finished), None
-        ):
-            raise UserError(
-                f"{sweep.folder} has no cell for {other.folder}: name {one.folder} first"
-            )
+        for run in one.runs():
+            if run.folder.name not in places and run.finished:
+                raise UserError(
+                    f"{sweep.folder} has no cell for {run.folder}: name {one.folder} first"
+                )
     done = [r for r in results if r.runs]
     source = f"[{experiment.source}]({experiment.link})" if experiment.link else experiment.source
     lines = [f"## {experiment.title}", ""]
     lines += [f"Printed: {source}.", ""] if source else []
-    lines += [f"    {sweep.command}", ""]
     budget = "Budget: nothing scaled."
     if scaled := scaled_down(experiment):
         budget = f"Budget {experiment.budget}: {scaled}."
-    lines += [budget, ""]
+    lines += [f"    {sweep.command}", "", budget, ""]
     if experiment.note:
         note = fill(experiment.note, 118, break_on_hyphens=False)
         lines += [re.sub("^#", r"\\#", note, flags=re.MULTILINE), ""]
@@ -144,14 +142,12 @@ def line(result: CellResult, experiment: Experiment) -> list[str]:
     sent = size(mean(row["bytes"] for row in last))
     passes = mean(row["forward"] + 2 * row["backward"] for row in last)
     cells = [*names(result.cell, experiment), ours(result), seeds, sent, f"{passes / 1e6:,.3g}"]
-    compared = result.comparison
-    if compared is None:
-        return [*cells, "-", "", "", "not printed"]
-    t = ""
-    if compared.t is not None and not obstacle(result.cell, experiment):
-        t = f"{compared.t:+.2f} ({compared.limit:.2f})"
-    far = f"{compared.difference:+.2f}"
-    return [*cells, as_printed(compared.printed), far, t, verdict(result, experiment)]
+    far = t = ""
+    if compared := result.comparison:
+        far = f"{compared.difference:+.2f}"
+        if compared.t is not None and not obstacle(result.cell, experiment):
+            t = f"{compared.t:+.2f} ({compared.limit:.2f})"
+    return [*cells, as_printed(result.cell.published), far, t, verdict(result, experiment)]
 
 
 def _origins(results: Sequence[CellResult]) -> str:

@@ -39,18 +39,16 @@ def _portable(name: str, value: Any) -> Any:
         return type(value)(_portable(name, each) for each in value)
     if not isinstance(value, str):
         return value
-    kind, colon, path = value.rpartition(":") if value.startswith("hf:") else ("", "", value)
-    return (
-        f"{kind}{colon}{PurePath(path).name}"
-        if PurePath(path).is_absolute() and ".py:" not in value
-        else value
-    )
+    hub = "hf:" if value.startswith("hf:") else ""
+    path = PurePath(value.removeprefix(hub))
+    return f"{hub}{path.name}" if path.is_absolute() and ".py:" not in value else value
 
 
 FORMAT = 2
 SUFFIX = ".jsonl"
 _HINT = "give a file that `ekiden sweep --records` made"
-_ENVIRONMENT = ("python", "torch", "gpu")  # only what the ledger prints about the machine
+# only what the ledger prints about the machine
+_ENVIRONMENT = ("python", "torch", "gpu")
 _HEAD = {"file": str, "budget": str, "experiment": str}
 _ROW = {"run": str, "config": dict, "environment": dict, "seconds": (int, float), "result": dict}
 _RESULT = dict.fromkeys(("step", *COUNTED), (int, float))
@@ -63,9 +61,8 @@ class Records:
     file: str  # path of the experiment file, as given when the runs were made
     budget: str  # budget of all runs
     experiment: str  # text of the experiment file
-    runs: Mapping[str, Summary] = field(
-        default_factory=dict
-    )  # the finished runs, by the names of their folders
+    # the finished runs, by the names of their folders
+    runs: Mapping[str, Summary] = field(default_factory=dict)
 
 
 def read(path: Path) -> Records:
@@ -114,9 +111,8 @@ def held(path: Path) -> Iterator[None]:
     prepare(path)
     with locked(path.parent / ".lock"):
         with contextlib.suppress(OSError):
-            for left in path.parent.glob(
-                f".{glob.escape(path.name)}.*.tmp"
-            ):  # left by a process that was killed
+            # left by a process that was killed
+            for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
                 left.unlink(missing_ok=True)
         yield
 

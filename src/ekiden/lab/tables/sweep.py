@@ -36,9 +36,9 @@ class Standing:
         """Say why an existing run does not count; empty if it counts, or may count once it is
         finished.
         """
-        return self.damage or (
-            f"its settings have changed: {'; '.join(self.changed[:3])}" if self.changed else ""
-        )
+        if self.changed:
+            return f"its settings have changed: {'; '.join(self.changed[:3])}"
+        return self.damage
 
 
 def standing(read: Callable[[], Summary], wanted: Plan[Method]) -> Standing:
@@ -81,14 +81,13 @@ def flat(plan: Plan[Method]) -> dict[str, Any]:
     """
     values: dict[str, Any] = portable(plan.to_json())
     values |= values.pop("recipe")
-    if (model := values["model"]).startswith(
-        "hf:"
-    ):  # without its folder, a path looks like a hub's name
+    model = values["model"]
+    # without its folder, a path looks like a hub's name
+    if model.startswith("hf:"):
         values["model"] = f"hf:{model.removeprefix('hf:').rpartition('/')[2]}"
-    training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
     values["precision"] = values.pop("hardware")["precision"]
-    values |= training
-    return values | dict(hyperparameters)
+    values |= values.pop("training")
+    return values | dict(values.pop("hyperparameters"))
 
 
 def select(
@@ -168,10 +167,12 @@ class SweepRun:
     @property
     def state(self) -> Standing:
         """The state of the run, from its folder or else from its record."""
-        found = [standing(lambda: summarise(self.folder), self.plan)] if self.begun else []
+        found = []
+        if self.begun:
+            found.append(standing(lambda: summarise(self.folder), self.plan))
         if record := self.record:
             found.append(standing(lambda: record, self.plan))
-        return next((state for state in found if state.result), found[0] if found else Standing())
+        return next((state for state in found if state.result), [*found, Standing()][0])
 
     @property
     def result(self) -> Summary | None:
@@ -199,18 +200,14 @@ class Sweep:
         """Return all runs that can be made, or those of some cells: every cell with one seed, then
         with the next.
         """
-        chosen = [
-            c for c in (self.experiment.cells if cells is None else cells) if c.plan is not None
-        ]
-        names = [
-            (cell, seed, f"{cell.slug}--seed{seed}")
-            for seed in self.experiment.seeds
-            for cell in chosen
-        ]
-        return tuple(
-            SweepRun(cell, seed, self.folder / name, self.records.get(name))
-            for cell, seed, name in names
-        )
+        chosen = list(self.experiment.cells if cells is None else cells)
+        found = []
+        for seed in self.experiment.seeds:
+            for cell in chosen:
+                if cell.plan is not None:
+                    name = f"{cell.slug}--seed{seed}"
+                    found.append(SweepRun(cell, seed, self.folder / name, self.records.get(name)))
+        return tuple(found)
 
     @property
     def command(self) -> str:
@@ -252,14 +249,12 @@ def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
     found = {
         json.dumps(flat(written(s)), sort_keys=True): s for s in summaries(paths) if s.finished
     }
-    same = [(run, found.get(json.dumps(flat(run.plan), sort_keys=True))) for run in sweep.runs()]
     reused = {}
-    for run, s in same:
-        if s:
+    for run in sweep.runs():
+        if s := found.get(json.dumps(flat(run.plan), sort_keys=True)):
             made_for = s.config.get("sweep", {})
-            about = _about(sweep, run) | {
-                "of": str(made_for.get("of") or made_for.get("experiment", ""))
-            }
+            about = _about(sweep, run)
+            about["of"] = str(made_for.get("of") or made_for.get("experiment", ""))
             reused[run.folder.name] = replace(s, config=s.config | {"sweep": about}, recorded=True)
     return reused
 
@@ -277,12 +272,10 @@ def opened(folder: Path) -> Sweep:
             f"{folder} is not a sweep folder (it has no {MARK}): give a folder that `ekiden sweep` "
             "made"
         )
-    mark = _mark(folder)
-    copy = folder / COPY
+    mark, copy = _mark(folder), folder / COPY
     name = Path(mark["file"]).stem
-    return Sweep(
-        experiment.parsed(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"]
-    )
+    found = experiment.parsed(_content(copy), name, mark["budget"], str(copy))
+    return Sweep(found, folder, mark["file"])
 
 
 def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[LaunchedRun]:
@@ -294,10 +287,8 @@ def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[Launc
     if changed:
         run, different = changed[0]
         more = f" (and {len(changed) - 1} other runs)" if len(changed) > 1 else ""
-        where, hint = (
-            f"{run.folder} was run",
-            "that folder to run it again, or give another one for the sweep by --out",
-        )
+        where = f"{run.folder} was run"
+        hint = "that folder to run it again, or give another one for the sweep by --out"
         if not run.begun:
             where = f"{run.folder.name} was recorded"
             hint = "its line in the records to run it again, or give another file by --records"
@@ -324,9 +315,8 @@ def begin(sweep: Sweep, content: str) -> None:
         raise UserError(
             f"cannot make {sweep.folder} ({error.strerror}): give another folder by --out"
         ) from None
-    write(
-        sweep.folder / MARK, [json.dumps(mark).encode()]
-    )  # first, because it marks the folder as a sweep's
+    # first, because it marks the folder as a sweep's
+    write(sweep.folder / MARK, [json.dumps(mark).encode()])
     write(sweep.folder / COPY, [content.encode()])
 
 
@@ -375,8 +365,10 @@ class SweepOutcomes:
 
     def __init__(self, sweep: Sweep, content: str, file: Path | None) -> None:
         """Make the sweep folder, and record the runs that are finished."""
-        self.failed: dict[str, str] = {}  # why runs failed, by the names of their folders
-        self.elsewhere: list[SweepRun] = []  # runs on which another process is working
+        # why runs failed, by the names of their folders
+        self.failed: dict[str, str] = {}
+        # runs on which another process is working
+        self.elsewhere: list[SweepRun] = []
         self._sweep, self._file, self._tried = sweep, file, set[str]()
         self._unkept = list(sweep.runs())
         if file:
@@ -390,7 +382,8 @@ class SweepOutcomes:
             self.elsewhere.append(run)
             return
         self._tried.add(run.folder.name)
-        self.failed.update({run.folder.name: outcome.error} if outcome.error else {})
+        if outcome.error:
+            self.failed[run.folder.name] = outcome.error
         self._unkept.append(run)
         with contextlib.suppress(UserError):
             self._keep()
@@ -487,12 +480,8 @@ def _about(sweep: Sweep, run: SweepRun) -> dict[str, Any]:
 def _mark(folder: Path) -> dict[str, str]:
     try:
         mark = json.loads(read_regular(folder / MARK))
-        if (
-            mark["format"] == FORMAT
-            and isinstance(mark["file"], str)
-            and isinstance(mark["budget"], str)
-        ):
-            return dict(mark)
+        if mark["format"] == FORMAT:
+            return {name: str(mark[name]) for name in ("file", "budget")}
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(
@@ -533,8 +522,8 @@ def _failed(folder: Path) -> dict[str, str]:
 
 def _short(file: Path) -> str:
     """Return a path relative to the current folder, if it is below that."""
-    here = Path.cwd()
-    return str(file.absolute().relative_to(here) if file.absolute().is_relative_to(here) else file)
+    whole, here = file.absolute(), Path.cwd()
+    return str(whole.relative_to(here) if whole.is_relative_to(here) else file)
 
 
 def _content(path: Path) -> str:

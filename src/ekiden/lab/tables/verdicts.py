@@ -20,7 +20,8 @@ from ekiden.lab.tables.experiment import METRICS, PAPER, Cell, Experiment, Publi
 from ekiden.lab.tables.sweep import Sweep
 from ekiden.runs.summary import Summary, headline, metric_of, value_of
 
-LEVEL = 0.95  # two-sided
+# two-sided
+LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Comparison:
         """Standard error of the difference of the means, √(s₁²/n₁ + s₂²/n₂); None if no spread is
         known.
         """
-        return hypot(*parts) or None if (parts := self._errors) else None
+        if self._errors is None:
+            return None
+        return hypot(*self._errors) or None
 
     @property
     def t(self) -> float | None:
@@ -57,7 +60,8 @@ class Comparison:
         Its degrees of freedom are those of Welch and Satterthwaite. If no spread is printed, ours
         is used for both. Then there are n₁ - 1 degrees, and t has exactly Student's distribution.
         """
-        from scipy.special import stdtrit  # takes a while, and few need it
+        # takes a while, and few need it
+        from scipy.special import stdtrit
 
         if (errors := self._errors) is None or not self.error:
             return None
@@ -128,10 +132,9 @@ class CellResult:
     @property
     def comparison(self) -> Comparison | None:
         """The comparison with the printed value, None if nothing was printed or run."""
-        printed = self.cell.published
-        if printed is None or not self.runs:
+        if not self.cell.published or not self.runs:
             return None
-        return Comparison(self.mean, self.std, len(self.runs), printed)
+        return Comparison(self.mean, self.std, len(self.runs), self.cell.published)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; shares in per cent, as papers print them."""
@@ -239,18 +242,18 @@ def listing(experiment: Experiment, results: Sequence[CellResult]) -> RichTable:
         compared = r.comparison
         far = f"{compared.difference:+.2f}" if compared else ""
         row, column = map(Text, names(r.cell, experiment))
-        made.add_row(row, column, value, str(len(r.runs)), theirs(r.cell), far)
+        made.add_row(row, column, value, str(len(r.runs)), as_printed(r.cell.published), far)
     return made
 
 
-_STYLES = {1: "bold", 2: "underline"}  # by rank
+# by rank
+_STYLES = {1: "bold", 2: "underline"}
 
 
 def heading(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return the lines above the table: what it shows, and what a budget reduced."""
     shares = all(headline(run).share for r in results for run in r.runs)
-    unit = "% as " if shares else ""
-    line = f"{experiment.title}: {unit}mean ± std over seeds (printed, difference)"
+    line = f"{experiment.title}: {'% as ' if shares else ''}mean ± std over seeds (printed, difference)"
     if scaled := scaled_down(experiment):
         line += f"\nbudget {experiment.budget}: {scaled}"
     return line
@@ -295,13 +298,12 @@ def ours(result: CellResult) -> str:
     return f"{result.mean:.2f}" if result.std is None else f"{result.mean:.2f} ± {result.std:.2f}"
 
 
-def theirs(cell: Cell) -> str:
-    """Return the printed value, or "-" if there is none."""
-    return as_printed(cell.published) if cell.published else "-"
-
-
-def as_printed(value: Published) -> str:
-    """Return mean ± standard deviation, or only the mean if no deviation is printed."""
+def as_printed(value: Published | None) -> str:
+    """Return mean ± standard deviation, or only the mean if no deviation is printed; "-" for
+    nothing.
+    """
+    if value is None:
+        return "-"
     return " ± ".join(_digits(v) for v in (value.mean, value.std) if v is not None)
 
 
@@ -461,6 +463,5 @@ def _kind(result: CellResult) -> type[Method] | None:
 
 
 def _by_seed(result: CellResult) -> dict[int, float]:
-    return {
-        run.recipe["seed"]: value for run, value in zip(result.runs, result.values, strict=True)
-    }
+    seeds = [run.recipe["seed"] for run in result.runs]
+    return dict(zip(seeds, result.values, strict=True))
