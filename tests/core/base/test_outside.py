@@ -132,6 +132,12 @@ def test_worker_processes_and_sweeps_know_a_file(mine: Path, command: Command) -
         "clients = 2\nworkers = 2\n"
         '[[row]]\nlabel = "relay"\nmethod = "mine.py:Relay"\nlaps = 2\n'
     )
+    # The table may come from anybody, so what it names must be allowed once.
+    code, text = command("sweep", "table.toml", "--out", "out")
+    assert code == 2
+    assert f"`ekiden trust {mine}`" in text
+    assert not (mine.parent / "out").exists()
+    assert command("trust", "mine.py")[0] == 0
     code, text = command("sweep", "table.toml", "--out", "out")
     assert code == 0, text
     assert "relay" in text
