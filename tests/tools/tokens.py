@@ -16,16 +16,16 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # Today's numbers, a little rounded up. A change that adds says in its message what it replaces, and
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
-    "core": 88_500,
-    "methods": 116_200,
-    "readers": 58_250,
-    "care": 19_900,
-    "clinic": 25_720,
-    "runs": 34_100,
-    "silos": 60_600,
-    "lab": 41_600,
-    "cli": 21_050,
-    "doors": 3_500,
+    "core": 88_660,
+    "methods": 116_350,
+    "readers": 58_230,
+    "care": 19_870,
+    "clinic": 25_410,
+    "runs": 33_960,
+    "silos": 60_540,
+    "lab": 42_300,
+    "cli": 21_040,
+    "doors": 3_590,
 }
 """tokens that a room may have; files on top are the room `doors`"""
 
