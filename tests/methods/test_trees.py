@@ -26,7 +26,15 @@ from ekiden.core.tasks import Regression
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
-from ekiden.methods.exact.trees import Bins, Histogram, Splits, _derivatives, grouped
+from ekiden.methods.exact.trees import (
+    Bins,
+    Histogram,
+    Splits,
+    _derivatives,
+    _ends,
+    _refined,
+    grouped,
+)
 
 REFERENCE = Path(__file__).parent / "trees.json"
 SMALL = Trees(rounds=2, trees=1, depth=3, bins=32, columns=1.0)
@@ -104,15 +112,16 @@ def test_they_are_the_trees_of_xgboost(case: str) -> None:
 def transcript(
     method: Trees, x: Tensor, y: Tensor, news: Sequence[Bins | Splits], task: str = ""
 ) -> list[Histogram]:
-    """What a silo gives in the first laps if all others give zeros and choose what it is told."""
+    """What a silo gives in the first laps if all others give zeros and choose what it is told: a
+    grid, bins, splits."""
     data = federate([(x, y), (x[:1], y[:1])], test=(x, y), val_fraction=0.0, task=task or None)
     build = of_method(Tiny, method, tuple(x.shape[1:]), data.dataset.outputs, 2, data.dataset.task)
     setup = Setup(method, build, data.dataset, Training(), Hardware(threads=1))
     worker, initial = Worker(setup, {c.name: c for c in data.clients}), Network(build()).weights()
     found, kept = [], None
     for step, told in enumerate([None, *news]):
-        args: tuple[Any, ...] = (initial, None) if told is None else (initial, told, None)
-        name = "count" if told is None else "begin"
+        args: tuple[Any, ...] = (initial, told, None)
+        name = "count" if step < 2 else "begin"
         if isinstance(told, Splits):
             name, args = "grow", (told, None)
         outcome = worker.execute(Job(step, 0, data.clients[0].name, name, args, kept))
@@ -122,10 +131,14 @@ def transcript(
 
 
 def crafted(method: Trees, width: int, seed: int) -> list[Bins | Splits]:
-    """Bins, splits and leaves that others may choose, whatever the sums were."""
+    """A grid, bins, splits and leaves that others may choose, whatever the sums were."""
     draw = torch.Generator().manual_seed(seed)
-    edges = torch.randn(width, method.bins - 1, generator=draw).sort(1).values
-    news: list[Bins | Splits] = [Bins(edges, torch.tensor([-30.0], dtype=torch.float64))]
+    news: list[Bins | Splits] = [
+        Bins(
+            torch.randn(width, edges, generator=draw).sort(1).values, torch.tensor([-30.0]).double()
+        )
+        for edges in (1023, method.bins - 1)
+    ]
     for lap in range(method.rounds * method.depth - 1):
         nodes = 2 ** (lap % method.depth)
         column, edge = (
@@ -178,7 +191,9 @@ def singled_out(method: Trees) -> int:
         (1, 30),
     ):  # the two highest in one column, the lower half in the other
         edges[column] = x[:, column].sort().values[place] - 1e-4
-    news: list[Bins | Splits] = [Bins(edges, torch.tensor([-80.0], dtype=torch.float64))]
+    news: list[Bins | Splits] = [
+        Bins(part, torch.tensor([-80.0]).double()) for part in (torch.zeros(4, 1023), edges)
+    ]
     for column, leaves in ((0, [0.0, 40.0]), (1, [40.0, 0.0])):
         news.append(
             Splits(
@@ -215,7 +230,10 @@ def test_whether_sums_have_room_does_not_tell_the_target_of_a_record() -> None:
                 method,
                 x,
                 y,
-                [Bins(torch.zeros(4, 31), torch.tensor([1024 + guess]).double())],
+                [
+                    Bins(torch.zeros(4, edges), torch.tensor([1024 + guess]).double())
+                    for edges in (1023, 31)
+                ],
                 "regression",
             )
         refused.append(str(error.value))
@@ -285,6 +303,50 @@ def test_a_table_with_gaps_and_categories_is_learned(tmp_path: Path) -> None:
     assert [row["prediction"] for row in predict(tmp_path / "run", rows)] == ["yes", "yes", "no"]
 
 
+@pytest.mark.filterwarnings("ignore:.*check units")
+@pytest.mark.parametrize("min_active", [0, 10])
+def test_a_value_far_from_all_others_costs_little(min_active: int) -> None:
+    """It moves the mean by 17 deviations of the other 599, and makes the deviation 400 of them."""
+    r = np.random.default_rng(1)
+    x = r.normal(size=(1200, 3))
+    sick = (abs(x[:, 0]) > 0.7) ^ (r.random(1200) < 0.1)
+    aurocs = []
+    for far in (0.0, 1e4, -1e6):
+        x[0, 0] = far or x[0, 0]
+        parts: list[Any] = [
+            {"a": rows[:, 0], "b": rows[:, 1], "c": rows[:, 2], "sick": labels}
+            for rows, labels in zip(
+                np.split(x, 6), np.split(np.where(sick, "yes", "no"), 6), strict=True
+            )
+        ]
+        data = federate(parts[:3], tests=parts[3:], val_fraction=0.0, label_column="sick")
+        method = Trees(rounds=5, min_active=min_active)
+        result = run(method, data, metric="auroc", evaluate_every=10**9)
+        aurocs.append(result.metrics[-1]["auroc"])
+    assert aurocs[0] > 0.85
+    assert min(aurocs) > aurocs[0] - 0.02
+
+
+def test_cells_are_where_samples_are() -> None:
+    """In the second lap a cell has few samples, whatever the scale and the place, and each code of
+    a category has a cell of its own."""
+    normal = torch.randn(4000, generator=torch.Generator().manual_seed(0))
+    codes = torch.arange(4000) % 200
+    x = torch.stack([1e-6 * normal, 1e6 * normal, 17 + normal / 10, codes], 1).T.contiguous()
+
+    def counts(edges: Tensor) -> Tensor:
+        return torch.stack([row.bincount(minlength=1024) for row in torch.searchsorted(edges, x)])
+
+    first = counts(_ends()[1:-1].repeat(4, 1))
+    edges = _refined(first.cumsum(1).double())
+    assert (edges.diff() >= 0).all()
+    found = counts(edges)
+    assert first[2].max() == 4000
+    assert (found[:3].max(1).values < 80).all()
+    assert found[3].max() == 20
+    assert _refined(torch.zeros(2, 1024).double()).isfinite().all(), "of no samples"
+
+
 def test_other_models_and_tasks_are_refused() -> None:
     with pytest.raises(UserError, match=r"columns .*below 1"):
         Trees(trees=2, columns=1.0)
@@ -294,10 +356,11 @@ def test_other_models_and_tasks_are_refused() -> None:
         transcript(
             SMALL,
             *records(),
-            [crafted(SMALL, 4, 0)[0], crafted(replace(SMALL, trees=2, columns=0.9), 4, 0)[1]],
+            [*crafted(SMALL, 4, 0)[:2], crafted(replace(SMALL, trees=2, columns=0.9), 4, 0)[2]],
         )
-    with pytest.raises(UserError, match="other columns"):
-        transcript(SMALL, *records(), crafted(SMALL, 5, 0))
+    for laps in (0, 1):
+        with pytest.raises(UserError, match="other columns"):
+            transcript(SMALL, *records(), crafted(SMALL, 4, 0)[:laps] + crafted(SMALL, 5, 0)[laps:])
     with pytest.raises(UserError, match="whole numbers"):
         Histogram(torch.zeros(2), torch.zeros(0, dtype=torch.int64))
 

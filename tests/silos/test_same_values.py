@@ -128,6 +128,7 @@ SENT: list[tuple[Method, str, int]] = [
     (KRYLOV, "open", 1),
     (FedGram(width=40, topology="star"), "measure", 1),
     (DeepAFL(layers=1, width=8, random_features=8), "sums", 1),
+    (Trees(rounds=1, trees=2, depth=2), "count", 1),
     (Trees(rounds=1, trees=2, depth=2), "begin", 1),
     (Trees(rounds=1, trees=2, depth=2), "grow", 0),
     (with_lap(Average(epochs=1)), "lap_add", 0),

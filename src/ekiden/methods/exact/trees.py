@@ -52,11 +52,11 @@ _FAR = 1e30
 class Histogram:
     """Whole-number sums over samples."""
 
-    # (D, 1024) int64 samples in each cell of the grid, in the first lap; then (P, V, m, B, 2C)
+    # (D, 1024) int64 samples in each cell of the grid, in the first two laps; then (P, V, m, B, 2C)
     # int64 gradients and
     # second derivatives in units of 2^-28, for each node, each of its columns and each bin
     cells: Tensor
-    labels: Tensor  # (C,) or (K,) int64 samples with each label, in the first lap; then empty
+    labels: Tensor  # (C,) or (K,) int64 samples with each label, in these laps; then empty
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
@@ -76,7 +76,7 @@ class Histogram:
 
 
 class Bins(NamedTuple):
-    """What follows from the first lap."""
+    """What follows from the first lap, whose bins are 1,024 cells, and from the second."""
 
     # (D, B - 1) float32, ascending; bin b has the numbers above edge b - 1 and up to edge b
     edges: Tensor
@@ -165,11 +165,6 @@ class Forest(nn.Module):
         found = self.leaves[tree, node - (2**self.depth - 1)].sum(1) + self.base
         return F.pad(found, (1, 0)) if found.shape[1] < self.classes else found
 
-    def grid(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the 1,023 boundaries of numbers, denser near 0, and those of codes; float32."""
-        u = torch.arange(1, _CELLS, dtype=torch.float64) / (_CELLS / 2) - 1
-        return (u / (1 - u.abs())).float().to(device), (torch.arange(1, _CELLS) - 0.5).to(device)
-
 
 @dataclass(frozen=True)
 class Trees(TableMethod):
@@ -186,10 +181,11 @@ class Trees(TableMethod):
     laps, however many grow together. Histograms are whole numbers, so that the trees are those of
     pooled data, bit for bit.
 
-    Departures from the paper: bins are quantiles of all samples on a fixed grid, and the same in
-    all nodes. A tree has one leaf value for each class, and splits for all of them. All nodes of a
-    level are split that gain by it. Samples are not drawn; trees of a round differ by their
-    columns. Columns with gaps say so in another column.
+    Departures from the paper: bins are quantiles of all samples, of a grid that is refined once,
+    and the same in all nodes. A tree has one leaf value for each class, and splits for all of them.
+    All nodes of a level are split that gain by it. Samples are not drawn; trees of a round differ
+    by their columns. Columns with gaps say so in another column. Rows are grouped by the ranks of
+    their numbers.
     """
 
     rounds: Count = 10
@@ -251,26 +247,26 @@ class Trees(TableMethod):
         """Yield the state after each hop. A lap ends at the last client, which chooses bins, splits
         and leaves.
 
-        The first lap counts samples in cells of the grid; each other one adds up the histograms of
-        one level.
+        The first two laps count samples in cells of a grid; each other one adds up the histograms
+        of one level.
         """
         order = fed.order(self.order)
-        laps = 1 + self.rounds * self.depth
+        laps = 2 + self.rounds * self.depth
         while s.step < self.steps(len(order)):
             lap, hop = divmod(s.step, len(order))
             client = order[hop]
             news = s.news
             sums: Ref[Histogram]
-            if lap == 0:
-                sums = fed.sum(self.count, [client], INITIAL, plus=s.sums)
-            elif lap == 1:
+            if lap < 2:
+                sums = fed.sum(self.count, [client], INITIAL, news, plus=s.sums)
+            elif lap == 2:
                 sums = fed.sum(self.begin, [client], INITIAL, news, plus=s.sums)
             else:
                 sums = fed.sum(self.grow, [client], news, plus=s.sums)
             if hop < len(order) - 1:
                 s = s.next(sums=sums)
-            elif lap == 0:
-                s = s.next(news=fed.call(self.bin, client, INITIAL, sums), sums=None)
+            elif lap < 2:
+                s = s.next(news=fed.call(self.bin, client, INITIAL, news, sums), sums=None)
             elif lap < laps - 1:
                 s = s.next(news=fed.call(self.split, client, sums), sums=None)
             else:
@@ -278,33 +274,36 @@ class Trees(TableMethod):
             yield s
 
     @on_client(gives="sum")
-    def count(self, client: Client, model: Weights, before: Histogram | None) -> Histogram:
-        """Add the client's samples in each cell of the grid, and with each label, to those
-        received.
+    def count(
+        self, client: Client, model: Weights, grid: Bins | None, before: Histogram | None
+    ) -> Histogram:
+        """Add the client's samples in each cell of the grid, at first of one that suits any
+        numbers, and with each label, to those received.
         """
         forest = cast(Forest, client.network(model))
         x, y = self._samples(client, forest)
-        grid = forest.grid(x.device)
-        numbers = x.T.contiguous()
-        cell = torch.stack(
-            [torch.bucketize(row, grid[self._coded(forest, c)]) for c, row in enumerate(numbers)]
-        )
+        if grid is None:
+            edges = _ends()[1:-1].repeat(forest.width, 1)
+            grid = Bins(edges.to(x.device), forest.base.double())
+        cell = _binned(forest, grid, _CELLS, x)
         cell = cell + _CELLS * torch.arange(forest.width, device=x.device)[:, None]
         counts = torch.bincount(cell.flatten(), minlength=_CELLS * forest.width).view(-1, _CELLS)
         own = Histogram(counts, client.task.counts(y, client.classes).to(x.device))
-        return client.added(before, own, None)
+        return client.added(before, own, grid)
 
     @on_client(gives="nothing")
-    def bin(self, client: Client, model: Weights, totals: Histogram) -> Bins:
-        """Return bins of about as many samples each, and the outputs that fit best without
-        trees.
+    def bin(self, client: Client, model: Weights, grid: Bins | None, totals: Histogram) -> Bins:
+        """Return a finer grid, or bins of about as many samples each, and the outputs that fit best
+        without trees.
         """
         forest = cast(Forest, client.network(model))
-        grid = forest.grid(torch.device("cpu"))
         below = totals.cells.cpu().cumsum(1)
-        ranks = below[:, -1:] * torch.arange(1, self.bins) / self.bins
-        place = torch.searchsorted(below.double(), ranks.double()).clamp(max=_CELLS - 2)
-        edges = torch.stack([grid[self._coded(forest, c)][place[c]] for c in range(forest.width)])
+        if grid is None:
+            edges = _refined(below.double())
+        else:
+            ranks = below[:, -1:] * torch.arange(1, self.bins) / self.bins
+            place = torch.searchsorted(below.double(), ranks.double()).clamp(max=_CELLS - 2)
+            edges = grid.edges.cpu().gather(1, place)
         labels = totals.labels.cpu().double() + 0.5
         base = torch.zeros(forest.base.numel(), dtype=torch.float64)
         if isinstance(client.task, Classification):
@@ -321,12 +320,7 @@ class Trees(TableMethod):
         """Set the bins, and add the histograms of the first level."""
         forest = cast(Forest, client.network(model))
         x, y = self._samples(client, forest)
-        fits = (forest.width, self.bins - 1), forest.base.shape
-        if (tuple(bins.edges.shape), bins.base.shape) != fits or bins.base.dtype != torch.float64:
-            raise UserError(
-                "the bins received are of other columns: use the same data schema everywhere"
-            )
-        found = torch.searchsorted(bins.edges, x.T.contiguous()).T.to(torch.uint8)
+        found = _binned(forest, bins, self.bins, x).T.to(torch.uint8)
         output = bins.base.repeat(len(x), 1)
         node = torch.zeros(len(x), self.trees, dtype=torch.int64, device=x.device)
         column = torch.zeros_like(forest.column)
@@ -371,12 +365,10 @@ class Trees(TableMethod):
         is made.
         """
         y = self._labels(client)
-        parts = (
-            [x.flatten(1).float() for x, _ in client.batches(passes=0, shuffle=False)]
-            if len(y)
-            else []
-        )
-        x = torch.cat(parts) if parts else client.unit().flatten(1)[:0].float()
+        x = client.unit().flatten(1)[:0].float()
+        if len(y):
+            batches = client.batches(passes=0, shuffle=False)
+            x = torch.cat([x.flatten(1).float() for x, _ in batches])
         if self.min_active and len(x):
             x = grouped(x.cpu().double(), self.min_active, forest.codes).to(x)
         return x, y
@@ -385,10 +377,6 @@ class Trees(TableMethod):
         """Return the labels of the client's samples; of fewer than k none."""
         y = client.data.train.y.to(client.unit().device)
         return y if len(y) >= self.min_active else y[:0]
-
-    def _coded(self, forest: Forest, column: int) -> bool:
-        """Return whether a column has codes of categories."""
-        return column >= forest.width - forest.codes
 
     def _histogram(self, client: Client, s: Growing, y: Tensor) -> Histogram:
         """Return the sums of a client in each node, over the columns drawn for it and their
@@ -493,11 +481,12 @@ class Trees(TableMethod):
         return replace(grown, node=torch.zeros_like(node), output=output)
 
     def steps(self, clients: int) -> int:
-        """(1 + R·d) laps of N hops."""
-        return (1 + self.rounds * self.depth) * clients
+        """(2 + R·d) laps of N hops."""
+        return (2 + self.rounds * self.depth) * clients
 
     def cost(self, clients: int, model: Size) -> int:
-        """(N - 1)·(8(1024·D + K) + 4D(B - 1) + 8C + R·(16P(2^d - 1)(m·B·C + 1) + 4P·2^d·C) - last).
+        """(N - 1)·(16(1024·D + K + C) + 4D(B + 1022)
+        + R·(16P(2^d - 1)(m·B·C + 1) + 4P·2^d·C) - last).
 
         D columns, of which a node sees m, C outputs of the trees (1 for two classes, otherwise K),
         and `last`, the splits of the last level, which need not travel: 8P·2^d + 4P·2^d·C.
@@ -506,11 +495,48 @@ class Trees(TableMethod):
         width = forest.width
         each = forest.base.numel()
         top = 1 << self.depth
-        grid = 8 * (_CELLS * width + forest.classes) + 4 * width * (self.bins - 1) + 8 * each
+        grid = 16 * (_CELLS * width + forest.classes + each) + 4 * width * (self.bins + _CELLS - 2)
         levels = 16 * self.trees * (top - 1) * (self._among(width) * self.bins * each + 1)
         leaves = 4 * self.trees * top * each
         last = 8 * self.trees * top + leaves
         return (clients - 1) * (grid + self.rounds * (levels + leaves) - last)
+
+
+def _ends() -> Tensor:
+    """Return the ends (1025,) float32 of the first cells: 8 of equal width from each power of 2 to
+    the next.
+    """
+    # The numbers from 2^-32 to 2^32 of which all bits after the first three of the fraction are 0
+    ends = (torch.arange(760, 1272, dtype=torch.int32) << 20).view(torch.float32)
+    return torch.cat([-ends.flip(0), torch.zeros(1), ends])
+
+
+def _refined(below: Tensor) -> Tensor:
+    """Return the edges (D, 1023) of as many cells, into which the first ones are divided in
+    proportion to their samples.
+
+    Whatever the scale, and wherever a value far from all others has moved the mean, cells are where
+    samples are.
+
+    Args:
+        below: (D, 1024) float64, samples up to the end of each cell.
+    """
+    ends = _ends().double()
+    ranks = below[:, -1:] * torch.arange(1, _CELLS) / _CELLS
+    cell = torch.searchsorted(below, ranks)
+    start = F.pad(below, (1, 0)).gather(1, cell)
+    share = (ranks - start) / (below.gather(1, cell) - start).clamp(min=1)
+    return (ends[cell] + share * (ends[cell + 1] - ends[cell])).float()
+
+
+def _binned(forest: Forest, bins: Bins, count: int, x: Tensor) -> Tensor:
+    """Return the bin (D, n) of each number; there are so many bins of each column."""
+    fits = (forest.width, count - 1), forest.base.shape
+    if (tuple(bins.edges.shape), bins.base.shape) != fits or bins.base.dtype != torch.float64:
+        raise UserError(
+            "the bins received are of other columns: use the same data schema everywhere"
+        )
+    return torch.searchsorted(bins.edges, x.T.contiguous())
 
 
 def grouped(x: Tensor, least: int, codes: int) -> Tensor:
@@ -529,7 +555,10 @@ def grouped(x: Tensor, least: int, codes: int) -> Tensor:
     # Numbers are sorted before they are added up, so that nothing depends on the order of the
     # samples, and on which
     # sample of a group has which number.
-    scaled = x / x.sort(0).values.std(0, correction=0).clamp(min=1e-12)
+    columns = x.T.contiguous()
+    # Ranks, because one number far from all others would leave its column without any weight
+    scaled = torch.searchsorted(columns.sort().values, columns).T.double()
+    scaled /= scaled.sort(0).values.std(0, correction=0).clamp(min=1e-12)
     found = x.clone()
     open_ = [torch.arange(len(x))]
     while open_:
