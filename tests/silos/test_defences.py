@@ -392,7 +392,7 @@ DEFENCES = {
     ),
     "room for sums does not depend on a record": (
         "methods/exact/trees.py",
-        "if not bool((numbers.abs() < _FARTHEST).all()):",
+        "if not (numbers.abs() < _FARTHEST).all():",
         "if not len(what):",
         "tests/methods/test_trees.py::test_whether_sums_have_room_does_not_tell_the_target_of_a_record",
     ),
