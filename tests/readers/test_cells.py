@@ -2,6 +2,7 @@
 
 import re
 import string
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import Dataset, FederatedData, federate, load, split
+from ekiden.readers.cells import warn_of_marks
 from ekiden.readers.kinds import Table
 from tests.fuzz import examples
 
@@ -609,3 +611,13 @@ def test_composed_and_decomposed_letters_are_one_name() -> None:
         "y",
         "é",
     )
+
+
+def test_counts_of_none_are_counts_and_pressures_of_none_are_gaps() -> None:
+    visits = np.repeat(np.arange(6.0), [122, 90, 60, 30, 10, 5])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_marks(visits, "visits")
+    pressures = np.concatenate([np.zeros(6), np.arange(60.0, 200.0)])
+    with pytest.warns(DataWarning, match="holds 0 in 6 rows, far from its other values"):
+        warn_of_marks(pressures, "pressures")

@@ -215,7 +215,7 @@ def test_silos_on_their_own_machines_agree_on_dates_and_marks(
     assert (code, "holds dates in the column 'seen'" in said) == (2, True), said
     code, said = command("federation", "agree", *sums[:2], "--out", out)
     assert code == 0, said
-    agreed = json.loads(Path(out).read_text())
+    agreed = json.loads(Path(out).read_text())["table"]
     assert (agreed["dates"], agreed["missing"], agreed["gaps"]) == (["seen"], ["n.d."], ["v"])
     # The agreed marks count at a silo that does not name them.
     (tmp_path / "a.toml").write_text('name = "a"\n[data]\npath = "a.csv"\nagreed = "agreed.json"\n')

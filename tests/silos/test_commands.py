@@ -122,6 +122,6 @@ def test_why_a_run_stopped_is_in_its_folder(
     for command in ("show", "log"):
         call([command, str(folder)])
         said = " ".join(capsys.readouterr().out.split())
-        assert "silo b: [2Jno; `ekiden resume" in said
+        assert "silo b: ?[2Jno; `ekiden resume" in said
     lines = (folder / "attempts.jsonl").read_text().splitlines()
     assert [set(json.loads(line)) for line in lines][-1] == {"ended", "reason"}

@@ -650,13 +650,16 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False, instead: st
     if len(rest) < 5 or not marks.any():
         return
     low, high = float(rest[0]), float(rest[-1])
+    widest = float(np.diff(rest).max())
     # below all others, a quarter of their range is far: hardly anything is measured there
     lowest = low - (1 if dates else 0.25) * (high - low)
     for mark, count in zip(different[marks].tolist(), counts[marks].tolist(), strict=True):
         # among numbers of both signs, small ones are values
         beside = -10 < mark < 0 > low
         often = count >= 5 and len(rest) >= 10 and count > 3 * int(counts[~marks].max())
-        far = low > mark <= lowest or mark >= 2 * high - low
+        # a count of 0 next to counts of 1 is as near as they are to each other
+        apart = low - mark > widest
+        far = (apart and mark <= lowest) or mark >= 2 * high - low
         # where others come near 0, as those of a sparse measurement do, 0 was measured, too
         often &= mark != 0 or low >= 0.1 * float(np.median(rest))
         if not beside and (far or (often and max(mark, low) >= 0)):

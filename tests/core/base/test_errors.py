@@ -51,7 +51,7 @@ ONLY_COMMANDS = (
     "lab/tables/",
     "silos/",
     "runs/plan.py",
-    "runs/summary.py",
+    "lab/drawing.py",
     "lab/launch.py",
 )
 """Code of which Python has no function, or whose functions take a plan of the command line."""

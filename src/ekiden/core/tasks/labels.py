@@ -255,7 +255,7 @@ class Regression(ScaledTask):
 
     def measured(self, y: Tensor) -> Tensor:
         """Return the targets."""
-        return y.reshape(len(y), -1).double()
+        return _as_rows(y).double()
 
     def counted(self, scores: Scores) -> Counts:
         return NumberSums.of(scores)
@@ -270,7 +270,7 @@ class Regression(ScaledTask):
 
         They are centred in float64: float32 has 256 between the two numbers nearest to 3e9.
         """
-        y = y.reshape(len(y), -1)
+        y = _as_rows(y)
         mean, std = self._scale(y)
         return ((y.double() - mean) / std).float()
 
@@ -514,6 +514,11 @@ class LanguageModelling(PlacesTask):
     def strata(self, y: Tensor) -> Tensor:
         """Return one group for all texts."""
         return torch.zeros(len(y), dtype=torch.int64, device=y.device)
+
+
+def _as_rows(y: Tensor) -> Tensor:
+    """Return (n, K) of labels (n,) or (n, K); n may be 0."""
+    return y[:, None] if y.ndim == 1 else y
 
 
 def _are_integers(y: Tensor) -> bool:
