@@ -20,10 +20,10 @@ BUDGET = {
     "methods": 116_350,
     "readers": 58_230,
     "care": 19_870,
-    "clinic": 25_410,
+    "clinic": 25_400,
     "runs": 33_960,
     "silos": 60_540,
-    "lab": 42_300,
+    "lab": 41_600,
     "cli": 21_040,
     "doors": 3_590,
 }

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ekiden.clinic.ranked import Z
 from ekiden.core.base.errors import UserError
 from ekiden.readers.followed import Followed, Numbers
 
-# of the normal distribution, for 95 %
-_Z = 1.959963984540054
 # who has not had the event
 _SHARES = {"quarter": 0.75, "median": 0.5, "three quarters": 0.25}
 ALL = "all"
@@ -48,7 +47,7 @@ class Curve:
             least, survival, most = (
                 np.where(d > 0, 1 - d / (n + by), 1).cumprod() for by in (-half, 0, half)
             )
-            spread = _Z * np.sqrt(np.where(d > 0, d / (n * (n - d)), 0).cumsum()) / np.log(survival)
+            spread = Z * np.sqrt(np.where(d > 0, d / (n * (n - d)), 0).cumsum()) / np.log(survival)
             low, high = (
                 np.where((survival > 0) & (survival < 1), survival ** np.exp(s * spread), survival)
                 for s in (-1, 1)

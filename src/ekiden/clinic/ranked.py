@@ -196,6 +196,7 @@ def thresholds(ranked: Ranked, wanted: Wanted) -> tuple[Threshold, ...]:
     }
     if wanted.threshold is not None:
         rules["chosen"] = _place(ranked, wanted.threshold)
+    # of bins, only their boundaries are known
     given = {"0.5": 0.5, "chosen": wanted.threshold} if ranked.exact else {}
     found = []
     for rule, place in rules.items():

@@ -178,21 +178,18 @@ def _feature(name: str, raws: Sequence[Raw], reading: Reading) -> str:
             reading.min_count,
         )
     if marks := Writing(reading.missing).marks(name):
-        text += _entry(
-            "missing", _listed([m for m in marks if not any(m.startswith(f"{c}=") for c in names)])
-        )
+        # marks such as age=-1 are of one column
+        of_one = tuple(f"{column}=" for column in names)
+        text += _entry("missing", _listed([m for m in marks if not m.startswith(of_one)]))
     return text + _entry("required", str(not any(part.null_count for part in parts)).lower())
 
 
 def _labels(raws: Sequence[Raw], labels: Sequence[str], task: str, least: int) -> dict[str, str]:
     y, classes, chosen = targets.targets(raws, task)
     if isinstance(chosen, Classification):
-        names = Counter(classes[k] for part in y for k in part.tolist())
-        return {
-            labels[0]: _categories(
-                Counter({name: names[name] for name in classes}), least, ordered=True
-            )
-        }
+        names = Counter(dict.fromkeys(classes, 0))
+        names.update(classes[k] for part in y for k in part.tolist())
+        return {labels[0]: _categories(names, least, ordered=True)}
     values = np.concatenate([part.double().numpy().reshape(len(part), -1) for part in y])
     return {name: _range(values[:, place], least) for place, name in enumerate(labels)}
 
@@ -211,10 +208,8 @@ def _range(values: NDArray[np.float64], least: int, *, dates: bool = False) -> s
     low, high = float(values.min()), float(values.max())
     if dates:
         first, last = (_EPOCH + timedelta(days=floor(day)) for day in (low, high))
-        years = _entry("least", string(f"{first.year:04}-01-01")) + _entry(
-            "most", string(f"{last.year:04}-12-31")
-        )
-        return text + years
+        text += _entry("least", string(f"{first.year:04}-01-01"))
+        return text + _entry("most", string(f"{last.year:04}-12-31"))
     bounds = {"least": -_outward(-low, high - low), "most": _outward(high, high - low)}
     for entry, bound in bounds.items():
         if abs(bound) <= _MOST:
@@ -242,17 +237,18 @@ def _categories(names: Counter[str], least: int, *, ordered: bool = False) -> st
     if len(names) > _MANY:
         more = f"{len(names):,} different names: not listed, any is allowed"
         return _kind("category") + _entry("# categories", "[]", more)
+    if not names:
+        return _kind("category")
     known = list(names) if ordered else sorted(names, key=natural)
     rare = ", ".join(string(name) for name in known if names[name] < least)
-    few = _entry("categories", _listed(known), f"few rows: {rare}" if rare else "")
-    return _kind("category") + (few if names else "")
+    remark = f"few rows: {rare}" if rare else ""
+    return _kind("category") + _entry("categories", _listed(known), remark)
 
 
 def _listed(names: Sequence[Any]) -> str:
     return f"[{', '.join(map(string, names))}]"
 
 
-ALL = "all"
 _OTHER = "(other)"
 
 
@@ -293,8 +289,8 @@ def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
     whole = ColumnSums.together(told)
     silos = {one.silo or f"silo {k}": one for k, one in enumerate(told, 1)}
     rows = {name: one.least_rows for name, one in silos.items()}
-    rows = {ALL: sum(rows.values())} | rows
-    silos = {ALL: whole} | silos
+    rows = {curves.ALL: sum(rows.values())} | rows
+    silos = {curves.ALL: whole} | silos
     lines = [CohortLine("rows", "", {name: CohortCell(n, 1.0) for name, n in rows.items()})]
 
     def add(column: str, category: str, counts: Mapping[str, int]) -> None:
@@ -323,12 +319,17 @@ def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
 
 def survival(told: Sequence[ColumnSums]) -> curves.Compared | None:
     """Return the survival curves of the silos, if they tell any."""
-    followed = {one.silo or f"silo {k}": one.followed for k, one in enumerate(told, 1)}
-    given = {silo: one for silo, one in followed.items() if one is not None}
-    if given and len(given) < len(followed):
-        silent = next(silo for silo in followed if silo not in given)
+    given = {}
+    silent = []
+    for k, one in enumerate(told, 1):
+        silo = one.silo or f"silo {k}"
+        if one.followed is None:
+            silent.append(silo)
+        else:
+            given[silo] = one.followed
+    if given and silent:
         raise UserError(
-            f"{silent} tells no events between times: make the sums of all silos with the same "
+            f"{silent[0]} tells no events between times: make the sums of all silos with the same "
             "times"
         )
     names = [

@@ -5,7 +5,7 @@ others.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import sqrt
+from math import inf, nan, sqrt
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -42,16 +42,13 @@ class Division:
         try:
             bounds = tuple(map(float, places))
         except ValueError:
+            bounds = (nan,)
+        # NaN is below nothing
+        ascending = all(a < b for a, b in pairwise((-inf, *bounds, inf)))
+        if not column or not ascending:
             raise UserError(
-                f"--by {text}: write a column, or a column and numbers that divide it: age:40:65"
-            ) from None
-        if (
-            not column
-            or any(not a < b for a, b in pairwise(bounds))
-            or not all(abs(b) < float("inf") for b in bounds)
-        ):
-            raise UserError(
-                f"--by {text}: write a column, or a column and ascending numbers: age:40:65"
+                f"--by {text}: write a column, or a column and ascending numbers that divide it: "
+                "age:40:65"
             )
         return cls(column, bounds)
 
@@ -228,14 +225,10 @@ class Subgroups:
 
     def bare(self) -> "Subgroups":
         """Return the table without intervals, which do not include noise."""
-        rows = [
-            replace(
-                row,
-                intervals={},
-                gaps={name: Gap(gap.value) for name, gap in row.gaps.items()},
-            )
-            for row in self.rows
-        ]
+        rows = []
+        for row in self.rows:
+            gaps = {name: Gap(gap.value) for name, gap in row.gaps.items()}
+            rows.append(replace(row, intervals={}, gaps=gaps))
         return replace(self, rows=tuple(rows))
 
 
@@ -260,27 +253,22 @@ def table(
     shares |= {"sensitivity": True, "specificity": True}
     rows, untold = [], dict[str, int]()
     for column, groups in counts.items():
-        known = {
-            name: numbers
-            for name, numbers in groups.items()
-            if int(counting.split(numbers)["samples"])
-        }
+        known = {name: n for name, n in groups.items() if int(counting.split(n)["samples"])}
         total = sum(known.values(), torch.zeros(counting.size, dtype=torch.int64))
+        left = whole.samples
         for name, numbers in known.items():
-            others = (
-                figures(counting.task, counting.told(total - numbers), wanted)
-                if len(known) > 1
-                else None
-            )
+            others = None
+            if len(known) > 1:
+                others = figures(counting.task, counting.told(total - numbers), wanted)
             own = figures(counting.task, counting.told(numbers), wanted)
             row = _subgroup(column, name, own, others, shares)
-            moved = shift(
-                *(counting.split(part).get("scores") for part in (numbers, total - numbers))
-            )
-            rows.append(
-                row if moved is None else replace(row, values={**row.values, "shift": moved})
-            )
-        if (left := whole.samples - sum(row.samples for row in rows if row.column == column)) > 0:
+            here, there = counting.split(numbers), counting.split(total - numbers)
+            moved = shift(here.get("scores"), there.get("scores"))
+            if moved is not None:
+                row = replace(row, values={**row.values, "shift": moved})
+            rows.append(row)
+            left -= row.samples
+        if left > 0:
             untold[column] = left
     return Subgroups(tuple(rows), threshold, untold, shares | {"shift": False})
 
@@ -361,21 +349,24 @@ def to_json(found: Subgroups) -> dict[str, Any]:
     """Return the table as plain values, by column and name."""
     rows: dict[str, dict[str, Any]] = {}
     for row in found.rows:
-        one: dict[str, Any] = {
+        one = {
             "samples": row.samples,
             "positives": row.positives,
             "values": dict(row.values),
+            "intervals": {k: list(v) for k, v in row.intervals.items() if k in row.values},
+            "gaps": {k: [v for v in gap if v is not None] for k, gap in row.gaps.items()},
+            "recalibration": list(row.recalibration or ()),
         }
-        one |= {"intervals": {k: list(v) for k, v in row.intervals.items() if k in row.values}}
-        one |= {"gaps": {k: [v for v in gap if v is not None] for k, gap in row.gaps.items()}}
-        one |= {"recalibration": list(row.recalibration) if row.recalibration else None}
-        rows.setdefault(row.column, {})[row.name] = {
-            k: v for k, v in one.items() if v not in (None, {})
-        }
+        rows.setdefault(row.column, {})[row.name] = _filled(one)
     named = {name for row in found.rows for name in row.values}
     shares = {name: share for name, share in found.shares.items() if name in named}
     about = {"threshold": found.threshold, "untold": dict(found.untold), "shares": shares}
-    return {"groups": rows} | {k: v for k, v in about.items() if v not in (None, {})}
+    return {"groups": rows, **_filled(about)}
+
+
+def _filled(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries without those that are empty."""
+    return {name: value for name, value in entries.items() if value not in (None, {}, [])}
 
 
 def cell(row: Mapping[str, Any], name: str, *, share: bool) -> str:

@@ -342,7 +342,7 @@ def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) ->
     page = environment.from_string(template).render(
         made_by=_MADE_BY,
         version=__version__,
-        runs=sum(len(group.runs) for group in found.groups),
+        runs=len(found.runs),
         methods=list(dict.fromkeys(group.name for group in found.groups)),
         settings=list(found.by_setting()),
         sections=sections,

@@ -82,6 +82,11 @@ class Found:
     loose: tuple[Group, ...]  # groups of runs that belong to none of the sweeps
     left_out: tuple[tuple[Path, str], ...]  # folders that are in no table or figure, and why
 
+    @property
+    def runs(self) -> list[tuple[Group, Summary]]:
+        """The finished runs, each with its group."""
+        return [(group, run) for group in self.groups for run in group.runs]
+
     def by_setting(self) -> dict[str, list[Group]]:
         """Return the groups of each setting."""
         settings: dict[str, list[Group]] = defaultdict(list)

@@ -150,9 +150,9 @@ def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) 
     cells = {}
     for result in done:
         place = places.get(result.cell.slug, 0)
-        cells[result.cell.row, result.cell.column] = _compared(
-            result, place if place <= 2 else 0, experiment
-        )
+        # only the first two are marked
+        rank = place if place <= 2 else 0
+        cells[result.cell.row, result.cell.column] = _compared(result, rank, experiment)
     compared = "column" if experiment.methods_in_rows else "row"
     notes = [_HOW, f" Best of a {compared} bold, second underlined."]
     if any(result.cell.published for result in done):
@@ -239,10 +239,9 @@ def _loose(number: int, groups: Sequence[Group]) -> PlainTable:
 def commands(found: Found) -> PlainTable:
     """Return one row per run: the command that repeats it."""
     rows = []
-    for group in found.groups:
-        for run in group.runs:
-            cells = [group.name, str(run.recipe["seed"]), str(run.folder), _repeat(run)]
-            rows.append([*cells, duration(run.seconds)])
+    for group, run in found.runs:
+        cells = [group.name, str(run.recipe["seed"]), str(run.folder), _repeat(run)]
+        rows.append([*cells, duration(run.seconds)])
     note = "The command that repeats a run alone, bit for bit on the same kind of machine."
     header = ["method", "seed", "folder", "repeat it by", "time"]
     return PlainTable("commands", "Commands", note, header, rows, texts=frozenset({2, 3}))
@@ -251,14 +250,13 @@ def commands(found: Found) -> PlainTable:
 def promises(found: Found) -> list[PlainTable]:
     """Return one row per run with differential privacy; no table if there is none."""
     rows = []
-    for group in found.groups:
-        for run in group.runs:
-            if told := run.config.get("privacy"):
-                noise = max(one["noise"] for one in told["clients"].values())
-                bound = [spent_epsilon(told["epsilon"]), f"{told['delta']:g}", f"{told['clip']:g}"]
-                honest = str(told.get("honest", 1))
-                seed = str(run.recipe["seed"])
-                rows.append([group.name, seed, *bound, f"{noise:.3g}", honest])
+    for group, run in found.runs:
+        if told := run.config.get("privacy"):
+            noise = max(one["noise"] for one in told["clients"].values())
+            bound = [spent_epsilon(told["epsilon"]), f"{told['delta']:g}", f"{told['clip']:g}"]
+            honest = str(told.get("honest", 1))
+            seed = str(run.recipe["seed"])
+            rows.append([group.name, seed, *bound, f"{noise:.3g}", honest])
     if not rows:
         return []
     note = (
@@ -274,10 +272,9 @@ def promises(found: Found) -> list[PlainTable]:
 def environments(found: Found) -> PlainTable:
     """Return one row for each kind of machine and software, with the runs made there."""
     made: dict[tuple[str, ...], list[str]] = {}
-    for group in found.groups:
-        for run in group.runs:
-            name = f"{group.name} (seed {run.recipe['seed']})"
-            made.setdefault(_environment(run), []).append(name)
+    for group, run in found.runs:
+        name = f"{group.name} (seed {run.recipe['seed']})"
+        made.setdefault(_environment(run), []).append(name)
     rows = [[*environment, ", ".join(runs)] for environment, runs in made.items()]
     header = ["Ekiden", "Python", "torch", "platform", "cores", "GPU", "runs"]
     note = "What the runs were made on."

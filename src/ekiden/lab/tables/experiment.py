@@ -224,10 +224,9 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
                 raise unknown("entry", key, _TOP)
         seeds = _seeds(values.get("seeds", [0]))
         rows, default = _entries(values, "row", _ROW), table(values.get("settings", {}), "settings")
+        alone = "column" not in values
         columns = (
-            _entries(values, "column", _OWN)
-            if "column" in values
-            else [{"label": _measured(default, rows)}]
+            [{"label": _measured(default, rows)}] if alone else _entries(values, "column", _OWN)
         )
         kinds = {
             method_named(text(e, "method"))
@@ -248,6 +247,7 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
         )
         _check_folders(cells)
         in_rows = any("method" in row for row in rows)
+        methods = [entry["label"] for entry in (rows if in_rows else columns)]
         about = {k: text(values, k) for k in ("title", "source", "link", "note", "differs")}
         return Experiment(
             name=name,
@@ -259,10 +259,7 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
             columns=tuple(c["label"] for c in columns),
             cells=cells,
             methods_in_rows=in_rows,
-            paired=_paired(
-                values.get("paired", []),
-                [entry["label"] for entry in (rows if in_rows else columns)],
-            ),
+            paired=_paired(values.get("paired", []), methods),
         )
 
 
@@ -272,12 +269,10 @@ def _content(path: Path) -> str:
     except OSError as error:
         others = [str(p) for p in path.parent.glob("*.toml")]
         near = get_close_matches(str(path), others, n=1)
-        hint = (
-            f": did you mean {near[0]}?"
-            if near
-            else ": give the path of an experiment file (docs/experiments.md)"
-        )
-        raise UserError(f"cannot read {path} ({error.strerror}){hint}") from None
+        hint = "give the path of an experiment file (docs/experiments.md)"
+        if near:
+            hint = f"did you mean {near[0]}?"
+        raise UserError(f"cannot read {path} ({error.strerror}): {hint}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
@@ -368,8 +363,9 @@ def _cell(
     column = columns[number]
     with at(f"row {row['label']!r}, column {column['label']!r}"):
         special = table(row.get("at", {}), "at")
+        labels = [c["label"] for c in columns]
         for label in special:
-            if label not in (labels := [c["label"] for c in columns]):
+            if label not in labels:
                 raise unknown("column in at", label, labels)
         given = (default, column, row, table(special.get(column["label"], {}), "at"))
         method = _last(given, "method")
@@ -404,11 +400,8 @@ def _measured(default: Entry, rows: Sequence[Entry]) -> str:
     """
     found = set()
     for row in rows:
-        layers = [
-            part
-            for layer in (default, row)
-            for part in _parts(layer, _last((default, row), "method"))
-        ]
+        method = _last((default, row), "method")
+        layers = (*_parts(default, method), *_parts(row, method))
         name, task, data = (_last(layers, key) for key in ("metric", "task", "data"))
         # accuracy, or what the task has in its place
         if name not in _OF_TASKS or name == METRICS[0]:
@@ -433,11 +426,10 @@ def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
         # "average" is a hyperparameter too
         if name in _TITLES and name not in known_anywhere():
             table(value, name)
+    shared = {k: v for k, v in layer.items() if not isinstance(v, dict)}
     own = layer.get(method.removesuffix(LAP))
-    return {k: v for k, v in layer.items() if not isinstance(v, dict)}, {
-        "method": method,
-        **(own if isinstance(own, dict) else {}),
-    }
+    # "average" is a hyperparameter, too, and then no table
+    return shared, {"method": method} | (own if isinstance(own, dict) else {})
 
 
 def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
