@@ -62,7 +62,7 @@ _FEWEST = 16
 _REACH = 4.0
 # bins of scores, and how many of them a unit of the logit has
 _BINS, _UNIT = 64, 4
-# limits of what is no metric: slopes of calibration
+# limits of what is not a metric: slopes of calibration
 _ANY = (-math.inf, math.inf)
 # times that noise is drawn again to see how far it moves figures
 _REDRAWN = 50
