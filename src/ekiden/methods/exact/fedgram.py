@@ -162,8 +162,10 @@ class FedGram(FixedFeatures):
                 )
         if self.width:
             return self
+        if self.of_network and self.bytes == "M":
+            return replace(self, bytes=OWN)
         if self.of_network:
-            return replace(self, bytes=OWN) if self.bytes == "M" else self
+            return self
         if not self.samples:
             raise UserError(
                 "--dp needs --samples, the training samples of all clients, for the number of "
@@ -215,12 +217,12 @@ class FedGram(FixedFeatures):
         if self.personal and not s.personal:
             t = s.totals
             assert t is not None, "they are kept for the personal heads"
-            common = (
-                self.common(t, fed.task)
-                if isinstance(t, Handoff)
-                else fed.call(self.share, t.owner, t)
-            )
-            personal = fed.call_all(self.personalise, INITIAL, common)
+            if isinstance(t, Handoff):
+                common = self.common(t, fed.task)
+                personal = fed.call_all(self.personalise, INITIAL, common)
+            else:
+                shared = fed.call(self.share, t.owner, t)
+                personal = fed.call_all(self.personalise, INITIAL, shared)
             yield s.next(personal=personal, totals=None)
 
     def _with_model(self, fed: Fed, s: Summing) -> Summing:
@@ -237,10 +239,8 @@ class FedGram(FixedFeatures):
     @on_client(gives="sum")
     def add(self, client: Client, model: Weights, before: Handoff | None) -> Handoff:
         """Add the own sums to those received; the first client settles the features."""
-        settled = before.settled if before else self.settle(client, model)
-        return Handoff(
-            settled, self.measure(client, model, settled, before.sums if before else None)
-        )
+        settled, sums = before or (self.settle(client, model), None)
+        return Handoff(settled, self.measure(client, model, settled, sums))
 
     @on_client(gives=lambda m: "nothing" if m.seeded else "model")
     def settle(self, client: Client, model: Weights) -> Settled:
@@ -257,7 +257,7 @@ class FedGram(FixedFeatures):
         self, client: Client, model: Weights, settled: Settled, before: AnySums | None
     ) -> AnySums:
         """Add the sums over the client's samples to those received."""
-        # `min_active` leaves none out, which would show some
+        # With noise `min_active` leaves nothing out: to leave a sample out would show it.
         if release := client.release():
             features = self.adopted(client, model, settled[:-1])
             centre = centre_of(settled, features.width).to(client.unit())
@@ -268,11 +268,9 @@ class FedGram(FixedFeatures):
                 )
                 return client.added(before, noisy, settled)
         features = self.adopted(client, model, settled)
-        rounding = (
-            Rounding.within(self.bits, self.samples, features.variance)
-            if self.bits < FULL
-            else None
-        )
+        rounding = None
+        if self.bits < FULL:
+            rounding = Rounding.within(self.bits, self.samples, features.variance)
         return client.added(before, self._own_sums(client, features, rounding), settled)
 
     @on_client(gives="nothing")
@@ -355,11 +353,9 @@ class FedGram(FixedFeatures):
             blocks: Iterator[tuple[Tensor, Tensor]] = ((features(x), y) for x, y in batches)
             if self.min_active:
                 held = [(phi.to(torch.int8), y) for phi, y in blocks]
-                shown = (
-                    self.active(torch.cat([phi for phi, _ in held]))
-                    if held
-                    else torch.zeros(features.width)
-                )
+                shown = torch.zeros(features.width)
+                if held:
+                    shown = self.active(torch.cat([phi for phi, _ in held]))
                 blocks = ((phi * shown, y) for phi, y in held)
             device = client.unit().device
             return sums_of(

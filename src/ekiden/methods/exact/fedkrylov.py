@@ -196,13 +196,10 @@ class FedKrylov(FixedFeatures):
         client.state = kept
         phi = self._whole(client, model, kept.chosen.settled)
         u, centre = (t.to(self._precision) for t in (direction, kept.chosen.centre))
-        sums = torch.zeros(
-            width, count, dtype=torch.int64 if self.exact else torch.float64, device=phi.device
-        )
+        sums = self._sent(torch.zeros(width, count, dtype=torch.float64, device=phi.device))
         for block in torch.split(phi, _ROWS):
             x = block.to(u) - centre
-            product = x.T @ (x @ u)
-            sums += product.long() if self.exact else product
+            sums += self._sent(x.T @ (x @ u))
         own = Multiplied(self._columns(sums), self._held(client, model, kept))
         return client.added(
             before, own, (kept.chosen, kept.directions), lambda sums: sums.checked(own)
@@ -240,24 +237,38 @@ class FedKrylov(FixedFeatures):
         """In which products of features and directions are computed: exact if they are to be
         whole.
         """
-        return torch.float64 if self.exact else torch.float32
+        if self.exact:
+            return torch.float64
+        return torch.float32
+
+    def _unit(self, client: Client) -> int:
+        """In what part of 1 targets are counted."""
+        if self.exact:
+            return client.task.unit
+        return 1
+
+    def _sent(self, sums: Tensor) -> Tensor:
+        """Return sums in the type in which they travel."""
+        if self.exact:
+            return sums.long()
+        return sums
 
     def _columns(self, sums: Tensor) -> Columns:
-        return WholeColumns(sums.long()) if self.exact else ShortColumns.of(sums)
+        if self.exact:
+            return WholeColumns(sums.long())
+        return ShortColumns.of(sums)
 
     def _labels(self, y: Tensor) -> Labels:
         """Return the sums over targets (n, K)."""
         found = Labels.of(y)
-        return (
-            Labels(found.samples, found.targets.long(), found.powers.long())
-            if self.exact
-            else found
-        )
+        return Labels(found.samples, self._sent(found.targets), self._sent(found.powers))
 
     def _counted(self, client: Client, subset: Subset) -> Tensor:
         """(n, K) float32, the targets; counted in steps if sums are whole."""
         y = self._targets(client, subset)
-        return (y * client.task.unit).round() if self.exact else y
+        if self.exact:
+            y = (y * client.task.unit).round()
+        return y
 
     def _targets(self, client: Client, subset: Subset) -> Tensor:
         y = subset.y.to(client.unit().device)
@@ -296,7 +307,7 @@ class FedKrylov(FixedFeatures):
         client.state = kept._replace(laps=laps)
         u = torch.cat(kept.directions, 1).cpu().double()
         images = torch.cat([lap.sums.matrix().cpu() for lap in laps], 1)
-        unit = client.task.unit if self.exact else 1
+        unit = self._unit(client)
         held = [lap.answers(unit) for lap in laps]
         return Span(
             self._problem(kept.opening, client), u, images, held, kept.opening.held.real(unit)
@@ -306,9 +317,9 @@ class FedKrylov(FixedFeatures):
         """Return the regression that the totals of the first lap describe."""
         if not opening.labels.samples:
             raise UserError("no client has training samples: no classifier can be made")
-        unit = client.task.unit if self.exact else 1
+        unit = self._unit(client)
         sums = opening.sums.matrix().cpu()
-        sums = torch.cat([sums[:, :-2] / unit, sums[:, -2:]], 1) if self.exact else sums
+        sums = torch.cat([sums[:, :-2] / unit, sums[:, -2:]], 1)
         return Problem.of(sums, opening.labels.real(unit))
 
     def _preconditioner(
@@ -348,9 +359,9 @@ class FedKrylov(FixedFeatures):
             phi = torch.cat(rows) if rows else torch.zeros(0, features.width, dtype=torch.int8)
             if not self.min_active:
                 return phi
-            return phi * (
-                (self._whole(client, model, settled) != 0).any(0) if held_out else self.active(phi)
-            )
+            if held_out:
+                return phi * (self._whole(client, model, settled) != 0).any(0)
+            return phi * self.active(phi)
 
         part = "validation" if held_out else "training"
         return client.remember(f"{part} {_digest(settled)}", make)
@@ -377,7 +388,9 @@ class FedKrylov(FixedFeatures):
         features.
         """
         r = _rank(task, classes, width)
-        column = 8 * width if self.exact else 2 * width + 4
+        column = 2 * width + 4
+        if self.exact:
+            column = 8 * width
         first = width + (classes + 2) * column + 32 * classes + 16
         return first + sum(
             r * (width + column + 8 * (t * r + classes + 1)) for t in range(1, self.laps)

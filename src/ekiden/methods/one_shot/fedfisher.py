@@ -25,7 +25,6 @@ from ekiden.authoring import (
 )
 from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, Trained
-from ekiden.methods.blocks.symmetric import numbers
 from ekiden.methods.one_shot.average import MergingMethod
 from ekiden.methods.one_shot.blocks.curvature import (
     Factors,
@@ -36,6 +35,7 @@ from ekiden.methods.one_shot.blocks.curvature import (
     note_averaged,
     refuse,
     shares,
+    size_of_factors,
     whole,
 )
 
@@ -160,7 +160,7 @@ class FedFisher(MergingMethod):
 
         Layers have d inputs, a bias counting as one, and o outputs.
         """
-        entries = sum(numbers(layer.inputs) + numbers(layer.width) for layer in model.layout.dense)
+        entries = size_of_factors(model.layout)
         if self.curvature == "diagonal":
             entries = len(model.network.params)
         return self.average.cost(clients, model) + clients * 4 * entries

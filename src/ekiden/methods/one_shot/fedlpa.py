@@ -23,7 +23,6 @@ from ekiden.authoring import (
 )
 from ekiden.core.training.weights import Layout
 from ekiden.methods.blocks.combining import Init, Trained
-from ekiden.methods.blocks.symmetric import numbers
 from ekiden.methods.one_shot.average import MergingMethod
 from ekiden.methods.one_shot.blocks.curvature import (
     Labels,
@@ -32,6 +31,7 @@ from ekiden.methods.one_shot.blocks.curvature import (
     note_averaged,
     refuse,
     shares,
+    size_of_factors,
 )
 from ekiden.methods.one_shot.fedfisher import unpacked
 
@@ -149,8 +149,7 @@ class FedLPA(MergingMethod):
 
         Layers have d inputs, a bias counting as one, and o outputs.
         """
-        entries = sum(numbers(layer.inputs) + numbers(layer.width) for layer in model.layout.dense)
-        return self.average.cost(clients, model) + clients * 4 * entries
+        return self.average.cost(clients, model) + clients * 4 * size_of_factors(model.layout)
 
 
 def damped(factor: Tensor, damping: float) -> Tensor:

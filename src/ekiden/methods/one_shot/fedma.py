@@ -14,7 +14,6 @@ from ekiden.authoring import (
     Count,
     CountOrZero,
     Fed,
-    Method,
     OwnSamples,
     Positive,
     Size,
@@ -25,9 +24,9 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.core.training.network import Elastic, Form, Network, adapted, assemble, check, matrices
-from ekiden.methods.blocks.combining import Init, Trained, first_model
-from ekiden.methods.one_shot.blocks.matching import Matching, Process, class_shares, match
+from ekiden.core.training.network import Elastic, Form, Network, adapted, assemble, matrices
+from ekiden.methods.blocks.combining import Init
+from ekiden.methods.one_shot.blocks.matching import Matching, MatchingMethod, class_shares, match
 
 
 class FirstLayer(NamedTuple):
@@ -52,7 +51,7 @@ class Matched(State):
 
 
 @dataclass(frozen=True)
-class FedMA(Method):
+class FedMA(MatchingMethod):
     """Hidden units are matched and averaged layer by layer, and clients retrain the layers after
     them.
 
@@ -102,18 +101,9 @@ class FedMA(Method):
             "1 without --retrain-epochs",
         )
 
-    @property
-    def process(self) -> Process:
-        """Return the model of the units."""
-        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.sweeps)
-
     def start(self) -> Matched:
         """Start without a model: it needs the matching."""
         return Matched(model=None)
-
-    def check_network(self, model: Size) -> None:
-        """Refuse a network whose hidden units cannot be permuted."""
-        check(model.network.module, model.shape)
 
     def run(self, fed: Fed, s: Matched) -> Iterator[State]:
         initial = fed.network(fed.get(INITIAL))
@@ -186,12 +176,6 @@ class FedMA(Method):
         prior = self.process.prior(columns - form.bias, int(form.bias))
         known = torch.full((columns,), 1 / self.sigma, dtype=torch.float64)
         return match(rows, [known] * len(rows), prior, self.process, generator)
-
-    @on_client(gives="model")
-    def train(self, client: Client, model: Weights) -> Trained:
-        """Train on the plain loss."""
-        model = client.fit(first_model(client, model, self.init), epochs=self.epochs)
-        return Trained(model, client.class_counts().int())
 
     @on_client(gives="model")
     def first_layer(self, client: Client, initial: Weights, head: Tensor | None) -> FirstLayer:

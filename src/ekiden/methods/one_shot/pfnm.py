@@ -9,7 +9,6 @@ from torch import Generator, Tensor, nn
 from ekiden.authoring import (
     CLASSES,
     INITIAL,
-    Client,
     Count,
     CountOrZero,
     Fed,
@@ -18,16 +17,14 @@ from ekiden.authoring import (
     State,
     Traits,
     UserError,
-    Weights,
-    on_client,
 )
-from ekiden.core.training.network import Elastic, Form, Network, assemble, check, matrices
-from ekiden.methods.blocks.combining import Init, OneShot, Trained, first_model
-from ekiden.methods.one_shot.blocks.matching import Process, class_shares, match
+from ekiden.core.training.network import Elastic, Form, Network, assemble, matrices
+from ekiden.methods.blocks.combining import Init, OneShot
+from ekiden.methods.one_shot.blocks.matching import MatchingMethod, class_shares, match
 
 
 @dataclass(frozen=True)
-class PFNM(OneShot):
+class PFNM(MatchingMethod, OneShot):
     """One-shot: hidden units of all models are matched to global units, whose number is inferred.
 
     Mikhail Yurochkin, Mayank Agarwal, Soumya Ghosh, Kristjan Greenewald, Trong Nghia Hoang, Yasaman
@@ -64,18 +61,9 @@ class PFNM(OneShot):
 
     traits = Traits(needs=CLASSES)
 
-    @property
-    def process(self) -> Process:
-        """Return the model of the units."""
-        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.sweeps)
-
     def start(self) -> State:
         """Start without a model: it needs the matching."""
         return State(model=None)
-
-    def check_network(self, model: Size) -> None:
-        """Refuse a network whose hidden units cannot be permuted."""
-        check(model.network.module, model.shape)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at all clients, match, merge."""
@@ -87,12 +75,6 @@ class PFNM(OneShot):
             merged = self.merge(models, elastics[0].forms, shares, fed.generator("order"))
             s = s.next(model=assemble(elastics[0], merged).weights())
             yield s
-
-    @on_client(gives="model")
-    def train(self, client: Client, model: Weights) -> Trained:
-        """Train on the plain loss."""
-        model = client.fit(first_model(client, model, self.init), epochs=self.epochs)
-        return Trained(model, client.class_counts().int())
 
     def merge(
         self,

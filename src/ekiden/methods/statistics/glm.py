@@ -83,19 +83,24 @@ class Estimated(Linear):
         self.times = times  # of the baseline hazard of Cox regression
         if times:
             self.register_buffer("hazard", torch.zeros(len(times)))
-        scale = (task.mean, task.std) if isinstance(task, Regression) else ((0.0,), (1.0,))
+        scale: tuple[tuple[float, ...], ...] = ((0.0,), (1.0,))
+        if isinstance(task, Regression):
+            scale = (task.mean, task.std)
         self.register_buffer("rates", torch.tensor(scale), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, K) logits, or standardised numbers."""
         found = super().forward(x)
-        return (found.exp() - self.rates[0]) / self.rates[1] if self.family == "poisson" else found
+        if self.family == "poisson":
+            found = (found.exp() - self.rates[0]) / self.rates[1]
+        return found
 
     def holding(self, solution: Solution, samples: int) -> Weights:
         """Return the network with these estimates, as weights."""
         rows = solution.values.view(-1, len(self.names) + 1)
-        # 0 for the first class
-        rows = F.pad(rows, (0, 0, 1, 0)) if self.family == "logistic" else rows
+        if self.family == "logistic":
+            # The other classes are compared with the first one.
+            rows = F.pad(rows, (0, 0, 1, 0))
         head = cast(nn.Linear, self.head).requires_grad_(True)
         with torch.no_grad():
             head.weight.copy_(rows[:, :-1])
@@ -166,21 +171,21 @@ class GLM(TableMethod):
     @property
     def needs(self) -> frozenset[Need]:
         """Classes for logistic regression. Numbers are checked in `check_network`."""
-        if self.family == "logistic":
-            return CLASSES
-        return frozenset() if self.family == "cox" else VECTORS
+        match self.family:
+            case "logistic":
+                return CLASSES
+            case "cox":
+                return frozenset()
+        return VECTORS
 
     def __post_init__(self) -> None:
         """Refuse times that are none, and penalties that do not go together."""
         if self._times and self.family != "cox":
             raise UserError(f"times are for cox, not for {self.family}: leave out --times")
         if self.firth and (self.ridge or self.family == "linear"):
-            why = (
-                "linear regression has no bias"
-                if self.family == "linear"
-                else "--ridge is another penalty"
+            raise UserError(
+                "linear regression has no bias, and --ridge is another penalty: leave out --firth"
             )
-            raise UserError(f"{why}: leave out --firth")
 
     def check_network(self, model: Size) -> None:
         """Refuse targets that the family does not explain."""
@@ -257,15 +262,13 @@ class GLM(TableMethod):
         )
         y = client.data.train.y.to(x.device)
         if self.family != "logistic":
-            y = self._targets(client, y if y.ndim == 2 else y[:, None])
+            y = self._targets(client, y.view(len(y), -1))
         if here.final and not last:
             x = x[:0]
             y = y[:0]
-        times = (
-            [time / client.task.mean[0] for time in self._times]
-            if isinstance(client.task, Survival)
-            else []
-        )
+        times = []
+        if isinstance(client.task, Survival):
+            times = [time / client.task.mean[0] for time in self._times]
         own = derivatives(self.family, F.pad(x, (0, 1), value=1.0), y, here, times)
         return client.added(before, own, (at, last))
 
@@ -340,7 +343,9 @@ class GLM(TableMethod):
 
     @property
     def _laps(self) -> int:
-        return 1 if self.family == "linear" else self.laps
+        if self.family == "linear":
+            return 1
+        return self.laps
 
     def steps(self, clients: int) -> int:
         """T laps of N hops."""

@@ -139,11 +139,9 @@ def named(features: str, model: str) -> tuple[str, str, str]:
     network = config["network"]
     train = config["recipe"]["train"]
     if network is None or train != "all":
-        what = (
-            "a network of its own"
-            if network is None
-            else f"only a part of its network (--train {train})"
-        )
+        what = "a network of its own"
+        if network is not None:
+            what = f"only a part of its network (--train {train})"
         raise UserError(
             f"{folder} trained {what}: give a run that trained a complete network with a name"
         )
@@ -181,7 +179,8 @@ def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
     ):
         if there != own:
             raise UserError(
-                f"{pretrained} is for {what} {_short(there)}, these data have {_short(own)}: give "
+                f"{pretrained} is for {what} {str(there)[:100]}, these data have {str(own)[:100]}: "
+                "give "
                 "data of the same kind"
             )
     if (taken.get("mean"), taken.get("std")) != (
@@ -217,11 +216,6 @@ def _opened(file: Path) -> Any:
         raise UserError(
             f"{file} cannot be read ({str(error).splitlines()[0]}): restore it, or run again"
         ) from None
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 class ShortColumns(NamedTuple):
@@ -271,7 +265,9 @@ class Room:
         assert found is not None, "checked"
         number = float(found[1])
         unit = found[2]
-        return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
+        if unit == "%":
+            return int(self.model * number / 100)
+        return int(number * _UNITS[unit])
 
     def features(self, each: int, fixed: int, least: int = 1, always: int = 0) -> int:
         """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in
@@ -288,17 +284,19 @@ class Room:
             return self.width
 
         def taken(width: int) -> int:
-            return self.sums(width) + always + (0 if self.seeded else each * width + fixed)
+            bytes_ = self.sums(width) + always
+            if not self.seeded:
+                bytes_ += each * width + fixed
+            return bytes_
 
         found = bisect_right(range(1, _MOST_FEATURES), self.bytes, key=taken)
         if found < least:
-            few = (
-                f"no room for {least} features, the fewest possible"
-                if least > 1
-                else "no room for a feature"
-            )
+            few = "a feature"
+            if least > 1:
+                few = f"{least} features, the fewest possible"
             raise UserError(
-                f"--bytes {self.text} ({self.bytes} bytes) has {few}: give {taken(least)}B or more"
+                f"--bytes {self.text} ({self.bytes} bytes) has no room for {few}: give "
+                f"{taken(least)}B or more"
             )
         return found
 
@@ -379,8 +377,12 @@ class FixedFeatures(OrderedMethod):
         """Vectors, or classes if only these have the sums; numbers, unless a network makes the
         features.
         """
-        labels = CLASSES if self.only_classes else VECTORS
-        return labels if self.features == "network" or self.of_run else labels | NUMBERS
+        labels = VECTORS
+        if self.only_classes:
+            labels = CLASSES
+        if self.features == "network" or self.of_run:
+            return labels
+        return labels | NUMBERS
 
     @property
     def only_classes(self) -> bool:
@@ -506,9 +508,9 @@ class FixedFeatures(OrderedMethod):
             check_body(self.features, network)
         if self.of_network:
             body = as_split(network).features
-            return frozen_network(
-                BlockAverages(body) if self.features == "blocks" else body, shape, room
-            )
+            if self.features == "blocks":
+                body = BlockAverages(body)
+            return frozen_network(body, shape, room)
         if self._has_patches(shape):
             return self._patches(shape, room)
         inputs = torch.Size(shape).numel()
@@ -582,16 +584,17 @@ class FixedFeatures(OrderedMethod):
         """Return the training or validation samples of a client whose sums leave; see
         `min_active`.
         """
-        return self.often_enough(
-            client.data.val if held_out else client.data.train, client.classes, client.task
-        )
+        part = client.data.val if held_out else client.data.train
+        return self.often_enough(part, client.classes, client.task)
 
     def often_enough(self, part: Subset, classes: int, task: Task) -> Subset:
         """Return the samples of classes with `min_active` samples or more."""
         if not self.min_active or not isinstance(task, Classification):
             return part
         often = part.class_counts(classes)[part.y] >= self.min_active
-        return part if often.all() else Subset(part.samples, part.rows[often])
+        if often.all():
+            return part
+        return Subset(part.samples, part.rows[often])
 
     def held(self, client: Client, features: WholeFeatures) -> tuple[Tensor, Tensor]:
         """Return features (n, D) and labels (n,) of a client's samples on the CPU, as far as they
@@ -605,7 +608,9 @@ class FixedFeatures(OrderedMethod):
         if not rows:
             return torch.zeros(0, features.width), torch.zeros(0, dtype=torch.int64)
         phi, y = (torch.cat(part) for part in zip(*rows, strict=True))
-        return phi * self.active(phi.to(torch.int8)) if self.min_active else phi, y
+        if self.min_active:
+            phi = phi * self.active(phi.to(torch.int8))
+        return phi, y
 
     def check_classes(self, counts: Tensor, task: Task) -> None:
         """Refuse sums in which `min_active` left one class at most; say so if it left some out at

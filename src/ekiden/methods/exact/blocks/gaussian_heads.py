@@ -177,8 +177,7 @@ def ridge(m: Moments, penalty: float = 0.0) -> Head:
         m: moments of all samples.
         penalty: λ/n; 0 means by cross-validation, or by the noise of differential privacy.
     """
-    penalty = penalty or m.rule
-    grid = (penalty,) if penalty else GRID
+    grid = _grid(penalty or m.rule)
     weight, chosen, freedom = _solved(m.scatter, m.products.T, m.spread, m.n, grid, m.noise)
     return Head(weight, m.targets / m.n, chosen, freedom)
 
@@ -253,9 +252,18 @@ def _least_gcv(
 
     def error(share: float) -> float:
         rest, freedom = residual(share)
-        return rest / (1 - freedom / n) ** 2 if freedom <= n / 2 else float("inf")
+        if freedom > n / 2:
+            return float("inf")
+        return rest / (1 - freedom / n) ** 2
 
-    return min(grid[::-1], key=error) if len(grid) > 1 else grid[0]
+    return min(grid[::-1], key=error)
+
+
+def _grid(penalty: float) -> tuple[float, ...]:
+    """Return the λ/n that are tried: the one given, or `GRID`."""
+    if penalty:
+        return (penalty,)
+    return GRID
 
 
 def thin_ridge(
@@ -277,7 +285,7 @@ def thin_ridge(
         rest = m.spread - float((found * cross).sum()) - share * m.n * float(found.square().sum())
         return found, max(rest, 0.0), 1 + len(diagonal) - share * m.n * trace
 
-    chosen = _least_gcv(lambda share: solved(share)[1:], m.n, (penalty,) if penalty else GRID)
+    chosen = _least_gcv(lambda share: solved(share)[1:], m.n, _grid(penalty))
     weight, _, freedom = solved(chosen)
     head = Head(weight.T, m.targets / m.n, chosen, freedom / m.n)
     turned = weight.T @ rows
@@ -368,7 +376,9 @@ def outputs(head: Head, m: Moments, task: Task) -> Head:
     """
     if isinstance(task, Classification):
         return calibrated(head, m)
-    return label_logits(head, m) if isinstance(task, MultiLabel) else head
+    if isinstance(task, MultiLabel):
+        return label_logits(head, m)
+    return head
 
 
 def label_logits(head: Head, m: Moments) -> Head:

@@ -44,11 +44,9 @@ Columns = ShortColumns | WholeColumns
 
 
 def _added(mine: Columns, other: Columns) -> Columns:
-    if isinstance(mine, WholeColumns) and isinstance(other, WholeColumns):
-        return mine.plus(other)
-    if isinstance(mine, ShortColumns) and isinstance(other, ShortColumns):
-        return mine.plus(other)
-    raise UserError(_OTHER)
+    if type(mine) is not type(other):
+        raise UserError(_OTHER)
+    return mine.plus(other)  # type: ignore[arg-type]
 
 
 def _checked(sums: Columns, width: int, columns: int) -> Tensor:
@@ -80,7 +78,9 @@ def _check_doubles(
     """Refuse what is not float64, or int64 next to whole columns; has other shapes, or is not
     finite.
     """
-    kind = torch.int64 if isinstance(columns, WholeColumns) else torch.float64
+    kind = torch.float64
+    if isinstance(columns, WholeColumns):
+        kind = torch.int64
     if tuple(tuple(t.shape) for t in tensors) != shapes or any(t.dtype != kind for t in tensors):
         raise UserError(_OTHER)
     if not all(torch.isfinite(t).all() for t in tensors):
@@ -223,21 +223,21 @@ class Multiplied(NamedTuple):
         """Return the sums over validation samples as float64 on the CPU; targets are counted in
         1/unit.
         """
-        step = answer_step(len(self.sums.matrix())) if isinstance(self.sums, WholeColumns) else 1
+        step = 1
+        if isinstance(self.sums, WholeColumns):
+            step = answer_step(len(self.sums.values))
         inner, products, total = (t.cpu().double() for t in self.held)
         return HeldAnswers(inner * step**2, products * (step / unit), total * step)
 
     def bounded(self, opening: OpeningSums) -> "Multiplied":
         """Return these sums of the samples that `opening` counts."""
         width = len(self.sums.matrix())
-        # Most |f|
+        # Most |f|, the answer to a direction
         answer = _REACH * _MOST_DIRECTION * width
         n = _SLACK * opening.labels.samples
         held = _SLACK * opening.held.samples
         # Most |y|
-        target = (
-            float(opening.held.powers.double().max().sqrt()) if len(opening.held.powers) else 0.0
-        )
+        target = max([0.0, *opening.held.powers.tolist()]) ** 0.5
         limits = (held * answer**2, held * answer * target, held * answer)
         if float(self.sums.matrix().abs().max()) > n * answer * _REACH or any(
             float(part.abs().max()) > limit
@@ -377,7 +377,7 @@ class Span:
                 or `PENALTY`.
         """
         n = self.problem.labels.samples
-        mean = self.problem.labels.targets / self.problem.labels.samples
+        mean = self.problem.labels.targets / n
         lengths, turn = torch.linalg.eigh(self.stretched.T @ self.stretched)
         some = lengths > _TINY * lengths[-1]
         # V·basis is orthonormal
@@ -410,7 +410,7 @@ class Span:
         c = head.weight.T
         n = self.problem.labels.samples
         scale = self.problem.scale[:, None]
-        # HV
+        # HV, from Σ φ̃φ̃ᵀU
         images = (self.images - n * torch.outer(self.problem.mean, self.shift)) * scale
         return self.problem.products - images @ c - head.penalty * n * (self.stretched @ c)
 

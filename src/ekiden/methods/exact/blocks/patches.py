@@ -177,7 +177,7 @@ def _balanced(wanted: Tensor) -> Tensor:
     q = wanted.round()
     surplus = q.sum(1, keepdim=True)
     step = surplus.sign()
-    # No int8 otherwise
+    # A step beyond 127 would not fit into int8.
     error = ((q - wanted) * step).masked_fill_((q - step).abs() > 127, -1)
     rank = error.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return q - step * (rank < surplus.abs())
@@ -344,15 +344,23 @@ class Patches(nn.Module):
         out = x.new_empty(len(x), self.width, dtype=torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             banks = list(self._banks())
-            some = _BLOCK if x.device.type == "cpu" else 16 * _BLOCK
+            some = _BLOCK
+            if x.device.type != "cpu":
+                some *= 16
             for start in range(0, len(x), some):
                 block = self.bytes(x[start : start + some])
                 # Images last: all sums run over them.
                 pixels = block.permute(1, 2, 3, 0).contiguous()
                 pooled = [self._pooled(pixels, bank) for bank in banks]
                 out[start : start + some] = torch.cat([part.flatten(0, 3) for part in pooled]).T
+        return self._rooted(out)
+
+    def _rooted(self, sums: Tensor) -> Tensor:
+        """Return the roots of sums, or these themselves."""
+        if not self.how.root:
+            return sums
         # A double's root rounds right, see the tests.
-        return out.double().sqrt_().float() if self.how.root else out
+        return sums.double().sqrt_().float()
 
     def usual_sums(self, gain: Tensor) -> Tensor:
         """(D,) what `sums` gives on average for whitened responses that are normal; `gain` (F,) of
@@ -372,8 +380,7 @@ class Patches(nn.Module):
             )
             parts.append((each * area).expand(count, 2, *area.shape).flatten())
             first += count
-        found = torch.cat(parts).clamp(min=1)
-        return found.double().sqrt().float() if self.how.root else found
+        return self._rooted(torch.cat(parts).clamp(min=1))
 
     def scale_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Take what was subtracted from each channel of the images, and what they were divided
@@ -404,14 +411,14 @@ class Patches(nn.Module):
             )
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(depth, int(area.max()))
-            # No response is larger.
+            # No response is larger than this.
             most = LEVELS * depth * unit
             thresholds = (
                 (self.gain[first : first + count] * (self.how.threshold * unit))
                 .round_()
                 .clamp_(max=most)
             )
-            # Columns, rows, channels
+            # By column, row and channel, as `_unfolded` has the pixels
             q = q.permute(0, 3, 2, 1)
             parts = _halves(q) if self.how.mirror else (q.flatten(1),)
             yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area)
@@ -420,7 +427,9 @@ class Patches(nn.Module):
 
     def _regions(self, positions: int) -> Tensor:
         """(pool, positions) how much each position counts."""
-        return (_bilinear if self.how.bilinear else _regions)(positions, self.how.pool)
+        if self.how.bilinear:
+            return _bilinear(positions, self.how.pool)
+        return _regions(positions, self.how.pool)
 
     def _pooled(self, pixels: Tensor, bank: "_Bank") -> Tensor:
         """(F, 2, g, g, b) sums of max(v - T, 0) and max(-v - T, 0) over regions, pixels (C, H, W,
@@ -433,9 +442,10 @@ class Patches(nn.Module):
         faces = len(read)
         count = len(bank.thresholds)
         out = pixels.new_empty(count, 2, g, g, b)
-        step = max(
-            1, (_CHUNK if pixels.device.type == "cpu" else 256 * _CHUNK) // (faces * len(inverse))
-        )
+        room = _CHUNK
+        if pixels.device.type != "cpu":
+            room *= 256
+        step = max(1, room // (faces * len(inverse)))
         for first in range(0, count, step):
             chunk = slice(first, first + step)
             v, spare = self._responses([part[chunk] for part in bank.parts], read)
@@ -446,7 +456,7 @@ class Patches(nn.Module):
                 clip(v, bound, out=spare)
                 lines = bank.rows @ spare.view(-1, height, width * b)
                 sums = (bank.columns @ lines.view(-1, width, b)).view(*shape, g, g, b)
-                # The second is from right to left.
+                # The sums of the mirror image run from right to left.
                 if self.how.mirror:
                     torch.add(sums[0], sums[1].flip(2), out=out[chunk, sign])
                 else:
@@ -549,8 +559,10 @@ def _inverse_contrast(pixels: Tensor, size: int) -> Tensor:
     10·d²)⌋. The integer part is there because libraries differ in the last bit of a root.
     """
     d = len(pixels) * size**2
-    # exact
-    x = pixels if 255**2 * d < 2**24 else pixels.double()
+    # Sums of squares of bytes must be exact: in float32 they are up to 2^24.
+    x = pixels
+    if 255**2 * d >= 2**24:
+        x = pixels.double()
     both = torch.stack([x.sum(0), x.square().sum(0)])
     for axis in (1, 2):
         length = both.shape[axis] - size + 1
@@ -604,7 +616,7 @@ def _halves(q: Tensor) -> tuple[Tensor, Tensor]:
     """
     size = q.shape[1]
     mirrored = q.flip(1)
-    # Halves are exact, too.
+    # Halves of whole numbers are exact in float32, too.
     even = (q + mirrored) / 2
     odd = (q - mirrored) / 2
     return even[:, : -(-size // 2)].flatten(1), odd[:, : size // 2].flatten(1)

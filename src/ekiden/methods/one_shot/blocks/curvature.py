@@ -327,6 +327,11 @@ def half(matrix: Tensor) -> Tensor:
     return upper(matrix).float()
 
 
+def size_of_factors(layout: Layout) -> int:
+    """Return the numbers in the halves of all factors."""
+    return sum(numbers(layer.inputs) + numbers(layer.width) for layer in layout.dense)
+
+
 def whole(triangle: Tensor, size: int) -> Tensor:
     """Return the symmetric matrix (size, size) float64 whose half is `triangle`."""
     if tuple(triangle.shape) != (numbers(size),):

@@ -13,7 +13,19 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ekiden.authoring import Checked, CountOrZero, Positive, UserError
+from ekiden.authoring import (
+    Checked,
+    Client,
+    CountOrZero,
+    Method,
+    Positive,
+    Size,
+    UserError,
+    Weights,
+    on_client,
+)
+from ekiden.core.training.network import check
+from ekiden.methods.blocks.combining import Init, Trained, first_model
 
 _MOST_POPULAR = 10
 # Number of atoms in a layer above which only few new ones are offered, as in the code of PFNM
@@ -42,6 +54,33 @@ class Process(Checked):
         mean = torch.zeros(weights + biases + more, dtype=torch.float64)
         mean[weights : weights + biases] = self.bias
         return Prior(mean, torch.full_like(mean, 1 / self.sigma0))
+
+
+class MatchingMethod(Method):
+    """A method that matches the hidden units of the models that clients trained."""
+
+    epochs: int
+    gamma: float
+    sigma: float
+    sigma0: float
+    bias: float
+    sweeps: int
+    init: Init
+
+    @property
+    def process(self) -> Process:
+        """Return the model of the units."""
+        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.sweeps)
+
+    def check_network(self, model: Size) -> None:
+        """Refuse a network whose hidden units cannot be permuted."""
+        check(model.network.module, model.shape)
+
+    @on_client(gives="model")
+    def train(self, client: Client, model: Weights) -> Trained:
+        """Train on the plain loss."""
+        model = client.fit(first_model(client, model, self.init), epochs=self.epochs)
+        return Trained(model, client.class_counts().int())
 
 
 class Atoms(NamedTuple):
