@@ -129,11 +129,7 @@ def test_joined_weights_hold_every_member_with_its_statistics() -> None:
             assert torch.equal(value, m.module.state_dict()[name])
 
 
-def test_refuses_nothing_and_the_unknown() -> None:
-    with pytest.raises(UserError, match="at least one"):
-        EnsembleModel([], 3, "logits")
-    with pytest.raises(UserError, match="majority"):
-        EnsembleModel([Tiny()], 3, "majorty")  # type: ignore[arg-type]
+def test_models_of_another_network_are_refused() -> None:
     with pytest.raises(UserError, match="do not fit"):
         join(
             Tiny(),

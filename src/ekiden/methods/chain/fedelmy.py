@@ -100,7 +100,9 @@ class FedELMY(OrderedMethod):
             start = mean(pool)
             penalty = self.diversity(pool, start)
             pool.append(client.fit(start, epochs=self.epochs, penalty=penalty))
-        return mean(pool if self.average_start else pool[1:])
+        if not self.average_start:
+            del pool[0]
+        return mean(pool)
 
     def diversity(self, pool: list[Weights], start: Weights) -> Penalty | None:
         """Return the penalty -α d1 + β d2 for the next model."""
@@ -157,12 +159,17 @@ def released_divisor(loss: float, d2: float) -> float:
     """A = 10^(o(d2) - o(ℓ) + 1), but 1 where that is below 1 or d2 = 0; o is the order of
     magnitude.
     """
-    return 10.0 ** min(max(magnitude(d2) - magnitude(loss) + 1, 0), 300) if d2 > 0 else 1.0
+    if not d2 > 0:
+        return 1.0
+    above: float = 10.0 ** min(max(magnitude(d2) - magnitude(loss) + 1, 0), 300)
+    return above
 
 
 def magnitude(x: float) -> float:
     """o(x) = floor(log10 x): 1000 is of order 3; NaN where x is NaN or infinite."""
-    return math.floor(math.log10(max(x, 1e-300))) if math.isfinite(x) else math.nan
+    if not math.isfinite(x):
+        return math.nan
+    return math.floor(math.log10(max(x, 1e-300)))
 
 
 @dataclass(frozen=True)
@@ -246,7 +253,10 @@ class Paper:
 
 def paper_scale(loss: float, d: float) -> float:
     """Return the factor that brings d to one order of magnitude below ℓ; 0 if d = 0."""
-    return 10.0 ** (magnitude(loss) - magnitude(d) - 1) if d > 0 else 0.0
+    if not d > 0:
+        return 0.0
+    factor: float = 10.0 ** (magnitude(loss) - magnitude(d) - 1)
+    return factor
 
 
 def measure(a: Tensor, b: Tensor, kind: Measure) -> Tensor:

@@ -238,9 +238,11 @@ class FedRAN(FeaturesOfClasses):
                 model=self.solved(model, fed.get(settled), reduce(Scatter.plus, scatters), fed.task)
             )
         while self.topology == "chain" and s.step < len(order):
-            task = self.join if s.step < len(order) - 1 else self.finish
-            made = fed.call(task, order[s.step], INITIAL, s.joint)
-            s = s.next(joint=made) if task == self.join else s.next(model=made, joint=None)
+            client = order[s.step]
+            if s.step < len(order) - 1:
+                s = s.next(joint=fed.call(self.join, client, INITIAL, s.joint))
+            else:
+                s = s.next(model=fed.call(self.finish, client, INITIAL, s.joint), joint=None)
             yield s
 
     @on_client(gives="summary")

@@ -205,8 +205,9 @@ def merge(model: Weights, uploads: Sequence[Upload]) -> Weights:
     total = torch.zeros_like(model.params)
     count = torch.zeros_like(model.params)
     for upload in uploads:
-        everywhere = torch.ones_like(model.params, dtype=torch.bool)
-        mask = everywhere if upload.mask is None else unpack(upload.mask, len(model.params))
+        mask = torch.ones_like(model.params, dtype=torch.bool)
+        if upload.mask is not None:
+            mask = unpack(upload.mask, len(model.params))
         if int(mask.sum()) != len(upload.values):
             raise UserError(
                 "a client's mask does not fit its weights: use the same network at every client"

@@ -79,18 +79,17 @@ class Mixtures(NamedTuple):
     def _check(self, counts: Tensor, classes: int, features: int) -> None:
         of = (classes, *self.means.shape[1:2])
         shapes = [tuple(part.shape) for part in (counts, *self)]
-        if shapes not in [
-            [(classes,), of, (*of, features), (*of, size)] for size in _sizes(features)
-        ]:
+        known = [(classes,), of, (*of, features)]
+        if shapes not in [[*known, (*of, size)] for size in _sizes(features)]:
             raise UserError(
                 f"counts and mixtures of shapes {shapes} do not fit this network of {classes} "
                 f"classes and {features} features: use the same model at every client"
             )
         shares = self.weights.double().sum(1)[counts > 0]
-        variances = self.covariances if self.covariances.shape[2] in (1, features) else self.weights
-        if any((part < 0).any() for part in (counts, self.weights, variances)) or not (
-            (shares > 0).all()
-        ):
+        not_negative = [counts, self.weights]
+        if self.covariances.shape[2] in (1, features):
+            not_negative.append(self.covariances)
+        if any((part < 0).any() for part in not_negative) or not (shares > 0).all():
             raise UserError(
                 "mixtures with a negative count, weight or variance, or samples without weight: "
                 "refused"
@@ -148,8 +147,9 @@ def _em(
         with warnings.catch_warnings():
             # The result of 100 iterations is good enough to send.
             warnings.simplefilter("ignore", ConvergenceWarning)
-            # scikit-learn wants two samples
-            model.fit((x if len(x) > 1 else x.repeat(2, 1)).numpy())
+            if len(x) == 1:
+                x = x.repeat(2, 1)  # scikit-learn wants two samples
+            model.fit(x.numpy())
     except ValueError as error:
         raise UserError(
             f"no mixture of {mixtures} {covariance} Gaussians fits {len(x)} samples ({error})"
@@ -157,7 +157,9 @@ def _em(
     weights, means, found = (
         torch.from_numpy(v) for v in (model.weights_, model.means_, model.covariances_)
     )
-    return weights, means, upper(found) if covariance == "full" else found.view(mixtures, -1)
+    if covariance == "full":
+        return weights, means, upper(found)
+    return weights, means, found.view(mixtures, -1)
 
 
 def size_of_covariance(covariance: Covariance, features: int) -> int:
@@ -342,9 +344,8 @@ class FedPFT(OrderedMethod):
             Training(optimizer="adamw", lr=self.head_lr, weight_decay=self.head_weight_decay),
         )
         for _ in range(self.head_epochs):
-            for rows in torch.split(
-                torch.randperm(len(x), generator=draw).to(x.device), self.head_batch_size
-            ):
+            order = torch.randperm(len(x), generator=draw).to(x.device)
+            for rows in torch.split(order, self.head_batch_size):
                 head.grad.zero_()
                 F.cross_entropy(head.module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
                 steps.step()
@@ -355,7 +356,9 @@ class FedPFT(OrderedMethod):
 
     def steps(self, clients: int) -> int:
         """Return 1, or N hops."""
-        return 1 if self.topology == "star" else clients
+        if self.topology == "star":
+            return 1
+        return clients
 
     def cost(self, clients: int, model: Size) -> int:
         """N·S in a star, (N - 1)·S in a chain, S = 8C + b·C·K·(1 + A + c) for C classes and K

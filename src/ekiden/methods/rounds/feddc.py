@@ -192,11 +192,8 @@ class FedDC(SecureMethod):
 
     def traffic(self, clients: int, model: Size) -> int:
         """Return the bytes of all rounds."""
-        down = up = (2 if self.gradient_correction else 1) * model
+        more = trainable(model) if self.gradient_correction else 0
+        down = up = (1 + self.gradient_correction) * model
         if self.secure:
-            up = (
-                secure_size(model, trainable(model))
-                if self.gradient_correction
-                else secure_size(model)
-            )
+            up = secure_size(model, more)
         return self.replies(clients) * (down + up)

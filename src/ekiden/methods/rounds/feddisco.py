@@ -175,11 +175,9 @@ class FedDisco(SecureMethod):
         value up, and 24N.
         """
         calls = self.replies(clients)
-        return (
-            calls * (model + secure_size(model)) + 24 * clients
-            if self.secure
-            else calls * (2 * model + 16)
-        )
+        if self.secure:
+            return calls * (model + secure_size(model)) + 24 * clients
+        return calls * (2 * model + 16)
 
 
 def discrepancy(counts: Tensor, measure: Measure) -> float:

@@ -262,7 +262,9 @@ class GLM(TableMethod):
         )
         y = client.data.train.y.to(x.device)
         if self.family != "logistic":
-            y = self._targets(client, y.view(len(y), -1))
+            if y.ndim == 1:
+                y = y[:, None]
+            y = self._targets(client, y)
         if here.final and not last:
             x = x[:0]
             y = y[:0]

@@ -5,8 +5,8 @@ such a network.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, get_args
+from functools import partial, reduce
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,6 @@ from torch import Generator, Tensor, nn
 from torch.optim.adam import adam
 
 from ekiden.authoring import Client, Fed, Method, State, UserError, Weights, on_client
-from ekiden.core.base.errors import unknown
 from ekiden.core.training import frozen
 from ekiden.core.training.network import Network
 
@@ -31,10 +30,6 @@ class EnsembleModel(nn.Module):
 
     def __init__(self, members: Sequence[nn.Module], classes: int, rule: Rule) -> None:
         super().__init__()
-        if not members:
-            raise UserError("an ensemble needs at least one model")
-        if rule not in get_args(Rule):
-            raise unknown("rule", rule, get_args(Rule))
         self.members = nn.ModuleList(members)  # the networks
         self.rule = rule
         self.register_buffer("counts", torch.ones(len(members), classes))
@@ -46,32 +41,36 @@ class EnsembleModel(nn.Module):
         votes; class-wise: logits of owned classes, divided by the number of owners (0 without
         owners); counts: softmax, weighted by the member's share of the class's samples.
         """
-        total: Tensor | None = None
-        for member, counts in zip(self.members, self.counts, strict=True):
-            part = self._part(member(x).float(), counts)
-            total = part if total is None else total + part
-        assert total is not None
-        if self.rule == "class-wise":
-            return total / self.counts.sum(0).clamp(min=1)
-        return (
-            total / (self.counts.sum(0) + 1e-6)
-            if self.rule == "counts"
-            else total / len(self.members)
+        parts = (
+            self._part(member(x).float(), counts)
+            for member, counts in zip(self.members, self.counts, strict=True)
         )
+        total = reduce(torch.add, parts)
+        match self.rule:
+            case "class-wise":
+                return total / self.counts.sum(0).clamp(min=1)
+            case "counts":
+                return total / (self.counts.sum(0) + 1e-6)
+        return total / len(self.members)
 
     def _part(self, logits: Tensor, counts: Tensor) -> Tensor:
-        if self.rule == "logits":
-            return logits
-        if self.rule == "majority":
-            return F.one_hot(logits.argmax(1), logits.shape[1]).to(logits.dtype)
-        if self.rule == "class-wise":
-            return torch.where(counts > 0, logits, torch.zeros_like(logits))
-        return logits.softmax(1) * counts if self.rule == "counts" else logits.softmax(1)
+        match self.rule:
+            case "logits":
+                return logits
+            case "majority":
+                return F.one_hot(logits.argmax(1), logits.shape[1]).to(logits.dtype)
+            case "class-wise":
+                return torch.where(counts > 0, logits, 0.0)
+            case "counts":
+                return logits.softmax(1) * counts
+        return logits.softmax(1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (b, K): the scores if these are logits, otherwise their logarithms."""
         scores = self.scores(x)
-        return scores if self.rule in ("logits", "class-wise") else scores.clamp(min=1e-12).log()
+        if self.rule in ("logits", "class-wise"):
+            return scores
+        return scores.clamp(min=1e-12).log()
 
 
 def join(module: nn.Module, models: Sequence[Weights], rule: Rule, counts: Tensor) -> Weights:
@@ -253,12 +252,16 @@ def synthesise(
     if least == math.inf:
         raise UserError("the generator's loss is not finite: lower --generator-lr")
     best = best.cpu().contiguous()
-    return (best * 255).round().to(torch.uint8) if len(fed.shape) == 3 else best
+    if len(fed.shape) == 3:
+        best = (best * 255).round().to(torch.uint8)
+    return best
 
 
 def as_made(pool: Tensor, rows: Tensor) -> Tensor:
     """Return samples of the pool, as the generator made them."""
-    return pool[rows].float() / 255 if pool.dtype == torch.uint8 else pool[rows]
+    if pool.dtype == torch.uint8:
+        return pool[rows].float() / 255
+    return pool[rows]
 
 
 def softened(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
