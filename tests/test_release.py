@@ -109,7 +109,7 @@ def test_the_packages_hold_what_they_must_and_nothing_else(packages: tuple[Path,
     }
     about = {name for name in names if name.startswith(f"ekiden-{__version__}.dist-info/")}
     assert names - about == tree
-    assert {"ekiden/py.typed", "ekiden/reporting/page.html"} <= tree
+    assert {"ekiden/py.typed", "ekiden/lab/reporting/page.html"} <= tree
     assert {name.partition("/")[2] for name in about} == {
         "METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE",
     }  # fmt: skip
