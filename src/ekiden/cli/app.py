@@ -144,11 +144,11 @@ def _main() -> None:
     except OSError as error:
         if error.filename is None and error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        if (
-            error.filename is None
-        ):  # drop the rest of the output, or Python complains about it at exit
+        # drop the rest of the output, or Python complains about it at exit
+        if error.filename is None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the reader is gone, as in `ekiden results ... | head`
+        # the reader is gone, as in `ekiden results ... | head`
+        if error.errno == errno.EPIPE:
             sys.exit(141)
         what = "the output" if error.filename is None else error.filename
         print(f"ekiden: cannot read or write {what}: {error.strerror}", file=sys.stderr)
@@ -179,7 +179,8 @@ def call(args: Sequence[str]) -> None:
     function, rest = getattr(import_module(f"ekiden.{module}"), name), args[len(command.split()) :]
     if command == "run":
         return function(rest)  # type: ignore[no-any-return]
-    from ekiden.cli.flags import parse  # `--version` and `--help` do without it
+    # `--version` and `--help` do without it
+    from ekiden.cli.flags import parse
 
     function(parse(get_type_hints(function)["options"], rest, f"ekiden {command}"))
 
@@ -190,7 +191,8 @@ def _trust_typed_files(args: Sequence[str]) -> None:
     Nothing else in Ekiden trusts a file: run folders, records, and files of settings may come from
     anybody.
     """
-    from ekiden.core.base import outside  # `--version` and `--help` do without it
+    # `--version` and `--help` do without it
+    from ekiden.core.base import outside
 
     for arg in args:
         value = arg.partition("=")[2] if arg.startswith("--") and "=" in arg else arg

@@ -26,9 +26,8 @@ def check_method(options: CheckOptions) -> None:
     try:
         kind = method_named(name)
     except UserError as error:
-        if "frozen" not in str(
-            error.__cause__
-        ):  # Python's error for a dataclass that derives from a frozen one
+        # Python's error for a dataclass that derives from a frozen one
+        if "frozen" not in str(error.__cause__):
             raise
         _tell(
             Finding(

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from ekiden.core.base.errors import UserError, visible
 
-_WORD = 10  # least width of a text column, if it has words of that length
+# least width of a text column, if it has words of that length
+_WORD = 10
 
 
 class TableConsole(Console):

@@ -35,7 +35,8 @@ from ekiden.runs.result import Part, inputs_of, not_finished, silos_in, task_in
 
 Place: TypeAlias = Literal["here", "flower"]
 _GUESS = "always the commonest class"
-_MOST_NAMED = 20  # classes whose shares are printed
+# classes whose shares are printed
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -400,7 +401,8 @@ def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float], *, shar
 
 def _on_silos(options: EvaluateOptions) -> None:
     """Measure a run's model at silos."""
-    from ekiden.cli import silos  # it needs the extra flower
+    # it needs the extra flower
+    from ekiden.cli import silos
     from ekiden.silos.coordinator.remote_plan import Measuring
 
     for name in ("label_column", "column", "client", "metric"):

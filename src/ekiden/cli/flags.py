@@ -259,7 +259,8 @@ def parse(
         raise SystemExit(0)
     found = flags(shown)
     given, left = _read(found, args, prog)
-    if left := [arg for arg in args if re.match(r"-[A-Za-z]{2}", arg)] or left:  # -out is not -o ut
+    # -out is not -o ut
+    if left := [arg for arg in args if re.match(r"-[A-Za-z]{2}", arg)] or left:
         raise _unread(next((arg for arg in left if arg.startswith("-")), left[0]), found, prog)
     if lacking := [
         flag.called for flag in found if flag.default is MISSING and flag.field not in given
@@ -337,9 +338,8 @@ def _value(flag: Flag, text: Any) -> Any:
         return text
     if not flag.several:
         return _one(flag, flag.hint, text)
-    if (
-        not text and not flag.positional
-    ):  # of a positional one the default may be that there is none
+    # of a positional one the default may be that there is none
+    if not text and not flag.positional:
         raise UserError(f"{flag.called} needs a value")
     try:
         return tuple(_one(flag, get_args(_bare(flag.hint))[0], one) for one in text)
@@ -389,7 +389,8 @@ def _unread(arg: str, found: Sequence[Flag], prog: str) -> UserError:
 
 def _methods_with(flag: str) -> list[str]:
     """Return the methods that have such a flag of their own."""
-    from ekiden.methods import METHODS  # most commands do not need them
+    # most commands do not need them
+    from ekiden.methods import METHODS
 
     field = flag.removeprefix("--").replace("-", "_")
     return [method.title() for method in METHODS if field in {f.name for f in fields(method)}]

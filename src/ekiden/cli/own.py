@@ -101,7 +101,8 @@ def trust(options: TrustOptions) -> None:
     """`ekiden trust FILE...`."""
     for file in options.files:
         if file.suffix == ".json":
-            from ekiden.cli import silos  # it needs the extra flower
+            # it needs the extra flower
+            from ekiden.cli import silos
 
             say(f"runs may reach {silos.trust(file)}")
             continue

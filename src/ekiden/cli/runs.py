@@ -212,7 +212,8 @@ class DataOptions(Checked):
     checks data"""
 
 
-_LINES = 100  # violations of a schema that are shown
+# violations of a schema that are shown
+_LINES = 100
 
 _HELP = """usage: ekiden run METHOD [flags]         flags: ekiden run METHOD --help
 
@@ -244,7 +245,8 @@ def run(args: Sequence[str]) -> None:
     if not named and first.config is None:
         raise UserError(f"missing METHOD (first argument). Choose one of {names}")
     if first.on == "flower":
-        from ekiden.cli import silos as cli_silos  # most commands do not need it
+        # most commands do not need it
+        from ekiden.cli import silos as cli_silos
 
         if first.config:
             raise UserError("--config is for runs on this machine: leave it out")
@@ -283,7 +285,8 @@ def run(args: Sequence[str]) -> None:
 
 def resume(options: ResumeOptions) -> None:
     """`ekiden resume RUN...`."""
-    from ekiden.cli import silos as cli_silos  # most commands do not need it
+    # most commands do not need it
+    from ekiden.cli import silos as cli_silos
 
     launch.transport_of(options.on)
     for folder in options.runs if options.data or options.laps else ():
@@ -492,7 +495,8 @@ class JoinOptions:
 def forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
     """`ekiden forget RUN --client NAME`."""
     if _between_machines(options.run):
-        from ekiden.cli import silos  # runs on one machine do not need it
+        # runs on one machine do not need it
+        from ekiden.cli import silos
 
         silos.forget(options.run, options.client, options.out, options.release)
     else:

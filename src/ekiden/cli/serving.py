@@ -261,7 +261,8 @@ def audit(options: AuditOptions) -> None:
             f"{one.tpr_1:.2%}",
             rare,
             f"{one.advantage:.3f}",
-            f"{floor(100 * one.epsilon) / 100:.2f}",  # a bound from below
+            # a bound from below
+            f"{floor(100 * one.epsilon) / 100:.2f}",
         )
         table.add_row(one.model, str(one.members), str(one.others), *rates)
     console.print(table)

@@ -407,9 +407,8 @@ def release(options: ReleaseOptions) -> None:
     if not file.link.key:
         raise UserError(f"{file.path}: only a silo with a key can agree: name it under [link]")
     before = agreements.read(options.run)
-    participation.Admission(
-        file, before
-    ).check()  # its own copy of the terms, if it took part, must be the same
+    # its own copy of the terms, if it took part, must be the same
+    participation.Admission(file, before).check()
     inside = file.name in before.clients
     names = (
         [name for name in before.clients if name != file.name]

@@ -231,7 +231,8 @@ class ReportOptions(Checked):
 def report(options: ReportOptions) -> None:
     """`ekiden report RUN... [-o FOLDER]`."""
     if options.tripod:
-        from ekiden.lab.reporting.tripod import answered  # few need it
+        # few need it
+        from ekiden.lab.reporting.tripod import answered
 
         for folder in options.runs:
             table = RichTable("item", "asks for", "answered by", title=Text(str(folder)))
@@ -240,7 +241,8 @@ def report(options: ReportOptions) -> None:
             console.print(table)
         return
     require_extra("report", "ekiden report", "matplotlib", "jinja2")
-    from ekiden.lab.reporting import report as write  # it needs an extra
+    # it needs an extra
+    from ekiden.lab.reporting import report as write
 
     with console.status("reading runs") as status:
         devices = devices_of(options.devices) if options.devices else None

@@ -16,7 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
-_AGAIN = "EKIDEN_WITH_TORCH"  # in the environment of a command that needs PyTorch after all
+# in the environment of a command that needs PyTorch after all
+_AGAIN = "EKIDEN_WITH_TORCH"
 
 
 class TensorsNeeded(BaseException):

@@ -56,9 +56,8 @@ from ekiden.runs.recipe import Recipe
 from ekiden.runs.result import ModelSource, Result
 from ekiden.runs.tracking import bar, measured
 
-Absent = Callable[
-    [int, str], bool
-]  # (step, client) -> whether that client does not answer in that step
+# (step, client) -> whether that client does not answer in that step
+Absent = Callable[[int, str], bool]
 _OF_STUDIES = ("seeds", "grid")
 _OF_DATA = {
     **dict.fromkeys(("partition", "clients", "num_clients", "val_fraction"), "ekiden.split"),
@@ -278,7 +277,8 @@ def steps(
     Raises:
         UserError: the caller can fix the cause; the run folder then holds the last good state.
     """
-    stepwise: Any = run  # the checks come at once, the steps when the caller asks for them
+    # the checks come at once, the steps when the caller asks for them
+    stepwise: Any = run
     return stepwise(method, data, model, **options, _then=PreparedRun.results)  # type: ignore[no-any-return]
 
 
@@ -317,7 +317,8 @@ def prepared(
     if recipe.training.class_weights != "none":
         data = with_weights(data)
     check_needs(method, data.dataset)
-    for task in task_names(type(method)):  # otherwise a missing type is found at the first resume
+    # otherwise a missing type is found at the first resume
+    for task in task_names(type(method)):
         payload_types(method, task)
     clients = held_by(holders(method, data))
     check_clients(clients.sizes, method)
@@ -353,7 +354,8 @@ def _noted(how: How, method: Method, data: FederatedData) -> dict[str, Any]:
         noted["auto_threads"] = True
     if method.traits.limit:
         noted["limit"] = method.traits.limit
-    if "plan" not in config:  # all that the command line needs to go on with the run
+    # all that the command line needs to go on with the run
+    if "plan" not in config:
         if data.origin:
             noted["origin"] = data.origin.to_json()
         if own := sorted({*config} - BESIDE):
@@ -464,7 +466,8 @@ class PreparedRun:
         weights, personal = end.models
         metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
         models = weights, tuple(personal)
-        config = json.loads(json.dumps(self.described))  # as it is read from a folder
+        # as it is read from a folder
+        config = json.loads(json.dumps(self.described))
         build, data, passes = self.test.build, self.data, dict(end.trace.passes)
         return Result(
             end.state,
@@ -532,7 +535,8 @@ def with_metric(data: FederatedData, metric: Any) -> FederatedData:
     if metric:
         named = metric if isinstance(metric, str) else _measure(metric)
         data = data.with_task(replace(data.dataset.task, metric=named))
-    _ = data.dataset.task.headline  # exists
+    # exists
+    _ = data.dataset.task.headline
     return data
 
 

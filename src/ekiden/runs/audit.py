@@ -21,8 +21,10 @@ from ekiden.runs.result import Result
 from ekiden.runs.summary import size
 
 SERVER = "server"
-_LEAST = 20  # samples of each kind
-_FEWEST = 4  # shadow models
+# samples of each kind
+_LEAST = 20
+# shadow models
+_FEWEST = 4
 _CONFIDENCE = 0.95
 _SEED = 0
 Values = np.ndarray[Any, np.dtype[np.float64]]
@@ -263,7 +265,8 @@ def epsilon_from(hits: int, members: int, alarms: int, others: int, delta: float
     the pessimistic ends of Clopper and Pearson's intervals. Samples of one training are not quite
     independent, so this is an estimate and no proof.
     """
-    from scipy.special import betaincinv  # takes a while, and few need it
+    # takes a while, and few need it
+    from scipy.special import betaincinv
 
     tail = (1 - _CONFIDENCE) / 2
     rate = float(betaincinv(hits, members - hits + 1, tail)) if hits else 0.0

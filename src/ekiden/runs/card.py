@@ -31,7 +31,8 @@ The classifier on top is `head.weight` and `head.bias` in `model.safetensors`. F
 hidden states over the tokens that are not padding.
 """
 _SHARES = ("sensitivity", "specificity")
-_MOST = 100  # silos that are listed individually
+# silos that are listed individually
+_MOST = 100
 
 
 def card(result: Result) -> str:
@@ -111,7 +112,8 @@ def _model(config: Mapping[str, Any]) -> list[str]:
     own = config.get("architecture", {}).get("class")
     kind = known(config["recipe"]["method"])
     if kind is not None and kind.own_network is not Method.own_network:
-        own = own or kind.title()  # the method made the network from the chosen one
+        # the method made the network from the chosen one
+        own = own or kind.title()
     name = outside.short(config["network"] or own or config["recipe"]["model"])
     name = f"hf:{_short(name)}" if name.startswith("hf:/") else name
     network = f"`{name}`" + ("" if config["network"] else ", given from Python")

@@ -24,7 +24,8 @@ from ekiden.core.engine.folder import PassesOf, TaskPasses
 from ekiden.core.engine.transport import Transfer
 from ekiden.core.engine.wire import SERVER
 
-_BACKWARD = 2  # A backward pass computes two products of matrices for each one of the forward pass
+# A backward pass computes two products of matrices for each one of the forward pass
+_BACKWARD = 2
 
 
 @dataclass(frozen=True)
@@ -183,20 +184,24 @@ class _Clock:
     """When each party has done what."""
 
     def __init__(self, devices: Devices) -> None:
-        self.now = 0.0  # when the last of all was done
-        self.computed: dict[str, float] = defaultdict(
-            float
-        )  # seconds in which each client computed
+        # when the last of all was done
+        self.now = 0.0
+        # seconds in which each client computed
+        self.computed: dict[str, float] = defaultdict(float)
         self._given = devices
         self._devices: dict[str, Device] = {}
-        self._free: dict[str, float] = defaultdict(float)  # when a party has done its tasks
-        self._sent: dict[str, float] = defaultdict(float)  # when its upload is free
-        self._received: dict[str, float] = defaultdict(float)  # when its download is free
-        self._ready: dict[tuple[str, str], float] = {}  # when a value was made
-        self._coming: dict[
-            tuple[str, str], list[tuple[float, float]]
-        ] = {}  # values on the way to a task
-        self._tasks: dict[str, Iterator[TaskPasses]] = {}  # of this step, those that are left
+        # when a party has done its tasks
+        self._free: dict[str, float] = defaultdict(float)
+        # when its upload is free
+        self._sent: dict[str, float] = defaultdict(float)
+        # when its download is free
+        self._received: dict[str, float] = defaultdict(float)
+        # when a value was made
+        self._ready: dict[tuple[str, str], float] = {}
+        # values on the way to a task
+        self._coming: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        # of this step, those that are left
+        self._tasks: dict[str, Iterator[TaskPasses]] = {}
         self._began = 0.0
 
     def step(self, moved: Sequence[Transfer], passes: Sequence[TaskPasses]) -> None:
@@ -229,9 +234,8 @@ class _Clock:
         else:
             if (row.source, row.value) not in self._ready and row.value.startswith(f"{row.step}-"):
                 self._work(row.source, row.value)
-            made = self._ready.get(
-                (row.source, row.value), 0.0
-            )  # from another run, if no task made it
+            # from another run, if no task made it
+            made = self._ready.get((row.source, row.value), 0.0)
         start = max(made, self._sent[row.source])
         self._sent[row.source] = start + row.bytes / source.upload
         there = start + self._given.latency + row.bytes / min(source.upload, target.download)

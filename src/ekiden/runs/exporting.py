@@ -36,11 +36,13 @@ from ekiden.runs.predictions import check_free, samples_of
 from ekiden.runs.result import LoadedModel, ModelSource
 
 _DOMAIN, _VERSION = "ai.onnx.ml", 3
-_APART = 1e-3  # relative to the largest feature
+# relative to the largest feature
+_APART = 1e-3
 FORMATS = ("onnx", "pt2", "hf")
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 """How far an output of the exported model may be from ours: ABSOLUTE + RELATIVE · |ours|."""
-_LARGEST = 2**31 - 2**24  # bytes in an ONNX file, which is one protobuf message
+# bytes in an ONNX file, which is one protobuf message
+_LARGEST = 2**31 - 2**24
 _EXTRA = 'pip install "ekiden[onnx]"'
 Program = Callable[[Any], Tensor]
 """Returns the outputs of an exported model for raw samples: a tensor, or the rows of an Arrow
@@ -155,7 +157,8 @@ def take_columns(model: Any, table: Table) -> None:
     """Change an ONNX model (`onnx_ir.Model`) that takes parts of `Rows`: it gets a named input for
     each column.
     """
-    import onnx_ir as ir  # comes with the extra
+    # comes with the extra
+    import onnx_ir as ir
 
     graph = model.graph
     _free_names(graph, {*table.numeric, *table.categorical})
@@ -186,7 +189,8 @@ def take_columns(model: Any, table: Table) -> None:
             "values_int64s": list(range(1, len(known) + 1)),
             "default_int64": 0,
         }
-        if not known:  # the operator needs a key
+        # the operator needs a key
+        if not known:
             places |= {"keys_strings": [""], "values_int64s": [0]}
         code = node(
             "LabelEncoder", [added(name, ir.DataType.STRING)], f"category.{k}", places, _DOMAIN
@@ -229,7 +233,8 @@ def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
     features = getattr(model.network, "features", None)
     if not isinstance(features, Encoder | Decoder):
         return False
-    from transformers import AutoModel  # an extra that is here, as the network was built by it
+    # an extra that is here, as the network was built by it
+    from transformers import AutoModel
 
     body: Any = merged(features.backbone)
     place = folder / "backbone"
@@ -340,14 +345,12 @@ def _compared(model: LoadedModel, exported: Program, raw: Any) -> float:
     largest = 0.0
     for part in (raw, raw[:1]):
         with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DataWarning
-            )  # made-up rows hold unknown categories on purpose
+            # made-up rows hold unknown categories on purpose
+            warnings.simplefilter("ignore", DataWarning)
             ours, theirs = model(part).float(), exported(part).float()
         ulp = torch.zeros(())
-        if isinstance(
-            model.task, Regression
-        ):  # in standard deviations; a float32 holds 7 digits of the number itself
+        # in standard deviations; a float32 holds 7 digits of the number itself
+        if isinstance(model.task, Regression):
             there = model.task.answers(ours, full=True)
             ulp = (
                 model.task.standardised(there + torch.finfo(torch.float32).eps * there.abs()) - ours
@@ -391,11 +394,10 @@ def _traced(model: LoadedModel) -> Any:
         (dims,) if not isinstance(model.inputs, Table) else (tuple(dims for _ in examples),)
     )
     with _quiet():
+        # errors of any kind, from PyTorch's tracer or the user's own code
         try:
             return torch.export.export(whole, examples, dynamic_shapes=shapes, strict=False)
-        except (
-            Exception
-        ) as error:  # errors of any kind, from PyTorch's tracer or the user's own code
+        except Exception as error:
             reason = (
                 str(error).strip().splitlines()[0][:160]
                 if str(error).strip()
@@ -448,7 +450,8 @@ def _pt2(model: LoadedModel, file: Path) -> Program:
 
 def _onnx(model: LoadedModel, file: Path) -> Program:
     try:
-        import onnxruntime  # an extra
+        # an extra
+        import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError:
         raise UserError(f"ONNX needs an extra: {_EXTRA}") from None

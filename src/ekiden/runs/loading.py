@@ -64,7 +64,8 @@ def load_model(
     name = f"personal/{client}.safetensors" if client else "model.safetensors"
     _check_there(run, name, client)
     build = run.build.own if client else run.build
-    own = build()  # if the user's own network is needed, this says so before anything is read
+    # if the user's own network is needed, this says so before anything is read
+    own = build()
     weights = read_model(run.folder, name, lambda: own)
     return wrapped(
         as_module(build, weights), {**run.config, **({"recalibration": None} if client else {})}
@@ -115,7 +116,8 @@ def open_models(folder: Path, *, network: ModelSource | None = None) -> Result:
     return Result(run.method.start(), (), (), folder, run.build, run.config, run.models, run.data)
 
 
-_LARGER, _BESIDE = 8, 1 << 26  # times and bytes that values in memory may exceed a run's files
+# times and bytes that values in memory may exceed a run's files
+_LARGER, _BESIDE = 8, 1 << 26
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,8 @@ class Plan(Checked, Generic[M]):
         """Find the run, the network and the files that the recipe names."""
         object.__setattr__(self, "recipe", self.recipe.located())
         if self.recipe.model != "auto":
-            models.check_name(self.recipe.model)  # before slow work
+            # before slow work
+            models.check_name(self.recipe.model)
         if self.partition != "auto":
             parse(self.partition)
 
@@ -97,7 +98,8 @@ class Plan(Checked, Generic[M]):
         """
         without = self.without.split(",") if self.without else []
         if self.reading.group_column and self.partition in ("auto", "natural") and not self.clients:
-            dataset, without = self.dataset(without), []  # read as if they had never been there
+            # read as if they had never been there
+            dataset, without = self.dataset(without), []
         data = api.with_metric(self._divided(dataset), self.recipe.metric)
         data = data.without(*without) if without else data
         return data.for_tuning() if self.tune else data
@@ -134,9 +136,8 @@ class Plan(Checked, Generic[M]):
         except Unmet:
             if self.partition != "auto":
                 raise
-            return split(
-                dataset, Iid(), self.clients, **how
-            )  # few samples: each client gets some of them
+            # few samples: each client gets some of them
+            return split(dataset, Iid(), self.clients, **how)
 
     @property
     def _data_seed(self) -> int:
@@ -318,10 +319,9 @@ def _data_in(config: Mapping[str, Any]) -> Plan[Method]:
     origin = Origin.from_json(config.get("origin", {}))
     if not origin.kept:
         raise UserError(f"{in_memory(config)}: give them again, {GIVE_AGAIN}")
+    # the network may be of the session only
     return Plan(
-        replace(
-            recipe_of(config["recipe"]), model="auto"
-        ),  # the network may be of the session only
+        replace(recipe_of(config["recipe"]), model="auto"),
         data=origin.data or "digits",
         silos=origin.silos,
         partition="auto" if origin.silos else origin.partition,

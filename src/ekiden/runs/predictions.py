@@ -43,7 +43,8 @@ from ekiden.runs.plan import plan_in
 from ekiden.runs.result import LoadedModel
 
 _TRIED = 64
-FRAME = "the frame given"  # What messages call a frame, which has no file
+# What messages call a frame, which has no file
+FRAME = "the frame given"
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,8 @@ class SampleReader:
     def _table(self, source: Any, file: str, notes: Notes) -> Iterator[Batch]:
         """Yield the rows of a Parquet or CSV file, or of a frame."""
         start = 0
-        if isinstance(
-            self.inputs, Table
-        ):  # all rows together say how numbers and dates are written
+        # all rows together say how numbers and dates are written
+        if isinstance(self.inputs, Table):
             table = frames.arrow(source, file)
             _check_columns(
                 table.column_names, [*self.inputs.numeric, *self.inputs.categorical], file
@@ -244,7 +244,8 @@ class SampleReader:
                 try:
                     self._fitting(self.inputs.for_model([item], self.shape, Notes()), [name])
                 except UserError as error:
-                    if isinstance(item, Path):  # the message already names it
+                    # the message already names it
+                    if isinstance(item, Path):
                         raise
                     raise UserError(f"{name} cannot be used: {error}") from None
             raise
@@ -396,13 +397,15 @@ def _made_up(model: LoadedModel) -> Any:
 
 
 TABLE = "masks.csv"
-_MOST = 256  # most classes of a PNG with a palette
+# most classes of a PNG with a palette
+_MOST = 256
 STDOUT = "-"
 _FORMATS = (".parquet", ".csv")
+# samples per batch, because their outputs are large
 _AT_ONCE = {
     LanguageModelling: 8,
     Segmentation: 16,
-}  # samples per batch, because their outputs are large
+}
 
 
 @dataclass(frozen=True)
@@ -418,9 +421,8 @@ class Answers:
 
     def __post_init__(self) -> None:
         if self.times:
-            baseline_of(self.baseline, self.model.task).survival(
-                torch.zeros(1, 1), self.times
-            )  # refuse other times
+            # refuse other times
+            baseline_of(self.baseline, self.model.task).survival(torch.zeros(1, 1), self.times)
         if self.threshold is None:
             return
         if not isinstance(self.model.task, Classification) or len(self.model.classes) != 2:
@@ -692,7 +694,8 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 
 def _table(batch: Batch, answers: Answers, named: Sequence[str]) -> Any:
-    import pyarrow as pa  # `import ekiden` stays light
+    # `import ekiden` stays light
+    import pyarrow as pa
 
     names = {"file": pa.array(batch.files, pa.string()), "row": pa.array(batch.rows, pa.int64())}
     return pa.table({name: names[name] for name in named} | answers(batch.x))

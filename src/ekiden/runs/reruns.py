@@ -113,9 +113,8 @@ class _Before:
     folder: Path
     config: Mapping[str, Any]  # its configuration
     recipe: Recipe[Method]  # what was run
-    plan: (
-        Plan[Method] | None
-    )  # the plan that repeats the run; None if the run was made from Python with its own data
+    # the plan that repeats the run; None if the run was made from Python with its own data
+    plan: Plan[Method] | None
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -104,7 +104,8 @@ class LoadedModel(nn.Module):
             UserError: samples of another shape, or of another kind than the run's.
         """
         if not isinstance(x, Tensor):
-            with torch.no_grad():  # whoever has frames and arrays goes on with NumPy
+            # whoever has frames and arrays goes on with NumPy
+            with torch.no_grad():
                 return self.encoded(self._tensor(x))
         if isinstance(self.inputs, Table):
             raise self._nameless("a tensor")
@@ -175,7 +176,8 @@ def inputs_of(about: Mapping[str, Any]) -> Inputs:
     """Return the kind of a run's samples."""
     inputs, network = from_json(about["inputs"]), str(about["network"])
     if isinstance(inputs, Tokens) and inputs.tokenizer == "model" and network.startswith("hf:"):
-        return replace(inputs, tokenizer=network.removeprefix("hf:"))  # as each silo has its own
+        # as each silo has its own
+        return replace(inputs, tokenizer=network.removeprefix("hf:"))
     return inputs
 
 
@@ -191,9 +193,8 @@ def not_finished(config: Mapping[str, Any], step: int) -> str:
     return f"the run stopped after step {step} of {config['steps']}: this is its model so far"
 
 
-Models = tuple[
-    Weights | None, tuple[Weights, ...]
-]  # The global model, if there is one, and the personal models
+# The global model, if there is one, and the personal models
+Models = tuple[Weights | None, tuple[Weights, ...]]
 
 
 def _elsewhere() -> FederatedData:
@@ -261,9 +262,8 @@ class Result:
         for it.
         """
         usual = task_in(self.config).headline.name
-        row = next(
-            (row for row in reversed(self.metrics) if "loss" in row), {}
-        )  # not every step is measured
+        # not every step is measured
+        row = next((row for row in reversed(self.metrics) if "loss" in row), {})
         return next(
             (name for name in (usual, str(row.get("metric")), "accuracy") if name in row), usual
         )
@@ -417,7 +417,8 @@ class Result:
             UserError: pandas is not installed.
         """
         try:
-            import pandas  # an extra
+            # an extra
+            import pandas
         except ImportError:
             raise UserError('history needs pandas: pip install "ekiden[pandas]"') from None
         frame = pandas.DataFrame([flat(row, self.clients) for row in self.metrics])
@@ -586,7 +587,8 @@ class Result:
             UserError: no step has this metric.
         """
         require_extra("report", "plot", "matplotlib")
-        from matplotlib import pyplot  # seconds
+        # seconds
+        from matplotlib import pyplot
         from matplotlib.ticker import MaxNLocator
 
         metric = metric or self.headline
@@ -694,13 +696,15 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
     training, hardware = settings_in(config)
     if why_unusable(hardware.device):
         hardware = replace(hardware, device="cpu")
-    hardware = resolved_hardware(hardware, 1, build.own)  # silos do not tell what they have
+    # silos do not tell what they have
+    hardware = resolved_hardware(hardware, 1, build.own)
     return Setup(build.method, build.own, fed, training, hardware, config["recipe"]["seed"])
 
 
 def _has_columns(data: Any) -> bool:
     """Return whether data are a file, a folder or a frame."""
-    from ekiden.readers import frames  # `import ekiden` stays light
+    # `import ekiden` stays light
+    from ekiden.readers import frames
 
     return isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict
 
@@ -716,7 +720,8 @@ def silos_in(
     Raises:
         UserError: the run was trained on these files, so that all samples would flatter it.
     """
-    from ekiden.readers.assemble import from_tensors  # `import ekiden` stays light
+    # `import ekiden` stays light
+    from ekiden.readers.assemble import from_tensors
     from ekiden.readers.columns import Reading
     from ekiden.readers.partition import Iid, split
     from ekiden.readers.sources import NAMED, load
@@ -726,16 +731,18 @@ def silos_in(
     if _has_columns(data):
         inputs, said = inputs_of(config), made(Reading, said_in(config).get("reading", {}))
         chosen = {**said.with_schema().for_model(config["recipe"]["model"]).chosen(), **columns}
+        # which other data need not have
         for column in (
             "schema",
             "group_column",
             "subject_column",
             "time_column",
-        ):  # which other data need not have
+        ):
             if column not in columns:
                 chosen.pop(column, None)
         size = config["input"]["shape"][-1] if inputs.sized else None
-        known = isinstance(data, str) and data in NAMED  # whose test part is well known
+        # whose test part is well known
+        known = isinstance(data, str) and data in NAMED
         named = known and inputs.sized and not chosen
         like = None if named else _like(config)
         source = data

@@ -54,9 +54,8 @@ class Summary:
     config: dict[str, Any]  # its config.json
     metrics: list[dict[str, Any]]  # its rows, one per step; a record has only the last
     seconds: float  # time of all steps
-    environment: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # its environment.json; empty if that cannot be read
+    # its environment.json; empty if that cannot be read
+    environment: Mapping[str, Any] = field(default_factory=dict)
     recorded: bool = False  # whether this is the record of a finished run
 
     @property
@@ -198,7 +197,8 @@ def _computed(clocks: Sequence[Timed]) -> float | None:
 def grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
     """Return the runs that differ only in the seed, by their seeds."""
     groups: dict[str, dict[int, Summary]] = defaultdict(dict)
-    for summary in summaries:  # if two runs have the same seed, take a finished one; both are equal
+    # if two runs have the same seed, take a finished one; both are equal
+    for summary in summaries:
         group = groups[_all_but_the_seed(summary.config)]
         if not (twin := group.get(summary.recipe["seed"])) or not twin.finished:
             group[summary.recipe["seed"]] = summary
@@ -236,7 +236,8 @@ def partition(config: Mapping[str, Any]) -> str:
     if plan.get("silos") or plan.get("reading", {}).get("group_column"):
         return "natural"
     clients = list(config["clients"])
-    if clients != [f"client-{k}" for k in range(len(clients))]:  # owners in the data have names
+    # owners in the data have names
+    if clients != [f"client-{k}" for k in range(len(clients))]:
         return "natural"
     return "dirichlet:0.5" if named else given
 
@@ -336,7 +337,8 @@ def coefficients_of(run: Summary) -> tuple[Coefficient, ...]:
     try:
         return coefficients_in(run.config, read_tensors(run.folder / "model.safetensors")[0])
     except (OSError, ValueError, Damaged, UserError):
-        return ()  # not finished
+        # not finished
+        return ()
 
 
 def network(run: Summary) -> str:
@@ -429,7 +431,8 @@ def label(config: dict[str, Any]) -> str:
     usual = (plain(kind()) if kind else {}) | plain(Training()) | plain(Hardware())
     hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
     given = config["recipe"]["hyperparameters"] | plain(settings_in(config)[0]) | hardware
-    if selection(config) != given["select"]:  # if the method decides it
+    # if the method decides it
+    if selection(config) != given["select"]:
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
     if dp := config["recipe"].get("dp"):
@@ -553,7 +556,8 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
 
     Each element of a list gets its own column; for clients this is client_accuracy_NAME.
     """
-    import pyarrow as pa  # `ekiden show` does without it
+    # `ekiden show` does without it
+    import pyarrow as pa
 
     rows = [
         _identity(run) | flat(row, run.config["clients"]) for run in runs for row in run.metrics

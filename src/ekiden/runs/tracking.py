@@ -28,18 +28,19 @@ from ekiden.core.engine.folder import read_config, read_lines
 from ekiden.core.tasks import Metric
 from ekiden.runs.result import flat
 
-Advance = Callable[
-    [str, int], None
-]  # (text, done): what is shown behind the bar, and how many parts are done
+# (text, done): what is shown behind the bar, and how many parts are done
+Advance = Callable[[str, int], None]
 log = logging.getLogger("ekiden")
 Config = Mapping[str, Any]
-BETWEEN_LINES = 30.0  # seconds between two lines of progress where no bar can be drawn
+# seconds between two lines of progress where no bar can be drawn
+BETWEEN_LINES = 30.0
 
 
 def bars(console: Console, *, transient: bool = False) -> Progress:
     """Return a display of bars with a name, a count, the time, and a text."""
     return Progress(
-        TextColumn("{task.fields[name]}", markup=False),  # paths may hold square brackets
+        # paths may hold square brackets
+        TextColumn("{task.fields[name]}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -102,7 +103,8 @@ class TensorBoard:
     """Event files in the run folder, in `tensorboard/`: `tensorboard --logdir runs`."""
 
     def begin(self, folder: Path, config: Config) -> int:
-        from torch.utils.tensorboard import SummaryWriter  # an extra
+        # an extra
+        from torch.utils.tensorboard import SummaryWriter
 
         # Rows that an earlier process wrote are written again, because its last rows may be
         # missing.
@@ -130,7 +132,8 @@ class MLflow:
     _KEPT = "mlflow.json"
 
     def begin(self, folder: Path, config: Config) -> int:
-        from mlflow import MlflowClient  # an extra
+        # an extra
+        from mlflow import MlflowClient
 
         self._client = MlflowClient()
         kept = folder / self._KEPT
@@ -324,11 +327,10 @@ class _Follower:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
+        # errors of any kind, from another program, its disk or its network
         try:
             yield
-        except (
-            Exception
-        ) as error:  # errors of any kind, from another program, its disk or its network
+        except Exception as error:
             self._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             log.warning(
