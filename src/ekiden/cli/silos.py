@@ -409,12 +409,9 @@ def release(options: ReleaseOptions) -> None:
     before = agreements.read(options.run)
     # its own copy of the terms, if it took part, must be the same
     participation.Admission(file, before).check()
-    inside = file.name in before.clients
-    names = (
-        [name for name in before.clients if name != file.name]
-        if inside
-        else [*before.clients, file.name]
-    )
+    names = [name for name in before.clients if name != file.name]
+    if len(names) == len(before.clients):
+        names.append(file.name)
     if not names:
         raise UserError(
             f"{file.name} is the only silo of run {before.run}: nothing is left without it"
@@ -457,18 +454,10 @@ def approve(options: ApproveOptions) -> None:
 def verify(options: VerifyOptions) -> None:
     """`ekiden verify RUN`."""
     agreed = verifying.terms(options.run)
-    trusted = (
-        commands.read_keys(options.keys, verifying.signers(options.run)) if options.keys else None
-    )
-    found, measured = (
-        verifying.verify(options.run, trusted),
-        len(verifying.evaluations(options.run)),
-    )
-    wrong = (
-        UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
-        if found.wrong
-        else None
-    )
+    trusted = None
+    if options.keys:
+        trusted = commands.read_keys(options.keys, verifying.signers(options.run))
+    found = verifying.verify(options.run, trusted)
     if options.json:
         hops = [asdict(hop) for hop in found.hops]
         print_json(
@@ -479,9 +468,29 @@ def verify(options: VerifyOptions) -> None:
                 "result": bool(found.result),
             }
         )
-        if wrong:
-            raise wrong
+    else:
+        _show_hops(found)
+    if found.wrong:
+        raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
+    if options.json:
         return
+    if revision := agreed.revision:
+        say(f"signed: this run replaces {revision.told()}")
+    if agreed.recipe.dp:
+        say(f"signed by each silo: it trained with differential privacy ({agreed.recipe.dp})")
+    run = summary.summarise(options.run)
+    if not run.finished:
+        say(f"stopped after step {run.last.get('step', 0)}: {summary.going_on(run)}")
+    line = f"verified: {len(found.hops)} tasks, each signed by its silo"
+    if found.result:
+        line += ", and the result is what they gave"
+    if measured := len(verifying.evaluations(options.run)):
+        line += f"; {counted(measured, 'later evaluation')}, signed by all silos"
+    say(line)
+
+
+def _show_hops(found: verifying.Verdict) -> None:
+    """Print the tasks that silos signed, and what is wrong or not proven."""
     table = table_of("step", "silo", "did", "samples", "took", "gave", right=("step", "samples"))
     for hop in found.hops:
         took = ", ".join(
@@ -495,18 +504,6 @@ def verify(options: VerifyOptions) -> None:
         say(line)
     for claim in found.unproven:
         say(f"not proven: {claim}")
-    if wrong:
-        raise wrong
-    if revision := agreed.revision:
-        say(f"signed: this run replaces {revision.told()}")
-    if agreed.recipe.dp:
-        say(f"signed by each silo: it trained with differential privacy ({agreed.recipe.dp})")
-    run = summary.summarise(options.run)
-    if not run.finished:
-        say(f"stopped after step {run.last.get('step', 0)}: {summary.going_on(run)}")
-    result = ", and the result is what they gave" if found.result else ""
-    later = f"; {counted(measured, 'later evaluation')}, signed by all silos" if measured else ""
-    say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}{later}")
 
 
 def run(kind: type[Method], args: Sequence[str]) -> None:
@@ -608,11 +605,9 @@ def _named(link: Mapping[str, Any]) -> str:
 
 
 def _words(link: Mapping[str, Any]) -> str:
-    how = (
-        "WITHOUT encryption"
-        if link["insecure"]
-        else f"with the certificate {link['certificate'] or 'of any authority'}"
-    )
+    how = f"with the certificate {link['certificate'] or 'of any authority'}"
+    if link["insecure"]:
+        how = "WITHOUT encryption"
     return f"{link['link']} {how} and the keys {link['keys'] or 'of nobody'}"
 
 
@@ -655,14 +650,15 @@ def evaluate(
             f"{run} is of a run on one machine: say which silos measure its model, --federation "
             "FOLDER"
         )
-    recipe = plan.recipe if plan else session.made_by(run).recipe
-    recipe = replace(recipe, method=among(recipe.method, names.split(",")))
-    plan = (
-        replace(plan, clients=names, recipe=recipe, data=data or plan.data)
-        if plan
-        else RemotePlan(recipe, names, data)
+    plan = plan or RemotePlan(session.made_by(run).recipe)
+    recipe = replace(plan.recipe, method=among(plan.recipe.method, names.split(",")))
+    plan = replace(
+        plan,
+        clients=names,
+        recipe=recipe,
+        data=data or plan.data,
+        evaluate_dp=evaluate_dp or plan.evaluate_dp,
     )
-    plan = replace(plan, evaluate_dp=evaluate_dp) if evaluate_dp else plan
     out = run / EVALUATIONS / token_hex(8)
     security, public_keys = _superlink_of(plan, link, anywhere=True)
     if ended := commands.run(plan, link, security, out, public_keys, say, asked):
@@ -677,13 +673,17 @@ def evaluate(
     return row
 
 
+def _security(link: Mapping[str, Any]) -> Security:
+    """Return how a SuperLink is verified."""
+    certificate = link["certificate"]
+    return Security(Path(certificate) if certificate else None, link["insecure"])
+
+
 def _superlink_of(
     plan: RemotePlan[Any], link: Mapping[str, Any], *, anywhere: bool
 ) -> tuple[Security, dict[str, str]]:
     """Return how the SuperLink is reached, and the silos' public keys."""
-    security = Security(
-        Path(link["certificate"]) if link["certificate"] else None, link["insecure"]
-    )
+    security = _security(link)
     checked(link["link"], security, say, anywhere=anywhere)
     if link["keys"]:
         return security, commands.read_keys(Path(link["keys"]), plan.names)
@@ -715,10 +715,9 @@ def _submit(
     if ended:
         if begun:
             note_end(folder, ended)
-        more = (
-            f"; `ekiden resume {folder}` goes on" if begun and "ekiden resume" not in ended else ""
-        )
-        raise UserError(f"{ended}{more}")
+            if "ekiden resume" not in ended:
+                ended += f"; `ekiden resume {folder}` goes on"
+        raise UserError(ended)
     if not begun:
         raise UserError(f"no run folder {folder} on this machine: it is on the SuperLink's")
     run = summary.summarise(folder)
@@ -780,8 +779,7 @@ def stop(options: StopOptions) -> None:
         try:
             values = _link(Path(options.run)) if (Path(options.run) / LINK).exists() else {}
             number, link = str(values["run"]), str(values["link"])
-            certificate = Path(values["certificate"]) if values["certificate"] else None
-            security = Security(certificate, values["insecure"])
+            security = _security(values)
         except KeyError:
             raise UserError(
                 f"{options.run} is neither a number nor the folder of a run between machines: "

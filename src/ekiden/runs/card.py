@@ -58,12 +58,13 @@ def card(result: Result) -> str:
         ("Training", _training(result)),
         ("Communication", _communication(result)),
         ("Measured", _measured(result)),
-        *([("Coefficients", table)] if (table := _coefficients(result)) else []),
-        *([("Baseline hazard", table)] if (table := _baseline(result)) else []),
+        ("Coefficients", _coefficients(result)),
+        ("Baseline hazard", _baseline(result)),
         ("Limits, and what is not known", _limits(result)),
     )
     for title, content in sections:
-        lines += [f"## {title}", "", *content, ""]
+        if content:
+            lines += [f"## {title}", "", *content, ""]
     return "\n".join(lines)
 
 
@@ -115,8 +116,11 @@ def _model(config: Mapping[str, Any]) -> list[str]:
         # the method made the network from the chosen one
         own = own or kind.title()
     name = outside.short(config["network"] or own or config["recipe"]["model"])
-    name = f"hf:{_short(name)}" if name.startswith("hf:/") else name
-    network = f"`{name}`" + ("" if config["network"] else ", given from Python")
+    if name.startswith("hf:/"):
+        name = f"hf:{_short(name)}"
+    network = f"`{name}`"
+    if not config["network"]:
+        network += ", given from Python"
     rows = [
         f"- Network: {network}, {size(config['model_bytes'])} of parameters.",
         f"- Takes: {inputs_of(config).takes(given['shape'])}",
@@ -133,9 +137,9 @@ def _model(config: Mapping[str, Any]) -> list[str]:
         Survival: "the logarithm of the relative hazard, for the time",
     }
     names = [str(name) for name in config["classes"]]
-    shown = ", ".join(names[:_MOST]) + (
-        f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    )
+    shown = ", ".join(names[:_MOST])
+    if len(names) > _MOST:
+        shown += f" and {len(names) - _MOST} more"
     return [*rows, f"- Gives {gives.get(type(task), task.kind)}: {shown}."]
 
 
@@ -178,16 +182,14 @@ def _training(result: Result) -> list[str]:
 def _communication(result: Result) -> list[str]:
     moved = [row for row in result.ledger if not row.missing]
     between = sum(row.bytes for row in moved if "server" not in (row.source, row.target))
-    return [
+    lines = [
         f"- {size(result.bytes)} in {counted(len(moved), 'transfer')}; {size(between)} of it from "
         "silo to silo.",
         f"- One model is {size(result.config['model_bytes'])}.",
-        *(
-            [f"- Absent {counted(len(result.ledger) - len(moved), 'time')}."]
-            if len(moved) < len(result.ledger)
-            else []
-        ),
     ]
+    if absent := len(result.ledger) - len(moved):
+        lines.append(f"- Absent {counted(absent, 'time')}.")
+    return lines
 
 
 def _measured(result: Result) -> list[str]:
@@ -197,8 +199,9 @@ def _measured(result: Result) -> list[str]:
     names = ("accuracy", "majority", "loss", result.headline, *last.get("metrics", {}))
     names += ("global_accuracy", "client_mean", "client_std", "client_worst", "client_decile")
     numbers = flat(last, result.clients) | last.get("metrics", {})
-    validation = said_in(result.config).get("tune", False)
-    where = "validation data, which chose the settings" if validation else "test data"
+    where = "test data"
+    if said_in(result.config).get("tune"):
+        where = "validation data, which chose the settings"
     if result.personal_only:
         where += "; mean of the silos' own models"
     lines = [
@@ -312,23 +315,20 @@ def _baseline(result: Result) -> list[str]:
 
 def _limits(result: Result) -> list[str]:
     config = result.config
-    groups = kept_subgroups(result.folder).get("groups", {}) if result.folder else {}
-    columns = ", ".join(map(_cell, groups))
-    lines = [
-        *(
-            [
-                f"- It was also measured for subgroups ({columns}): `ekiden report` shows where it "
-                "fails."
-            ]
-            if groups
-            else []
-        ),
+    lines, unmeasured = [], "fairness between groups of people, robustness"
+    if result.folder and (groups := kept_subgroups(result.folder).get("groups")):
+        columns = ", ".join(map(_cell, groups))
+        lines.append(
+            f"- It was also measured for subgroups ({columns}): `ekiden report` shows where it "
+            "fails."
+        )
+        unmeasured = "robustness"
+    lines += [
         "- The numbers above are for test data of the same silos. The model was not measured on "
         "data of other silos.",
         "- This is one run with one seed: it does not show how much another seed would change.",
-        f"- Not measured: {'' if groups else 'fairness between groups of people, '}robustness "
-        "against changed or "
-        "hostile inputs, calibration unless it is named above.",
+        f"- Not measured: {unmeasured} against changed or hostile inputs, calibration unless it "
+        "is named above.",
         f"- Data stayed at the silos, models did not. {_privacy(config)}",
         "- Where the data come from, their licence, and whether people agreed to this use: not "
         "known here.",
@@ -371,4 +371,6 @@ def _numbers(values: Sequence[float]) -> str:
 
 def _cell(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return _short(text).replace("|", "\\|") if "/" in text else text.replace("|", "\\|")
+    if "/" in text:
+        text = _short(text)
+    return text.replace("|", "\\|")

@@ -85,16 +85,22 @@ class Rows(nn.Module):
 
 def part_names(table: Table) -> list[str]:
     """Return the names of the parts of a row that `Rows` takes."""
-    return ["numbers"] * bool(table.numeric) + ["codes"] * bool(table.categorical)
+    names = []
+    if table.numeric:
+        names.append("numbers")
+    if table.categorical:
+        names.append("codes")
+    return names
 
 
-def example_columns(table: Table) -> tuple[Tensor, ...]:
+def _example_rows(table: Table) -> tuple[Tensor, ...]:
     """Return two rows of zeros, as the parts that `Rows` takes."""
-    kinds = {
-        "numbers": (len(table.numeric), torch.float64),
-        "codes": (len(table.categorical), torch.int64),
-    }
-    return tuple(torch.zeros(2, kinds[name][0], dtype=kinds[name][1]) for name in part_names(table))
+    parts = []
+    if table.numeric:
+        parts.append(torch.zeros(2, len(table.numeric), dtype=torch.float64))
+    if table.categorical:
+        parts.append(torch.zeros(2, len(table.categorical), dtype=torch.int64))
+    return tuple(parts)
 
 
 def row_parts(raw: Any, table: Table) -> tuple[Tensor, ...]:
@@ -117,11 +123,9 @@ def row_columns(raw: Any, table: Table) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for name in table.numeric:
-        column = (
-            pc.divide(raw[name].cast("int64").cast("float64"), DAY)
-            if name in table.dates
-            else raw[name]
-        )
+        column = raw[name]
+        if name in table.dates:
+            column = pc.divide(column.cast("int64").cast("float64"), DAY)
         found[name] = np.array(column.to_pylist(), dtype=np.float64)
     texts = {name: [text or "" for text in raw[name].to_pylist()] for name in table.categorical}
     return found | {name: np.array(column, dtype=object) for name, column in texts.items()}
@@ -131,26 +135,26 @@ def columns_taken(table: Table, *, named: bool) -> str:
     """Return in words what an exported model takes; `named`: whether it has an input for each
     column.
     """
-    numbers = "number" + "s" * (len(table.numeric) != 1)
-    days = f", days since 1970 for dates ({', '.join(table.dates)})" * bool(table.dates)
+    numbers, categories = ", ".join(table.numeric), ", ".join(table.categorical)
     if named:
-        kinds = [
-            f"float64 for {numbers} ({', '.join(table.numeric)}){days}, NaN if missing"
-        ] * bool(table.numeric)
-        kinds += [f"text for categories ({', '.join(table.categorical)}), empty if missing"] * bool(
-            table.categorical
+        numbers = f"float64 for numbers ({numbers})"
+        categories = f"text for categories ({categories}), empty if missing"
+    else:
+        numbers = f"float64 numbers (n, {len(table.numeric)}): {numbers}"
+        categories = (
+            f"int64 codes (n, {len(table.categorical)}): {categories}, each the place of the "
+            "category in inputs.vocabularies, counted from 1, and 0 for others"
         )
-        return f"an input (n,) for each column, by its name: {'; '.join(kinds)}"
-    kinds = [
-        f"float64 numbers (n, {len(table.numeric)}): {', '.join(table.numeric)}{days}, NaN if "
-        "missing"
-    ] * bool(table.numeric)
-    kinds += [
-        f"int64 codes (n, {len(table.categorical)}): {', '.join(table.categorical)}, each the "
-        "place of the category in "
-        "inputs.vocabularies, counted from 1, and 0 for others"
-    ] * bool(table.categorical)
-    return "; then ".join(kinds)
+    if table.dates:
+        numbers += f", days since 1970 for dates ({', '.join(table.dates)})"
+    parts = []
+    if table.numeric:
+        parts.append(f"{numbers}, NaN if missing")
+    if table.categorical:
+        parts.append(categories)
+    if named:
+        return f"an input (n,) for each column, by its name: {'; '.join(parts)}"
+    return "; then ".join(parts)
 
 
 def take_columns(model: Any, table: Table) -> None:
@@ -375,10 +379,10 @@ def _compared(model: LoadedModel, exported: Program, raw: Any) -> float:
 
 def _examples(model: LoadedModel) -> tuple[Tensor, ...]:
     """Return the inputs to trace with: no samples, because a traced program may keep them."""
-    filled = torch.ones if model.inputs.ragged else torch.zeros
     if isinstance(model.inputs, Table):
-        return example_columns(model.inputs)
-    return (filled(2, *model.shape, dtype=model.inputs.dtype),)
+        return _example_rows(model.inputs)
+    # of texts ones, because the token 0 may stand for padding
+    return (torch.full((2, *model.shape), int(model.inputs.ragged), dtype=model.inputs.dtype),)
 
 
 def _traced(model: LoadedModel) -> Any:
@@ -387,23 +391,19 @@ def _traced(model: LoadedModel) -> Any:
     if model.inputs.ragged:
         dims[1] = torch.export.Dim("length", max=model.shape[0])
     whole: nn.Module = _Raw(model)
+    examples = _examples(model)
+    shapes: Any = (dims,)
     if isinstance(model.inputs, Table):
         whole = Rows(whole, model.inputs)
-    examples = _examples(model)
-    shapes: Any = (
-        (dims,) if not isinstance(model.inputs, Table) else (tuple(dims for _ in examples),)
-    )
+        shapes = (tuple(dims for _ in examples),)
     with _quiet():
         # errors of any kind, from PyTorch's tracer or the user's own code
         try:
             return torch.export.export(whole, examples, dynamic_shapes=shapes, strict=False)
         except Exception as error:
-            reason = (
-                str(error).strip().splitlines()[0][:160]
-                if str(error).strip()
-                else type(error).__name__
-            )
-            raise UserError(f"the network cannot be traced by torch.export ({reason})") from error
+            raise UserError(
+                f"the network cannot be traced by torch.export ({_first(error)})"
+            ) from error
 
 
 class _Raw(nn.Module):
@@ -412,11 +412,13 @@ class _Raw(nn.Module):
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
         self.network = model.network
-        self.task = model.task if isinstance(model.task, Regression) else None
+        self.task = model.task
         self.scaled = not model.inputs.ragged
         if not self.scaled:
             return
-        unit = 255.0 if model.inputs.dtype == torch.uint8 else 1.0
+        unit = 1.0
+        if model.inputs.dtype == torch.uint8:
+            unit = 255.0
         shape = (1, -1, *[1] * (len(model.shape) - 1))
         mean, std = (
             torch.tensor(values, dtype=torch.float64).view(shape)
@@ -434,7 +436,9 @@ class _Raw(nn.Module):
         if self.scaled:
             x = x.float() * self.scale + self.offset
         out: Tensor = self.network(x)
-        return out if self.task is None else self.task.answers(out, full=True)
+        if isinstance(self.task, Regression):
+            return self.task.answers(out, full=True)
+        return out
 
 
 def _pt2(model: LoadedModel, file: Path) -> Program:
@@ -445,7 +449,9 @@ def _pt2(model: LoadedModel, file: Path) -> Program:
     with _quiet():
         loaded: Callable[..., Tensor] = torch.export.load(io.BytesIO(file.read_bytes())).module()
     table = model.inputs
-    return (lambda rows: loaded(*row_parts(rows, table))) if isinstance(table, Table) else loaded
+    if isinstance(table, Table):
+        return lambda rows: loaded(*row_parts(rows, table))
+    return loaded
 
 
 def _onnx(model: LoadedModel, file: Path) -> Program:
@@ -461,7 +467,9 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
             f"the model has {size:,} bytes, but an ONNX file holds at most 2 GB: use --to=pt2"
         )
     program = _traced(model)
-    names = part_names(model.inputs) if isinstance(model.inputs, Table) else ["input"]
+    names, table = ["input"], model.inputs
+    if isinstance(table, Table):
+        names = part_names(table)
     with _quiet():
         try:
             made = torch.onnx.export(
@@ -472,8 +480,8 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
                 f"the network cannot be written as ONNX ({_first(error)}): use --to=pt2"
             ) from error
         assert made is not None, "the dynamo exporter returns a program"
-        if isinstance(model.inputs, Table):
-            take_columns(made.model, model.inputs)
+        if isinstance(table, Table):
+            take_columns(made.model, table)
         made.model.metadata_props.update(
             {key: json.dumps(value) for key, value in about(model, named=True).items()}
         )
@@ -481,7 +489,6 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
     def answer(raw: Any) -> Tensor:
-        table = model.inputs
         given = row_columns(raw, table) if isinstance(table, Table) else {"input": raw.numpy()}
         return torch.from_numpy(session.run(None, given)[0])
 
@@ -518,7 +525,7 @@ def about(model: LoadedModel, *, named: bool) -> dict[str, Any]:
     """Return what a user of an exported model must know, as plain values; `named`: whether its
     inputs have names.
     """
-    return {
+    values = {
         "classes": list(model.classes),
         "task": recorded(model.task),
         "inputs": model.inputs.to_json() | {"shape": list(model.shape)},
@@ -527,13 +534,12 @@ def about(model: LoadedModel, *, named: bool) -> dict[str, Any]:
         "outputs": {"regression": "values", "survival": "log hazards"}.get(
             model.task.kind, "logits"
         ),
-        **({"baseline": plain(model.baseline)} if model.baseline else {}),
-        **(
-            {"recalibration": {"inside": True, **plain(model.recalibration)}}
-            if model.recalibration
-            else {}
-        ),
     }
+    if model.baseline:
+        values["baseline"] = plain(model.baseline)
+    if model.recalibration:
+        values["recalibration"] = {"inside": True, **plain(model.recalibration)}
+    return values
 
 
 def takes(model: LoadedModel, *, named: bool) -> str:
@@ -543,13 +549,13 @@ def takes(model: LoadedModel, *, named: bool) -> str:
     shape = ", ".join(map(str, model.shape))
     match model.inputs:
         case Images(fit=fit, window=window):
-            scaled = (
-                f", values from {window[0]:g} to {window[1]:g} brought to 0 to 255"
-                if window
-                else ""
-            )
-            how = "scaled to" if fit == "stretch" else "scaled and cut to"
-            return f"uint8 pixels (n, {shape}), {how} {model.shape[2]} x {model.shape[1]} before{scaled}"
+            how = "scaled and cut to"
+            if fit == "stretch":
+                how = "scaled to"
+            text = f"uint8 pixels (n, {shape}), {how} {model.shape[2]} x {model.shape[1]} before"
+            if window:
+                text += f", values from {window[0]:g} to {window[1]:g} brought to 0 to 255"
+            return text
         case Table() as table:
             return columns_taken(table, named=named)
         case Tokens(tokenizer=tokenizer):

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -616,7 +616,7 @@ def predict(
         return write_masks(model, batches, Path(out))
     check_out(out, overwrite)
     batches, named = _batches(model, source, column)
-    with _writer(out) as write:
+    with written_whole(out) as write:
         return sum(write(_table(batch, answers, named)) for batch in batches)
 
 
@@ -702,7 +702,7 @@ def _table(batch: Batch, answers: Answers, named: Sequence[str]) -> Any:
 
 
 @contextmanager
-def _writer(out: str) -> Iterator[Any]:
+def written_whole(out: str) -> Iterator[Callable[[Any], int]]:
     """Open a file for tables that are written one after the other. The file appears only when all
     are written.
     """

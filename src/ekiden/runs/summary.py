@@ -1,6 +1,5 @@
 """What run folders hold: as tables in the terminal, and as one tidy table for pandas and Polars."""
 
-import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from ekiden.clinic.regressions import Coefficient
 from ekiden.core.base import outside
 from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import UserError, at, counted
-from ekiden.core.base.files import Damaged, for_csv, read_regular, read_tensors
+from ekiden.core.base.files import Damaged, read_regular, read_tensors
 from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import said_in
 from ekiden.core.engine import evaluation
@@ -127,7 +126,7 @@ def simulated(run: Summary, devices: Devices | None) -> Timed | None:
 def as_record(run: Summary, devices: Devices | None = None) -> dict[str, Any]:
     """Return a run as plain values, for `--json`."""
     config, metric, clock = run.config, headline(run), simulated(run, devices)
-    return {
+    record = {
         "folder": str(run.folder),
         "method": config["recipe"]["method"],
         "settings": label(config),
@@ -141,14 +140,13 @@ def as_record(run: Summary, devices: Devices | None = None) -> dict[str, Any]:
         "value": value_of(run, metric.name),
         **{name: run.last.get(name, 0) for name in COUNTED},
         "seconds": run.seconds,
-        **({"simulated": clock._asdict()} if clock else {}),
-        "metrics": run.metrics,
-        **(
-            {"coefficients": [one.to_json() for one in found]}
-            if (found := coefficients_of(run))
-            else {}
-        ),
     }
+    if clock:
+        record["simulated"] = clock._asdict()
+    record["metrics"] = run.metrics
+    if found := coefficients_of(run):
+        record["coefficients"] = [one.to_json() for one in found]
+    return record
 
 
 def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> list[dict[str, Any]]:
@@ -220,8 +218,9 @@ def divergence(run: Summary) -> str:
     task = task_in(run.config)
     guess = task.guess(task.outputs(run.config["classes"]))
     lr = recipe_of(run.recipe).step_size if _method(run.config) else run.recipe["training"]["lr"]
-    line = evaluation.divergence(run.last, guess, lr)
-    return f"{run.folder}: {line}" if line else ""
+    if line := evaluation.divergence(run.last, guess, lr):
+        line = f"{run.folder}: {line}"
+    return line
 
 
 def partition(config: Mapping[str, Any]) -> str:
@@ -299,24 +298,22 @@ def metric_of(run: Summary, key: str) -> Metric:
 def about(run: Summary) -> str:
     """Describe data, training and result in a few lines."""
     training = ", ".join(f"{k} {v}" for k, v in trained(run.config, run.last).items() if v != [])
-    state = (
-        "finished"
-        if run.finished
-        else f"stopped after step {run.last.get('step', 0)}: {going_on(run)}"
-    )
-    return (
+    state = "finished"
+    if not run.finished:
+        state = f"stopped after step {run.last.get('step', 0)}: {going_on(run)}"
+    commonest = ""
+    if "majority" in run.last:
+        commonest = f"always giving the commonest class: {majority([run])} % accuracy"
+    lines = (
         f"{_data(run.config)}; seed {run.recipe['seed']}; model of "
-        f"{size(run.config['model_bytes'])}\n"
-        + (f"{training}\n" if training else "")
-        + f"{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
-        + (
-            f"\nalways giving the commonest class: {majority([run])} % accuracy"
-            if "majority" in run.last
-            else ""
-        )
-        + (f"\n{line}" if (line := imbalance(run)) else "")
-        + (f"\n{line}" if (line := divergence(run)) else "")
+        f"{size(run.config['model_bytes'])}",
+        training,
+        f"{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}",
+        commonest,
+        imbalance(run),
+        divergence(run),
     )
+    return "\n".join(filter(None, lines))
 
 
 def going_on(run: Summary) -> str:
@@ -439,7 +436,8 @@ def label(config: dict[str, Any]) -> str:
         chosen = {k: v for k, v in chosen.items() if k != "select"} | {"dp": dp}
     name = outside.short(config["recipe"]["method"])
     told = [f"{k}={v}" for k, v in chosen.items()]
-    name = f"{name} ({', '.join(told)})" if told else name
+    if told:
+        name += f" ({', '.join(told)})"
     return f"{name}{_budget(config)}" + "".join(
         f", {who} {_CHANGES[change]}" for change, who in revised(config)
     )
@@ -572,26 +570,13 @@ def write(runs: Sequence[Summary], file: Path) -> int:
     """Write the table as Parquet or CSV, depending on the file's suffix, and return the number of
     rows.
     """
-    import pyarrow.csv
-    import pyarrow.parquet
+    # it needs PyTorch, which `ekiden show` does without
+    from ekiden.runs.predictions import written_whole
 
     if file.suffix not in (".parquet", ".csv"):
         raise UserError(f"{file} must end in .parquet or .csv")
-    made = table(runs)
-    unfinished = file.with_name(f"{file.name}.tmp")
-    try:
-        if file.suffix == ".csv":
-            pyarrow.csv.write_csv(for_csv(made), unfinished)
-        else:
-            pyarrow.parquet.write_table(made, unfinished)
-        unfinished.replace(file)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot write {file} ({error.strerror or error}): choose another place"
-        ) from None
-    return int(made.num_rows)
+    with written_whole(str(file)) as write_part:
+        return write_part(table(runs))
 
 
 def _identity(run: Summary) -> dict[str, Any]:
