@@ -26,6 +26,7 @@ from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.setup import read_model
 from ekiden.core.tasks import Metric, Task, recorded
 from ekiden.core.tasks.base import measured
+from ekiden.core.training.weights import Weights
 from ekiden.lab.drawing import table_of
 from ekiden.readers.kinds import Inputs
 from ekiden.runs import summary
@@ -138,13 +139,9 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     """Measure a run's model on data of this machine."""
     by = divisions(options.by, said_in(config).get("reading", {}).get("group_column", ""))
     test, data = _judged(options, config, by)
-    name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
-    name = str(options.weights.absolute()) if options.weights else name
-    build = test.own if options.client else test.build
     if options.at:
         test = test.at_times(options.at, _hazard(options, test.task))
-    model = read_model(options.run, name, build, own=not options.weights)
-    scores = test.scores(model, personal=bool(options.client), full=True)
+    scores = test.scores(_model(options, test), personal=bool(options.client), full=True)
     headline = test.task.headline
     wanted = Wanted(options.threshold, options.sensitivity)
     parts = [scores.at(client.test.rows) for client in data.clients]
@@ -155,15 +152,16 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         )
     if options.calibrate:
         _calibrate(options, told)
-    table = subgroups_of(test, scores, by, wanted) if by else {}
-    if by and not options.data and not options.weights:
-        keep_subgroups(options.run, table["subgroups"])
+    table: dict[str, Any] = {}
+    if by:
+        table = subgroups_of(test, scores, by, wanted)
+        if not options.data and not options.weights:
+            keep_subgroups(options.run, table["subgroups"])
     groups = {"client": {} if options.data else test.by_client(scores)}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     so_far = summary.summarise(options.run)
     if so_far.metrics and not so_far.finished and not options.weights:
-        line = not_finished(config, so_far.last["step"])
-        print(line, file=sys.stderr if options.json else sys.stdout)
+        _print_beside(options, not_finished(config, so_far.last["step"]))
     given = len(data.dataset.test)
     if data.dataset.train is not data.dataset.test:
         given += len(data.dataset.train)
@@ -178,10 +176,13 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         more = {"metrics": scores.metrics(), "figures": told.to_json(), "heterogeneity": apart}
         print(json.dumps({**found, **more, **table, **groups}))
         return
-    tuned = " (the run's --tune)" if said_in(config).get("tune") and not options.data else ""
-    of = f"validation samples{tuned}" if tuned or options.calibrate else "test samples"
+    of = "test samples"
     if options.data:
         of = f"of {given} rows"
+    elif said_in(config).get("tune"):
+        of = "validation samples (the run's --tune)"
+    elif options.calibrate:
+        of = "validation samples"
     console.print(
         f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}"
     )
@@ -189,8 +190,17 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     _show_between(apart, test.task)
     if by:
         show_subgroups(table["subgroups"], table["groups"])
+    _show_groups(groups, table.get("groups", {}), headline)
+
+
+def _show_groups(
+    groups: Mapping[str, dict[str, tuple[int, float]]], shown: Mapping[str, Any], headline: Metric
+) -> None:
+    """Print the headline metric by client, domain and class, but for those that tables of subgroups
+    have shown, and its mean over clients.
+    """
     for group, rows in groups.items():
-        if rows and group not in table.get("groups", {}):
+        if rows and group not in shown:
             console.print(_values(group, rows, headline))
     if each := [value for _, value in groups["client"].values() if not isnan(value)]:
         mean = headline.shown(sum(each) / len(each))
@@ -204,23 +214,32 @@ def _judged(
 ) -> tuple[TestSet, FederatedData]:
     """Return what measures a run's models, and on which data."""
     run, task = open_models(options.run), task_in(config)
-    if metric := options.metric or (
-        "" if config["recipe"]["metric"] or not options.calibrate else "auroc"
-    ):
+    metric = options.metric
+    if options.calibrate and not config["recipe"]["metric"]:
+        metric = metric or "auroc"
+    if metric:
         task = replace(task, metric=outside.located(metric))
         run = replace(run, config={**run.config, "task": recorded(task)})
-    data = (
-        silos_in(options.data, config, _columns(options, inputs_of(config)), options.part)
-        if options.data
-        else run.data()
-    )
+    if options.data:
+        columns = _columns(options, inputs_of(config))
+        data = silos_in(options.data, config, columns, options.part)
+    else:
+        data = run.data()
     if options.calibrate:
         _check_calibrate(task, data.dataset.classes)
         data = data.for_tuning()
     if by:
         check_divisions(by, data.dataset)
-    test = run.judge(data)
-    return test, data
+    return run.judge(data), data
+
+
+def _model(options: EvaluateOptions, test: TestSet) -> Weights:
+    """Return the model that is measured."""
+    if options.client:
+        return read_model(options.run, f"personal/{options.client}.safetensors", test.own)
+    if options.weights:
+        return read_model(options.run, str(options.weights.absolute()), test.build, own=False)
+    return read_model(options.run, "model.safetensors", test.build)
 
 
 def _check_weights(options: EvaluateOptions) -> None:
@@ -241,11 +260,9 @@ def _check_weights(options: EvaluateOptions) -> None:
 
 def _hazard(options: EvaluateOptions, task: Task) -> tuple[float, ...]:
     """Return the cumulative hazard of a run's model at the times of --at."""
-    return (
-        baseline_of(load_model(options.run).baseline, task).hazard_at(options.at)
-        if options.at
-        else ()
-    )
+    if not options.at:
+        return ()
+    return baseline_of(load_model(options.run).baseline, task).hazard_at(options.at)
 
 
 def _check_calibrate(task: Task, classes: Sequence[object]) -> None:
@@ -265,6 +282,11 @@ def _calibrate(options: EvaluateOptions, found: Figures) -> None:
         f"threshold {how.threshold:.4g} ({how.rule}); kept in {options.run}, the figures are of "
         "the model before it"
     )
+    _print_beside(options, line)
+
+
+def _print_beside(options: EvaluateOptions, line: str) -> None:
+    """Print a line that is not part of the JSON."""
     print(line, file=sys.stderr if options.json else sys.stdout)
 
 
@@ -305,8 +327,12 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
             continue
         text, unit, scale = known.get(name, ("{:.4g}".format, "", 1))
         interval, bins = found.intervals.get(name), found.errors.get(name)
-        ends = f"{text(interval[0])} to {text(interval[1])}" if interval else ""
-        off = f"below {scale * bins:.2g}" if bins and bins >= 1e-6 else ""
+        ends = off = ""
+        if interval:
+            ends = f"{text(interval[0])} to {text(interval[1])}"
+        # less is an error of rounding
+        if bins and bins >= 1e-6:
+            off = f"below {scale * bins:.2g}"
         if name in found.noise:
             off = f"{scale * found.noise[name]:.2g}"
         table.add_row(name + unit, text(found.values[name]), ends, off)
@@ -319,6 +345,13 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
             for name, share in zip(classes, found.prevalence, strict=True)
         )
         say(f"share of test samples: {', '.join(shares)}")
+    _show_survival(found)
+    if found.thresholds:
+        _show_thresholds(found)
+
+
+def _show_survival(found: Figures) -> None:
+    """Print predicted next to observed survival, for each time of --at."""
     for at in found.survival:
         brier = f"{at.brier:.4f} ({at.interval[0]:.4f} to {at.interval[1]:.4f}), of guessing {at.guess:.4f}"
         say(f"survival at {at.time:g}: Brier score {brier}")
@@ -334,35 +367,30 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
                 end_section=row is at.groups[-1],
             )
         console.print(table)
-    if found.thresholds:
-        table = RichTable(
-            "threshold",
-            "at",
-            "sensitivity %",
-            "interval",
-            "specificity %",
-            "interval",
-            "PPV %",
-            "NPV %",
+
+
+def _show_thresholds(found: Figures) -> None:
+    """Print what thresholds of two classes give."""
+    rates = ("sensitivity %", "interval", "specificity %", "interval", "PPV %", "NPV %")
+    table = RichTable("threshold", "at", *rates)
+    for one in found.thresholds:
+        within = {name: f"{100 * a:.1f} to {100 * b:.1f}" for name, (a, b) in one.intervals.items()}
+        table.add_row(
+            one.rule,
+            f"{one.threshold:.4g}",
+            _per_cent(one.sensitivity),
+            within.get("sensitivity", ""),
+            _per_cent(one.specificity),
+            within.get("specificity", ""),
+            _per_cent(one.predictive),
+            _per_cent(one.negative_predictive),
         )
-        for one in found.thresholds:
-            within = {
-                name: f"{100 * a:.1f} to {100 * b:.1f}" for name, (a, b) in one.intervals.items()
-            }
-            values = [
-                f"{100 * v:.1f}" if v is not None else "-"
-                for v in (one.predictive, one.negative_predictive)
-            ]
-            table.add_row(
-                *(
-                    one.rule,
-                    f"{one.threshold:.4g}",
-                    f"{100 * one.sensitivity:.1f}",
-                    within.get("sensitivity", ""),
-                ),
-                *(f"{100 * one.specificity:.1f}", within.get("specificity", ""), *values),
-            )
-        console.print(table)
+    console.print(table)
+
+
+def _per_cent(share: float | None) -> str:
+    """Return a share as text; a dash if it is not defined."""
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> None:
@@ -376,10 +404,9 @@ def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> N
         )
     for column, rows in found["groups"].items():
         names: Mapping[str, bool] = found.get("shares", {})
-        counts = [
-            "samples",
-            *(["positives"] if any("positives" in row for row in rows.values()) else []),
-        ]
+        counts = ["samples"]
+        if any("positives" in row for row in rows.values()):
+            counts.append("positives")
         heads = [f"{name} %" if share else name for name, share in names.items()]
         table = RichTable(column, *counts, *heads)
         for subgroup, row in rows.items():

@@ -61,26 +61,26 @@ def show_topology(options: TopologyOptions) -> None:
     found = topology(options.topology, options.clients)
     if options.json:
         return print_json(found)
-    drawn, least, most = found["drawn"], min(found["neighbours"]), max(found["neighbours"])
-    others = str(least) if least == most else f"{least} to {most}"
-    console.print(
-        f"{options.topology}, "
-        f"{counted(options.clients, 'client')}{', redrawn each round' if drawn else ''}"
+    least, most = min(found["neighbours"]), max(found["neighbours"])
+    others = counted(most, "other", "others")
+    if least < most:
+        others = f"{least} to {others}"
+    redrawn = of_one = over_all = ""
+    if found["drawn"]:
+        redrawn = ", redrawn each round"
+        of_one = " of one round"
+        over_all = " in the mean over 100 rounds"
+    symmetric, columns = (
+        _unless(found["symmetric"], "not "),
+        _unless(found["columns_sum_to_1"], "do not "),
     )
+    console.print(f"{options.topology}, {counted(options.clients, 'client')}{redrawn}")
+    console.print(f"each hears {others}; {found['sent']} models sent a round")
     console.print(
-        f"each hears {others} {'other' if most == 1 else 'others'}; {found['sent']} models sent a "
-        "round"
+        f"mixing matrix{of_one}: {symmetric}symmetric, rows sum to 1, columns {columns}sum to 1, "
+        f"{_unless(found['connected'], 'not ')}connected"
     )
-    console.print(
-        f"mixing matrix{' of one round' if drawn else ''}: "
-        f"{_yes(found['symmetric'], 'symmetric')}, rows sum to 1, "
-        f"{_yes(found['columns_sum_to_1'], 'columns sum to 1')}, "
-        f"{_yes(found['connected'], 'connected')}"
-    )
-    console.print(
-        f"spectral gap{' in the mean over 100 rounds' if drawn else ''}: "
-        f"{found['spectral_gap']:.4f}"
-    )
+    console.print(f"spectral gap{over_all}: {found['spectral_gap']:.4f}")
     console.print(
         f"a round of gossip leaves at most {found['left']:.4f} of the distance between clients"
     )
@@ -89,5 +89,5 @@ def show_topology(options: TopologyOptions) -> None:
             say(" ".join(f"{weight:6.4f}" for weight in row))
 
 
-def _yes(holds: bool, what: str) -> str:
-    return what if holds else f"not {what}".replace("not columns sum", "columns do not sum")
+def _unless(holds: bool, word: str) -> str:
+    return "" if holds else word

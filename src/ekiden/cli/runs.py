@@ -238,9 +238,11 @@ def run(args: Sequence[str]) -> None:
     names = ", ".join(m.title() for m in METHODS)
     if args and args[0] in ("-h", "--help"):
         return print(overview(), end="")
-    named = "" if not args or args[0].startswith("-") else args[0]
-    prog = f"ekiden run {method_named(named).title() if named else 'METHOD'}"
-    rest = args[1:] if named else args
+    named, title, rest = "", "METHOD", args
+    if args and not args[0].startswith("-"):
+        named, rest = args[0], args[1:]
+        title = method_named(named).title()
+    prog = f"ekiden run {title}"
     first = parse_some(_First, rest, prog)
     if not named and first.config is None:
         raise UserError(f"missing METHOD (first argument). Choose one of {names}")
@@ -276,11 +278,11 @@ def run(args: Sequence[str]) -> None:
     for path in (options.out / name for name in titles):
         if (path / "config.json").exists() and not summary.summarise(path).finished:
             say(f"{path} is not finished: `ekiden resume {path}` goes on (--data: moved data)")
-    plans = [replace(plan, recipe=replace(plan.recipe, seed=seed)) for seed in seeds]
-    more: dict[str, Any] = {"track": options.track, "on": options.on}
-    _launch(
-        [launch.LaunchedRun(*job, **more) for job in zip(plans, folders, strict=True)], options.json
-    )
+    jobs = []
+    for seed, folder in zip(seeds, folders, strict=True):
+        seeded = replace(plan, recipe=replace(plan.recipe, seed=seed))
+        jobs.append(launch.LaunchedRun(seeded, folder, track=options.track, on=options.on))
+    _launch(jobs, options.json)
 
 
 def resume(options: ResumeOptions) -> None:
@@ -289,18 +291,17 @@ def resume(options: ResumeOptions) -> None:
     from ekiden.cli import silos as cli_silos
 
     launch.transport_of(options.on)
-    for folder in options.runs if options.data or options.laps else ():
-        go_on_with(folder, options.data, options.laps)
+    if options.data or options.laps:
+        for folder in options.runs:
+            go_on_with(folder, options.data, options.laps)
     here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
     if here:
         tracking.check(options.track, here[0])
-        plans = [stored(folder) for folder in here]
-        for plan, folder in zip(plans, here, strict=True):
+        jobs = []
+        for folder in here:
+            plan = stored(folder)
             refuse_lost(plan, folder)
-        jobs = [
-            launch.LaunchedRun(plan, folder, track=options.track, on=options.on)
-            for plan, folder in zip(plans, here, strict=True)
-        ]
+            jobs.append(launch.LaunchedRun(plan, folder, track=options.track, on=options.on))
         _launch(jobs, options.json)
 
 
@@ -334,10 +335,10 @@ def log(options: LogOptions) -> None:
         say(", ".join(filter(None, parts)))
     run = summary.summarise(options.run)
     if not run.finished and not options.json:
-        say(
-            "not finished: "
-            + ("a process works on it" if is_held(options.run / "lock") else summary.going_on(run))
-        )
+        state = summary.going_on(run)
+        if is_held(options.run / "lock"):
+            state = "a process works on it"
+        say(f"not finished: {state}")
 
 
 def compare(options: CompareOptions) -> None:
@@ -425,7 +426,9 @@ def _check(options: DataOptions) -> None:
     for violation in found[:_LINES]:
         print(violation)
     if found:
-        more = f", of which {_LINES} are shown" if len(found) > _LINES else ""
+        more = ""
+        if len(found) > _LINES:
+            more = f", of which {_LINES} are shown"
         raise UserError(
             f"{counted(len(found), 'violation')} of the schema {options.reading.schema}{more}: "
             "correct the data, or "
