@@ -32,7 +32,7 @@ from ekiden.readers.kinds import Inputs
 from ekiden.runs import summary
 from ekiden.runs.loading import load_model, open_models
 from ekiden.runs.plan import in_memory
-from ekiden.runs.result import Part, inputs_of, not_finished, silos_in, task_in
+from ekiden.runs.result import Part, by_group, inputs_of, not_finished, silos_in, task_in
 
 Place: TypeAlias = Literal["here", "flower"]
 _GUESS = "always the commonest class"
@@ -421,8 +421,12 @@ def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> N
 def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float], *, share: bool) -> str:
     """Return a figure of a subgroup as `cell` does, and the exact value if that differs."""
     text, told = cell(row, name, share=share), row["values"].get(name)
+    # half of the last digit that is shown
     if told is not None and abs(exact.get(name, told) - told) >= 5e-4:
-        text += f"\nexact {100 * exact[name]:.1f}" if share else f"\nexact {exact[name]:.3f}"
+        shown = f"{exact[name]:.3f}"
+        if share:
+            shown = _per_cent(exact[name])
+        text += f"\nexact {shown}"
     return text
 
 
@@ -495,9 +499,7 @@ def _as_measured(options: EvaluateOptions, why: str) -> None:
     if given or not run.finished or "loss" not in run.last:
         raise UserError(f"{options.run}: {why}; {again}")
     metric, row = summary.headline(run), run.last
-    groups = {"client": dict(zip(run.config["clients"], row.get("clients", ()), strict=False))}
-    for kind, values in row.get("groups", {}).items():
-        groups[kind] = {name: one.get(metric.name) for name, one in values.items()}
+    groups = by_group(row, run.config["clients"], metric)
     if options.json:
         counts = {name: sizes[2] for name, sizes in run.config["clients"].items() if sizes}
         print(
@@ -517,7 +519,9 @@ def _as_measured(options: EvaluateOptions, why: str) -> None:
 
 def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
     """Return what the user says about the columns of --data, as fields of `Reading`."""
-    found: dict[str, Any] = {"label_column": options.label_column} if options.label_column else {}
+    found: dict[str, Any] = {}
+    if options.label_column:
+        found["label_column"] = options.label_column
     if not options.column:
         return found
     named = {"images": "image_column", "tokens": "text_column", "arrays": "array_column"}.get(

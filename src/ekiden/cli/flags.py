@@ -59,7 +59,9 @@ class Flag:
             return ()
         flag = f"--{self.field.replace('_', '-')}"
         short = [mark.name for mark in self.marks if isinstance(mark, Alias)]
-        return (*short, flag, *([f"--no-{flag[2:]}"] if isinstance(self.default, bool) else []))
+        if isinstance(self.default, bool):
+            return (*short, flag, f"--no-{flag[2:]}")
+        return (*short, flag)
 
     @property
     def called(self) -> str:
@@ -79,11 +81,11 @@ class Flag:
     @property
     def told(self) -> str:
         """The text about it, with its default."""
-        words = self.default if isinstance(self.default, tuple) else (self.default,)
-        default = (
-            f" (default: {' '.join(map(str, words))})" if self.default not in _NO_DEFAULTS else ""
-        )
-        return f"{texts_below(self.kind).get(self.field, '')}{default}".strip()
+        text = texts_below(self.kind).get(self.field, "")
+        if self.default not in _NO_DEFAULTS:
+            words = self.default if isinstance(self.default, tuple) else (self.default,)
+            text += f" (default: {' '.join(map(str, words))})"
+        return text.strip()
 
     @property
     def lines(self) -> tuple[str, str]:
@@ -192,24 +194,21 @@ def texts_below(kind: type) -> dict[str, str]:
             continue
         assert isinstance(node, ast.ClassDef)
         for one, after in pairwise(node.body):
-            text = (
-                after.value.value
-                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                else None
-            )
-            if (
-                isinstance(text, str)
-                and isinstance(one, ast.AnnAssign)
-                and isinstance(one.target, ast.Name)
-            ):
-                found[one.target.id] = " ".join(text.split())
+            match one, after:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[name] = " ".join(text.split())
     return found
 
 
 def _block(title: str, about: str, listed: Iterable[Flag], width: int) -> list[str]:
     """Return the lines of a box."""
-    rows = [line for flag in listed for line in _row(*flag.lines, width)]
-    return ["", title, *([*_folded(about, width), ""] if about else []), *rows]
+    lines = ["", title]
+    if about:
+        lines += [*_folded(about, width), ""]
+    return lines + [line for flag in listed for line in _row(*flag.lines, width)]
 
 
 def _folded(text: str, width: int) -> list[str]:

@@ -123,11 +123,9 @@ def write(folder: Path, name: str, like: str = "") -> tuple[tuple[Path, Path, Pa
     and in a checkout of Ekiden (`folder` is its root) each file goes where such files are.
     """
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
-    kind = (
-        name
-        if "_" not in name and name[:1].isupper()
-        else "".join(p[:1].upper() + p[1:] for p in module.split("_"))
-    )
+    kind = name
+    if "_" in name or not name[:1].isupper():
+        kind = "".join(p[:1].upper() + p[1:] for p in module.split("_"))
     if not (
         module.isascii() and module.isidentifier() and kind.isidentifier()
     ) or keyword.iskeyword(module):

@@ -126,15 +126,16 @@ def predict(options: PredictOptions) -> None:
     )
     warn(options.run)
     column = options.column or column_in(read_config(options.run))
-    how = model.recalibration
+    threshold, how = None, model.recalibration
     if how and options.threshold and not _is_number(options.threshold):
         raise UserError(
             "the run measured thresholds before it was recalibrated: give --threshold a number, or "
             "none"
         )
-    threshold = how.threshold if how else None
     if options.threshold:
         threshold = _threshold(options.threshold, options.run)
+    elif how:
+        threshold = how.threshold
     baseline = _baseline(options)
     count = predictions.predict(
         model,
@@ -169,7 +170,9 @@ def _baseline(options: PredictOptions) -> Baseline | None:
         raise UserError(
             "--baseline is for survival by the global model: give --at, and leave out --client"
         )
-    columns = {"label_column": list(options.label_column)} if options.label_column else {}
+    columns = {}
+    if options.label_column:
+        columns["label_column"] = list(options.label_column)
     run = open_run(options.run, network=own_network(options.network, options.run))
     return run.baseline(options.baseline, options.at, **columns)
 
@@ -215,8 +218,8 @@ def export(options: ExportOptions) -> None:
         run, to, out, client=options.client, network=network, overwrite=options.overwrite
     )
     warn(run)
-    made_up = f"{done.samples - done.real} made-up" if done.samples > done.real else ""
-    samples = " and ".join(filter(None, [f"{done.real} test" if done.real else "", made_up]))
+    kinds = {"test": done.real, "made-up": done.samples - done.real}
+    samples = " and ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
     say(
         f"written to {out}: gives the run's outputs on {samples} samples (largest difference "
         f"{done.difference:.1e})"
@@ -266,11 +269,9 @@ def audit(options: AuditOptions) -> None:
         )
         table.add_row(one.model, str(one.members), str(one.others), *rates)
     console.print(table)
-    promised = (
-        "no epsilon was promised"
-        if found.promised is None
-        else f"epsilon {spent_epsilon(found.promised)} was promised"
-    )
+    promised = "no epsilon was promised"
+    if found.promised is not None:
+        promised = f"epsilon {spent_epsilon(found.promised)} was promised"
     for line in (f"{promised}; a loss below a threshold is a weak attack", *found.shown):
         say(line)
 

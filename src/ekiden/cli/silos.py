@@ -315,7 +315,9 @@ def _serve(file: SiloFile, security: Security, log: Log) -> None:
             f"{dataset.shape} for {dataset.task.kind} with {dataset.outputs} outputs; they stay here"
         )
     limits = file.limits
-    methods = "all methods" if limits.methods == Limits().methods else ", ".join(limits.methods)
+    methods = ", ".join(limits.methods)
+    if limits.methods == Limits().methods:
+        methods = "all methods"
     size = summary.size(limits.model_bytes)
     log(f"allows {methods}; models up to {size}; {limits.epochs} epochs a task")
     for line in _doubts(file):
@@ -539,8 +541,8 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.recipe.seed}")
     link: dict[str, Any] = {
         "link": options.link,
-        "certificate": str(options.certificate.absolute()) if options.certificate else "",
-        "keys": str(options.keys.absolute()) if options.keys else "",
+        "certificate": _absolute(options.certificate),
+        "keys": _absolute(options.keys),
         "insecure": options.insecure or options.insecure_anywhere,
     }
     checked(
@@ -551,6 +553,11 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     )
     outside.trust_text(_named(link), folder / LINK)
     _submit(plan, folder, link, anywhere=options.insecure_anywhere, track=options.track)
+
+
+def _absolute(path: Path | None) -> str:
+    """Return a path as a run folder keeps it; empty if there is none."""
+    return str(path.absolute()) if path else ""
 
 
 def resume(folder: Path, track: Sequence[str] = ()) -> bool:

@@ -175,9 +175,9 @@ def _listed(swept: Sweep, cells: Sequence[Cell]) -> RichTable:
     table = RichTable(*columns, title=Text(swept.experiment.title), title_justify="left")
     for cell in cells:
         runs = swept.runs([cell])
-        done = (
-            f"{sum(run.finished for run in runs)}/{len(runs)}" if runs else f"not run: {cell.skip}"
-        )
+        done = f"not run: {cell.skip}"
+        if runs:
+            done = f"{sum(run.finished for run in runs)}/{len(runs)}"
         method = cell.plan.recipe.method.title() if cell.plan else ""
         table.add_row(
             Text(cell.row),

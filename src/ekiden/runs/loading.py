@@ -243,15 +243,16 @@ def _check_there(run: _Opened, name: str, client: str) -> None:
         return
     personal = sorted(file.stem for file in run.folder.glob("personal/*.safetensors"))
     if personal:
-        both = (
-            ", and the global one"
-            if (run.folder / "model.safetensors").exists()
-            else ", and no global one"
-        )
+        both = "no global one"
+        if (run.folder / "model.safetensors").exists():
+            both = "the global one"
         wanted = (
-            f"{run.folder} has models of {', '.join(personal)}{both}: choose one by client=NAME"
+            f"{run.folder} has models of {', '.join(personal)}, and {both}: choose one by "
+            "client=NAME"
         )
-        raise UserError(f"there is no model of {client!r}: {wanted}" if client else wanted)
+        if client:
+            wanted = f"there is no model of {client!r}: {wanted}"
+        raise UserError(wanted)
     if client:
         if client not in run.config["clients"]:
             raise unknown("client", client, run.config["clients"])

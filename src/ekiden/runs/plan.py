@@ -101,8 +101,11 @@ class Plan(Checked, Generic[M]):
             # read as if they had never been there
             dataset, without = self.dataset(without), []
         data = api.with_metric(self._divided(dataset), self.recipe.metric)
-        data = data.without(*without) if without else data
-        return data.for_tuning() if self.tune else data
+        if without:
+            data = data.without(*without)
+        if self.tune:
+            data = data.for_tuning()
+        return data
 
     def _divided(self, dataset: Dataset | None) -> FederatedData:
         if self.silos and (self.partition != "auto" or self.clients is not None):
@@ -195,7 +198,9 @@ class Plan(Checked, Generic[M]):
             self.reading.sample_kind,
         )
         code = outside.digests(files)
-        return values | ({"code": code} if code else {})
+        if code:
+            values["code"] = code
+        return values
 
 
 def _usual(dataset: Dataset) -> str:
@@ -239,11 +244,9 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
             "show`"
         )
     with at(str(where)):
-        return (
-            from_json({**config["plan"], "recipe": config["recipe"]})
-            if "plan" in config
-            else _from_python(config)
-        )
+        if "plan" in config:
+            return from_json({**config["plan"], "recipe": config["recipe"]})
+        return _from_python(config)
 
 
 def refuse_lost(plan: Plan[Any], folder: Path) -> None:
@@ -350,11 +353,9 @@ def in_memory(config: Mapping[str, Any]) -> str:
         return f"its network ({config['recipe']['model']}) was made in Python"
     metric = config["task"].get("metric", "")
     known = {one.name for one in task_of(config["task"]).metrics}
-    return (
-        ""
-        if not metric or metric in known or outside.is_file(metric)
-        else f"its metric ({metric}) is a function"
-    )
+    if not metric or metric in known or outside.is_file(metric):
+        return ""
+    return f"its metric ({metric}) is a function"
 
 
 def rerun(

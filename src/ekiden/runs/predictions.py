@@ -357,13 +357,11 @@ def _arrow(table: Table, numbers: Any, names: Any) -> Any:
 
     columns = {}
     for k, name in enumerate(table.numeric):
-        lost = np.isnan(numbers[:, k])
-        dates = (
-            np.where(lost, 0, np.rint(numbers[:, k] * DAY)).astype("datetime64[us]")
-            if name in table.dates
-            else None
-        )
-        columns[name] = pa.array(numbers[:, k] if dates is None else dates, mask=lost)
+        column = numbers[:, k]
+        lost = np.isnan(column)
+        if name in table.dates:
+            column = np.where(lost, 0, np.rint(column * DAY)).astype("datetime64[us]")
+        columns[name] = pa.array(column, mask=lost)
     return pa.table(
         columns
         | {name: pa.array(names[k], pa.string()) for k, name in enumerate(table.categorical)}
@@ -464,11 +462,9 @@ class Answers:
                     ";".join(n for n, yes in zip(names, row, strict=True) if yes) for row in there
                 ]
             } | columns
-        chosen = (
-            answers.argmax(1)
-            if self.threshold is None
-            else (answers[:, 1] >= self.threshold).long()
-        )
+        chosen = answers.argmax(1)
+        if self.threshold is not None:
+            chosen = (answers[:, 1] >= self.threshold).long()
         return {"prediction": np.array(names, dtype=object)[chosen.numpy()].tolist(), **columns}
 
     def _of_texts(self, x: Tensor, outputs: Tensor) -> dict[str, Any]:
@@ -491,7 +487,9 @@ class Answers:
             "loss": _gaps(loss),
             "perplexity": _gaps(loss.exp()),
         }
-        return columns | ({} if following is None else {"prediction": following})
+        if following is not None:
+            columns["prediction"] = following
+        return columns
 
 
 def _gaps(values: Tensor) -> list[float | None]:
@@ -645,10 +643,9 @@ def _answers(
     at: Sequence[float],
     baseline: Baseline | None = None,
 ) -> Answers:
-    chosen = model.recalibration.threshold if model.recalibration else None
-    return Answers(
-        model, chosen if threshold is None else threshold, at, baseline or model.baseline
-    )
+    if threshold is None and model.recalibration:
+        threshold = model.recalibration.threshold
+    return Answers(model, threshold, at, baseline or model.baseline)
 
 
 def is_frame(source: Any) -> bool:
@@ -681,12 +678,10 @@ def check_out(out: str, overwrite: bool) -> None:
 
 def check_free(path: Path, overwrite: bool) -> None:
     """Refuse to write where something exists, or where nothing can be written."""
-    if path.exists() and (not overwrite or path.is_dir()):
-        what = "is a folder" if path.is_dir() else "exists"
-        raise UserError(
-            f"{path} {what}: choose another name"
-            + ("" if path.is_dir() else ", or add --overwrite")
-        )
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: choose another name")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists: choose another name, or add --overwrite")
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):

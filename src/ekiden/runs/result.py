@@ -3,7 +3,7 @@ samples as they are.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -117,7 +117,9 @@ class LoadedModel(nn.Module):
         """
         tokens = self.inputs.ragged and x.ndim == 2
         if tuple(x.shape[1:]) != self.shape and not tokens:
-            one = ", which is one sample: give x[None]" if tuple(x.shape) == self.shape else ""
+            one = ""
+            if tuple(x.shape) == self.shape:
+                one = ", which is one sample: give x[None]"
             raise UserError(
                 f"the model takes a batch of samples of shape {self.shape}, not "
                 f"{tuple(x.shape)}{one}"
@@ -179,6 +181,14 @@ def inputs_of(about: Mapping[str, Any]) -> Inputs:
         # as each silo has its own
         return replace(inputs, tokenizer=network.removeprefix("hf:"))
     return inputs
+
+
+def data_name(config: Mapping[str, Any]) -> str:
+    """Return the name of a run's data set, without the folders of a file."""
+    name = str(config["dataset"])
+    if Path(name).is_absolute():
+        return Path(name).name
+    return name
 
 
 def task_in(about: Mapping[str, Any]) -> Task:
@@ -610,22 +620,24 @@ class Result:
     def __repr__(self) -> str:
         """Say in three or four lines what was run, how far it is, and its result."""
         config, value = self.config, self.last.get(self.headline)
-        measured = "" if value is None else f", {self.headline} {value:.4f}"
-        if measured and self.headline == "accuracy" and self.majority is not None:
-            measured += f" (always the commonest class: {self.majority:.4f})"
-        diverged = " (diverged: far worse than guessing)" if self.diverged else ""
-        dataset = str(config["dataset"])
-        dataset = Path(dataset).name if Path(dataset).is_absolute() else dataset
+        step = f"step {self.state.step} of {config['steps']}"
+        if value is not None:
+            step += f", {self.headline} {value:.4f}"
+            if self.headline == "accuracy" and self.majority is not None:
+                step += f" (always the commonest class: {self.majority:.4f})"
+        if self.diverged:
+            step += " (diverged: far worse than guessing)"
         lines = [
-            f"{short(config['recipe']['method'])} on {dataset}: "
+            f"Result: {short(config['recipe']['method'])} on {data_name(config)}: "
             f"{counted(len(self.clients), 'client')}, "
             f"{counted(len(config['classes']), 'class', 'classes')}",
-            f"step {self.state.step} of {config['steps']}{measured}{diverged}",
+            step,
             f"{self.bytes:,} bytes moved in "
             f"{counted(sum(not row.missing for row in self.ledger), 'transfer')}",
-            *([f"run folder: {self.folder}"] if self.folder else []),
         ]
-        return "\n  ".join(["Result: " + lines[0], *lines[1:]])
+        if self.folder:
+            lines.append(f"run folder: {self.folder}")
+        return "\n  ".join(lines)
 
     def _repr_html_(self) -> str:
         """Show in a notebook what `repr` says, and the headline metric by client and by class."""
@@ -633,9 +645,7 @@ class Result:
         metric, row = task_in(self.config).headline, self.last
         if metric.name != self.headline or "loss" not in row:
             return text
-        groups = {"client": dict(zip(self.clients, row.get("clients") or (), strict=False))}
-        for kind, each in row.get("groups", {}).items():
-            groups[kind] = {name: values.get(metric.name) for name, values in each.items()}
+        groups = by_group(row, self.clients, metric)
         return text + "".join(
             _folded(kind, found, metric) for kind, found in groups.items() if found
         )
@@ -655,6 +665,16 @@ def coefficients_in(
     return coefficients(
         tensors, family, task_in(config), inputs_of(config), tuple(map(str, config["classes"]))
     )
+
+
+def by_group(
+    row: Row, clients: Iterable[str], metric: Metric
+) -> dict[str, dict[str, float | None]]:
+    """Return a metric by client, and by what else divides the samples of a row of metrics."""
+    found = {"client": dict(zip(clients, row.get("clients") or (), strict=False))}
+    for kind, each in row.get("groups", {}).items():
+        found[kind] = {name: values.get(metric.name) for name, values in each.items()}
+    return found
 
 
 def _html(text: str) -> str:
@@ -679,11 +699,10 @@ def flat(row: Row, clients: Sequence[str]) -> dict[str, Any]:
     each, metric = zip(clients, row.get("clients", ()), strict=False), row.get("metric", "accuracy")
     found = {f"client_{metric}_{name}": value for name, value in each}
     for name, value in row.get("notes", {}).items():
-        found |= (
-            {f"{name} {key}": one for key, one in value.items()}
-            if isinstance(value, dict)
-            else {name: value}
-        )
+        if isinstance(value, dict):
+            found |= {f"{name} {key}": one for key, one in value.items()}
+        else:
+            found[name] = value
     return numbers | {name: value for name, value in found.items() if value is not None}
 
 

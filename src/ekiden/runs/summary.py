@@ -35,7 +35,7 @@ from ekiden.readers.sources import NAMED
 from ekiden.runs.clock import Devices, Timed, timed
 from ekiden.runs.plan import in_memory
 from ekiden.runs.recipe import recipe_of
-from ekiden.runs.result import coefficients_in, flat, task_in
+from ekiden.runs.result import coefficients_in, data_name, flat, task_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,9 +157,13 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
     for group in grouped(summaries).values():
         done = [run for run in group.values() if run.finished]
         one = next(iter(group.values()))
-        metric = headline(done[0] if done else one)
+        metric = headline(next(iter(done), one))
         values = [value for run in done if (value := value_of(run, metric.name)) is not None]
-        clocks = [clock for run in done if (clock := simulated(run, devices))]
+        times: dict[str, float | None] = {}
+        if devices:
+            clocks = [clock for run in done if (clock := simulated(run, devices))]
+            times["simulated"] = _mean(clock.seconds[-1] for clock in clocks)
+            times["computing"] = _mean(clock.computing for clock in clocks)
         rows.append(
             {
                 "method": label(one.config),
@@ -169,13 +173,11 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
                 "metric": metric.name,
                 "higher": metric.higher,
                 "values": values,
-                "mean": mean(values) if values else None,
+                "mean": _mean(values),
                 "std": stdev(values) if len(values) > 1 else None,
-                **{
-                    name: mean(run.last[name] for run in done) if done else None for name in COUNTED
-                },
-                "seconds": mean(run.seconds for run in done) if done else None,
-                **({"simulated": _took(clocks), "computing": _computed(clocks)} if devices else {}),
+                **{name: _mean(run.last[name] for run in done) for name in COUNTED},
+                "seconds": _mean(run.seconds for run in done),
+                **times,
                 "diverged": sum(bool(run.last.get("diverged")) for run in done),
                 "folders": [str(run.folder) for run in group.values()],
             }
@@ -183,13 +185,10 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
     return rows
 
 
-def _took(clocks: Sequence[Timed]) -> float | None:
-    return mean(clock.seconds[-1] for clock in clocks) if clocks else None
-
-
-def _computed(clocks: Sequence[Timed]) -> float | None:
-    shares = [clock.computing for clock in clocks if clock.computing is not None]
-    return mean(shares) if shares else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known; None if there are none."""
+    numbers = [value for value in values if value is not None]
+    return mean(numbers) if numbers else None
 
 
 def grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
@@ -319,9 +318,7 @@ def about(run: Summary) -> str:
 def going_on(run: Summary) -> str:
     """Say why a run ended early, if that is known, and how to continue it."""
     if run.config.get("on") or not (why := in_memory(run.config)):
-        resume = f"`ekiden resume {run.folder}`"
-        reason = why_ended(run.folder)
-        return f"{reason}; {resume}" if reason else resume
+        return "; ".join(filter(None, [why_ended(run.folder), f"`ekiden resume {run.folder}`"]))
     given = {"its data": "silos", "its network": "network=...", "its metric": "metric=..."}
     what = next(argument for words, argument in given.items() if why.startswith(words))
     return f"{why}, so continue it there: `ekiden.resume({str(run.folder)!r}, {what})`"
@@ -482,8 +479,10 @@ def _method(config: Mapping[str, Any]) -> Method | None:
 def _budget(config: dict[str, Any]) -> str:
     """Say what a sweep's budget reduced for this run, if anything."""
     scaled = config.get("sweep", {}).get("scaled", [])
+    if not scaled:
+        return ""
     less = ", ".join(f"{s['name']} {s['used']} of {s['full']}" for s in scaled)
-    return f", budget {config['sweep']['budget']}: {less}" if less else ""
+    return f", budget {config['sweep']['budget']}: {less}"
 
 
 def _all_but_the_seed(config: dict[str, Any]) -> str:
@@ -529,14 +528,16 @@ def duration(seconds: float) -> str:
 
 def _data(config: dict[str, Any]) -> str:
     plan = said_in(config)
-    partition = f", {plan['partition']}" if plan.get("partition", "auto") != "auto" else ""
-    tuning = ", on validation data" if plan.get("tune") else ""
-    dataset = config["dataset"]
-    name = Path(dataset).name if Path(dataset).is_absolute() else dataset
-    own = ", personal models on own data" if config["recipe"]["evaluate_on"] == "own" else ""
-    name += "".join(f", {label}" for label in plan.get("reading", {}).get("label_column", ()))
-    model = outside.short(chosen_model(config))
-    return f"{name}, {counted(len(config['clients']), 'client')}{partition}, {model}{tuning}{own}"
+    parts = [data_name(config), *plan.get("reading", {}).get("label_column", ())]
+    parts.append(counted(len(config["clients"]), "client"))
+    if plan.get("partition", "auto") != "auto":
+        parts.append(plan["partition"])
+    parts.append(outside.short(chosen_model(config)))
+    if plan.get("tune"):
+        parts.append("on validation data")
+    if config["recipe"]["evaluate_on"] == "own":
+        parts.append("personal models on own data")
+    return ", ".join(parts)
 
 
 def chosen_model(config: Mapping[str, Any]) -> str:
