@@ -660,8 +660,8 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False, instead: st
         # a count of 0 next to counts of 1 is as near as they are to each other
         apart = low - mark > widest
         far = (apart and mark <= lowest) or mark >= 2 * high - low
-        # where others come near 0, as those of a sparse measurement do, 0 was measured, too
-        often &= mark != 0 or low >= 0.1 * float(np.median(rest))
+        # many sparse measurements are 0, so zeros have to be far as well
+        often &= mark != 0
         if not beside and (far or (often and max(mark, low) >= 0)):
             shown, *ends = (_shown_number(one, dates=dates) for one in (mark, low, high))
             tell(
