@@ -192,8 +192,9 @@ class FedDC(SecureMethod):
 
     def traffic(self, clients: int, model: Size) -> int:
         """Return the bytes of all rounds."""
-        more = trainable(model) if self.gradient_correction else 0
         down = up = (1 + self.gradient_correction) * model
-        if self.secure:
-            up = secure_size(model, more)
+        if self.secure and self.gradient_correction:
+            up = secure_size(model, trainable(model))
+        elif self.secure:
+            up = secure_size(model)
         return self.replies(clients) * (down + up)
