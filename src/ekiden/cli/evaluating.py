@@ -196,8 +196,8 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
 def _show_groups(
     groups: Mapping[str, dict[str, tuple[int, float]]], shown: Mapping[str, Any], headline: Metric
 ) -> None:
-    """Print the headline metric by client, domain and class, but for those that tables of subgroups
-    have shown, and its mean over clients.
+    """Print the headline metric by client, domain and class, and its mean over clients. Leave out
+    what tables of subgroups have shown.
     """
     for group, rows in groups.items():
         if rows and group not in shown:
