@@ -30,6 +30,7 @@ from ekiden.core.training.network import Network
 from ekiden.methods import FedAvg, FedSeq
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.readers.kinds import Table, Tokens
+from ekiden.readers.scaling import Scaling
 from ekiden.silos.coordinator import session
 from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust.parcel import Answer, Ask, Hello, pack, unpack
@@ -347,7 +348,7 @@ def tables(folder: Path) -> FakeNodes:
         f"{20 + k % 50},{'ab'[k % 2]},secret,{'yes' if k % 50 > 25 else 'no'}" for k in range(100)
     ]
     (folder / "t.csv").write_text("age,ward,diagnosis,died\n" + "\n".join(lines) + "\n")
-    (folder / "agreed.json").write_text(json.dumps(COLUMNS.to_json()))
+    (folder / "agreed.json").write_text(json.dumps(Scaling(COLUMNS, {}).to_json()))
     files = []
     for name in ("a", "b"):
         path = folder / f"{name}.toml"
