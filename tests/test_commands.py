@@ -259,14 +259,15 @@ def test_values_by_class_client_and_on_validation_data(
     silos = of_files(files)
     result = ekiden.run(FedSeq(epochs=2), silos, folder=tmp_path / "run", **FAST)
     model, data = result.load_model().eval(), silos.dataset
-    right = (model(data.test.x).argmax(1) == data.test.y).double()
+    right = (model.encoded(data.test.x).argmax(1) == data.test.y).double()
     each = {str(name): float(right[data.test.y == k].mean()) for k, name in enumerate(data.classes)}
     assert result.per_class == pytest.approx(each)
     assert result.per_client == pytest.approx(
         {c.name: float(right[c.test.rows].mean()) for c in silos.clients}
     )
     held = torch.cat([c.val.rows for c in silos.clients])
-    validation = float((model(data.train.x[held]).argmax(1) == data.train.y[held]).double().mean())
+    answers = model.encoded(data.train.x[held]).argmax(1)
+    validation = float((answers == data.train.y[held]).double().mean())
     assert result.validation == pytest.approx(validation)
     assert ekiden.open_run(tmp_path / "run").validation == pytest.approx(validation)
     assert [*map(client_digest, result.data().clients)] == [*map(client_digest, silos.clients)]
