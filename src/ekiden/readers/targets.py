@@ -302,8 +302,9 @@ def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
     if high >= known and (
         missing := [str(k) for k, _ in zip(gaps, range(_SHOWN + 1), strict=False)]
     ):
-        # labels may be in billions
-        shown = ", ".join([*missing[:_SHOWN], *["..."] * (len(missing) > _SHOWN)])
+        shown = ", ".join(missing[:_SHOWN])
+        if len(missing) > _SHOWN:  # labels may be in billions
+            shown += ", ..."
         largest = next(part for part in parts if high in part.present())
         raise UserError(
             f"no sample has label {shown}, but {largest.first(high)} has label {high}: number the "

@@ -197,8 +197,11 @@ def status(federation: Federation) -> list[SiloStatus]:
     for name in federation.silos:
         fingerprint = keys.fingerprint(keys.read_public(federation.keys / f"{name}.pub"))
         ago = round(time.time() - seen[name], 1) if name in seen else None
-        state: Literal["connected", "away", "never"]
-        state = "never" if ago is None else "connected" if ago < _CONNECTED else "away"
+        state: Literal["connected", "away", "never"] = "away"
+        if ago is None:
+            state = "never"
+        elif ago < _CONNECTED:
+            state = "connected"
         found.append(SiloStatus(name, fingerprint, state, ago))
     return found
 
