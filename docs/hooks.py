@@ -33,6 +33,7 @@ from ekiden.core.engine.method import Method, Size
 from ekiden.core.engine.setup import of_method
 from ekiden.core.tasks import KINDS, Classification, Need
 from ekiden.core.training.network import Network
+from ekiden.lab.conformance import CHECKS, line
 from ekiden.lab.tables import ledger, records, verdicts
 from ekiden.lab.tables.sweep import Sweep, opened
 from ekiden.methods import METHODS, SORTS
@@ -119,7 +120,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if name == "leaderboard.md":
         told = f"{len({row.task for row in board()})} tasks, {len(board())} settings"
         markdown = markdown.replace("LEADERBOARD", leaderboard()).replace("COUNTED", told)
-    for mark, made in (("CATALOGUE", catalogue), ("METRICS", metrics), ("TASKS", tasks)):
+    marks = (
+        ("CATALOGUE", catalogue),
+        ("METRICS", metrics),
+        ("TASKS", tasks),
+        ("CONTRACT", contract),
+    )
+    for mark, made in marks:
         if f"\n{mark}\n" in markdown:
             markdown = markdown.replace(f"\n{mark}\n", f"\n{made()}\n")
     markdown = TABLES.sub(lambda m: tables(*m[1].split()), markdown)
@@ -563,6 +570,11 @@ def tasks() -> str:
             f"| {kind.title()} | " + " | ".join("yes" if one else "–" for one in does) + " |"
         )
     return "\n".join(lines)
+
+
+def contract() -> str:
+    """Return the lines that every method keeps, as a list."""
+    return "\n".join(f"- {line(check)}" for check in CHECKS)
 
 
 def signature(function: Callable[..., Any]) -> str:

@@ -122,7 +122,7 @@ def test_tables_of_tasks_and_of_everything_are_made_from_the_code(hooks: Any) ->
     for method in METHODS:
         assert f"| [{method.title()}](methods/" in hooks.catalogue()
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
-    for mark in ("CATALOGUE", "METRICS", "TASKS", "LEADERBOARD"):
+    for mark in ("CATALOGUE", "METRICS", "TASKS", "LEADERBOARD", "CONTRACT"):
         assert sum(f"\n{mark}\n" in page for page in pages) == 1, mark
 
 

@@ -292,26 +292,6 @@ def test_an_installed_method_is_checked_by_its_name(command: Command) -> None:
     assert (code, "did you mean 'fedseq'" in text) == (2, True)
 
 
-def test_contributing_has_the_lines_that_are_checked() -> None:
-    text = (ROOT / "docs/how-to-add.md").read_text(encoding="utf-8")
-    listed = " ".join(text[text.index("## The contract") :].split())
-    places = [listed.index(f"- {line(one)}") for one in CHECKS]
-    assert places == sorted(places)
-    assert listed.count(" - ") == len(CHECKS), "a line that nothing checks"
-
-
-def test_contributings_example_runs_and_keeps_the_contract(folder: Path) -> None:
-    text = (ROOT / "docs/how-to-add.md").read_text(encoding="utf-8")
-    block = re.search(r"^   ```python\n(.*?)^   ```", text, re.S | re.M)
-    assert block
-    (folder / "example.py").write_text(re.sub("^   ", "", block[1], flags=re.M))
-    outside.trust("example.py:FedSeq")
-    findings = check(
-        method_named("example.py:FedSeq"), checks=[one for one in CHECKS if one is not PROCESSES]
-    )
-    assert [finding for finding in findings if not finding.holds] == []
-
-
 @pytest.mark.parametrize("name", ["HalfSeq", "Fair"])
 def test_the_guide_s_methods_run_and_keep_the_contract(name: str, folder: Path) -> None:
     text = (ROOT / "docs" / "own.md").read_text(encoding="utf-8")
