@@ -303,7 +303,7 @@ def test_a_table_with_gaps_and_categories_is_learned(tmp_path: Path) -> None:
     assert [row["prediction"] for row in predict(tmp_path / "run", rows)] == ["yes", "yes", "no"]
 
 
-@pytest.mark.filterwarnings("ignore:.*check units")
+@pytest.mark.filterwarnings("ignore:.*another unit")
 @pytest.mark.parametrize("min_active", [0, 10])
 def test_a_value_far_from_all_others_costs_little(min_active: int) -> None:
     """It moves the mean by 17 deviations of the other 599, and makes the deviation 400 of them."""

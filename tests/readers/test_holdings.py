@@ -341,7 +341,7 @@ def test_what_cannot_be_meant_is_refused(read: Callable[[], Any], line: str) -> 
     [
         (
             lambda: ekiden.federate([signals(lambda x: x.flip(1)), signals(), signals()]),
-            "channel 0 of the input of client-0 differs from other silos by",
+            "channel 0 of the input of client-0 differs from other silos (",
         ),
         (
             lambda: ekiden.federate([signals(zeroed, 0), signals(high=0), signals(high=0)]),

@@ -262,7 +262,7 @@ def test_a_column_that_one_silo_has_transformed_is_named(other: Any) -> None:
         return pandas.DataFrame(rows(N, k, age=other(age) if k == 2 else age))
 
     line = silos(held)
-    assert "column 'age' of s2 differs from other silos by" in line
+    assert "column 'age' of s2 differs from other silos (" in line
     assert line.count("differs") == 1
 
 

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,16 @@ import torch
 from torch.nn import functional as F
 
 from ekiden.care.features import has_name_of_id
-from ekiden.care.seen import ROWS_DIFFER, SeenData, chance, copied, improbable, twice
+from ekiden.care.seen import (
+    MOST_SILOS,
+    ROWS_DIFFER,
+    SeenData,
+    chance,
+    copied,
+    improbable,
+    rows_of_several,
+    twice,
+)
 from ekiden.core.base.errors import counted, listed
 from ekiden.core.tasks import Classification
 from ekiden.readers.raster import split
@@ -240,7 +249,36 @@ def bare_samples(seen: SeenData) -> Iterator[str]:
     )
 
 
+def subjects_of_several(seen: SeenData) -> Iterator[str]:
+    """Say that most subjects of a silo are at another one as well, as if each silo numbered its
+    own.
+    """
+    held: dict[str, set[int]] = {name: set() for name in seen.data.groups[:MOST_SILOS]}
+    for part in (seen.data.train, seen.data.test):
+        if part.subject is None or part.group is None:
+            return
+        for k, name in enumerate(held):
+            held[name] |= {*part.subject[part.group == k].tolist()}
+    for (one, here), (other, there) in combinations(held.items(), 2):
+        shared, least = len(here & there), min(len(here), len(there))
+        # fewer may have been treated in both
+        if shared >= 10 and shared >= least / 2:
+            yield (
+                f"{shared:,} of {least:,} subjects of {one} are also at {other}, and count as the "
+                "same: if each silo numbers its own, put its name before the number"
+            )
+            return
+
+
+def shared_rows(seen: SeenData) -> Iterator[str]:
+    """Say how many rows several natural owners have."""
+    if seen.data.groups:
+        yield from rows_of_several(seen.owned, chance(seen.data.train.x))
+
+
 RULES = (
+    shared_rows,
+    subjects_of_several,
     several_labels,
     files_of_patients,
     small_groups,

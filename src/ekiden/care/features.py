@@ -1,7 +1,7 @@
 """Rules about the columns of a table: which hardly are features, and which tell the label."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -231,53 +231,73 @@ def _pairs_alike(
         )
 
 
-def copied_labels(seen: SeenData) -> Iterator[str]:
-    """Name the features that tell the label in all training rows, or in nearly all."""
-    dataset, labels = seen.data, seen.raws[0].targets
-    x, y = dataset.train.x, dataset.train.y
-    numbers = isinstance(dataset.task, ScaledTask)
+def telling_columns(seen: SeenData) -> Iterator[str]:
+    """Name the features that tell the label, or the silo, in all training rows, or in nearly
+    all.
+    """
+    data = seen.data
+    x, y = data.train.x, data.train.y
     rows = x.ndim == 2 and x.is_floating_point() and x.nbytes <= LARGE
-    wanted = numbers or isinstance(dataset.task, Classification | MultiLabel)
     # in fewer rows, a column that equals the label may be chance
-    if not wanted or not rows or len(x) < 20:
+    if not rows or len(x) < 20:
         return
-    values = x.double().cpu().numpy()
-    names = dataset.inputs.values_named(x.shape[1])
-    lost = np.isnan(values).mean(axis=0)
-    # a column that is nearly empty has gaps that tell as little as it does
-    gaps = np.flatnonzero((lost > 0) & (lost < 0.95)).tolist()
-    told_gaps = [f"the gaps of {names[k]}" for k in gaps]
-    columns = np.nan_to_num(values, nan=np.finfo(np.float64).max).T
-    holes = np.isnan(values[:, gaps]).astype(np.float64).T
-    share_told = _share_of_numbers if numbers else _share_of_classes
-    for place, label in enumerate(y.double().cpu().numpy().reshape(len(y), -1).T):
+    columns = dict(
+        zip(data.inputs.values_named(x.shape[1]), x.double().cpu().numpy().T, strict=True)
+    )
+    labels = seen.raws[0].targets
+    if isinstance(data.task, Classification | MultiLabel | ScaledTask):
+        measure = _share_of_classes
         # with fewer different numbers to predict, many columns have the same order
-        if len(np.unique(label)) < (10 if numbers else 2):
-            continue
-        order = np.argsort(label, kind="stable")
-        shares = [share_told(column[order], label[order]) for column in columns]
-        copies = [name for name, share in zip(names, shares, strict=True) if share == 1]
-        for k, name, hole in zip(gaps, told_gaps, holes, strict=True):
-            if shares[k] < 1 and share_told(hole[order], label[order]) == 1:
-                copies.append(name)
-        near = [
-            f"{name} ({100 * share:.2f} %)"
-            for name, share in zip(names, shares, strict=True)
-            if 0 < share < 1
-        ]
-        what = f"the label {labels[place]!r}" if place < len(labels) else "the label"
-        if near:
-            yield (
-                f"{listed(near)} of {dataset.name} tells {what} in nearly all training rows: check "
-                "that it is known before the label is, or leave it out"
-            )
-        if copies:
-            drop = " with --drop-columns" if dataset.inputs.agreed else ""
-            yield (
-                f"{listed(copies)} of {dataset.name} is the same as {what}, or a one-to-one "
-                f"function of it, in all {len(x):,} training rows: a model copies it and learns "
-                f"nothing else; leave it out{drop}"
-            )
+        least = 2
+        if isinstance(data.task, ScaledTask):
+            measure, least = _share_of_numbers, 10
+        for place, label in enumerate(y.double().cpu().numpy().reshape(len(y), -1).T):
+            what = "the label"
+            if place < len(labels):
+                what = f"the label {labels[place]!r}"
+            if len(np.unique(label)) >= least:
+                yield from _telling(seen, columns, what, label, measure)
+    # a column of two values may tell two silos apart by nature
+    if len(seen.rows) > 2 and data.train.group is not None:
+        silo = data.train.group.double().cpu().numpy()
+        yield from _telling(seen, columns, "the silo", silo, _share_of_classes)
+
+
+def _telling(
+    seen: SeenData,
+    columns: Mapping[str, Numbers],
+    what: str,
+    label: Numbers,
+    share_told: Callable[[Numbers, Numbers], float],
+) -> Iterator[str]:
+    order = np.argsort(label, kind="stable")
+    copies, near = list[str](), list[str]()
+    for name, values in columns.items():
+        lost = np.isnan(values)
+        filled = np.nan_to_num(values, nan=np.finfo(np.float64).max)
+        share = share_told(filled[order], label[order])
+        if share == 1:
+            copies.append(name)
+        elif share:
+            near.append(f"{name} ({100 * share:.2f} %)")
+        # a column that is nearly empty has gaps that tell as little as it does
+        gaps = 0 < lost.mean() < 0.95 and share < 1
+        if gaps and share_told(lost[order].astype(np.float64), label[order]) == 1:
+            copies.append(f"the gaps of {name}")
+    if near:
+        yield (
+            f"{listed(near)} of {seen.data.name} tells {what} in nearly all training rows: check "
+            "that it is known before the label is, or leave it out"
+        )
+    if copies:
+        drop = ""
+        if seen.data.inputs.agreed:
+            drop = " with --drop-columns"
+        yield (
+            f"{listed(copies)} of {seen.data.name} is the same as {what}, or a one-to-one function "
+            f"of it, in all {len(label):,} training rows: a model copies it and learns nothing "
+            f"else; leave it out{drop}"
+        )
 
 
 _TELLS = 0.995
@@ -356,7 +376,7 @@ RULES = (
     ids,
     row_numbers,
     splits_and_weights,
-    copied_labels,
+    telling_columns,
     equal_columns,
     times_without_events,
     columns_named_alike,

@@ -1,9 +1,10 @@
 """What readers ask of this wing; see `ekiden.readers.inspector`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ekiden.care import copies, features, names, seen, unlike
+from ekiden.care import copies, features, names, seen, signals, silos
+from ekiden.care.comparison import compare_sums
 from ekiden.care.spelling import (
     check_classes,
     merging,
@@ -13,7 +14,6 @@ from ekiden.care.spelling import (
     shortened,
     spelled,
 )
-from ekiden.care.units import check_units, check_values, some
 from ekiden.core.base.errors import UserError, listed, tell
 from ekiden.core.data.inputs import Inputs
 from ekiden.core.data.samples import Dataset
@@ -44,30 +44,26 @@ class DataInspector(Inspector):
         self, made: Dataset, raws: Sequence[Raw], reading: Reading, *, unscaled: bool, given: bool
     ) -> None:
         found = seen.SeenData(made, raws, reading, unscaled=unscaled, given=given)
-        for rule in (*features.RULES, *names.RULES, *copies.RULES, *unlike.RULES):
-            for line in rule(found):
-                tell(line)
-        if given:
-            check_values(
-                {"the training part": made.train.x, "the test part": made.test.x}, made.inputs
-            )
-        # what silos report of tables comes later
-        if (group := made.train.group) is not None and not made.inputs.agreed:
-            rows = {name: (group == k).nonzero()[:, 0] for k, name in enumerate(made.groups)}
-            check_values(
-                {name: made.train.x[some(here)] for name, here in rows.items() if len(here)},
-                made.inputs,
-            )
+        for rule in _RULES:
+            _tell(rule(found))
 
     def sums(self, told: Sequence[ColumnSums], spelling: Spelling | None) -> list[ColumnSums]:
         if spelling is None:
-            check_units(told)
+            _tell(compare_sums(told))
             return list(told)
         told = _spelled(told, spelling)
         _compare_classes({one.silo: one.classes for one in told}, spelling)
-        check_units(told)
+        _tell(compare_sums(told))
         _compare_rows(told)
         return told
+
+
+_RULES = (*features.RULES, *names.RULES, *copies.RULES, *signals.RULES, *silos.RULES)
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        tell(line)
 
 
 def _compare_classes(classes: Mapping[str, Mapping[str, int]], spelling: Spelling) -> None:

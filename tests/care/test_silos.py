@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import ekiden
-from ekiden.data import from_tensors
 from tests.readers.told import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -53,20 +52,21 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             lambda rows: rows | {"upper": np.round(rows["upper"])},
-            "column 'upper' at client-2 has fewer decimals",
+            "column 'upper' of client-2 differs from other silos (0.0 decimals; 0.9 decimals at client",
         ),
-        (swapped, "column 'upper' and column 'lower' of client-2 seem to have changed places"),
+        (swapped, "column 'upper' of client-2 differs from other silos (mean 79.99"),
+        (swapped, "column 'lower' of client-2 differs from other silos (mean 129.9"),
         (
             lambda rows: rows | {"age": -rows["age"]},
-            "column 'age' of client-2 differs from other silos by its sign",
+            "column 'age' of client-2 differs from other silos (mean -6",
         ),
         (
             lambda rows: rows | {"age": np.log(rows["age"])},
-            "'age' of client-2 differs from other silos by a factor of",
+            "'age' of client-2 differs from other silos (mean 4",
         ),
         (
             lambda rows: rows | {"age": standard(rows["age"])},
-            "'age' has the mean 0 and the standard deviation 1 at cl",
+            "'age' of client-2 differs from other silos (mean 0.04",
         ),
         (
             lambda rows: rows | {"label": np.char.replace(rows["label"], "well", "w")},
@@ -74,7 +74,7 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             lambda rows: rows | {"sex": 1 - rows["sex"]},
-            "column 'sex' of client-2 seems to have 0 and 1 changed places",
+            "column 'sex' of client-2 seem as if they have 0 and 1 changed places",
         ),
         (
             lambda rows: rows | {"score": rows["score"] - 1},
@@ -82,7 +82,7 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             lambda rows: rows | {"upper": rows["upper"].clip(128)},
-            "of column 'upper' at client-2 (128) is one value, at",
+            "column 'upper' of client-2 differs from other silos (49% are 128; ",
         ),
     ],
 )
@@ -98,18 +98,19 @@ def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(
 def test_a_column_that_names_the_silo_and_events_that_mean_none_are_named() -> None:
     rng = np.random.default_rng(0)
     silos: list[Any] = [table(k) | {"site": [f"s{k}"] * 120} for k in range(3)]
-    assert "column 'site' has one value at each silo, and at each another" in said(
-        lambda: ekiden.federate(silos)
+    assert (
+        "column 'site' of own data is the same as the silo, or a one-to-one function of it, in all"
+        in said(lambda: ekiden.federate(silos))
     )
     for k, silo in enumerate(silos):
         del silo["label"], silo["site"]
         silo |= {"p": (rng.random(120) < 0.15) ^ (k == 1), "q": rng.random(120) < 0.4}
     found = said(lambda: ekiden.federate(silos, label_column=["p", "q"]))
-    assert "the label 'p' of client-1 seems to be inverted" in found
+    assert "labels 'p' of client-1 seem as if they are inverted" in found
     for k, silo in enumerate(silos):
         silo |= {"days": rng.exponential(9, 120) + 0.1, "died": (rng.random(120) < 0.15) ^ (k == 1)}
     found = said(lambda: ekiden.federate(silos, task="survival", label_column=["days", "died"]))
-    assert "events of client-1 seem to mean that there was none" in found
+    assert "events of client-1 seem as if they mean that there was none" in found
 
 
 def test_numbers_of_three_digits_are_not_called_rounded() -> None:
@@ -131,7 +132,7 @@ def test_embeddings_of_another_model_are_named() -> None:
         for y in [np.arange(40) % 2]
     ]
     silos: list[Any] = [(np.float32(x), y) for x, y in parts]
-    assert "values of client-2 lie elsewhere than those of all other silos" in said(
+    assert "the direction of the input of client-2 differs from other silos (" in said(
         lambda: ekiden.federate(silos)
     )
 
@@ -179,46 +180,13 @@ def test_a_silo_whose_pictures_are_turned_or_of_other_colours_is_named(
     assert f"images of client-0 or client-1 seem as if they {line}" in two if line else not two
 
 
-def waves(seed: int, n: int = 40) -> Any:
-    rng = np.random.default_rng(seed)
-    phase, speed = rng.uniform(0, 6, (n, 2, 1)), rng.uniform(0.08, 0.12, (n, 2, 1))
-    return np.float32(np.sin(phase + speed * np.arange(100)) + rng.normal(0, 0.1, (n, 2, 100)))
-
-
-def marked(x: Any) -> Any:
-    x[3:9, 1, 20:25] = -32768 / 200
-    return x
-
-
-def windows(x: Any) -> Any:
-    long = x.transpose(1, 0, 2).reshape(2, -1)
-    return np.stack([long[:, 50 * k : 50 * k + 100] for k in range(40)])
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (lambda x: x, ""),
-        (
-            lambda x: x.clip(-0.5, 0.5),
-            "are at the end of their range (0.5 in channel 0, -0.5 in channel 0",
-        ),
-        (marked, "have values far from all others (-163.8 in channel 1)"),
-        (windows, "overlap with those that follow them, so parts of the test are in training"),
-    ],
-)
-def test_clipped_marked_and_overlapping_signals_are_named(change: Change, line: str) -> None:
-    found = said(lambda: from_tensors((change(waves(0)), np.arange(40) % 2)))
-    assert line in found if line else not found
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
         (lambda rows: rows, ""),
         (
             lambda rows: rows | {"pain": 6 - rows["pain"]},
-            "'pain' of client-2 seems to count the other way round, 1 to",
+            "'pain' of client-2 seem as if they count the other way round, 1 to 5",
         ),
         (
             lambda rows: rows | {"label": np.roll(rows["label"], 1)},
@@ -261,12 +229,11 @@ def waves_unseen(seed: int, rate: float = 1.0, sign: int = 1) -> Any:
     [
         (
             waves_unseen(2, rate=0.5),
-            "signals of c change .* times as fast or as slowly as at other silos: bring all to one "
-            "sam",
+            "the rate of signals of c differs from other silos .*: bring all to one sampling rate",
         ),
         (
             waves_unseen(2, sign=-1),
-            "signals of c seem as if they are upside down, compared with other silos",
+            "signals of c seem as if they are upside down in channel 0, compared with other silos",
         ),
     ],
 )
@@ -281,4 +248,7 @@ def test_masks_of_one_silo_with_two_classes_changed_places_are_named() -> None:
     assert "changed places" not in said(lambda: ekiden.federate(silos, task="segmentation"))
     silos["b"] = (silos["b"][0], 1 - silos["b"][1])
     line = said(lambda: ekiden.federate(silos, task="segmentation"))
-    assert "masks of b seem to have '0' and '1' changed places, compared with other silos" in line
+    assert (
+        "masks of b seem as if they have '0' and '1' changed places, compared with other silos"
+        in line
+    )

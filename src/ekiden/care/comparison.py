@@ -1,0 +1,245 @@
+"""Name silos that differ from the others, by what all of them tell, or hold, of each column."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import floor, inf
+
+import numpy as np
+from torch import Tensor
+
+from ekiden.care.spelling import nothing_in_common, shortened
+from ekiden.core.base.errors import listed
+from ekiden.readers.kinds.tables import Numbers
+from ekiden.readers.moments import ColumnMoments, ColumnSums, target
+
+_LEAST_FLAT = 20
+"""values from which nearly one value means something: a silo hides up to 9 others"""
+
+
+def differing(
+    what: str, silos: Sequence[str], distances: Numbers, least: float, shown: Sequence[str]
+) -> Iterator[str]:
+    """Yield a line for each silo that lies apart from most.
+
+    Silos are joined in the order of their distances, until all that is left is at least so far
+    away, and twice as far as silos are that were joined. So silos that differ step by step, small
+    and large ones, rich and poor, are one group. What is not in the largest group lies apart.
+
+    Args:
+        what: is compared.
+        silos: names of the K silos.
+        distances: between them, (K, K).
+        least: a distance that silos seldom have by nature.
+        shown: what each silo has, in words.
+    """
+    odd = _apart(distances, least)
+    if not odd:
+        return
+    if len(odd) == len(silos):
+        # of two equal groups it is open which one is wrong
+        each = listed(f"{silo} ({text})" for silo, text in zip(silos, shown, strict=True))
+        yield f"{what} differs between silos: {each}"
+        return
+    usual = next(k for k in range(len(silos)) if k not in odd)
+    for k in odd:
+        yield (
+            f"{what} of {silos[k]} differs from other silos ({shown[k]}; {shown[usual]} at "
+            f"{silos[usual]})"
+        )
+
+
+def _apart(distances: Numbers, least: float) -> list[int]:
+    """Return which silos are not in the largest group; all of them if two groups are the
+    largest.
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    if len(distances) < 2:
+        return []
+    # farther makes no difference, and infinity cannot be linked
+    links = linkage(squareform(distances.clip(max=1e9), checks=False), "single")
+    for inner, outer in pairwise([0.0, *links[:, 2]]):
+        if outer < max(least, 2 * inner):
+            continue
+        groups = fcluster(links, inner, "distance")
+        sizes = np.bincount(groups)
+        # without a majority, silos differ by nature
+        if 2 * sizes.max() >= len(groups):
+            alone = (sizes == sizes.max()).sum() == 1
+            return [k for k, group in enumerate(groups) if not alone or group != sizes.argmax()]
+    return []
+
+
+def compare_sums(told: Sequence[ColumnSums]) -> Iterator[str]:
+    """Name silos in which a column or target lies elsewhere than at the others, does not vary, or
+    is empty.
+    """
+    if len(told) < 2:
+        return
+    check = "is it another unit, device or code? Bring all to one"
+    yield from with_check(_other_units(told), check)
+    flat = (*_flat_numbers(told), *_flat_categories(told))
+    yield from with_check(flat, "check how it was filled in there")
+    check = "check whether it was filled in there, or leave it out with --drop-columns"
+    yield from with_check(_empty(told), check)
+    strange = list[str]()
+    for column in told[0].categories:
+        each = {one.silo: {c: n for c, n in one.categories[column].items() if c} for one in told}
+        what = f"category of column {column!r}"
+        strange += [nothing_in_common(each, what), shortened(each)]
+    yield from with_check(filter(None, strange), "check that categories mean the same everywhere")
+
+
+def sums_of_arrays(parts: Mapping[str, Tensor]) -> list[ColumnSums]:
+    """Return the moments of each channel of parts (n, C, ...), or of all values (n, d)."""
+    found = list[ColumnSums]()
+    for name, part in parts.items():
+        # some hundred samples, from all over a part, tell enough
+        x = part[:: max(1, len(part) // 200)].double().cpu().numpy()
+        columns = {"the input": x}
+        # a signal of more channels is an embedding of many places
+        if x.ndim > 2 and 1 < x.shape[1] <= 32:
+            columns = {f"channel {k} of the input": x[:, k] for k in range(x.shape[1])}
+        moments = {
+            what: ColumnMoments.of(values[~np.isnan(values)], what)
+            for what, values in columns.items()
+        }
+        found.append(ColumnSums(moments, {}, {}, silo=name))
+    return found
+
+
+def with_check(lines: Iterable[str], check: str) -> Iterator[str]:
+    """Yield lines as one, with what to check; nothing if there are none."""
+    if found := list(lines):
+        yield f"{listed(found, sign='; ')}: {check}"
+
+
+def _shown(name: str, told: ColumnSums) -> str:
+    """Return a column or target as messages name it."""
+    if name in told.missing:
+        return f"column {name!r}"
+    plain = name.removeprefix(target(""))
+    if plain == name:
+        return name
+    return f"target {plain!r}"
+
+
+def _other_units(told: Sequence[ColumnSums]) -> Iterator[str]:
+    """Yield a line for each column of a silo that has another mean and spread, or other codes."""
+    for column in told[0].moments:
+        # moments of fewer values are off by chance, and one value has no spread
+        each = {
+            one.silo: one.moments[column]
+            for one in told
+            if one.moments[column].count >= 10 and one.moments[column].deviation
+        }
+        moments = list(each.values())
+        codes = [_code(one) for one in moments]
+        shown = [f"mean {one.mean:.4g} ± {one.deviation:.3g}" for one in moments]
+        distances = _distances(moments)
+        if None not in codes:
+            low = np.array(codes, dtype=np.float64)
+            # how many have which of two values, silos decide; not which values these are
+            distances = np.where(low[:, None] == low, 0.0, inf)
+            shown = [f"{one} or {one + 1}" for one in map(int, low)]
+        # one is reached by four deviations between means, or by one 15 times the other
+        yield from differing(_shown(column, told[0]), list(each), distances, 1.0, shown)
+
+
+def _distances(told: Sequence[ColumnMoments]) -> Numbers:
+    """Return how far apart normal distributions with such moments are, (K, K).
+
+    It is Bhattacharyya's distance, in which means count half: silos differ by them first.
+    """
+    mean = np.array([one.mean for one in told])
+    deviation = np.array([one.deviation for one in told])
+    variances = deviation[:, None] ** 2 + deviation**2
+    far = (mean[:, None] - mean) ** 2 / (8 * variances)
+    wide = np.log(variances / (2 * deviation[:, None] * deviation)) / 2
+    return np.asarray(far + wide)
+
+
+def _code(told: ColumnMoments) -> int | None:
+    """Return the lower of the two values if all are two whole numbers that are next to each other,
+    otherwise None.
+
+    The variance of values between two such numbers is largest if they are these numbers.
+    """
+    low = floor(told.mean)
+    share = told.mean - low
+    if share and abs(told.squares / told.count - share * (1 - share)) < 1e-9:
+        return low
+    return None
+
+
+def _flat_numbers(told: Sequence[ColumnSums]) -> Iterator[str]:
+    """Yield a line for each column that has one value at some silos, and several at others."""
+    for column in told[0].moments:
+        each = {one.silo: one.moments[column] for one in told}
+        varied = [moments for moments in each.values() if moments.deviation]
+        usual = ColumnMoments.together(varied)
+        flat = {
+            silo: f"{moments.mean:.4g}"
+            for silo, moments in each.items()
+            if moments.count >= _LEAST_FLAT
+            and not moments.deviation
+            and not _rarely_else(moments, usual)
+        }
+        yield from _flat(_shown(column, told[0]), flat, len(varied))
+
+
+def _flat_categories(told: Sequence[ColumnSums]) -> Iterator[str]:
+    """Yield a line for each column that has one category at some silos, and several at others."""
+    for column in told[0].categories:
+        flat = dict[str, str]()
+        varied = 0
+        for one in told:
+            names = {name: n for name, n in one.categories[column].items() if name}
+            varied += len(names) > 1
+            # categories of few rows are not reported
+            if len(names) == 1 and sum(names.values()) >= max(_LEAST_FLAT, one.least_rows):
+                flat[one.silo] = repr(next(iter(names)))
+        yield from _flat(f"column {column!r}", flat, varied)
+
+
+def _flat(column: str, flat: Mapping[str, str], varied: int) -> Iterator[str]:
+    """Yield a line if a column has nearly one value at fewer silos (`flat`, with the value) than it
+    varies at.
+
+    Several silos with several values are such by nature, as schools for boys and for girls.
+    """
+    by_nature = len(flat) > 2 and len({*flat.values()}) > 1
+    if flat and len(flat) <= varied and not by_nature:
+        shown = listed(f"{silo} ({value})" for silo, value in flat.items())
+        yield f"{column} hardly varies at {shown}, but does at other silos"
+
+
+def _rarely_else(flat: ColumnMoments, others: ColumnMoments) -> bool:
+    """Return whether a silo may have one value because the column nearly always has it, such as a
+    rare count.
+
+    By the inequality of Cauchy and Schwarz, at least this share of the others' values is not the
+    silo's. If they differ on one side only, few of that share would be expected at the silo, and a
+    silo tells no few.
+    """
+    apart = others.count * (others.mean - flat.mean) ** 2
+    if not apart:
+        return False
+    share = apart / (apart + others.squares)
+    # a mean is off by two standard errors by chance
+    one_sided = share * others.count >= 4
+    return one_sided and share < 0.5 and share * flat.count < 20
+
+
+def _empty(told: Sequence[ColumnSums]) -> Iterator[str]:
+    """Yield a line for each column that has values at some silos, but not at all of them."""
+    columns = {
+        name: [one.silo for one in told if not one.moments[name].count and one.missing[name]]
+        for name in told[0].missing
+    }
+    for name in told[0].categories:
+        columns[name] = [one.silo for one in told if {*one.categories[name]} == {""}]
+    for name, empty in columns.items():
+        if 0 < len(empty) < len(told):
+            yield f"column {name!r} has no values, or too few, at {listed(empty)}"

@@ -1,0 +1,475 @@
+"""Doubts about natural owners: what they lack, or hold the other way round.
+
+All samples are here, so nothing has to be told. Between machines silos tell no sums from which most
+of this could be seen.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ekiden.care.comparison import compare_sums, differing, sums_of_arrays, with_check
+from ekiden.care.seen import LOOKED_AT, ROWS, SeenData
+from ekiden.care.signals import are_signals
+from ekiden.care.spelling import numbered_from_two
+from ekiden.core.base.errors import listed
+from ekiden.core.data.samples import ClientData, Samples, Subset
+from ekiden.core.models.images import SHORTEST
+from ekiden.core.tasks import Classification, MultiLabel, Segmentation, Survival
+from ekiden.readers.kinds import Inputs, Table
+from ekiden.readers.kinds.tables import Numbers
+from ekiden.readers.moments import ColumnSums, told_by
+
+_MOST_CLASSES = 20
+_MOST_VALUES = 512
+"""of a sample from which labels are foretold"""
+_SIDE = 8
+"""pixels of a mean picture"""
+
+_Change: TypeAlias = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+"""what is compared of a summary, and what would undo a change of it"""
+
+
+def _as_it_is(summary: Tensor) -> Tensor:
+    return summary
+
+
+def _colours(picture: Tensor) -> Tensor:
+    return picture[:1] - picture[-1:]
+
+
+def _shape(picture: Tensor) -> Tensor:
+    return picture - picture.mean((1, 2), keepdim=True)
+
+
+_CHANGES_OF_PICTURES: Mapping[str, _Change] = {
+    "are negatives": (_as_it_is, lambda m: 255 - m),
+    "have red and blue changed places": (_colours, lambda m: m.flip(0)),
+    "are upside down": (_shape, lambda m: m.flip(1)),
+    "are mirrored": (_shape, lambda m: m.flip(2)),
+    "are turned by 90 degrees": (_shape, lambda m: m.rot90(1, (1, 2))),
+    "are turned by -90 degrees": (_shape, lambda m: m.rot90(-1, (1, 2))),
+}
+"""of mean pictures (C, H, W)"""
+
+
+def _compared(silos: Sequence[str]) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each silo, the others, and the silo in words; of two it is open which one is wrong."""
+    if len(silos) == 2:
+        yield silos[0], [silos[1]], " or ".join(silos)
+    if len(silos) > 2:
+        for name in silos:
+            yield name, [n for n in silos if n != name], name
+
+
+def changed(seen: SeenData) -> Iterator[str]:
+    """Name silos that hold something the other way round: a summary is far from that of the others,
+    and near it if a change is undone.
+    """
+    for what, silos, changes, least in (
+        *_mean_pictures(seen),
+        *_skewness(seen),
+        *_shares_of_labels(seen),
+        *_shares_of_columns(seen),
+    ):
+        for name, others, shown in _compared([*silos]):
+            usual = torch.stack([silos[n] for n in others]).mean(0)
+            for words, (view, undo) in changes.items():
+                alike = [view(silos[n]) for n in others]
+                alike.append(view(undo(silos[name])))
+                apart = _distance(view(silos[name]), view(usual))
+                # three times as far as the others are, and as it would be if it was undone
+                if apart >= max(least, 3 * max(_distance(one, view(usual)) for one in alike)):
+                    yield (
+                        f"{what} of {shown} seem as if they {words}, compared with other silos: "
+                        "check how they were made"
+                    )
+                    break
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().mean())
+
+
+_Summaries: TypeAlias = Iterator[tuple[str, dict[str, Tensor], Mapping[str, _Change], float]]
+"""what is summarised, the summary of each silo, what may have changed it, and a distance that means
+something
+"""
+
+
+def _mean_pictures(seen: SeenData) -> _Summaries:
+    x = seen.data.train.x
+    if x.ndim == 4 and x.dtype == torch.uint8:
+        means = {
+            name: F.adaptive_avg_pool2d(x[at].double(), _SIDE).mean(0).cpu()
+            for name, at in seen.compared.items()
+        }
+        # six grey levels are seen
+        yield "images", means, _CHANGES_OF_PICTURES, 6.0
+
+
+def _skewness(seen: SeenData) -> _Summaries:
+    """Yield the mean skewness of each channel of signals."""
+    x = seen.data.train.x
+    if not are_signals(x):
+        return
+    skewed = dict[str, Tensor]()
+    for name, at in seen.compared.items():
+        signals = x[at].double().cpu()
+        signals = signals - signals.mean(2, keepdim=True)
+        deviation = signals.square().mean(2).sqrt().clamp(min=1e-12)
+        skewed[name] = (signals.pow(3).mean(2) / deviation**3).mean(0)
+    for channel in range(x.shape[1]):
+        each = {name: skew[channel : channel + 1] for name, skew in skewed.items()}
+        words = f"are upside down in channel {channel}"
+        # signals with an upper and a lower side have a skewness of 0.5 or more
+        yield "signals", each, {words: (_as_it_is, torch.neg)}, 1.0
+
+
+def _shares_of_labels(seen: SeenData) -> _Summaries:
+    data, rows = seen.data, seen.compared
+    y = {name: data.train.y[at].cpu() for name, at in rows.items()}
+    if isinstance(data.task, Segmentation):
+        for a, b in combinations(range(len(data.classes)), 2):
+            words = f"have {data.classes[a]!r} and {data.classes[b]!r} changed places"
+            yield _reversed_shares("masks", y, [a, b], words)
+    if isinstance(data.task, Survival):
+        events = {name: each[:, 1] for name, each in y.items()}
+        yield _reversed_shares("events", events, [0, 1], "mean that there was none")
+    # of two silos it is open which one is inverted
+    if isinstance(data.task, MultiLabel) and len(rows) > 2:
+        for k, label in enumerate(data.classes):
+            own = {name: each[:, k] for name, each in y.items()}
+            yield _reversed_shares(f"labels {label!r}", own, [0, 1], "are inverted")
+
+
+def _shares_of_columns(seen: SeenData) -> _Summaries:
+    if len(seen.compared) < 3:
+        return
+    for column, each in _columns(seen):
+        values = np.unique(np.concatenate([*each.values()])).tolist()
+        if not 2 <= len(values) <= _MOST_CLASSES:
+            continue
+        words = f"count the other way round, {values[0]:g} to {values[-1]:g}"
+        if len(values) == 2:
+            words = f"have {values[0]:g} and {values[1]:g} changed places"
+        tensors = {name: torch.from_numpy(own) for name, own in each.items()}
+        yield _reversed_shares(f"values of column {column!r}", tensors, values, words)
+
+
+def _reversed_shares(
+    what: str, silos: Mapping[str, Tensor], values: Sequence[float], words: str
+) -> tuple[str, dict[str, Tensor], Mapping[str, _Change], float]:
+    """Return the shares (k,) of values in each silo, which may have been reversed."""
+    shares = dict[str, Tensor]()
+    for name, own in silos.items():
+        counts = torch.stack([(own == value).sum() for value in values]).double()
+        shares[name] = counts / counts.sum().clamp(min=1)
+    # nearly half of all values would have to change
+    return what, shares, {words: (_as_it_is, lambda m: m.flip(0))}, 0.9 / len(values)
+
+
+def swapped_labels(seen: SeenData) -> Iterator[str]:
+    """Name two classes that a linear model of other silos tells apart, but at a silo not, or the
+    other way round.
+    """
+    data = seen.data
+    parts = _labelled_parts(seen)
+    several = 2 <= len(data.classes) <= _MOST_CLASSES
+    if not isinstance(data.task, Classification) or not several or not parts:
+        return
+    values = {name: _values(part.x[at], data.inputs) for name, (part, at) in parts.items()}
+    known = {name: v for name, v in values.items() if v is not None}
+    if len(known) < len(parts):
+        return
+    x = _standardised(known)
+    y = {name: part.y[at].cpu() for name, (part, at) in parts.items()}
+    squares = {name: v.T @ v for name, v in x.items()}
+    products = {name: v.T @ F.one_hot(y[name], len(data.classes)).double() for name, v in x.items()}
+    rows = sum(map(len, x.values()))
+    for name, others, shown in _compared([*parts]):
+        # a little of the identity, so that columns that depend on each other have a solution
+        ridge = 1e-3 * rows * torch.eye(x[name].shape[1], dtype=torch.float64)
+        whole = torch.stack([squares[n] for n in others]).sum(0) + ridge
+        weights = torch.linalg.solve(whole, torch.stack([products[n] for n in others]).sum(0))
+        scores = {n: (x[n] @ weights, y[n]) for n in parts}
+        there = torch.cat([x[n] for n in others]) @ weights, torch.cat([y[n] for n in others])
+        swapped, lost = list[str](), list[str]()
+        for a, b in combinations(range(len(data.classes)), 2):
+            pair = f"{data.classes[a]!r} and {data.classes[b]!r}"
+            usual, _ = _deviations_apart(*there, a, b)
+            apart, error = _deviations_apart(*scores[name], a, b)
+            # five standard errors are not chance
+            sure = 5 * error
+            # half as far apart as elsewhere, with the other sign
+            if apart < -usual / 2 < 0 and apart < -sure:
+                swapped.append(pair)
+            elif data.inputs.agreed and len(others) > 1 and abs(apart) <= 0.2 * usual:
+                least = min(_deviations_apart(*scores[n], a, b)[0] for n in others)
+                # a deviation at each other silo tells them apart for certain
+                if 0 < sure <= least and least >= 1:
+                    lost.append(pair)
+        if swapped:
+            yield (
+                f"what tells {listed(swapped)} apart elsewhere tells them the other way round at "
+                f"{shown}: check that labels were not swapped"
+            )
+        if lost:
+            yield (
+                f"what tells {listed(lost)} apart at all other silos tells nothing at {shown}: "
+                "check that labels are in the rows that they belong to, as after a join"
+            )
+
+
+def _labelled_parts(seen: SeenData) -> dict[str, tuple[Samples, Tensor]]:
+    """Return the silos to compare, or a given test part and training, with the rows to look at."""
+    data = seen.data
+    if seen.compared:
+        return {name: (data.train, at) for name, at in seen.compared.items()}
+    if not seen.given or min(len(data.train), len(data.test)) < ROWS:
+        return {}
+    both = {"the training part": data.train, "the test part": data.test}
+    return {n: (part, torch.arange(len(part))[: LOOKED_AT // 2]) for n, part in both.items()}
+
+
+def _standardised(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return vectors (n, d) with mean 0 and deviation 1 over all parts, and a 1 behind them."""
+    x = {name: F.pad(v, (0, 1), value=1.0) for name, v in values.items()}
+    whole = torch.cat([*x.values()])
+    mean, std = whole.mean(0), whole.std(0)
+    mean[-1], std[std == 0] = 0.0, 1.0
+    return {name: (v - mean) / std for name, v in x.items()}
+
+
+def _deviations_apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
+    """Return how many deviations scores (n, K) put samples of two classes apart, and the standard
+    error of that.
+    """
+    margin = scores[:, a] - scores[:, b]
+    one, other = margin[y == a], margin[y == b]
+    if min(len(one), len(other)) < ROWS / 2:
+        return 0.0, 0.0
+    spread = float(((one.var() + other.var()) / 2).sqrt()) or 1e-12
+    return float(one.mean() - other.mean()) / spread, (1 / len(one) + 1 / len(other)) ** 0.5
+
+
+def _values(x: Tensor, inputs: Inputs) -> Tensor | None:
+    """Return samples as vectors (n, d) float64 from which labels may be foretold; None for other
+    kinds.
+    """
+    x = x.cpu()
+    if x.ndim == 4 and x.dtype == torch.uint8:
+        return F.adaptive_avg_pool2d(x.double(), _SIDE).flatten(1)
+    if x.dtype == torch.int64 and x.ndim == 2:
+        words = torch.zeros(len(x), _MOST_VALUES, dtype=torch.float64)
+        return words.scatter_(1, x % _MOST_VALUES, 1.0)
+    if x.ndim != 2 or x.shape[1] > _MOST_VALUES:
+        return None
+    numbers, table = x.double(), Table.of(inputs)
+    parts = [
+        torch.where(numbers.isnan(), numbers.nanmean(0), numbers)[:, : len(table.numeric) or None]
+    ]
+    for k, known in enumerate(table.vocabularies, len(table.numeric)):
+        if len(known) < _MOST_CLASSES:
+            parts.append(F.one_hot(x[:, k].long(), len(known) + 1).double())
+    return torch.cat(parts, 1).nan_to_num()
+
+
+def other_units(seen: SeenData) -> Iterator[str]:
+    """Name silos, or a given test part, whose values are in another unit.
+
+    Of tables silos tell sums later.
+    """
+    data = seen.data
+    parts = {"the training part": data.train, "the test part": data.test}
+    table = Table.of(data.inputs)
+    if seen.given and data.inputs.agreed:
+        # codes of categories lie behind the gaps of scaled numbers
+        if table.scale:
+            table = replace(table, categorical=(), vocabularies=())
+        whole = replace(data, inputs=table, least=1)
+        told = list[ColumnSums]()
+        for name, part in parts.items():
+            rows = Subset(part, torch.arange(len(part)))
+            told.append(told_by(ClientData(name, rows, rows, rows), whole))
+        yield from compare_sums(told)
+    x = data.train.x
+    if data.inputs.agreed or not (x.is_floating_point() or x.dtype == torch.uint8):
+        return
+    if seen.given:
+        yield from compare_sums(sums_of_arrays({name: part.x for name, part in parts.items()}))
+    yield from compare_sums(sums_of_arrays({name: x[at] for name, at in seen.rows.items()}))
+
+
+def _columns(seen: SeenData) -> Iterator[tuple[str, dict[str, Numbers]]]:
+    """Yield the unscaled columns of numbers, each with the values (n,) that silos with enough rows
+    have.
+    """
+    table = Table.of(seen.data.inputs)
+    if table.scale or not seen.compared:
+        return
+    for k, column in enumerate(table.numeric):
+        each = {name: seen.data.train.x[at, k].cpu().numpy() for name, at in seen.compared.items()}
+        yield column, {name: v[~np.isnan(v)] for name, v in each.items()}
+
+
+def rounded_columns(seen: SeenData) -> Iterator[str]:
+    """Name silos whose numbers have fewer or more decimals, as well as digits: measured to three
+    digits, 0.0987 has one decimal more than 0.123 by nature.
+    """
+    lines = list[str]()
+    for column, each in _columns(seen):
+        # of fewer different numbers, all may be whole by chance
+        if min(len(np.unique(values)) for values in each.values()) < 3:
+            continue
+        decimals = np.array([_decimals(values).mean() for values in each.values()])
+        before = [np.floor(np.log10(np.abs(values).clip(min=1))).mean() for values in each.values()]
+        distances = np.minimum(_steps(decimals), _steps(decimals + np.array(before)))
+        shown = [f"{one:.1f} decimals" for one in decimals]
+        # one decimal less, and a tenth of numbers end in 0 by chance, or 0.25 and 0.5 are common
+        lines += differing(f"column {column!r}", [*each], distances, 0.7, shown)
+    yield from with_check(lines, "check that nothing was rounded")
+
+
+def _decimals(values: Numbers) -> Numbers:
+    """Return how many decimals numbers have, up to six."""
+    found = np.zeros(len(values))
+    for decimals in range(6):
+        found += ~np.isclose(values.round(decimals), values, rtol=1e-9, atol=1e-12)
+    return found
+
+
+def _steps(values: Numbers) -> Numbers:
+    return np.asarray(np.abs(values[:, None] - values))
+
+
+def cut_columns(seen: SeenData) -> Iterator[str]:
+    """Name silos of which many values are equal, at one end of the range."""
+    lines = list[str]()
+    for column, each in _columns(seen):
+        counts = {name: np.unique(v, return_counts=True) for name, v in each.items()}
+        # of fewer different values, each has a large share
+        if min(len(values) for values, _ in counts.values()) < ROWS:
+            continue
+        for end in (0, -1):
+            shares = np.array([n[end] / n.sum() for _, n in counts.values()])
+            few = np.array([n[end] < ROWS / 2 for _, n in counts.values()])
+            # a few equal ones are chance
+            shares[few | (shares < 0.1)] = 0.0
+            shown = [
+                f"{share:.0%} are {values[end]:g}"
+                for share, (values, _) in zip(shares, counts.values(), strict=True)
+            ]
+            # ten times as many, beyond half a percent: a limit that only one silo has
+            distances = _steps(np.log(shares + 0.005))
+            lines += differing(f"column {column!r}", [*each], distances, np.log(10), shown)
+    yield from with_check(lines, "check for a limit of detection, or clipping")
+
+
+def shifted_codes(seen: SeenData) -> Iterator[str]:
+    """Name columns of a few whole numbers that silos count from 0 and from 1."""
+    found = list[str]()
+    for column, each in _columns(seen):
+        values = {name: np.unique(v) for name, v in each.items()}
+        if all(0 < len(v) <= _MOST_CLASSES and (v == v.round()).all() for v in values.values()):
+            whole = {name: {str(int(one)) for one in v} for name, v in values.items()}
+            found.append(numbered_from_two(whole, f"column {column!r} is"))
+    yield from with_check(filter(None, found), "use the same codes at all silos")
+
+
+def other_rates(seen: SeenData) -> Iterator[str]:
+    """Name silos whose signals change more slowly or faster than others', in each class that others
+    have.
+    """
+    data = seen.data
+    if not are_signals(data.train.x):
+        return
+    kinds = range(len(data.classes) if isinstance(data.task, Classification) else 1)
+    rates = np.full((len(seen.compared), len(kinds)), np.nan)
+    for k, at in enumerate(seen.compared.values()):
+        y = data.train.y[at] if len(kinds) > 1 else torch.zeros(len(at))
+        for kind in kinds:
+            own = at[y == kind]
+            if len(own) >= ROWS / 2:
+                rates[k, kind] = _frequency(data.train.x[own])
+    steps = np.abs(rates[:, None] - rates)
+    distances = np.where(np.isnan(steps), np.inf, steps).min(axis=2)
+    # silos without a class in common are not compared
+    distances[np.isinf(distances)] = 0.0
+    cycles = np.exp(np.where(np.isnan(rates), 0.0, rates).max(axis=1))
+    shown = [f"up to {one:.2g} cycles" for one in cycles]
+    # a factor of 1.4
+    lines = differing("the rate of signals", [*seen.compared], distances, 0.33, shown)
+    yield from with_check(lines, "bring all to one sampling rate, if theirs differ")
+
+
+def _frequency(x: Tensor) -> float:
+    """Return the logarithm of the median frequency of signals (n, C, T)."""
+    x = x.double().cpu()
+    power = torch.fft.rfft(x - x.mean(2, keepdim=True)).abs().square().sum(1)
+    below = power.cumsum(1) / power.sum(1, keepdim=True).clamp(min=1e-300)
+    at = (below < 0.5).sum(1).clamp(1, power.shape[1] - 1)[:, None]
+    before, here = below.gather(1, at - 1), below.gather(1, at)
+    return float(
+        (at - (here - 0.5) / (here - before).clamp(min=1e-12)).clamp(min=0.1).log().median()
+    )
+
+
+def foreign_embeddings(seen: SeenData) -> Iterator[str]:
+    """Name silos whose embeddings point elsewhere than those of all others, as those of another
+    model do.
+    """
+    rows, x = seen.compared, seen.data.train.x
+    vectors = x.ndim == 2 and x.is_floating_point() and x.shape[1] >= SHORTEST
+    if len(rows) < 3 or not vectors or Table.of(seen.data.inputs).numeric:
+        return
+    means = torch.stack([F.normalize(x[at].double().mean(0), dim=0) for at in rows.values()])
+    cosines = (means @ means.T).cpu().numpy().clip(-1, 1)
+    shown = [f"{one:.2f} of the direction of all" for one in cosines.mean(axis=1)]
+    # means of one model's embeddings have a cosine of 0.7 or more
+    lines = differing("the direction of the input", [*rows], 1 - cosines, 0.65, shown)
+    yield from with_check(lines, "check that one model made all of them")
+
+
+def absent_labels(seen: SeenData) -> Iterator[str]:
+    """Name labels, and classes of pixels, that no sample of a silo has, as if nobody had looked for
+    them there.
+    """
+    data = seen.data
+    if not seen.rows or not isinstance(data.task, MultiLabel | Segmentation):
+        return
+    y, found = data.train.y, list[str]()
+    for k, name in enumerate(data.classes):
+        has = (y == k).flatten(1).any(1)
+        if y.ndim == 2:
+            has = y[:, k] > 0.5
+        rare = has.double().mean()
+        # a silo that should have five has none by chance in one of 150 cases
+        silos = [s for s, at in seen.rows.items() if not has[at].any() and len(at) * rare >= 5]
+        if silos:
+            found.append(f"{name!r} (at {listed(silos)})")
+    if found:
+        yield (
+            f"no training sample has the label {listed(found, sign='; ')}, and many at other silos "
+            "have: check that it was looked for there"
+        )
+
+
+RULES = (
+    other_units,
+    absent_labels,
+    swapped_labels,
+    changed,
+    rounded_columns,
+    cut_columns,
+    shifted_codes,
+    other_rates,
+    foreign_embeddings,
+)
+"""each yields a line for what it finds"""
