@@ -96,15 +96,21 @@ DEFENCES = {
     ),
     "few numbers about few samples": (
         f"{FLOWER}/silo/tasks.py",
-        "if least and (numbers :=",
-        "if False and (numbers :=",
+        "if not least or not numbers:",
+        "if numbers:",
         f"{HARNESS}::test_mixtures_show_one_sample_in_k_at_most",
     ),
     "few numbers in all rounds together": (
-        f"{FLOWER}/silo/participation.py",
-        "(found := sum(told.values())) > most",
-        "(found := numbers) > most",
+        f"{FLOWER}/silo/told.py",
+        "told = sum(map(int, tasks.values()))",
+        "told = numbers",
         f"{HARNESS}::test_moments_of_layers_show_one_sample_in_k_at_most",
+    ),
+    "few numbers in all runs together": (
+        f"{FLOWER}/silo/tasks.py",
+        'f"numbers about {part.digest.hex()[:32]}"',
+        'f"numbers about {self.run.terms.run}"',
+        f"{HARNESS}::test_several_runs_show_one_sample_in_k_at_most_together",
     ),
     "nobody chooses the model": (
         f"{FLOWER}/silo/tasks.py",

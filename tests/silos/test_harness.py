@@ -323,16 +323,17 @@ def attack(
     model: str = "mlp",
     data: str = "digits",
     more: str = "",
+    run: str = "run",
 ) -> Spoils:
     """Return what is read of one silo's samples in a run of a method."""
     limits = f'[limits]\nlevel = "{level}"\n{SMALL}{more}'
     files = [silo_file(folder, name, limits, trusting=False) for name in NAMES]
     nodes = Together(files, method, data)
     try:
-        far(method, nodes, folder / "run", model=model, training=GIVEN)
+        far(method, nodes, folder / run, model=model, training=GIVEN)
     except (UserError, ClientMissing) as error:  # a crafted model may also make numbers infinite
         if "leave out model" in str(error):
-            return attack(method, level, folder, "auto", data, more)
+            return attack(method, level, folder, "auto", data, more, run)
         nodes.spoils.refused = str(error)
     return nodes.spoils
 
@@ -433,3 +434,13 @@ def test_moments_of_layers_show_one_sample_in_k_at_most(tmp_path: Path) -> None:
     told = [attack(replace(few, rounds=n), "all", tmp_path / str(n)) for n in (1, 3)]
     assert not told[0].refused
     assert "one for 10 of its own" in told[1].refused
+
+
+def test_several_runs_show_one_sample_in_k_at_most_together(tmp_path: Path) -> None:
+    """Each of them fits alone."""
+    few = RegMean(epochs=1, alpha=0)
+    found = [attack(few, "all", tmp_path / "one", run=f"run-{n}") for n in range(3)]
+    assert not found[0].refused
+    assert "one for 10 of its own" in found[2].refused
+    again = attack(few, "all", tmp_path / "one", run="run-0")
+    assert not again.refused, "what was told is told again"

@@ -41,7 +41,6 @@ log = logging.getLogger("ekiden")
 TERMS = "terms.json"  # file in a run's folder with the terms to which the run is bound
 _COUNT = "requests"
 _DATA = "data"
-_NUMBERS = "numbers"
 _ARGUMENT_BYTES = (
     64  # Largest size of arguments, in largest models: a gossip task gets its neighbours' models
 )
@@ -167,21 +166,6 @@ class Admission:
                 f"{self._name} has shown the server another result of run {self._terms.run}: "
                 "refused"
             )
-
-    def tell(self, task: str, numbers: int, most: int) -> None:
-        """Count the numbers that a task tells about the silo's samples alone; refuse more than
-        `most` in the run.
-        """
-        file = self.folder / _NUMBERS
-        told = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        told[task] = numbers
-        if (found := sum(told.values())) > most:
-            raise UserError(
-                f"the run would tell {found} numbers about the samples of {self._name} alone, which "
-                f"allows {most}, one for {self._limits.min_active} of its own: ask for fewer or "
-                "smaller statistics, give --dp, or let its owner lower limits.min_active"
-            )
-        write(file, [json.dumps(told).encode()])
 
     def check_disk(self) -> None:
         """Refuse to store more than the silo allows."""

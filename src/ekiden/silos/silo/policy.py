@@ -296,7 +296,7 @@ def numbers_told(file: SiloFile, agreed: Agreement, task: str, value: Any) -> in
 
 
 def most_numbers(part: Subset, least: int) -> int:
-    """Return how many numbers a run may tell about these samples alone: one for k of theirs.
+    """Return how many numbers runs may tell about these samples alone: one for k of theirs.
 
     However they are computed, they are too few to hold more than one sample in k.
     """

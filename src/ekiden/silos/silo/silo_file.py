@@ -128,7 +128,7 @@ class Limits(Checked):
     """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k
     samples here, and samples of classes with fewer than k samples; histograms of `trees` are of
     groups of k samples or more. Methods that do not keep to k (level = "all") tell one number for k
-    of this silo's own at most in a run. 0: no rule"""
+    of this silo's own at most, in all runs together. 0: no rule"""
     min_samples: Count = 10
     """nothing is told about fewer test samples than this"""
     min_positives: Count = 5

@@ -217,10 +217,22 @@ class SiloTasks:
         return Done(digest, wire.size(outcome.value), work.forward, work.backward, record), value
 
     def _count_numbers(self, place: str, task: str, value: Any) -> None:
-        """Refuse to tell more numbers about the silo's samples alone than one for k of theirs."""
-        run, least = self.run, self.run.file.limits.min_active
-        if least and (numbers := policy.numbers_told(run.file, run.terms, task, value)):
-            run.admission.tell(place, numbers, policy.most_numbers(run.client.train, least))
+        """Refuse to tell more numbers about the silo's samples alone than one for k of theirs, in all
+        runs that get these samples.
+
+        They are counted before the value is stored, so none leaves that was not counted.
+        """
+        file, part, least = self.run.file, self.run.own.train, self.run.file.limits.min_active
+        numbers = policy.numbers_told(file, self.run.terms, task, value)
+        if not least or not numbers:
+            return
+        most, kind = policy.most_numbers(part, least), f"numbers about {part.digest.hex()[:32]}"
+        if (found := told.count(file.folder, kind, place, numbers, most)) > most:
+            raise UserError(
+                f"{found} numbers would be told in all runs about the samples of {file.name} alone, "
+                f"which allows {most}, one for {least} of its own: ask for fewer or smaller "
+                "statistics, give --dp, or let its owner lower limits.min_active"
+            )
 
     def _record(self, request: TaskRequest, outcome: Outcome, given: str) -> str:
         """Return the signed record for the chain of custody; `given` is the digest of the value."""

@@ -7,7 +7,8 @@ anything else needs noise.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ekiden.core.base.files import lock_file, locked, write
 
 FILE = "told.json"
 """file in the silo's folder: what was reported about samples of each kind, never changed"""
+Told = dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,7 @@ def note(folder: Path, told: ToldSums, *, write_down: bool = True) -> None:
     """
     kind, about = told.kind, told.about
     file = folder / FILE
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(lock_file(file)):
-        known = _read(file)
+    with _held(folder) as known:
         before = known.get(kind, {})
         for what, value in about.items():
             if before.get(what, value) == value or (what == "members" and told.released()):
@@ -52,7 +52,29 @@ def note(folder: Path, told: ToldSums, *, write_down: bool = True) -> None:
             write(file, [json.dumps({**known, kind: {**before, **about}}).encode()])
 
 
-def _read(file: Path) -> dict[str, dict[str, str]]:
+def count(folder: Path, kind: str, task: str, numbers: int, most: int) -> int:
+    """Note how many numbers a task tells about samples; return how many all tasks have told then.
+
+    If these are more than `most`, nothing is noted, and nothing may be told. The same task counts
+    once.
+    """
+    with _held(folder) as known:
+        tasks = known.get(kind, {}) | {task: str(numbers)}
+        told = sum(map(int, tasks.values()))
+        if told <= most:
+            write(folder / FILE, [json.dumps({**known, kind: tasks}).encode()])
+    return told
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[Told]:
+    """Give what was told, and keep other processes of the silo from changing it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(lock_file(folder / FILE)):
+        yield _read(folder / FILE)
+
+
+def _read(file: Path) -> Told:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {str(kind): dict(about) for kind, about in found.items()}
