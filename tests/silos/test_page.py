@@ -52,7 +52,6 @@ HELLO = {
     "schema": "schema",
     "counts": "the class counts of all silos in `agreed.json`",
     "features": "of how many features it gives exact sums",
-    "refuses": "why its file does not allow the plan",
 }
 """what a greeting tells, and the words of the page for it"""
 HOP = {

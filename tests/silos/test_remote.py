@@ -43,7 +43,7 @@ from ekiden.runs.plan import Plan, from_json
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.result import Result
 from ekiden.silos.coordinator import remote_plan, session
-from ekiden.silos.coordinator.courier import Lost, Patience
+from ekiden.silos.coordinator.courier import Absent, Lost, Patience
 from ekiden.silos.coordinator.remote_plan import RemotePlan
 from ekiden.silos.coordinator.session import Roll
 from ekiden.silos.coordinator.verify import verify
@@ -757,34 +757,35 @@ def test_a_method_that_needs_validation_data(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_silo_with_broken_data_says_so(tmp_path: Path) -> None:
-    files = [silo_file(tmp_path, name) for name in NAMES]
+@pytest.mark.parametrize("absent", ["wait", "stop"])
+@pytest.mark.parametrize(
+    "data", ['path = "nowhere/x.parquet"', 'path = "digits"\nagreed = "no.json"']
+)
+def test_a_silo_that_cannot_prepare_ends_the_run_at_once(
+    tmp_path: Path, absent: Absent, data: str
+) -> None:
+    """Nobody waits an hour, or for ever, for a file that is not there."""
+    files, public = with_keys(tmp_path, NAMES)
     broken = tmp_path / "client-1.toml"
-    broken.write_text('name = "client-1"\n[data]\npath = "nowhere/x.parquet"\n')
-    said: list[str] = []
-    plan = plan_of(FedSeq(epochs=1), patience=0.01)
+    broken.write_text(
+        f'name = "client-1"\n[data]\n{data}\n[link]\nkey = "client-1.key"\npeers = "peers"\n'
+        '[limits]\nlevel = "models"\n'
+    )
+    plan = plan_of(FedSeq(epochs=1), absent=absent)
     nodes = FakeNodes([files[0], silo_toml.read(broken), files[2]])
-    with pytest.raises(
-        ClientMissing, match=r"client-1 \(it said: it cannot read its data; .*\) did not come"
-    ):
-        session.run(plan, nodes, tmp_path / "run", {}, said.append, poll=0)
-    assert any("a node that says it is 'client-1' cannot take part" in line for line in said)
+    with pytest.raises(UserError, match=r"^silo client-1: it cannot read its data; its own log"):
+        session.run(plan, nodes, tmp_path / "run", public, print, poll=0)
+    assert not (tmp_path / "run").exists()
 
 
 def test_who_is_waited_for_is_named_with_what_it_said(tmp_path: Path) -> None:
-    files = [silo_file(tmp_path, name) for name in NAMES]
-    broken = tmp_path / "client-1.toml"
-    broken.write_text('name = "client-1"\n[data]\npath = "nowhere/x.parquet"\n')
-    roll = Roll(
-        FakeNodes([files[0], silo_toml.read(broken)]),
-        NAMES,
-        {},
-        Patience(0.01, 0),
-        lambda line: None,
-    )
+    """A node that does not prove its name ends nothing."""
+    files, public = with_keys(tmp_path, NAMES[:2])
+    nodes = FakeNodes(files)
+    nodes.corrupt = {101: pack(Answer("client-1", error="I cannot"))}
+    roll = Roll(nodes, NAMES, public, Patience(0.01, 0), lambda line: None)
     with pytest.raises(
-        ClientMissing,
-        match=r"client-1 \(it said: it cannot read its data; .*\), client-2 did not come",
+        ClientMissing, match=r"client-1 \(it said: I cannot\), client-2 did not come"
     ):
         roll.gather()
 

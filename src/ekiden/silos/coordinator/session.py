@@ -227,7 +227,7 @@ class Roll:
         """Believe only what a node proves. No message of a node can end the run of the others."""
         try:
             answer, body = unpack(data, Answer)
-            hello: Hello | None = None if answer.error else wire.decode(body, Hello)
+            hello: Hello | None = wire.decode(body, Hello) if body or not answer.error else None
         except wire.WireError as error:
             self._warn(
                 "a node sent an unreadable answer, maybe from another version of Ekiden "
@@ -235,8 +235,6 @@ class Roll:
             )
             return
         name = answer.silo[:80]
-        if hello is None and self._known.get(node) == name:
-            return self._refuse(name, said(answer.error))
         if hello is None:
             self._reasons[name] = said(answer.error, 300)
             self._warn(f"a node that says it is {name!r} cannot take part: {said(answer.error)}")
@@ -255,8 +253,8 @@ class Roll:
                 f"silo {name!r} has Ekiden {said(hello.version, 40)}, here is {code_version()}: "
                 "install the same commit"
             )
-        elif hello.refuses:
-            self._refuse(name, said(hello.refuses))
+        elif answer.error:
+            self._refuse(name, said(answer.error))
         elif self._terms and node not in self._known:
             self._known[node] = name
             del self._greeted[node]  # greet it again, with the terms

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,12 +60,12 @@ class Silo:
         """Return the answer to a request. If anything is wrong with the request, the answer says so
         on one line.
         """
-        what = "a message"
+        what, ask = "a message", Ask("")
         try:
             ask, body = unpack(data, Ask)
             what = ask.kind[:40]
-            if ask.kind == "hello":
-                return self._hello(ask)
+            if ask.kind == HELLO:
+                return self._greeting(ask, self._hello(ask))
             terms = agreements.parse(ask.agreement)
             what += f" of run {terms.run}"
             self._choose(terms.data)
@@ -98,7 +99,7 @@ class Silo:
             self._note(f"failed at {what}: {type(error).__name__}: {error}")
             # The text may hold a sample's value.
             reason = f"it failed with {type(error).__name__}; its own log says why"
-        return pack(Answer(self._file.name, error=reason))
+        return self._refused(ask, reason)
 
     @property
     def _runs(self) -> Path:
@@ -116,7 +117,7 @@ class Silo:
     def _note(self, line: str) -> None:
         participation.log_request(self._file.folder, line)
 
-    def _hello(self, ask: Ask) -> bytes:
+    def _hello(self, ask: Ask) -> Hello:
         """Tell who this silo is and what it holds, in numbers, and whether it agrees to the terms,
         if there are any.
         """
@@ -124,6 +125,8 @@ class Silo:
         terms = agreements.parse(ask.agreement) if ask.agreement else None
         self._choose(terms.data if terms else ask.data)
         self._note(f"hello{f' of run {terms.run}, agreed to' if terms else ''}")
+        if ask.plan:  # nothing is read before the silo's file allows it
+            policy.check_terms(self._file, agreements.parse(ask.plan))
         run = self._agreed(terms) if terms else None
         dataset, client = self._held()
         file = self._file
@@ -141,7 +144,6 @@ class Silo:
             task=task_terms(dataset.task),
             schema=file.schema,
             counts=dict(file.class_counts),
-            refuses=self._refusal(ask.plan),
             features=policy.most_features(
                 FedGram(min_active=file.limits.min_active),
                 client.train,
@@ -149,9 +151,6 @@ class Silo:
                 dataset.outputs,
             ),
         )
-        if file.link.key:
-            signature = sign(file, HELLO, signed_text(ask.nonce, file.name))
-            hello = replace(hello, signature=signature)
         if run and isinstance(run.sealer, Party):
             key = sealing.public_of(run.sealer.private)
             hello = replace(
@@ -159,17 +158,21 @@ class Silo:
                 sealing=key,
                 proof=sign(file, KEY, sealing.key_text(run.terms.run, file.name, key)),
             )
-        return pack(Answer(file.name), wire.chunks(hello))
+        return hello
 
-    def _refusal(self, plan: str) -> str:
-        """Return why this silo's file does not allow what a run plans; empty if it does, or there is no plan."""
-        try:
-            if plan:
-                policy.check_terms(self._file, agreements.parse(plan))
-        except UserError as error:
-            self._note(f"refused a plan: {error}")
-            return error.told if isinstance(error, PrivateError) else str(error)
-        return ""
+    def _refused(self, ask: Ask, reason: str) -> bytes:
+        if ask.kind == HELLO:
+            with suppress(UserError):  # a silo that proves its name is believed at once
+                return self._greeting(ask, Hello(self._file.name, code_version()), reason)
+        return pack(Answer(self._file.name, error=reason))
+
+    def _greeting(self, ask: Ask, hello: Hello, error: str = "") -> bytes:
+        """Return the answer to a hello, with a signature that proves the silo's name."""
+        name = self._file.name
+        if self._file.link.key:
+            signature = sign(self._file, HELLO, signed_text(ask.nonce, name))
+            hello = replace(hello, signature=signature)
+        return pack(Answer(name, error), wire.chunks(hello))
 
     def _agreed(self, terms: Agreement) -> Agreed:
         """Return the run with these terms, if the silo agrees to it."""

@@ -105,14 +105,15 @@ class Hello:
 
     name: str  # from its `silo.toml`
     version: str  # version of Ekiden with a digest of its source, see `code_version`
-    dataset: str  # name of its data set
-    shape: tuple[int, ...]  # shape of one sample
-    classes: tuple[str, ...]  # names of the classes
-    mean: tuple[float, ...]  # per channel, subtracted after scaling bytes to [0, 1]
-    std: tuple[float, ...]  # per channel, divided by
-    augment: tuple[int, bool, float]  # crop, flip and rotation in training
-    samples: tuple[int, int, int]  # numbers of samples for training, validation and test
-    inputs: str  # what the samples are, see `ekiden.readers.kinds.terms`
+    # What follows is empty if it does not take part.
+    dataset: str = ""  # name of its data set
+    shape: tuple[int, ...] = ()  # shape of one sample
+    classes: tuple[str, ...] = ()  # names of the classes
+    mean: tuple[float, ...] = ()  # per channel, subtracted after scaling bytes to [0, 1]
+    std: tuple[float, ...] = ()  # per channel, divided by
+    augment: tuple[int, bool, float] = (0, False, 0.0)  # crop, flip and rotation in training
+    samples: tuple[int, int, int] = (0, 0, 0)  # numbers for training, validation and test
+    inputs: str = ""  # what the samples are, see `ekiden.readers.kinds.terms`
     signature: str = (
         ""  # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
     )
@@ -127,7 +128,6 @@ class Hello:
     # training samples of all silos in each class, if the silos agreed on them
     counts: dict[str, int] = field(default_factory=dict)
     features: int = 0  # of how many features it gives exact sums at most; 0: of any number
-    refuses: str = ""  # why its file does not allow the plan in the hello; empty if it does
 
 
 def pack(header: Any, body: Iterable[bytes | memoryview] = ()) -> bytes:
