@@ -399,20 +399,10 @@ def predict(
         column = column or column_in(read_config(path_of(model)))
         model = load_model(model, client=client, network=network)
     given = source if predictions.is_frame(source) else _paths(source)
+    answers = predictions.Answers(model, threshold, at, baseline)
     if out is None:
-        return predictions.rows(
-            model, given, column=column, threshold=threshold, at=at, baseline=baseline
-        )
-    return predictions.predict(
-        model,
-        given,
-        os.fspath(out),
-        column=column,
-        overwrite=overwrite,
-        threshold=threshold,
-        at=at,
-        baseline=baseline,
-    )
+        return predictions.rows(answers, given, column=column)
+    return predictions.predict(answers, given, os.fspath(out), column=column, overwrite=overwrite)
 
 
 def export(
@@ -430,9 +420,8 @@ def export(
     The exported model takes any number of raw samples at a time and scales them itself: pixels,
     tokens, arrays, or the columns of a table with its missing numbers and categories. It gives
     logits, or the numbers of a regression in their unit. Its outputs must equal those of
-    `ekiden.load_model` on raw samples of the run's test data (made-up ones if these are not
-    available) to 1e-4 plus 0.1 %; otherwise nothing is written. Numbers of a regression are
-    compared in standard deviations. The files contain no samples.
+    `ekiden.load_model` on made-up raw samples to 1e-4 plus 0.1 %; otherwise nothing is written.
+    Numbers of a regression are compared in standard deviations. The files contain no samples.
 
     Args:
         folders: the run folder; for metrics run folders and sweep folders.

@@ -24,8 +24,8 @@ from ekiden.core.engine.method import Method
 from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.readers import kinds
 from ekiden.runs.api import How
+from ekiden.runs.batches import SampleReader
 from ekiden.runs.plan import Plan, stored
-from ekiden.runs.predictions import SampleReader
 from tests.lifecycle.conftest import ONLY
 from tests.lifecycle.kinds import KINDS, ROWS, SILOS, Kind
 from tests.lifecycle.silos import TRAINING, Silos, ekiden, refused, silos

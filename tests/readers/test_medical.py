@@ -18,7 +18,7 @@ from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import join, load
 from ekiden.readers import medical
 from ekiden.readers.kinds import Images
-from ekiden.runs.predictions import SampleReader
+from ekiden.runs.batches import SampleReader
 from tests.fuzz import examples
 from tests.readers.pictures import dicom, encoded
 

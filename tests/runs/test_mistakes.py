@@ -115,20 +115,24 @@ PREDICT = [
     (
         "a broken row",
         "predict digits third.parquet",
-        "row 2 (counted from 0, without the header) of third.parquet cannot be used",
+        "row 2 (counted from 0, without the header) of third.parquet cannot be decoded",
     ),
-    ("a table without rows", "predict digits none.parquet", "these files hold no sample"),
+    ("a table without rows", "predict digits none.parquet", "none.parquet has no row"),
     (
         "arrays of another size",
         "predict digits large.npy",
-        "takes samples of shape (1, 8, 8), not (1, 9, 9)",
+        "takes uint8 of shape (1, 8, 8), not uint8 of shape (1, 9, 9)",
     ),
     (
         "floats for an image model",
         "predict digits floats.npy",
-        "holds float64 of shape (2, 1, 8, 8): give uint8",
+        "takes uint8 of shape (1, 8, 8), not float32",
     ),
-    ("pickled objects", "predict digits objects.npy", "objects.npy cannot be read as an array"),
+    (
+        "pickled objects",
+        "predict digits objects.npy",
+        "objects.npy cannot be read (it holds Python objects)",
+    ),
     (
         "another client's name",
         "predict personal images --client client-9",

@@ -19,7 +19,8 @@ from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.readers.kinds import of_tensor
-from ekiden.runs.predictions import SampleReader, predict
+from ekiden.runs.batches import SampleReader
+from ekiden.runs.predictions import Answers, predict
 
 Command = Callable[..., tuple[int, str]]
 
@@ -92,7 +93,7 @@ def test_a_personal_model_answers_for_its_client(tmp_path: Path) -> None:
     rows = silos.clients[1].test.rows
     np.save(tmp_path / "x.npy", silos.dataset.test.x[rows].numpy())
     model = load_model(tmp_path / "run", client="client-1")
-    predict(model, [tmp_path / "x.npy"], str(tmp_path / "out.csv"))
+    predict(Answers(model), [tmp_path / "x.npy"], str(tmp_path / "out.csv"))
     found = pd.read_csv(tmp_path / "out.csv")
     wanted = read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["clients"][1]
     assert (found.prediction == silos.dataset.test.y[rows].numpy()).mean() == wanted
@@ -135,7 +136,7 @@ def test_each_task_has_its_columns(
     model = load_model(tmp_path / "run", network=torch.nn.Linear(4, len(names)))
     x = data.dataset.test.x
     np.save(tmp_path / "x.npy", x.numpy())
-    predict(model, [tmp_path / "x.npy"], str(tmp_path / "out.parquet"))
+    predict(Answers(model), [tmp_path / "x.npy"], str(tmp_path / "out.parquet"))
     found = pd.read_parquet(tmp_path / "out.parquet")
     assert list(found)[2:] == wanted
     with torch.no_grad():
@@ -154,7 +155,7 @@ def test_features_from_python_are_predicted(blobs: FederatedData, tmp_path: Path
     x, y = blobs.dataset.test.x, blobs.dataset.test.y
     np.save(tmp_path / "x.npy", x.numpy().astype(np.float64))
     predict(
-        load_model(tmp_path / "run", network=Tiny),
+        Answers(load_model(tmp_path / "run", network=Tiny)),
         [tmp_path / "x.npy"],
         str(tmp_path / "out.parquet"),
     )
@@ -210,7 +211,10 @@ def test_rows_of_a_table_are_encoded_as_the_silos_agreed(
     frame[180:].drop(columns=["size"]).to_csv("lacking.csv", index=False)
     code, printed = command("predict", str(run_folder), "lacking.csv")
     assert (code, printed.count("\n")) == (2, 1)
-    assert "lacking.csv has no column 'size', it has ward, clinic, label: add it" in printed
+    assert (
+        "lacking.csv has no column 'size', which the model's data has: it has ward, clinic, label"
+        in printed
+    )
 
 
 def test_texts_are_read_from_files_and_tables(
@@ -253,7 +257,7 @@ def test_texts_are_read_from_files_and_tables(
     code, printed = command("predict", str(run_folder), "texts")
     assert (code, printed) == (
         2,
-        "ekiden: texts/latin.txt is not UTF-8 text: convert or remove it\n",
+        "ekiden: texts/latin.txt cannot be used: it is not UTF-8 text: convert or remove it\n",
     )
 
 

@@ -126,34 +126,26 @@ def predict(options: PredictOptions) -> None:
     )
     warn(options.run)
     column = options.column or column_in(read_config(options.run))
-    threshold, how = None, model.recalibration
-    if how and options.threshold and not _is_number(options.threshold):
+    threshold = None
+    if model.recalibration and options.threshold and not _is_number(options.threshold):
         raise UserError(
             "the run measured thresholds before it was recalibrated: give --threshold a number, or "
             "none"
         )
     if options.threshold:
         threshold = _threshold(options.threshold, options.run)
-    elif how:
-        threshold = how.threshold
-    baseline = _baseline(options)
+    answers = predictions.Answers(model, threshold, options.at, _baseline(options))
     count = predictions.predict(
-        model,
-        options.files,
-        options.out,
-        column=column,
-        overwrite=options.overwrite,
-        threshold=threshold,
-        at=options.at,
-        baseline=baseline,
+        answers, options.files, options.out, column=column, overwrite=options.overwrite
     )
-    if options.at and baseline is None and model.baseline and model.baseline.mean:
+    if options.at and answers.baseline is model.baseline and model.baseline and model.baseline.mean:
         print(
             "survival is that of a constant hazard, as the network was trained with it",
             file=sys.stderr,
         )
-    if threshold is not None:
-        print(f"{model.classes[1]} from a probability of {threshold:.6g} on", file=sys.stderr)
+    if answers.threshold is not None:
+        line = f"{model.classes[1]} from a probability of {answers.threshold:.6g} on"
+        print(line, file=sys.stderr)
     if options.out != predictions.STDOUT:
         say(f"{counted(count, 'prediction')} written to {options.out}")
 
@@ -218,11 +210,9 @@ def export(options: ExportOptions) -> None:
         run, to, out, client=options.client, network=network, overwrite=options.overwrite
     )
     warn(run)
-    kinds = {"test": done.real, "made-up": done.samples - done.real}
-    samples = " and ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
     say(
-        f"written to {out}: gives the run's outputs on {samples} samples (largest difference "
-        f"{done.difference:.1e})"
+        f"written to {out}: gives the run's outputs on {done.samples} made-up samples (largest "
+        f"difference {done.difference:.1e})"
     )
     say(f"takes {done.takes}")
 

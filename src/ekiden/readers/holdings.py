@@ -82,10 +82,8 @@ def walked(root: Path, reading: Reading) -> tuple[list[tuple[str, Path]], Counte
     """
     kind = columns.kind_of(reading)
     found, left = list[tuple[str, Path]](), Counter[str]()
-    for file in _below(root):
+    for file in files_below(root):
         inside = file.relative_to(root)
-        if any(p.startswith(_HIDDEN) for p in inside.parts):
-            continue
         if kind.is_file(file):
             found.append((inside.as_posix(), file))
         elif len(inside.parts) > 1 and file.name not in _CLUTTER:
@@ -93,9 +91,9 @@ def walked(root: Path, reading: Reading) -> tuple[list[tuple[str, Path]], Counte
     return found, left
 
 
-def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+def files_below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield the files below a folder, sorted, and those below links to folders that do not lead in
-    a circle.
+    a circle; not what is hidden.
     """
     own = os.path.realpath(folder)
     if own in above:
@@ -103,15 +101,17 @@ def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         found = sorted((entry.name, entry.is_dir()) for entry in entries)
     for name, inside in found:
+        if name.startswith(_HIDDEN):
+            continue
         if inside:
-            yield from _below(folder / name, (*above, own))
+            yield from files_below(folder / name, (*above, own))
         else:
             yield folder / name
 
 
 def no_image(folder: Path) -> str:
     """Return what a folder holds in which there is no image, for a message."""
-    there = [file for file in _below(folder) if not file.name.startswith(".")]
+    there = list(files_below(folder))
     if not there:
         return "it has no files"
     kinds = Counter(p.suffix.lower() or "none" for p in there).most_common(3)
@@ -589,11 +589,9 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
             f"{source} holds {', '.join(unused)}, which nothing uses: say what they mean, as by "
             "--subject-column"
         )
-    pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
-    given = torch.from_numpy(np.array(x)) if pictures else arrays.encode(x, source)
     return Raw(
         source,
-        with_channels(given, source).numpy(),
+        arrays.samples(x, source).numpy(),
         y,
         domain,
         group,

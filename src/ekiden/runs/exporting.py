@@ -32,10 +32,12 @@ from ekiden.readers.dates import DAY
 from ekiden.readers.kinds import Images, Table, Tokens
 from ekiden.runs.card import card, usage
 from ekiden.runs.loading import load_model, open_run
-from ekiden.runs.predictions import check_free, samples_of
+from ekiden.runs.predictions import check_free
 from ekiden.runs.result import LoadedModel, ModelSource
 
 _DOMAIN, _VERSION = "ai.onnx.ml", 3
+# samples that both models are compared on
+_COMPARED = 64
 # relative to the largest feature
 _APART = 1e-3
 FORMATS = ("onnx", "pt2", "hf")
@@ -211,20 +213,10 @@ def take_columns(model: Any, table: Table) -> None:
 
 def _free_names(graph: Any, taken: set[str]) -> None:
     """Rename values inside the graph that are called like a column."""
-    inside = [
-        *graph.inputs,
-        *graph.initializers.values(),
-        *(value for n in graph for value in n.outputs),
-    ]
-    names = {value.name for value in inside}
-    for value in inside:
+    made = (value for node in graph for value in node.outputs)
+    for k, value in enumerate([*graph.inputs, *graph.initializers.values(), *made]):
         if value.name in taken:
-            free = next(
-                name
-                for k in range(len(names) + 2)
-                if (name := f"ekiden.{k}.{value.name}") not in names
-            )
-            value.name = free
+            value.name = f"ekiden.{k}.{value.name}"
 
 
 def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
@@ -288,13 +280,47 @@ def merged(backbone: nn.Module) -> nn.Module:
     return body
 
 
+def made_up(model: LoadedModel) -> Any:
+    """Return raw samples from a fixed seed, on which both models are compared: a tensor (n, ...), or
+    rows of an Arrow table, among them rows with missing numbers and unknown categories.
+    """
+    draw, inputs = torch.Generator().manual_seed(0), model.inputs
+    shape = (_COMPARED, *model.shape)
+    match inputs:
+        case Images():
+            return torch.randint(0, 256, shape, generator=draw, dtype=torch.uint8)
+        case Tokens():
+            return torch.randint(0, inputs.vocabulary, shape, generator=draw)
+        case Table():
+            return _made_up_rows(inputs, draw)
+        case _:
+            return torch.randn(shape, generator=draw)
+
+
+def _made_up_rows(table: Table, draw: torch.Generator) -> Any:
+    import pyarrow as pa
+
+    columns = {}
+    for name, mean, scale in zip(table.numeric, table.centre, table.scale, strict=True):
+        numbers = torch.randn(_COMPARED, generator=draw, dtype=torch.float64).numpy()
+        numbers = numbers * scale + mean
+        if name in table.dates:
+            numbers = np.rint(numbers * DAY).astype("datetime64[us]")
+        columns[name] = pa.array(numbers, mask=torch.rand(_COMPARED, generator=draw).numpy() < 0.2)
+    for name, known in zip(table.categorical, table.vocabularies, strict=True):
+        # no known category is longer than all of them together
+        names = np.array(["", "".join(known) + "?", *known], dtype=np.str_)
+        chosen = torch.randint(0, len(names), (_COMPARED,), generator=draw).numpy()
+        columns[name] = pa.array(names[chosen], pa.string())
+    return pa.table(columns)
+
+
 @dataclass(frozen=True)
 class Exported:
     """What was written."""
 
     path: Path  # the file, or the folder
-    samples: int  # number of samples that both models were compared on
-    real: int  # how many of these are from the run's own test data; the others are made up
+    samples: int  # number of made-up samples that both models were compared on
     difference: float  # the largest difference between two outputs
     takes: str  # what the exported model takes, in words
 
@@ -312,7 +338,7 @@ def export(
     run, path = Path(folder), Path(path)
     _check_target(path, to, overwrite)
     model = load_model(run, client=client, network=network)
-    raw, real = samples_of(run, model)
+    raw = made_up(model)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     makers: dict[str, Callable[[], Program]] = {
         "onnx": lambda: _onnx(model, unfinished),
@@ -328,7 +354,7 @@ def export(
         raise disk_error(error, path) from None
     finally:
         shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink(missing_ok=True)
-    return Exported(path, len(raw), real, difference, takes(model, named=to == "onnx"))
+    return Exported(path, len(raw), difference, takes(model, named=to == "onnx"))
 
 
 def _check_target(path: Path, to: str, overwrite: bool) -> None:

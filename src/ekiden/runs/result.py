@@ -146,7 +146,9 @@ class LoadedModel(nn.Module):
                 "pixels are a tensor or an array, not a list of lists: give np.array(x)"
             )
         if not isinstance(x, np.ndarray):
-            return self.inputs.for_model(x, self.shape)
+            if isinstance(self.inputs, Images):
+                return self.inputs.encode(x, self.shape)
+            return self.inputs.encode(x)
         if isinstance(self.inputs, Table):
             raise self._nameless("an array")
         if x.dtype.kind not in "biuf":

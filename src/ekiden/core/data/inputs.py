@@ -84,16 +84,6 @@ class Inputs(Checked, ABC):
             UserError: a sample cannot be encoded.
         """
 
-    def for_model(self, raw: Any, shape: tuple[int, ...], notes: Any = None) -> Tensor:
-        """Return samples as a trained model takes them.
-
-        Args:
-            raw: as in `encode`.
-            shape: shape of the samples that the model takes.
-            notes: collects what the user should know, such as `ekiden.readers.kinds.images.Notes`.
-        """
-        return self.encode(raw)
-
     def takes(self, shape: Sequence[int]) -> str:
         """Return what a model of these samples takes, in words."""
         return f"{self.words}, as {str(self.dtype).removeprefix('torch.')} of shape {tuple(shape)}."
@@ -134,10 +124,16 @@ class Inputs(Checked, ABC):
             wanted: what they become.
         """
         made = wanted.known or cls()
-        return joined(sides, [[made._encoded(raw) for raw in side] for side in sides]), made
+        return joined(sides, [[made.encode_part(raw) for raw in side] for side in sides]), made
 
-    def _encoded(self, raw: Part) -> Tensor:
-        """Return the encoded samples of a part; the error names the one that cannot be encoded."""
+    def encode_part(self, raw: Part, shape: tuple[int, ...] = (), notes: Any = None) -> Tensor:
+        """Return the encoded samples of a part; the error names the one that cannot be encoded.
+
+        Args:
+            raw: the samples as their source holds them.
+            shape: shape of the samples that a trained model takes; () without one.
+            notes: collects what the user should know, such as `ekiden.readers.kinds.images.Notes`.
+        """
         try:
             x = self.encode(raw.images)
         except UserError:

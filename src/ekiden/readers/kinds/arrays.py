@@ -158,6 +158,12 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"{path} cannot be read ({why}): write arrays of numbers") from None
 
 
+def samples(x: NDArray[Any], what: str) -> Tensor:
+    """Return an array as samples: bytes (n, [C,] H, W) are pictures, all else becomes float32."""
+    pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
+    return with_channels(torch.from_numpy(np.array(x)) if pictures else encode(x, what), what)
+
+
 def with_channels(x: Tensor, what: str) -> Tensor:
     """Return samples, bytes (n, H, W) as (n, 1, H, W). Refuse bytes whose channels come last, and
     name floats, and signals, whose axes may be in another order.

@@ -80,17 +80,21 @@ class Images(Inputs):
     # colours become their luminance (Rec. 601).
     colour: Literal["auto", "rgb", "grey"] = "auto"
 
-    def encode(self, raw: Any, shape: tuple[int, ...] = (), notes: "Notes | None" = None) -> Tensor:
+    def encode(self, raw: Any, shape: tuple[int, ...] = ()) -> Tensor:
         """Return (n, C, H, W) uint8 for files, encoded bytes or opened images.
 
         Args:
             raw: the images.
             shape: shape of the samples that a model takes; () if there is no model.
-            notes: as in `decode`.
         """
         images = list(raw)
         given = Raw("the images given", images, np.zeros(len(images), dtype=np.int64), kind=Images)
-        return decode([[given]], self, shape=shape, notes=notes)[0]
+        return self.encode_part(given, shape)
+
+    def encode_part(
+        self, raw: Raw, shape: tuple[int, ...] = (), notes: "Notes | None" = None
+    ) -> Tensor:
+        return decode([[raw]], self, shape=shape, notes=notes)[0]
 
     @classmethod
     def assembled(
@@ -130,9 +134,6 @@ class Images(Inputs):
             path if cell.get("bytes") is None else cell["bytes"]
             for cell, path in zip(found, paths, strict=True)
         ]
-
-    def for_model(self, raw: Any, shape: tuple[int, ...], notes: "Notes | None" = None) -> Tensor:
-        return self.encode(raw, shape, notes)
 
     def takes(self, shape: Sequence[int]) -> str:
         return f"{'colour' if shape[0] == 3 else 'grey'} images of {shape[2]} x {shape[1]} pixels, 0 to 255."

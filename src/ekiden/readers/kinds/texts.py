@@ -67,9 +67,12 @@ class Tokens(Inputs):
     pad: CountOrZero = PAD
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, L) int64 for texts; L is the length of the longest one, at most `length`."""
+        """Return (n, L) int64 for texts, or for files of texts; L is the length of the longest one,
+        at most `length`.
+        """
+        read = [_text(one) if isinstance(one, Path) else one for one in raw]
         # some programs write an accent as a character
-        texts = [unicodedata.normalize("NFC", text) for text in raw]
+        texts = [unicodedata.normalize("NFC", text) for text in read]
         if self.tokenizer == "words":
             words = (_WORD.findall(_UNSEEN.sub("", text).lower())[: self.length] for text in texts)
             each: list[Sequence[int]] = [
@@ -165,6 +168,13 @@ def tokens_for(tokenizer: str, length: int) -> Tokens:
     about = _ask(tokenizer)
     path = str(Path(tokenizer).absolute())
     return Tokens(path, about["vocabulary"], length, _file(tokenizer)[1], about["pad"])
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError("it is not UTF-8 text: convert or remove it") from None
 
 
 def decode(ids: Sequence[int], tokens: Tokens) -> list[str] | None:
