@@ -124,6 +124,14 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert (hits >= 0.92 * 200).all(), hits
 
 
+def test_a_perfect_prediction_has_an_interval_that_is_not_a_point() -> None:
+    days = np.full(200, 800.0)
+    one = told(answered(days, 0 * days, days * 0 - 50))[0]
+    assert one.brier == pytest.approx(0, abs=1e-12)
+    assert one.interval[0] == pytest.approx(0, abs=1e-12)
+    assert one.interval[1] == pytest.approx(1.96**2 / (200 + 1.96**2), rel=1e-3)
+
+
 def test_nothing_is_told_where_few_would_be_followed() -> None:
     days, died, risk = without_ties()
     early = died.astype(bool) | (np.arange(200) % 50 > 0)

@@ -80,6 +80,25 @@ def test_a_test_on_a_coarse_grid_tells_how_far_off_it_can_be(seed: int) -> None:
     assert low < found.p < high
 
 
+@pytest.mark.parametrize("seed", [29, 101, 107, 131])
+def test_the_range_of_several_silos_holds_the_test_of_all_rows(seed: int) -> None:
+    """Three or four silos, each with a hazard and a follow-up of its own."""
+    rng = np.random.default_rng(seed)
+    silos = {}
+    for name in "abcd"[: 3 + seed % 2]:
+        n, most = int(rng.integers(60, 300)), rng.choice([0.6, 1.0, 3.0])
+        ends, seen = rng.exponential(rng.choice([0.8, 1.0, 1.3]), n), rng.uniform(0, most, n)
+        silos[name] = np.stack([np.minimum(ends, seen), (ends <= seen).astype(float)], 1)
+    every = sorted(set(np.concatenate([y[:, 0] for y in silos.values()])))
+    rows = curves.compared("t", {name: Followed.of(y, every, 1) for name, y in silos.items()})
+    found = curves.compared("t", {name: Followed.of(y, [0.3, 0.6], 1) for name, y in silos.items()})
+    assert found.p is not None
+    assert rows.p is not None
+    assert found.p_range is not None
+    assert found.p_range[0] <= min(found.p, rows.p)
+    assert max(found.p, rows.p) <= found.p_range[1]
+
+
 def test_no_number_of_a_silo_is_small() -> None:
     """All are 0 or the minimum, also what follows by subtraction from the number of rows."""
     grid = sorted(set(Y["all"][:, 0]))

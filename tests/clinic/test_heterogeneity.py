@@ -44,6 +44,27 @@ def test_it_is_that_of_dersimonian_and_laird(silos: list[tuple[float, float]]) -
     assert min(x for x, _ in silos) <= sums.mean <= max(x for x, _ in silos)
 
 
+def test_it_is_that_of_statsmodels() -> None:
+    """Thirteen trials of BCG (Colditz et al. 1994), log relative risks; `combine_effects` of
+    statsmodels 0.15.0, method "dl"."""
+    table = np.array(
+        [
+            *((4, 119, 11, 128), (6, 300, 29, 274), (3, 228, 11, 209), (62, 13536, 248, 12619)),
+            *((33, 5036, 47, 5761), (180, 1361, 372, 1079), (8, 2537, 10, 619)),
+            *((505, 87886, 499, 87892), (29, 7470, 45, 7232), (17, 1699, 65, 1600)),
+            *((186, 50448, 141, 27197), (5, 2493, 3, 2338), (27, 16886, 29, 17825)),
+        ]
+    )
+    a, b, c, d = table.T
+    risks = np.log(a / (a + b)) - np.log(c / (c + d))
+    errors = np.sqrt(1 / a - 1 / (a + b) + 1 / c - 1 / (c + d))
+    each = list(zip(risks.tolist(), errors.tolist(), strict=True))
+    found = between(total([Weighed.of(*one) for one in each]), each)
+    assert found.deviation**2 == pytest.approx(0.3087602628623761, rel=1e-9)
+    assert found.mean == pytest.approx(-0.7141172220732273, rel=1e-9)
+    assert found.interval == pytest.approx((-1.064445, -0.363789), abs=1e-6)
+
+
 def test_silos_that_differ_have_a_wide_prediction() -> None:
     each = list(zip(AREAS, ERRORS, strict=True))
     found = between(total([Weighed.of(*one) for one in each]), each)

@@ -164,6 +164,32 @@ def test_what_a_family_does_not_explain_is_refused() -> None:
         run(GLM(), held("died", rows), "table_mlp")
 
 
+def test_rates_are_those_of_means() -> None:
+    """Counts with means of 0.5 and 1.7: the maximum likelihood in closed form."""
+    draw = np.random.default_rng(3)
+    of = np.array(["a"] * 120 + ["b"] * 80)
+    visits = np.where(of == "a", draw.poisson(0.5, 200), draw.poisson(1.7, 200))
+    silos: list[Any] = [
+        {"of": list(of[rows]), "visits": list(visits[rows])}
+        for rows in (slice(0, None, 2), slice(1, None, 2))
+    ]
+    data = federate(silos, tests=silos, val_fraction=0.0, label_column="visits", task="regression")
+    slope, constant = run(GLM(family="poisson"), data, evaluate_every=10**9).coefficients
+    a, b = visits[:120].sum(), visits[120:].sum()
+    assert constant.estimate == pytest.approx(np.log(a / 120), abs=1e-7)
+    assert constant.error == pytest.approx(a**-0.5, rel=1e-6)
+    assert slope.estimate == pytest.approx(np.log(b / 80) - np.log(a / 120), abs=1e-7)
+    assert slope.error == pytest.approx((1 / a + 1 / b) ** 0.5, rel=1e-6)
+
+
+def test_targets_of_half_a_count_are_refused() -> None:
+    rows = [slice(0, 100), slice(100, 200)]
+    for odd in (0.5, 1.7, -1.0):
+        visits = np.where(np.arange(200) == 7, odd, cohort()["visits"])
+        with pytest.raises(UserError, match="negative or a fraction, and counts are not"):
+            run(GLM(family="poisson"), held("visits", rows, visits=visits))
+
+
 def test_sums_that_do_not_fit_are_refused() -> None:
     own = derivatives("linear", torch.ones(4, 2), torch.ones(4, 1), start("linear", 1, 2))
     other = derivatives("linear", torch.ones(4, 3), torch.ones(4, 1), start("linear", 1, 3))

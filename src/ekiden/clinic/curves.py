@@ -100,56 +100,60 @@ def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
     curves = {key: Curve.of(one) for key, one in ({ALL: whole} | dict(silos)).items()}
     happened = np.array([one.events for one in each], dtype=float)
     exposed = np.stack([one.exposed for one in each])
-    statistic, p = _log_rank(exposed, happened)
+    statistic = _log_rank(exposed, happened)
+    if statistic is None:
+        return Compared(name, curves, None, None, None)
+    p = _p(statistic, len(each))
     return Compared(name, curves, statistic, p, _p_range(each, happened))
 
 
-def _p_range(silos: Sequence[Followed], events: Numbers) -> tuple[float, float] | None:
-    """Return the least and the greatest p if all that left one silo between two times did so just
-    after the first of them, and at the other silos just before the second; or the other way round.
+def _p_range(silos: Sequence[Followed], events: Numbers) -> tuple[float, float]:
+    """Return the least and the greatest p, over all shares of the rows last seen between two times
+    that left their silo just after the first of them; the others left just before the second.
 
     Half of them, as in a life table, is right where silos lose rows alike. Where they do not, a
     coarse grid shows a difference that is not there.
     """
+    # takes a second, and few need it
+    from scipy.optimize import minimize
+
     late = np.stack([one.at_risk for one in silos])
-    early = np.maximum(late - np.array([one.before for one in silos]), events)
-    found = []
-    # of each silo, whether it can have more or fewer events than expected
-    either = []
-    for k in range(len(silos)):
-        more, fewer = late.copy(), early.copy()
-        more[k], fewer[k] = early[k], late[k]
-        found += [_log_rank(exposed, events)[1] for exposed in (more, fewer)]
-        either.append(_excess(more, events)[k] > 0 > _excess(fewer, events)[k])
-    known = [p for p in found if p is not None]
-    if not known:
-        return None
-    return min(known), 1.0 if all(either) else max(known)
+    gone = np.minimum([one.before for one in silos], late - events)
+    # a search from where one silo loses its rows at other times than the others finds the extremes
+    alone = np.eye(len(silos))
+    starts = [np.full(len(silos), 0.5), *alone, *(1 - alone)]
+
+    def extreme(sign: float) -> float:
+        def signed(share: Numbers) -> float:
+            return sign * (_log_rank(late - share[:, None] * gone, events) or 0.0)
+
+        best = min(starts, key=signed)
+        return sign * float(minimize(signed, best, bounds=[(0.0, 1.0)] * len(silos)).fun)
+
+    return _p(extreme(-1.0), len(silos)), _p(extreme(1.0), len(silos))
 
 
-def _excess(n: Numbers, d: Numbers) -> Numbers:
-    """Return how many events more than expected each silo had."""
-    share = n / np.maximum(n.sum(0), 1)
-    return np.asarray((d - d.sum(0) * share).sum(1))
+def _p(statistic: float, silos: int) -> float:
+    """Return the p-value of a log-rank test, from the chi-squared distribution."""
+    # few need it
+    from scipy.special import chdtrc
+
+    return float(chdtrc(silos - 1, statistic))
 
 
-def _log_rank(n: Numbers, d: Numbers) -> tuple[float | None, float | None]:
-    """Return statistic and p-value from rows at risk and events (silos, times); None if there are no
+def _log_rank(n: Numbers, d: Numbers) -> float | None:
+    """Return the statistic from rows at risk and events (silos, times); None if there are no
     events, or one silo.
 
     Nathan Mantel: Evaluation of survival data and two new rank order statistics. Cancer
     Chemotherapy Reports, 1966.
     """
-    # few need it
-    from scipy.special import chdtrc
-
     used = n.sum(0) > 1
     n, d = n[:, used], d[:, used]
     share, total, deaths = n / n.sum(0), n.sum(0), d.sum(0)
-    apart = _excess(n, d)[:-1]
+    apart = (d - deaths * share).sum(1)[:-1]
     weights = deaths * (total - deaths) / (total - 1)
     spread = (np.diag((weights * share).sum(1)) - (weights * share) @ share.T)[:-1, :-1]
     if not len(spread) or np.linalg.matrix_rank(spread) < len(spread):
-        return None, None
-    statistic = float(apart @ np.linalg.solve(spread, apart))
-    return statistic, float(chdtrc(len(spread), statistic))
+        return None
+    return float(apart @ np.linalg.solve(spread, apart))

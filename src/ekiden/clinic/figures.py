@@ -367,7 +367,7 @@ def at_time(time: float, grouped: Floats, errors: Floats) -> AtTime:
     whole, samples = _foretold(grouped.sum(1)), float(grouped[0].sum())
     brier = float(errors[0]) / samples
     error = sqrt(max(float(errors[1]) / samples - brier**2, 0.0) / samples)
-    ends = max(brier - Z * error, 0.0), brier + Z * error
+    ends = _around(brier, error, samples)
     groups = tuple(_foretold(one) for one in grouped.T if one[0] and one[2] + one[3] > 0)
     return AtTime(time, brier, ends, whole.observed * (1 - whole.observed), whole, groups)
 
