@@ -74,7 +74,7 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             lambda rows: rows | {"sex": 1 - rows["sex"]},
-            "column 'sex' of client-2 seem as if they have 0 and 1 changed places",
+            "column 'sex' of client-2 seem as if they are reversed, 0 for 1",
         ),
         (
             lambda rows: rows | {"score": rows["score"] - 1},
@@ -106,11 +106,11 @@ def test_a_column_that_names_the_silo_and_events_that_mean_none_are_named() -> N
         del silo["label"], silo["site"]
         silo |= {"p": (rng.random(120) < 0.15) ^ (k == 1), "q": rng.random(120) < 0.4}
     found = said(lambda: ekiden.federate(silos, label_column=["p", "q"]))
-    assert "labels 'p' of client-1 seem as if they are inverted" in found
+    assert "labels 'p' of client-1 seem as if they are reversed, 0 for 1" in found
     for k, silo in enumerate(silos):
         silo |= {"days": rng.exponential(9, 120) + 0.1, "died": (rng.random(120) < 0.15) ^ (k == 1)}
     found = said(lambda: ekiden.federate(silos, task="survival", label_column=["days", "died"]))
-    assert "events of client-1 seem as if they mean that there was none" in found
+    assert "events of client-1 seem as if they are reversed, 0 for 1" in found
 
 
 def test_numbers_of_three_digits_are_not_called_rounded() -> None:
@@ -186,7 +186,7 @@ def test_a_silo_whose_pictures_are_turned_or_of_other_colours_is_named(
         (lambda rows: rows, ""),
         (
             lambda rows: rows | {"pain": 6 - rows["pain"]},
-            "'pain' of client-2 seem as if they count the other way round, 1 to 5",
+            "'pain' of client-2 seem as if they are reversed, 1 for 5",
         ),
         (
             lambda rows: rows | {"label": np.roll(rows["label"], 1)},
@@ -245,10 +245,10 @@ def test_signals_of_one_silo_at_another_rate_or_upside_down_are_named(odd: Any, 
 
 def test_masks_of_one_silo_with_two_classes_changed_places_are_named() -> None:
     silos = {name: (pictures_unseen(40), torch.rand(40, 6, 6).gt(0.9).long()) for name in "abc"}
-    assert "changed places" not in said(lambda: ekiden.federate(silos, task="segmentation"))
+    assert "reversed" not in said(lambda: ekiden.federate(silos, task="segmentation"))
     silos["b"] = (silos["b"][0], 1 - silos["b"][1])
     line = said(lambda: ekiden.federate(silos, task="segmentation"))
     assert (
-        "masks of b seem as if they have '0' and '1' changed places, compared with other silos"
+        "masks of '0' and '1' of b seem as if they are reversed, 0 for 1, compared with other silos"
         in line
     )

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.care.features import has_name_of_id
 from ekiden.care.seen import (
     MOST_SILOS,
-    ROWS_DIFFER,
     SeenData,
+    beyond_chance,
     chance,
-    copied,
     improbable,
     rows_of_several,
-    twice,
 )
 from ekiden.core.base.errors import counted, listed
 from ekiden.core.tasks import Classification
@@ -131,34 +130,25 @@ def rows_in_both(seen: SeenData) -> Iterator[str]:
     """
     if seen.prints is None:
         return
-    rows, own = seen.prints
-    known = Counter(rows)
-    equal = sum(row in known for row in own)
-    enough = seen.given or equal >= _FEW_COPIES * len(own)
-    if equal and enough and _are_copies(seen, known, Counter(own), equal):
+    known, own = map(Counter, seen.prints)
+    equal = sum(n for row, n in own.items() if row in known)
+    x = seen.data.train.x
+    if seen.given:
+        copied = beyond_chance(known, own, chance(x))
+    else:
+        # equal rows may be drawn into both parts, so what is twice within them says nothing
+        many = equal >= _FEW_COPIES * own.total() and x.dtype != torch.int64
+        expected = known.total() * own.total() * chance(x)
+        copied = many and _fine(x, len(known)) and improbable(equal, expected)
+    if copied:
         yield (
             f"{equal:,} of {len(seen.data.test):,} test rows equal a training row, so the test is "
             "too easy: take out rows that are twice"
         )
 
 
-def _are_copies(seen: SeenData, known: Counter[bytes], own: Counter[bytes], equal: int) -> bool:
-    """Return whether as many test rows hardly equal a training row by chance."""
-    x = seen.data.train.x
-    rows = known.total()
-    differ = len(known) >= ROWS_DIFFER * rows
-    if seen.given and not differ and copied(known, own):
-        return True
-    fine = seen.given and differ
-    if not fine and (x.dtype == torch.int64 or not _told_apart(seen, len(known))):
-        return False
-    each = max(chance(x), twice(known) if fine else 0.0)
-    return improbable(equal, rows * own.total() * each)
-
-
-def _told_apart(seen: SeenData, different: int) -> bool:
+def _fine(x: Tensor, different: int) -> bool:
     """Return whether samples are images or signals, or rows that one column tells apart."""
-    x = seen.data.train.x
     if x.ndim > 2:
         return True
     # a few rows may be twice, so nearly as many values as rows suffice

@@ -1,7 +1,7 @@
 """Rules about the columns of a table: which hardly are features, and which tell the label."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import permutations
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.care.seen import LARGE, SeenData, chance, improbable
-from ekiden.care.spelling import fold
+from ekiden.care.spelling import bare_id
 from ekiden.core.base.errors import listed
 from ekiden.core.tasks import Classification, MultiLabel, Regression, ScaledTask
 from ekiden.readers.cells import DATE, is_text
@@ -56,72 +56,52 @@ def _raw_columns(seen: SeenData) -> Iterator[tuple[str, list[Any]]]:
 
 def ids(seen: SeenData) -> Iterator[str]:
     """Name the columns of tables that look like ids."""
-    found = dict[str, int]()
-    for name, columns in _raw_columns(seen):
-        different = _different_values(columns)
-        # as few may be categories, whatever the name of the column
-        if different > 10 and (_own_texts(columns, different) or _numbered_ids(name, columns)):
-            found[name] = different
-    if found:
-        shown = listed(f"{name!r} ({n:,} different values)" for name, n in found.items())
-        yield (
-            f"column {shown} of {seen.raws[0].source} looks like an id, which a model learns by "
-            f"heart: leave out ids (--drop-columns={next(iter(found))!r}), and name the column of "
-            "patients, writers or devices by --subject-column"
-        )
-
-
-def _different_values(columns: Sequence[Any]) -> int:
-    import pyarrow.compute as pc
-
-    values = set[Any]()
-    for column in columns:
-        values |= {*pc.unique(column).drop_null().to_pylist()}
-    return len(values)
-
-
-def _own_texts(columns: Sequence[Any], different: int) -> bool:
-    """Return whether nearly every row has a text of its own."""
-    rows = sum(len(column) - column.null_count for column in columns)
-    # in fewer rows, different texts prove nothing; a few ids may be there twice
-    return all(is_text(c.type) for c in columns) and rows >= 30 and different >= 0.95 * rows
-
-
-def _numbered_ids(name: str, columns: Sequence[Any]) -> bool:
-    """Return whether a column has the name of ids, and holds texts or whole numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    numeric = [column for column in columns if pa.types.is_floating(column.type)]
-    return has_name_of_id(name) and all(
-        pc.all(pc.equal(column, pc.floor(column))).as_py() for column in numeric
-    )
+    found = list[str]()
+    for name, columns in _raw_columns(seen):
+        different = {value for column in columns for value in pc.unique(column).to_pylist()} - {
+            None
+        }
+        rows = sum(len(column) - column.null_count for column in columns)
+        texts = all(is_text(column.type) for column in columns)
+        whole = all(
+            pc.all(pc.equal(column, pc.floor(column))).as_py()
+            for column in columns
+            if pa.types.is_floating(column.type)
+        )
+        # in fewer rows, different texts prove nothing; a few ids may be there twice
+        own_texts = texts and rows >= 30 and len(different) >= 0.95 * rows
+        # as few may be categories, whatever the name of the column
+        if len(different) > 10 and (own_texts or (whole and has_name_of_id(name))):
+            found.append(f"{name!r} ({len(different):,} different values)")
+    if found:
+        yield (
+            f"column {listed(found)} of {seen.raws[0].source} looks like an id, which a model "
+            f"learns by heart: leave out ids (--drop-columns={found[0].split(' (')[0]}), and name "
+            "the column of patients, writers or devices by --subject-column"
+        )
 
 
 def row_numbers(seen: SeenData) -> Iterator[str]:
-    """Name the columns that count rows."""
-    found = [
-        repr(name)
-        for name, columns in _raw_columns(seen)
-        if not has_name_of_id(name) and _count_rows(columns)
-    ]
+    """Name the columns that hold 0, 1, 2, ... or 1, 2, 3, ..., in each source or in all together,
+    in any order.
+    """
+    import pyarrow as pa
+
+    found = list[str]()
+    for name, columns in _raw_columns(seen):
+        if has_name_of_id(name) or not all(pa.types.is_floating(c.type) for c in columns):
+            continue
+        parts = [column.to_numpy() for column in columns]
+        if all(map(_counts_up, parts)) or _counts_up(np.concatenate(parts)):
+            found.append(repr(name))
     if found:
         yield (
             f"column {listed(found)} of {seen.raws[0].source} counts rows, so it tells their order "
             f"and nothing else: leave out row numbers (--drop-columns={found[0]})"
         )
-
-
-def _count_rows(columns: Sequence[Any]) -> bool:
-    """Return whether values are 0, 1, 2, ... or 1, 2, 3, ..., in each source or in all together, in
-    any order.
-    """
-    import pyarrow as pa
-
-    if not all(pa.types.is_floating(column.type) for column in columns):
-        return False
-    parts = [column.to_numpy() for column in columns]
-    return all(map(_counts_up, parts)) or _counts_up(np.concatenate(parts))
 
 
 def _counts_up(values: Numbers) -> bool:
@@ -142,22 +122,21 @@ def splits_and_weights(seen: SeenData) -> Iterator[str]:
         return
     for name in first.images.column_names:
         columns = [raw.images[name] for raw in seen.raws if name in raw.images.column_names]
-        values = set[str]()
-        for column in columns:
-            # a split has fewer
-            values |= {str(v).strip().lower() for v in pc.unique(column).to_pylist()[:10]}
+        # a split has fewer
+        some = [value for column in columns for value in pc.unique(column).to_pylist()[:10]]
+        values = {str(value).strip().lower() for value in some}
         named = _SPLIT.fullmatch(name.lower()) and all(map(_PART.search, values))
+        says = ""
         if named or (len(values) > 1 and values <= {*PARTS}):
             says = "which rows are for training and which for the test"
-            advice = "put rows for the test into a file of their own, and leave the column out"
         elif _WEIGHT.search(name.lower()):
-            says, advice = "how much each row weighs", "leave it out"
-        else:
-            continue
-        yield (
-            f"column {name!r} of {first.source} seems to say {says}, and nothing follows it: "
-            f"{advice} (--drop-columns={name!r})"
-        )
+            says = "how much each row weighs"
+        if says:
+            yield (
+                f"column {name!r} of {first.source} seems to say {says}, and nothing follows it: "
+                f"leave it out (--drop-columns={name!r}); rows for the test may be in a file of "
+                "their own"
+            )
 
 
 def times_without_events(seen: SeenData) -> Iterator[str]:
@@ -203,31 +182,19 @@ def columns_named_alike(seen: SeenData) -> Iterator[str]:
     copies.
     """
     first = seen.raws[0]
-    if first.kind.agreed:
-        names = [*first.images.column_names, *first.targets]
-        plain = {name: fold(name).replace(" ", "") for name in names}
-        yield from _pairs_alike("column", names, plain, first.source)
-
-
-def classes_named_alike(seen: SeenData) -> Iterator[str]:
-    """Name classes that a program has numbered as copies."""
-    names = [name for what, each in seen.names if what == "class" for name in each]
-    yield from _pairs_alike("class", names, {}, seen.raws[0].source)
-
-
-def _pairs_alike(
-    what: str, names: Sequence[str], plain: Mapping[str, str], source: str
-) -> Iterator[str]:
+    if not first.kind.agreed:
+        return
+    names = [*first.images.column_names, *first.targets]
     pairs = list[str]()
     # more take seconds, and are hardly names that somebody wrote
     for one, other in permutations(names[:200], 2):
-        alike = one < other and one in plain and plain[one] == plain[other]
+        alike = one < other and bare_id(one) == bare_id(other)
         if alike or _AGAIN.sub("", other) == one != other:
             pairs.append(f"{one!r} and {other!r}")
     if pairs:
         yield (
-            f"{what} {listed(pairs)} of {source} may be one that is there twice: leave one out, or "
-            "give them names that tell them apart"
+            f"column {listed(pairs)} of {first.source} may be one that is there twice: leave one "
+            "out, or give them names that tell them apart"
         )
 
 
@@ -347,22 +314,22 @@ def repeated_rows(seen: SeenData) -> Iterator[str]:
     # larger tables would take seconds; in fewer rows or columns, equal ones are chance
     if not table or x.shape[1] < 3 or len(x) < 30 or x.numel() > 1 << 24:
         return
-    features = x.double().cpu().numpy().T
-    fine = sum(len(np.unique(column)) >= max(20, len(x) / 10) for column in features)
-    if fine < 3:
-        return
-    labels = y.double().cpu().numpy().reshape(len(y), -1).T
+    columns = [*x.double().cpu().numpy().T, *y.double().cpu().numpy().reshape(len(y), -1).T]
     draw = np.random.default_rng(0)
+    fine = [len(np.unique(one)) >= max(20, len(x) / 10) for one in columns[: x.shape[1]]]
+    # rows of coarse columns are equal by chance
+    if sum(fine) < 3:
+        return
     # a row's print is the sum of a random number for each value, so without a column it is a
     # difference
     prints = [
         draw.integers(1 << 62, size=len(x))[np.unique(column, return_inverse=True)[1]]
-        for column in (*features, *labels)
+        for column in columns
     ]
     whole = np.sum(prints, axis=0)
-    same = [len(x) - len(np.unique(whole - own)) for own in prints[: len(features)]]
+    same = [len(x) - len(np.unique(whole - own)) for own in prints[: x.shape[1]]]
     place, most = int(np.argmax(same)), max(same)
-    rest = [k for k in range(len(features)) if k != place]
+    rest = [k for k in range(x.shape[1]) if k != place]
     if most >= len(x) / 4 and improbable(most, len(x) ** 2 / 2 * chance(x[:, rest])):
         yield (
             f"{most:,} of {len(x):,} training rows of {seen.source} equal another in all but "
@@ -380,7 +347,6 @@ RULES = (
     equal_columns,
     times_without_events,
     columns_named_alike,
-    classes_named_alike,
     repeated_rows,
 )
 """each yields a line for what it finds"""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, combinations
-from math import exp, log
+from math import exp, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,8 @@ from ekiden.readers.undecoded import Raw
 
 FEATURES = 2
 """of a sample that is compared; rows of a single number are equal by chance"""
-ROWS_DIFFER = 0.95
-"""share of different rows from which equal rows mean something"""
 _IMPROBABLE = 0.01
 _NEVER = 1e-18
-# equal rows that may be chance
-_FEW = 10
 LARGE = 1 << 28
 """bytes of samples that are not compared"""
 ROWS, MOST_SILOS = 20, 200
@@ -72,24 +68,25 @@ def improbable(found: int, expected: float, pairs: int = 1) -> bool:
     return pairs * exp(found - expected + found * log(max(expected, _NEVER) / found)) < _IMPROBABLE
 
 
-def copied(here: Mapping[Any, int], there: Mapping[Any, int], pairs: int = 1) -> bool:
-    """Return whether two parts have more rows in common than rows that are coarse would have by
-    chance.
+def beyond_chance(
+    here: Counter[Any], there: Counter[Any], chance: float = 0.0, pairs: int = 1
+) -> bool:
+    """Return whether two parts hold more equal rows than they would by chance.
 
-    Of rows that are there twice in both parts together, a share of 2ab/(a + b)² is expected to be
-    once in each, if the parts have a and b rows. By Chernoff's bound, more is improbable, also
-    among so many `pairs` of parts. `here` and `there` say how often each row is in a part.
+    Silos that differ share fewer rows than there are equal ones within them. So at least twice as
+    many pairs as these lead one to expect, and improbably many, are copies.
+
+    Args:
+        here: how often each row is in a part.
+        there: and in the other.
+        chance: how probable it is that two rows are equal, as far as their values tell.
+        pairs: of parts that are compared.
     """
-    once = sum(n == 1 == there.get(row, 0) for row, n in here.items())
-    twice = sum(n == 2 and row not in there for row, n in here.items())
-    twice += sum(n == 2 and row not in here for row, n in there.items())
-    a, b = sum(here.values()), sum(there.values())
-    share, chance = once / max(once + twice, 1), 2 * a * b / (a + b) ** 2
-    if share <= chance:
-        return False
-    other = (1 - share) * log((1 - share) / (1 - chance)) if share < 1 else 0.0
-    divergence = share * log(share / chance) + other
-    return pairs * exp(-(once + twice) * divergence) < _IMPROBABLE
+    equal = sum(n * there[row] for row, n in here.items())
+    # by Cauchy and Schwarz, the mean of both is a bound; that of few rows is unsure
+    within = max(twice(here, there), sqrt(twice(here) * twice(there)), chance)
+    expected = here.total() * there.total() * within
+    return equal >= 2 * expected and improbable(equal, expected, pairs)
 
 
 def rows_of_several(
@@ -98,38 +95,33 @@ def rows_of_several(
     """Say how many rows several silos hold, by their fingerprints, unless so many are equal by
     chance.
 
-    `chance` says how probable it is that two rows are equal, as far as their values tell; None if
-    only fingerprints are known.
+    `chance` says how probable it is that two rows are equal; None if only fingerprints are known.
     """
     counts = {name: Counter(rows) for name, rows in held.items()}
-    fine = sum(map(len, counts.values())) >= ROWS_DIFFER * sum(map(len, held.values()))
     owners: dict[bytes | str, list[str]] = {}
     for name, rows in counts.items():
         for row in rows:
             owners.setdefault(row, []).append(name)
     found = Counter(pair for names in owners.values() for pair in combinations(names, 2))
-    within = twice(*counts.values())
-
-    def told(a: str, b: str, n: int) -> bool:
-        expected = len(held[a]) * len(held[b]) * max(within, chance or 0.0)
-        own = fine if chance is None else improbable(n, expected, len(found))
-        return own or (not fine and copied(counts[a], counts[b], len(found)))
-
-    pairs = [(n, a, b) for (a, b), n in found.most_common() if told(a, b, n)]
-    if pairs:
-        shown = listed(
-            f"{a} and {b} {counted(n, 'row')} of {len(held[a]):,} and {len(held[b]):,}"
-            for n, a, b in pairs
-        )
-        few = (
-            ". Few may be equal by chance, if values are coarse"
-            if chance is None and pairs[0][0] < _FEW
-            else ""
-        )
-        yield (
-            f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: "
-            f"take out what is twice{few}"
-        )
+    pairs = [
+        (n, a, b)
+        for (a, b), n in found.most_common()
+        if beyond_chance(counts[a], counts[b], chance or 0.0, len(found))
+    ]
+    if not pairs:
+        return
+    shown = listed(
+        f"{a} and {b} {counted(n, 'row')} of {len(held[a]):,} and {len(held[b]):,}"
+        for n, a, b in pairs
+    )
+    few = ""
+    # of fingerprints it is open how coarse the values are
+    if chance is None and pairs[0][0] < 10:
+        few = ". Few may be equal by chance, if values are coarse"
+    yield (
+        f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: "
+        f"take out what is twice{few}"
+    )
 
 
 def fingerprints(x: Tensor, inputs: Inputs, salt: bytes) -> list[bytes]:
@@ -212,19 +204,13 @@ class SeenData:
             or both[0][0].numel() < FEATURES
         ):
             return None
-        train, test = (
-            [
-                b"%s %d" % (part, row) if empty else print_
-                for row, (print_, empty) in enumerate(zip(prints, bare.tolist(), strict=True))
-            ]
-            for part, prints, bare in zip(
-                (b"train", b"test"),
-                (fingerprints(x, self.data.inputs, b"") for x in both),
-                self.bare,
-                strict=True,
-            )
-        )
-        return train, test
+        found = list[list[bytes]]()
+        for part, (x, bare) in enumerate(zip(both, self.bare, strict=True)):
+            prints = fingerprints(x, self.data.inputs, b"")
+            for row in bare.nonzero()[:, 0].tolist():
+                prints[row] = b"%d %d" % (part, row)
+            found.append(prints)
+        return found[0], found[1]
 
     @property
     def owned(self) -> dict[str, list[bytes]]:

@@ -24,7 +24,7 @@ from ekiden.core.models.images import SHORTEST
 from ekiden.core.tasks import Classification, MultiLabel, Segmentation, Survival
 from ekiden.readers.kinds import Inputs, Table
 from ekiden.readers.kinds.tables import Numbers
-from ekiden.readers.moments import ColumnSums, told_by
+from ekiden.readers.moments import told_by
 
 _MOST_CLASSES = 20
 _MOST_VALUES = 512
@@ -75,8 +75,7 @@ def changed(seen: SeenData) -> Iterator[str]:
     for what, silos, changes, least in (
         *_mean_pictures(seen),
         *_skewness(seen),
-        *_shares_of_labels(seen),
-        *_shares_of_columns(seen),
+        *_shares(seen),
     ):
         for name, others, shown in _compared([*silos]):
             usual = torch.stack([silos[n] for n in others]).mean(0)
@@ -119,64 +118,52 @@ def _skewness(seen: SeenData) -> _Summaries:
     x = seen.data.train.x
     if not are_signals(x):
         return
-    skewed = dict[str, Tensor]()
-    for name, at in seen.compared.items():
-        signals = x[at].double().cpu()
-        signals = signals - signals.mean(2, keepdim=True)
-        deviation = signals.square().mean(2).sqrt().clamp(min=1e-12)
-        skewed[name] = (signals.pow(3).mean(2) / deviation**3).mean(0)
+    from scipy.stats import skew
+
+    skewed = {name: skew(x[at].double().cpu(), axis=2) for name, at in seen.compared.items()}
     for channel in range(x.shape[1]):
-        each = {name: skew[channel : channel + 1] for name, skew in skewed.items()}
+        each = {name: torch.tensor([np.nanmean(s[:, channel])]) for name, s in skewed.items()}
         words = f"are upside down in channel {channel}"
         # signals with an upper and a lower side have a skewness of 0.5 or more
         yield "signals", each, {words: (_as_it_is, torch.neg)}, 1.0
 
 
-def _shares_of_labels(seen: SeenData) -> _Summaries:
+def _shares(seen: SeenData) -> _Summaries:
+    """Yield the shares of all values of columns and labels that have few, which may be reversed."""
     data, rows = seen.data, seen.compared
+    if not rows:
+        return
     y = {name: data.train.y[at].cpu() for name, at in rows.items()}
+    held = dict[str, dict[str, Tensor]]()
     if isinstance(data.task, Segmentation):
         for a, b in combinations(range(len(data.classes)), 2):
-            words = f"have {data.classes[a]!r} and {data.classes[b]!r} changed places"
-            yield _reversed_shares("masks", y, [a, b], words)
+            what = f"masks of {data.classes[a]!r} and {data.classes[b]!r}"
+            held[what] = {n: each[(each == a) | (each == b)] for n, each in y.items()}
     if isinstance(data.task, Survival):
-        events = {name: each[:, 1] for name, each in y.items()}
-        yield _reversed_shares("events", events, [0, 1], "mean that there was none")
-    # of two silos it is open which one is inverted
-    if isinstance(data.task, MultiLabel) and len(rows) > 2:
-        for k, label in enumerate(data.classes):
-            own = {name: each[:, k] for name, each in y.items()}
-            yield _reversed_shares(f"labels {label!r}", own, [0, 1], "are inverted")
-
-
-def _shares_of_columns(seen: SeenData) -> _Summaries:
-    if len(seen.compared) < 3:
-        return
-    for column, each in _columns(seen):
-        values = np.unique(np.concatenate([*each.values()])).tolist()
+        held["events"] = {name: each[:, 1] for name, each in y.items()}
+    # of columns of two silos it is open which one is reversed
+    if len(rows) > 2:
+        if isinstance(data.task, MultiLabel):
+            for k, label in enumerate(data.classes):
+                held[f"labels {label!r}"] = {name: each[:, k] for name, each in y.items()}
+        for column, numbers in _columns(seen):
+            each = {name: torch.from_numpy(own) for name, own in numbers.items()}
+            held[f"values of column {column!r}"] = each
+    for what, each in held.items():
+        values = torch.cat([*each.values()]).unique()
         if not 2 <= len(values) <= _MOST_CLASSES:
             continue
-        words = f"count the other way round, {values[0]:g} to {values[-1]:g}"
-        if len(values) == 2:
-            words = f"have {values[0]:g} and {values[1]:g} changed places"
-        tensors = {name: torch.from_numpy(own) for name, own in each.items()}
-        yield _reversed_shares(f"values of column {column!r}", tensors, values, words)
-
-
-def _reversed_shares(
-    what: str, silos: Mapping[str, Tensor], values: Sequence[float], words: str
-) -> tuple[str, dict[str, Tensor], Mapping[str, _Change], float]:
-    """Return the shares (k,) of values in each silo, which may have been reversed."""
-    shares = dict[str, Tensor]()
-    for name, own in silos.items():
-        counts = torch.stack([(own == value).sum() for value in values]).double()
-        shares[name] = counts / counts.sum().clamp(min=1)
-    # nearly half of all values would have to change
-    return what, shares, {words: (_as_it_is, lambda m: m.flip(0))}, 0.9 / len(values)
+        shares = {
+            name: (own.flatten()[:, None] == values).double().sum(0) / max(own.numel(), 1)
+            for name, own in each.items()
+        }
+        words = f"are reversed, {values[0]:g} for {values[-1]:g}"
+        # nearly half of all values would have to change
+        yield what, shares, {words: (_as_it_is, lambda m: m.flip(0))}, 0.9 / len(values)
 
 
 def swapped_labels(seen: SeenData) -> Iterator[str]:
-    """Name two classes that a linear model of other silos tells apart, but at a silo not, or the
+    """Name two classes that the class means of other silos tell apart, but at a silo not, or the
     other way round.
     """
     data = seen.data
@@ -190,16 +177,12 @@ def swapped_labels(seen: SeenData) -> Iterator[str]:
         return
     x = _standardised(known)
     y = {name: part.y[at].cpu() for name, (part, at) in parts.items()}
-    squares = {name: v.T @ v for name, v in x.items()}
-    products = {name: v.T @ F.one_hot(y[name], len(data.classes)).double() for name, v in x.items()}
-    rows = sum(map(len, x.values()))
     for name, others, shown in _compared([*parts]):
-        # a little of the identity, so that columns that depend on each other have a solution
-        ridge = 1e-3 * rows * torch.eye(x[name].shape[1], dtype=torch.float64)
-        whole = torch.stack([squares[n] for n in others]).sum(0) + ridge
-        weights = torch.linalg.solve(whole, torch.stack([products[n] for n in others]).sum(0))
+        rows, labels = torch.cat([x[n] for n in others]), torch.cat([y[n] for n in others])
+        means = [rows[labels == k].mean(0) for k in range(len(data.classes))]
+        weights = torch.stack(means).nan_to_num().T
         scores = {n: (x[n] @ weights, y[n]) for n in parts}
-        there = torch.cat([x[n] for n in others]) @ weights, torch.cat([y[n] for n in others])
+        there = rows @ weights, labels
         swapped, lost = list[str](), list[str]()
         for a, b in combinations(range(len(data.classes)), 2):
             pair = f"{data.classes[a]!r} and {data.classes[b]!r}"
@@ -239,12 +222,11 @@ def _labelled_parts(seen: SeenData) -> dict[str, tuple[Samples, Tensor]]:
 
 
 def _standardised(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return vectors (n, d) with mean 0 and deviation 1 over all parts, and a 1 behind them."""
-    x = {name: F.pad(v, (0, 1), value=1.0) for name, v in values.items()}
-    whole = torch.cat([*x.values()])
-    mean, std = whole.mean(0), whole.std(0)
-    mean[-1], std[std == 0] = 0.0, 1.0
-    return {name: (v - mean) / std for name, v in x.items()}
+    """Return vectors (n, d) with mean 0 and deviation 1 over all parts."""
+    whole = torch.cat([*values.values()])
+    std = whole.std(0)
+    std[std == 0] = 1.0
+    return {name: (v - whole.mean(0)) / std for name, v in values.items()}
 
 
 def _deviations_apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
@@ -287,19 +269,12 @@ def other_units(seen: SeenData) -> Iterator[str]:
     Of tables silos tell sums later.
     """
     data = seen.data
-    parts = {"the training part": data.train, "the test part": data.test}
-    table = Table.of(data.inputs)
-    if seen.given and data.inputs.agreed:
-        # codes of categories lie behind the gaps of scaled numbers
-        if table.scale:
-            table = replace(table, categorical=(), vocabularies=())
-        whole = replace(data, inputs=table, least=1)
-        told = list[ColumnSums]()
-        for name, part in parts.items():
-            rows = Subset(part, torch.arange(len(part)))
-            told.append(told_by(ClientData(name, rows, rows, rows), whole))
-        yield from compare_sums(told)
     x = data.train.x
+    parts = {"the training part": data.train, "the test part": data.test}
+    if seen.given and data.inputs.agreed and seen.unscaled:
+        held = {name: Subset(part, torch.arange(len(part))) for name, part in parts.items()}
+        clients = [ClientData(name, part, part, part) for name, part in held.items()]
+        yield from compare_sums([told_by(one, replace(data, least=1)) for one in clients])
     if data.inputs.agreed or not (x.is_floating_point() or x.dtype == torch.uint8):
         return
     if seen.given:
@@ -410,15 +385,11 @@ def other_rates(seen: SeenData) -> Iterator[str]:
 
 
 def _frequency(x: Tensor) -> float:
-    """Return the logarithm of the median frequency of signals (n, C, T)."""
+    """Return the logarithm of the median, over signals (n, C, T), of their mean frequency."""
     x = x.double().cpu()
     power = torch.fft.rfft(x - x.mean(2, keepdim=True)).abs().square().sum(1)
-    below = power.cumsum(1) / power.sum(1, keepdim=True).clamp(min=1e-300)
-    at = (below < 0.5).sum(1).clamp(1, power.shape[1] - 1)[:, None]
-    before, here = below.gather(1, at - 1), below.gather(1, at)
-    return float(
-        (at - (here - 0.5) / (here - before).clamp(min=1e-12)).clamp(min=0.1).log().median()
-    )
+    cycles = (power @ torch.arange(power.shape[1]).double()) / power.sum(1).clamp(min=1e-300)
+    return float(cycles.clamp(min=0.1).log().median())
 
 
 def foreign_embeddings(seen: SeenData) -> Iterator[str]:
