@@ -193,9 +193,7 @@ def test_owners_in_several_spellings_stop_and_are_merged(column: str) -> None:
 def test_classes_of_minus_one_and_of_zero_are_refused() -> None:
     rng, labels = np.random.default_rng(0), np.arange(40) % 2
     silos: list[Any] = [{"dose": rng.normal(size=40), "label": y} for y in (labels, 2 * labels - 1)]
-    with pytest.raises(
-        UserError, match="classes are -1 and 1 at client-1, but 0 and 1 at client-0"
-    ):
+    with pytest.raises(UserError, match="classes are -1 to 1 at client-1, but 0 to 1 at client-0"):
         ekiden.federate(silos)
     assert ekiden.federate(silos, spelling="keep").dataset.classes == ("-1", "0", "1")
 

@@ -1,5 +1,6 @@
 """What readers ask of this wing; see `ekiden.readers.inspector`."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -101,10 +102,10 @@ def _spelled(told: Sequence[ColumnSums], spelling: Spelling) -> list[ColumnSums]
     ]
 
 
-def _renamed(counts: Mapping[str, int], other: Mapping[str, str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _renamed(counts: Mapping[str, int], other: Mapping[str, str]) -> Mapping[str, int]:
+    found = Counter[str]()
     for name, n in counts.items():
-        found[other.get(name, name)] = found.get(other.get(name, name), 0) + n
+        found[other.get(name, name)] += n
     return found
 
 

@@ -22,7 +22,7 @@ from ekiden.core.base.errors import listed
 from ekiden.core.data.samples import ClientData, Samples, Subset
 from ekiden.core.models.images import SHORTEST
 from ekiden.core.tasks import Classification, MultiLabel, Segmentation, Survival
-from ekiden.readers.kinds import Inputs, Table
+from ekiden.readers.kinds import Table
 from ekiden.readers.kinds.tables import Numbers
 from ekiden.readers.moments import told_by
 
@@ -171,7 +171,7 @@ def swapped_labels(seen: SeenData) -> Iterator[str]:
     several = 2 <= len(data.classes) <= _MOST_CLASSES
     if not isinstance(data.task, Classification) or not several or not parts:
         return
-    values = {name: _values(part.x[at], data.inputs) for name, (part, at) in parts.items()}
+    values = {name: _values(part.x[at]) for name, (part, at) in parts.items()}
     known = {name: v for name, v in values.items() if v is not None}
     if len(known) < len(parts):
         return
@@ -241,7 +241,7 @@ def _deviations_apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float,
     return float(one.mean() - other.mean()) / spread, (1 / len(one) + 1 / len(other)) ** 0.5
 
 
-def _values(x: Tensor, inputs: Inputs) -> Tensor | None:
+def _values(x: Tensor) -> Tensor | None:
     """Return samples as vectors (n, d) float64 from which labels may be foretold; None for other
     kinds.
     """
@@ -253,14 +253,8 @@ def _values(x: Tensor, inputs: Inputs) -> Tensor | None:
         return words.scatter_(1, x % _MOST_VALUES, 1.0)
     if x.ndim != 2 or x.shape[1] > _MOST_VALUES:
         return None
-    numbers, table = x.double(), Table.of(inputs)
-    parts = [
-        torch.where(numbers.isnan(), numbers.nanmean(0), numbers)[:, : len(table.numeric) or None]
-    ]
-    for k, known in enumerate(table.vocabularies, len(table.numeric)):
-        if len(known) < _MOST_CLASSES:
-            parts.append(F.one_hot(x[:, k].long(), len(known) + 1).double())
-    return torch.cat(parts, 1).nan_to_num()
+    x = x.double()
+    return torch.where(x.isnan(), x.nanmean(0), x).nan_to_num()
 
 
 def other_units(seen: SeenData) -> Iterator[str]:

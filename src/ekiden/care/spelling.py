@@ -291,29 +291,32 @@ def nothing_in_common(held: Mapping[str, Collection[str]], what: str = "class") 
 
 
 def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes are") -> str:
-    """Say that some silos number their classes (`what`) from 0, and others as many from 1; "" if
-    they do not.
+    """Say that some silos number their classes (`what`) from 0, and others as many from 1, or two
+    classes -1 and 1; "" if they do not.
 
     Nothing is said unless all labels that silos hold are whole numbers.
     """
-    if not all(re.fullmatch(r"-?\d{1,18}", name) for own in held.values() for name in own):
+    names = {silo: set(own) for silo, own in held.items()}
+    if not all(re.fullmatch(r"-?\d{1,18}", name) for name in set().union(*names.values())):
         return ""
-    numbers = {silo: set(map(int, own)) for silo, own in held.items()}
+    numbers = {silo: set(map(int, own)) for silo, own in names.items()}
     every = set().union(*numbers.values())
     high = max(every, default=0)
-    if every == {-1, 0, 1} and {-1, 0, 1} not in numbers.values():
-        signed, plain = ([silo for silo, own in numbers.items() if n in own] for n in (-1, 0))
-        return f"{what} -1 and 1 at {listed(signed)}, but 0 and 1 at {listed(plain)}"
-    zero = [silo for silo, labels in numbers.items() if 0 in labels]
-    one = [silo for silo, labels in numbers.items() if high in labels]
-    shifted = any(numbers[s] == every - {high} for s in zero) and any(
-        numbers[s] == every - {0} for s in one
-    )
+    one, other = every - {high}, every - {0}
+    if every == {-1, 0, 1}:
+        one, other = other, every - {-1}
     # labels may be codes of 16 digits
-    counted = min(every, default=0) == 0 and len(every) == high + 1
-    if high < 2 or not counted or set(zero) & set(one) or not shifted:
+    elif high < 2 or min(every) or len(every) != high + 1:
         return ""
-    return f"{what} 0 to {high - 1} at {listed(zero)}, but 1 to {high} at {listed(one)}"
+    first = [silo for silo, own in numbers.items() if one - other <= own]
+    second = [silo for silo, own in numbers.items() if other - one <= own]
+    both = one in numbers.values() and other in numbers.values()
+    if not both or {*first} & {*second}:
+        return ""
+    return (
+        f"{what} {min(one)} to {max(one)} at {listed(first)}, but {min(other)} to {max(other)} at "
+        f"{listed(second)}"
+    )
 
 
 def _texts(raws: Sequence[Raw]) -> list[str]:
