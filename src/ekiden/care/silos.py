@@ -150,7 +150,7 @@ def _shares(seen: SeenData) -> _Summaries:
             each = {name: torch.from_numpy(own) for name, own in numbers.items()}
             held[f"values of column {column!r}"] = each
     for what, each in held.items():
-        values = torch.cat([*each.values()]).unique()
+        values = torch.from_numpy(np.unique(torch.cat([*each.values()])))
         if not 2 <= len(values) <= _MOST_CLASSES:
             continue
         shares = {
