@@ -23,20 +23,20 @@ class Noting:
     """Records what it is told."""
 
     told: list[tuple[str, object]]
-    known = 0
+    at_once = True
     fails_at = -1
 
-    def begin(self, folder: Path, config: Mapping[str, dict[str, object]]) -> int:
-        self.told.append(("begin", config["recipe"]["hyperparameters"]))
-        return self.known
+    def begin(self, run: tracking.Tracked) -> str:
+        self.told.append(("begin", run.config["recipe"]["hyperparameters"]))
+        return "its id"
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
         if step == self.fails_at:
             raise ConnectionError("the server is away")
         self.told.append(("step", (step, numbers["accuracy"])))
 
-    def end(self, model: Path | None) -> None:
-        self.told.append(("end", model))
+    def end(self, finished: bool) -> None:
+        self.told.append(("end", finished))
 
 
 @pytest.fixture
@@ -77,26 +77,18 @@ def test_a_program_like_weights_and_biases_gets_each_step_once(
 
 
 def test_rows_that_a_kill_may_have_lost_are_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    blobs: FederatedData, tmp_path: Path, noting: type[Noting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """trackio 0.43 loses rows that its thread has not written yet: step 3 of a run that was killed
-    after it."""
-    fake = ModuleType("trackio")
-    fake.init = fake.log = lambda *_, **__: None  # type: ignore[attr-defined]
-    fake.finish = lambda: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "trackio", fake)
-    config = {
-        "recipe": {"method": "fedavg", "model": "mlp", "seed": 0, "hyperparameters": {}, "training": {}},
-        "dataset": "digits", "steps": 3, "model_bytes": 1, "clients": ["a"],
-    }  # fmt: skip
-    killed = tracking.WandbLike("trackio")
-    assert killed.begin(tmp_path, config) == 0
-    killed.step(1, {})
-    resumed = tracking.WandbLike("trackio")
-    assert resumed.begin(tmp_path, config) == 0, "nobody knows whether step 1 arrived"
-    resumed.step(1, {})
-    resumed.end(None)
-    assert tracking.WandbLike("trackio").begin(tmp_path, config) == 1
+    """trackio 0.43 loses rows that its thread has not written yet."""
+    monkeypatch.setattr(noting, "at_once", False)
+    module, folder = Tiny(), tmp_path / "run"
+    monkeypatch.setattr(tracking._Follower, "close", lambda self: None)
+    run(METHOD, blobs, module, folder=folder, track="noting", stop_after=1)
+    monkeypatch.undo()
+    monkeypatch.setattr(tracking, "TRACKERS", {"noting": (noting, "json")})
+    noting.told.clear()
+    run(METHOD, blobs, module, folder=folder, track="noting")
+    assert steps(noting.told) == [1, 2, 3], "nobody knows whether step 1 arrived"
 
 
 def steps(told: list[tuple[str, object]]) -> list[int]:
@@ -112,7 +104,7 @@ def test_each_row_is_told_once_and_then_the_model(
     assert noting.told == [
         ("begin", result.config["recipe"]["hyperparameters"]),
         *rows,
-        ("end", tmp_path / "run" / "model.safetensors"),
+        ("end", True),
     ]
 
 
@@ -121,9 +113,10 @@ def test_a_run_that_goes_on_tells_what_was_missed(
 ) -> None:
     module = Tiny()
     run(METHOD, blobs, module, folder=tmp_path / "run", track="noting", stop_after=2)
-    assert noting.told[-1] == ("end", None)
+    assert noting.told[-1] == ("end", False)
     noting.told.clear()
-    noting.known = 1  # step 2 was lost on the way
+    # step 2 was lost on the way
+    (tmp_path / "run" / "noting.json").write_text('{"id": "its id", "step": 1}')
     run(METHOD, blobs, module, folder=tmp_path / "run", track="noting")
     assert steps(noting.told) == [2, 3]
 
@@ -186,7 +179,7 @@ def test_mlflow_goes_on_with_its_run(
     ]
     assert drawn == [(row["step"], row["accuracy"]) for row in result.metrics]
     assert (found.data.params["rounds"], found.data.params["method"]) == ("3", "fedavg")
-    assert found.data.tags["model"] == str(folder / "model.safetensors")
+    assert found.data.tags["run_folder"] == str(folder)
     assert found.info.status == "FINISHED"
 
 
@@ -227,7 +220,7 @@ def test_what_another_process_writes_is_followed(
         look()
     assert steps(noting.told) == [1, 2, 3]
     assert noting.told[0][0] == "begin"
-    assert noting.told[-1] == ("end", folder / "model.safetensors")
+    assert noting.told[-1] == ("end", True)
 
 
 def test_a_run_that_stopped_is_not_told_as_finished(
@@ -236,7 +229,7 @@ def test_a_run_that_stopped_is_not_told_as_finished(
     with tracking.watching(["noting"], tmp_path / "run", 3):
         run(METHOD, blobs, Tiny(), folder=tmp_path / "run", stop_after=2)
     assert steps(noting.told) == [1, 2]
-    assert noting.told[-1] == ("end", None)
+    assert noting.told[-1] == ("end", False)
 
 
 def test_a_tracker_that_fails_does_not_end_what_is_watched(
@@ -324,7 +317,7 @@ def test_a_run_between_machines_is_followed_here(
     code, printed = command("run", "fedavg", *flags, "--track", "noting")
     assert code == 0, printed
     assert steps(noting.told) == [1, 2, 3]
-    assert noting.told[-1] == ("end", Path("runs/fedavg-flower-seed0/model.safetensors"))
+    assert noting.told[-1] == ("end", True)
     code, printed = command("run", "fedavg", *flags, "--track", "other")
     assert code == 2
     assert "unknown tracker 'other'" in printed

@@ -437,8 +437,12 @@ class PreparedRun:
                 place = how.folder / "clients"
                 folder = stack.enter_context(closing(RunFolder(how.folder, self.described, held)))
             how.on_start()
-            following = tracking.following(how.track, how.folder, self.described, on_step)
-            followed = stack.enter_context(following)
+            following = tracking.following(how.track, how.folder, self.described["steps"])
+            tell = stack.enter_context(following)
+
+            def followed(row: Row) -> None:
+                on_step(row)
+                tell(row)
 
             def begun(state: State, written: Mapping[str, str] | None) -> Transport:
                 return self.transport(Start(setup, held, state, place, written))

@@ -83,44 +83,63 @@ def measured(metric: Metric, row: Row) -> str:
     return f"{metric.name} {100 * value:.1f} %" if metric.share else f"{metric.name} {value:.4g}"
 
 
+@dataclass(frozen=True)
+class Tracked:
+    """A run as a tracker is told of it."""
+
+    folder: Path
+    config: Config
+    id: str  # what the tracker called it when it began; empty for a run that it does not know
+    known: int  # the last step that it has
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the run, by name."""
+        said, recipe = said_in(self.config), self.config["recipe"]
+        chosen = {key: recipe[key] for key in ("method", "model", "seed")}
+        chosen |= {key: self.config[key] for key in ("dataset", "steps", "model_bytes")}
+        plan = {k: said[k] for k in ("partition", "size", "val_fraction") if k in said}
+        clients = {"clients": len(self.config["clients"])}
+        return chosen | clients | recipe["hyperparameters"] | recipe["training"] | plan
+
+
 class Tracker(Protocol):
     """A program that draws a run. `begin` is called first, `end` last."""
 
-    def begin(self, folder: Path, config: Config) -> int:
-        """Start or continue the run in `folder`, and return the last step that is known already."""
+    at_once: bool  # whether a step has arrived when `step` returns
+
+    def begin(self, run: Tracked) -> str:
+        """Start or continue a run, and return its id."""
         ...
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
         """Record what was measured after a step."""
         ...
 
-    def end(self, model: Path | None) -> None:
-        """Record that the run stopped; `model` is the file of its model, if there is one."""
+    def end(self, finished: bool) -> None:
+        """Record that the run stopped."""
         ...
 
 
 class TensorBoard:
     """Event files in the run folder, in `tensorboard/`: `tensorboard --logdir runs`."""
 
-    def begin(self, folder: Path, config: Config) -> int:
+    at_once = True
+
+    def begin(self, run: Tracked) -> str:
         # an extra
         from torch.utils.tensorboard import SummaryWriter
 
-        # Rows that an earlier process wrote are written again, because its last rows may be
-        # missing.
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
-        rows = "\n".join(f"| {name} | {value} |" for name, value in settings(config).items())
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.known + 1)
+        rows = "\n".join(f"| {name} | {value} |" for name, value in run.settings().items())
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)
-        return 0
+        return ""
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def end(self, model: Path | None) -> None:
-        if model is not None:
-            self._writer.add_text("model", str(model), 0)
+    def end(self, finished: bool) -> None:
         self._writer.close()
 
 
@@ -129,42 +148,33 @@ class MLflow:
     theirs.
     """
 
-    _KEPT = "mlflow.json"
+    at_once = True
 
-    def begin(self, folder: Path, config: Config) -> int:
+    def begin(self, run: Tracked) -> str:
         # an extra
         from mlflow import MlflowClient
 
         self._client = MlflowClient()
-        kept = folder / self._KEPT
-        if kept.exists():
-            self._run = json.loads(kept.read_text(encoding="utf-8"))["run_id"]
-            self._client.update_run(self._run, status="RUNNING")
-            return max(
-                (point.step for point in self._client.get_metric_history(self._run, "bytes")),
-                default=0,
-            )
-        made = self._client.create_run(self._experiment(), run_name=folder.name)
-        self._run = made.info.run_id
-        write(kept, [json.dumps({"run_id": self._run}).encode()])
-        for name, value in settings(config).items():
-            self._client.log_param(self._run, name, str(value)[:500])
-        self._client.set_tag(self._run, "run_folder", str(folder.absolute()))
-        return 0
+        if run.id:
+            self._client.update_run(run.id, status="RUNNING")
+            self._run = run.id
+            return run.id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "ekiden")
+        found = self._client.get_experiment_by_name(name)
+        place = found.experiment_id if found else self._client.create_experiment(name)
+        self._run = str(self._client.create_run(place, run_name=run.folder.name).info.run_id)
+        for setting, value in run.settings().items():
+            # the longest value that all servers take
+            self._client.log_param(self._run, setting, str(value)[:500])
+        self._client.set_tag(self._run, "run_folder", str(run.folder.absolute()))
+        return self._run
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
             self._client.log_metric(self._run, _allowed(name), value, step=step)
 
-    def end(self, model: Path | None) -> None:
-        if model is not None:
-            self._client.set_tag(self._run, "model", str(model.absolute()))
-        self._client.set_terminated(self._run, "KILLED" if model is None else "FINISHED")
-
-    def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "ekiden")
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+    def end(self, finished: bool) -> None:
+        self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
 
 
 @dataclass
@@ -174,37 +184,27 @@ class WandbLike:
     """
 
     package: str  # its module, `wandb`, or `trackio`, which keeps all on this machine
+    # rows are sent from a thread, which a kill ends too: only after `finish` they have arrived
+    at_once = False
 
-    def begin(self, folder: Path, config: Config) -> int:
+    def begin(self, run: Tracked) -> str:
         self._module = import_module(self.package)
-        self._kept = folder / f"{self.package}.json"
-        if not self._kept.exists():
-            self._id = uuid4().hex[:12]
-            self._note(0)
-        noted = json.loads(self._kept.read_text(encoding="utf-8"))
-        self._id, self._last = str(noted["id"]), int(noted["step"])
-        own = {"id": self._id, "dir": str(folder)} if self.package == "wandb" else {}
+        called = run.id or uuid4().hex[:12]
+        own = {"id": called, "dir": str(run.folder)} if self.package == "wandb" else {}
         self._module.init(
             project=os.environ.get("WANDB_PROJECT", "ekiden"),
-            name=folder.name,
-            config=settings(config) | {"run_folder": str(folder.absolute())},
+            name=run.folder.name,
+            config=run.settings() | {"run_folder": str(run.folder.absolute())},
             resume="allow",
             **own,
         )
-        return self._last
+        return called
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
         self._module.log(dict(numbers), step=step)
-        self._last = step
 
-    def end(self, model: Path | None) -> None:
+    def end(self, finished: bool) -> None:
         self._module.finish()
-        # Only now it is known that the rows arrived: they are sent from a thread, which a kill ends
-        # too.
-        self._note(self._last)
-
-    def _note(self, step: int) -> None:
-        write(self._kept, [json.dumps({"id": self._id, "step": step}).encode()])
 
 
 TRACKERS: Mapping[str, tuple[Callable[[], Tracker], str]] = {
@@ -242,23 +242,17 @@ def check_names(trackers: Sequence[str], clients: Iterable[str]) -> None:
 
 @contextmanager
 def following(
-    names: Sequence[str], folder: Path | None, config: Config, on_step: Callable[[Row], None]
+    names: Sequence[str], folder: Path | None, steps: int
 ) -> Iterator[Callable[[Row], None]]:
-    """Give a callable that gets each row once it is saved: it calls `on_step`, then the
-    trackers.
-    """
-    if not names or folder is None:
-        yield on_step
-        return
-    followers = [_Follower(name, folder, config) for name in names]
+    """Give a callable that tells trackers of each row once it is saved in `folder`."""
+    followers = [_Follower(name, folder, steps) for name in names if folder]
 
-    def seen(row: Row) -> None:
-        on_step(row)
+    def tell(row: Row) -> None:
         for follower in followers:
             follower(row)
 
     try:
-        yield seen
+        yield tell
     finally:
         for follower in followers:
             follower.close()
@@ -266,64 +260,69 @@ def following(
 
 @contextmanager
 def watching(names: Sequence[str], folder: Path, steps: int) -> Iterator[Callable[[], None]]:
-    """Give a callable that tells the trackers what another process has written into `folder` since
-    the last call.
-    """
-    followers: list[_Follower] = []
-    last = 0
+    """Give a callable that tells trackers what another process has written into `folder`."""
+    with following(names, folder, steps) as tell:
 
-    def look() -> None:
-        nonlocal last
-        if not names or not (folder / "metrics.jsonl").is_file():
-            return
-        if not followers:
-            config = {"steps": steps, **read_config(folder)}
-            followers.extend(_Follower(name, folder, config) for name in names)
-        for row in read_lines(folder / "metrics.jsonl", "step"):
-            if row["step"] > last:
-                last = row["step"]
-                for follower in followers:
-                    follower(row)
+        def catch_up() -> None:
+            if names and (folder / "metrics.jsonl").is_file():
+                for row in read_lines(folder / "metrics.jsonl", "step"):
+                    tell(row)
 
-    try:
-        yield look
-    finally:
-        look()
-        for follower in followers:
-            follower.close()
+        try:
+            yield catch_up
+        finally:
+            catch_up()
 
 
 class _Follower:
-    """A tracker that may fail: then one line says so, and the run continues without it."""
+    """A tracker that may fail: then one line says so, and the run continues without it.
 
-    def __init__(self, name: str, folder: Path, config: Config) -> None:
-        self._name, self._folder, self._config = name, folder, config
+    A file in the run folder keeps what the tracker calls the run, and the last step that arrived.
+    """
+
+    def __init__(self, name: str, folder: Path, steps: int) -> None:
+        self._name, self._folder, self._steps = name, folder, steps
+        self._note = folder / f"{name}.json"
         self._tracker: Tracker | None = None
         self._failed = False
         self._last = 0
 
     def __call__(self, row: Row) -> None:
-        if self._failed:
+        if self._failed or row["step"] <= self._last:
             return
         with self._guarded():
-            rows = [row]
-            if self._tracker is None:
-                self._tracker = TRACKERS[self._name][0]()
-                known = self._tracker.begin(self._folder, self._config)
+            tracker, rows = self._tracker, [row]
+            if tracker is None:
+                tracker = self._begun()
                 written = read_lines(self._folder / "metrics.jsonl", "step")
-                rows = [each for each in written if known < each["step"] <= row["step"]]
+                rows = [each for each in written if self._last < each["step"] <= row["step"]]
             for each in rows:
-                self._tracker.step(each["step"], flat(each, tuple(self._config["clients"])))
+                tracker.step(each["step"], flat(each, self._clients))
             self._last = row["step"]
+            if tracker.at_once:
+                self._keep()
 
     def close(self) -> None:
         with self._guarded():
             if self._tracker is not None and not self._failed:
-                files = [self._folder / "model.safetensors", self._folder / "personal"]
-                done = self._last >= self._config["steps"]
-                self._tracker.end(
-                    next((file for file in files if file.exists()), None) if done else None
-                )
+                self._tracker.end(self._last >= self._steps)
+                self._keep()
+
+    def _begun(self) -> Tracker:
+        """Start the tracker where it stopped."""
+        config, noted = read_config(self._folder), {"id": "", "step": 0}
+        if self._note.exists():
+            noted = json.loads(self._note.read_text(encoding="utf-8"))
+        self._clients, self._last = tuple(config["clients"]), int(noted["step"])
+        config.setdefault("steps", self._steps)
+        self._tracker = TRACKERS[self._name][0]()
+        run = Tracked(self._folder, config, str(noted["id"]), self._last)
+        self._id = self._tracker.begin(run)
+        self._keep()
+        return self._tracker
+
+    def _keep(self) -> None:
+        write(self._note, [json.dumps({"id": self._id, "step": self._last}).encode()])
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -336,21 +335,6 @@ class _Follower:
             log.warning(
                 "tracker %s failed and is left out; the run continues: %s", self._name, reason
             )
-
-
-def settings(config: Config) -> dict[str, Any]:
-    """Return the settings of a run, by name."""
-    plan = {k: v for k, v in said_in(config).items() if k in ("partition", "size", "val_fraction")}
-    recipe = config["recipe"]
-    chosen = {key: recipe[key] for key in ("method", "model", "seed")}
-    chosen |= {key: config[key] for key in ("dataset", "steps", "model_bytes")}
-    return {
-        **chosen,
-        "clients": len(config["clients"]),
-        **recipe["hyperparameters"],
-        **recipe["training"],
-        **plan,
-    }
 
 
 def _allowed(name: str) -> str:
