@@ -13,7 +13,8 @@ from ekiden import Hardware, Training, UserError
 from ekiden.cli import silos
 from ekiden.cli.app import COMMANDS, call
 from ekiden.cli.flags import parse
-from ekiden.cli.runs import RunOptions, overview, run_options
+from ekiden.cli.run_options import BetweenMachines, Here, RunOptions
+from ekiden.cli.runs import overview, run_options
 from ekiden.cli.serving import ExportOptions
 from ekiden.core.engine.method import Method
 from ekiden.data import Reading
@@ -46,8 +47,8 @@ def test_the_help_of_a_method_fits_and_begins_with_its_own(
         "run",
     ]
     flags = re.findall(r"^  (--[a-z][\w-]*)", text, re.MULTILINE)
-    nested = {"recipe", "method", "reading", "training", "hardware", "plan"}
-    kinds = (kind, Recipe, Plan, Reading, Training, Hardware, RunOptions)
+    nested = {"recipe", "method", "reading", "training", "hardware", "plan", "place"}
+    kinds = (kind, Recipe, Plan, Reading, Training, Hardware, RunOptions, Here)
     wanted = {
         f"--{f.name.replace('_', '-')}"
         for one in kinds
@@ -63,8 +64,8 @@ def test_the_help_between_silos_has_each_flag_that_silos_allow(
     with pytest.raises(SystemExit):
         silos.run(FedSeq, ["--help"])
     flags = re.findall(r"^  (--[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)
-    hidden = {"recipe", "method", "training", "plan", "revises", "metric", "evaluate_on"}
-    kinds = (FedSeq, Recipe, RemotePlan, Training, silos.RemoteOptions)
+    hidden = {"recipe", "method", "training", "plan", "place", "revises"}
+    kinds = (FedSeq, Recipe, RemotePlan, Training, RunOptions, BetweenMachines)
     wanted = {
         f"--{f.name.replace('_', '-')}"
         for one in kinds

@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 
 from ekiden.cli.app import COMMANDS
-from ekiden.cli.runs import RunOptions
+from ekiden.cli.run_options import RunOptions
 from tests.pages import DOCS
 from tests.warm import ekiden
 

@@ -132,17 +132,19 @@ def flags(shown: object) -> list[Flag]:
 
 
 def _arranged(found: Sequence[_Box], own: Sequence[Flag], boxes: Boxes) -> Iterator[_Box]:
-    """Yield the boxes of the help as `boxes` says."""
-    flat = {flag.field: flag for box in found for flag in box.flags} | {
-        flag.field: flag for flag in own
-    }
+    """Yield the boxes of the help as `boxes` says; those without a flag are left out."""
     nested = {box.field: box for box in found}
+    boxed = {name for _, _, names in boxes for name in names if name in nested}
+    flat = {flag.field: flag for flag in own}
+    for box in found:
+        if box.field not in boxed:
+            flat |= {flag.field: flag for flag in box.flags}
     yield nested["method"]
     for title, about, names in boxes:
         if whole := nested.get(names[0]):
             yield _Box(title, whole.about, whole.flags, whole.field)
-        else:
-            yield _Box(title, about, [flat[name] for name in names], title)
+        elif listed := [flat[name] for name in names if name in flat]:
+            yield _Box(title, about, listed, title)
 
 
 def _boxes(shown: object, field: str = "") -> Iterator[_Box]:

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 from ekiden import data as datasets
 from ekiden.cli.console import console, no_run, only_json, print_json, say, telling
-from ekiden.cli.flags import Boxes, parse, parse_some
+from ekiden.cli.flags import parse, parse_some
+from ekiden.cli.run_options import BOXES, Here, RunOptions
 from ekiden.clinic import study
 from ekiden.commands import follow
 from ekiden.core.base.checks import Alias, Checked, Count, CountOrZero, Positional, Positive
@@ -33,31 +34,6 @@ from ekiden.runs.result import Result
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """Train one model over many data silos; ends with accuracy, bytes moved, time, and the run
-    folders.
-    """
-
-    plan: Plan[Any]
-    seeds: tuple[int, ...] = ()
-    """several seeds: one run each, side by side on the cores; overrides --seed"""
-    out: Path = Path("runs")
-    """folder in which the run folders METHOD-DATA-seedSEED are made"""
-    track: tuple[str, ...] = ()
-    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder),
-    mlflow (where MLFLOW_TRACKING_URI says), wandb, trackio"""
-    on: str = "here"
-    """where the clients are: here, simulated; ray, or ray:ADDRESS: simulated on a Ray cluster, see
-    docs/clusters.md; or flower: real silos, see --on flower --help"""
-    json: bool = False
-    """print the results as JSON, and all else to standard error; see docs/reference/json.md"""
-    config: Path | None = None
-    """TOML file with settings by their names, METHOD too; flags override it"""
-    print_config: bool = False
-    """print all settings as such a file, and run nothing"""
-
-
-@dataclass(frozen=True)
 class _First:
     """The flags that decide which other flags exist, or their defaults."""
 
@@ -65,59 +41,14 @@ class _First:
     config: Path | None = None
 
 
-# The flags in the order of the help, after the method's own flags.
-_BOXES: Boxes = (
-    (
-        "data",
-        "Samples, and who holds them.",
-        (
-            "data",
-            "silos",
-            "partition",
-            "clients",
-            "data_seed",
-            "without",
-            "val_fraction",
-            "size",
-            "subset",
-            "task",
-            "metric",
-        ),
-    ),
-    ("columns", "", ("reading",)),
-    ("network", "What is trained.", ("model", "pretrained", "train")),
-    ("training", "", ("training",)),
-    ("privacy", "", ("dp",)),
-    ("hardware", "", ("hardware",)),
-    (
-        "run",
-        "The run as a whole: seeds, folder, what is measured.",
-        (
-            *(
-                "config",
-                "print_config",
-                "seeds",
-                "out",
-                "track",
-                "on",
-                "json",
-                "seed",
-                "workers",
-                "evaluate_every",
-            ),
-            *("tune", "evaluate_on"),
-        ),
-    ),
-)
-
-
-def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions:
+def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions[Plan[Any], Here]:
     """Read the flags of `ekiden run METHOD`; flags that are not given have the values of
     `default`.
     """
     kind = type(default.recipe.method)
     about = f"Train by {kind.title()}. Its own flags come first."
-    return parse(RunOptions, args, f"ekiden run {kind.title()}", RunOptions(default), about, _BOXES)
+    usual = RunOptions(default, Here())
+    return parse(RunOptions, args, f"ekiden run {kind.title()}", usual, about, BOXES)
 
 
 @dataclass(frozen=True)
@@ -265,11 +196,11 @@ def run(args: Sequence[str]) -> None:
     )
     if plan.silos and plan.data not in (default.data, Plan.data):
         raise UserError("--silos and --data both say where the samples are: give one of them")
-    if options.print_config:
+    if options.place.print_config:
         return print(written(plan), end="")
     # a folder with all silos names the run; several files have no name in common
     one = "silos" if len(plan.silos) > 1 else (*plan.silos, plan.data)[0]
-    seeds = options.seeds or (plan.recipe.seed,)
+    seeds = options.place.seeds or (plan.recipe.seed,)
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     tracking.check(options.track, options.out)

@@ -13,8 +13,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias, get_args
 
-from ekiden.cli.console import console, print_json, say
-from ekiden.cli.flags import Boxes, parse
+from ekiden.cli.console import console, only_json, print_json, say
+from ekiden.cli.flags import parse
+from ekiden.cli.run_options import BOXES, BetweenMachines, LinkOptions, RunOptions
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Positional, Positive
 from ekiden.core.base.errors import UserError, counted
@@ -29,6 +30,7 @@ from ekiden.lab.drawing import table_of
 from ekiden.methods import among, between_machines
 from ekiden.runs import summary, tracking
 from ekiden.runs.recipe import Recipe
+from ekiden.runs.summary import Summary
 from ekiden.silos import commands, supernode
 from ekiden.silos.coordinator import federation as federations
 from ekiden.silos.coordinator import remote_plan, session
@@ -56,66 +58,6 @@ from ekiden.silos.trust.masking import RELEASE, release_text
 Place: TypeAlias = Literal["here", "flower"]
 LINK = "link.json"
 """file in a run folder that says how its SuperLink is reached"""
-
-
-@dataclass(frozen=True)
-class RemoteOptions:
-    """Train one model over real silos, through a Flower SuperLink."""
-
-    plan: RemotePlan[Any]
-    federation: Path | None = None
-    """folder that `ekiden federation init` made: says --link, --certificate, --keys, and --clients
-    if you do not"""
-    link: str = ""
-    """HOST:PORT of the SuperLink for the coordinator, such as 127.0.0.1:8001"""
-    certificate: Path | None = None
-    """PEM file of the authority that signed the SuperLink's certificate; by default the system's
-    authorities"""
-    keys: Path | None = None
-    """folder with the public key NAME.pub of every silo: a silo must prove its name"""
-    insecure: bool = False
-    """no TLS and no proof of names; to this machine only"""
-    insecure_anywhere: bool = False
-    """no TLS and no proof of names, also to other machines"""
-    out: Path = Path("runs")
-    """folder, on the SuperLink's machine, in which the run folder METHOD-flower-seedSEED is made"""
-    track: tuple[str, ...] = ()
-    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder),
-    mlflow (where MLFLOW_TRACKING_URI says), wandb, trackio; on this machine, so the run folder must
-    be here"""
-    on: Place = "flower"
-    """where the clients are: `here` simulates them"""
-
-
-# The flags in the order of the help; each silo says itself what is measured.
-_BOXES: Boxes = (
-    (
-        "silos",
-        "Who takes part, and how they are reached.",
-        ("clients", "data", "federation", "link", "certificate", "keys"),
-    ),
-    ("network", "What is trained.", ("model", "pretrained", "train")),
-    ("training", "", ("training",)),
-    ("privacy", "", ("dp", "evaluate_dp")),
-    (
-        "run",
-        "The run as a whole.",
-        (
-            *(
-                "seed",
-                "evaluate_every",
-                "patience",
-                "absent",
-                "sealed",
-                "spelling",
-                "out",
-                "track",
-                "on",
-            ),
-            *("insecure", "insecure_anywhere"),
-        ),
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -512,22 +454,22 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     """`ekiden run METHOD --on flower [flags]`."""
     default: RemotePlan[Any] = RemotePlan(Recipe(between_machines(kind), evaluate_every=0))
     options = parse(
-        RemoteOptions,
+        RunOptions,
         args,
         f"ekiden run {kind.title()} --on flower",
-        RemoteOptions(default),
+        RunOptions(default, BetweenMachines(), on="flower"),
         summary_of(kind),
-        _BOXES,
+        BOXES,
     )
-    plan: RemotePlan[Any] = options.plan
-    if options.federation is not None:
-        if options.link or options.certificate or options.keys:
+    plan, place = options.plan, options.place
+    if place.federation is not None:
+        if place.link or place.certificate or place.keys:
             raise UserError(
                 "--federation says --link, --certificate and --keys: give one or the others"
             )
-        federation = federations.read(options.federation)
-        options = replace(
-            options, link=federation.link, certificate=federation.certificate, keys=federation.keys
+        federation = federations.read(place.federation)
+        place = replace(
+            place, link=federation.link, certificate=federation.certificate, keys=federation.keys
         )
         if not plan.clients:
             members = federations.members(federation)
@@ -540,19 +482,21 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     tracking.check(options.track, options.out)
     folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.recipe.seed}")
     link: dict[str, Any] = {
-        "link": options.link,
-        "certificate": _absolute(options.certificate),
-        "keys": _absolute(options.keys),
-        "insecure": options.insecure or options.insecure_anywhere,
+        "link": place.link,
+        "certificate": _absolute(place.certificate),
+        "keys": _absolute(place.keys),
+        "insecure": place.insecure or place.insecure_anywhere,
     }
     checked(
-        options.link,
-        Security(options.certificate, link["insecure"]),
+        place.link,
+        Security(place.certificate, link["insecure"]),
         lambda line: None,
-        anywhere=options.insecure_anywhere,
+        anywhere=place.insecure_anywhere,
     )
     outside.trust_text(_named(link), folder / LINK)
-    _submit(plan, folder, link, anywhere=options.insecure_anywhere, track=options.track)
+    with only_json(options.json) as tell:
+        run = _submit(plan, folder, link, anywhere=place.insecure_anywhere, track=options.track)
+        tell([summary.as_record(run)])
 
 
 def _absolute(path: Path | None) -> str:
@@ -708,7 +652,7 @@ def _submit(
     *,
     anywhere: bool,
     track: Sequence[str],
-) -> None:
+) -> Summary:
     check(plan)
     security, public_keys = _superlink_of(plan, link, anywhere=anywhere)
     with tracking.watching(track, folder, plan.recipe.method.steps(len(plan.names))) as look:
@@ -732,20 +676,7 @@ def _submit(
     say(f"run folder: {folder}")
     if not run.finished:
         raise UserError(f"the run did not end: continue it with `ekiden resume {folder}`")
-
-
-@dataclass(frozen=True)
-class LinkOptions:
-    """Which SuperLink."""
-
-    federation: Path | None = None
-    """folder that `ekiden federation init` made"""
-    link: str = ""
-    """or HOST:PORT of the SuperLink for the coordinator"""
-    certificate: Path | None = None
-    """PEM file of the authority that signed the SuperLink's certificate"""
-    insecure: bool = False
-    """no TLS; to this machine only"""
+    return run
 
 
 @dataclass(frozen=True)

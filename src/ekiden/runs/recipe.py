@@ -54,7 +54,7 @@ class Recipe(Checked, Generic[M_co]):
     evaluate_on: EvaluateOn = "all"
     """measure personal models on all test data, or each on its own client's only, in 1/N of the
     time. With own, the models that clients trained last in the step are also measured, before any
-    averaging (client_mean_trained)"""
+    averaging (client_mean_trained). Between machines only all"""
 
     def __post_init__(self) -> None:
         """Refuse a part of the network that cannot be trained, and privacy where nothing can be

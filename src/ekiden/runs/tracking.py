@@ -95,11 +95,11 @@ class Tracked:
     def settings(self) -> dict[str, Any]:
         """Return the settings of the run, by name."""
         said, recipe = said_in(self.config), self.config["recipe"]
-        chosen = {key: recipe[key] for key in ("method", "model", "seed")}
+        chosen: dict[str, Any] = {key: recipe[key] for key in ("method", "model", "seed")}
         chosen |= {key: self.config[key] for key in ("dataset", "steps", "model_bytes")}
         plan = {k: said[k] for k in ("partition", "size", "val_fraction") if k in said}
-        clients = {"clients": len(self.config["clients"])}
-        return chosen | clients | recipe["hyperparameters"] | recipe["training"] | plan
+        chosen["clients"] = len(self.config["clients"])
+        return {**chosen, **recipe["hyperparameters"], **recipe["training"], **plan}
 
 
 class Tracker(Protocol):
@@ -310,7 +310,8 @@ class _Follower:
 
     def _begun(self) -> Tracker:
         """Start the tracker where it stopped."""
-        config, noted = read_config(self._folder), {"id": "", "step": 0}
+        config = read_config(self._folder)
+        noted: dict[str, Any] = {"id": "", "step": 0}
         if self._note.exists():
             noted = json.loads(self._note.read_text(encoding="utf-8"))
         self._clients, self._last = tuple(config["clients"]), int(noted["step"])

@@ -174,11 +174,10 @@ def _called(kind: type[Method]) -> Iterator[str]:
 def _flags() -> set[str]:
     """Return the names of the command line's own flags."""
     # the command line is slow to import
-    from ekiden.cli.runs import RunOptions
-    from ekiden.cli.silos import RemoteOptions
+    from ekiden.cli.run_options import BetweenMachines, Here, RunOptions
     from ekiden.silos.coordinator.remote_plan import RemotePlan
 
-    own = (Plan, RemotePlan, Recipe, Training, Hardware, RunOptions, RemoteOptions)
+    own = (Plan, RemotePlan, Recipe, Training, Hardware, RunOptions, Here, BetweenMachines)
     return {f.name for kind in own for f in fields(kind)}
 
 
