@@ -29,17 +29,15 @@ NAMES = {
 
 
 def test_names_that_differ_in_case_or_blanks_are_found_with_their_silos() -> None:
-    assert spelling.spellings(NAMES) == [
-        [("Yes", ["north"]), ("yes", ["south"])],
-        [("no ", ["south"]), ("No", ["north", "east"])],
-    ]
+    label = spelling.Names("the label", NAMES)
+    assert label.alike() == [["Yes", "yes"], ["no ", "No"]]
     with pytest.raises(
         UserError, match=r"the label has 'Yes' \(north\) and 'yes' \(south\); the label has 'no '"
     ):
-        spelling.refuse_spellings({"the label": NAMES})
-    assert spelling.merging(NAMES) == {"yes": "Yes", "No": "no "}
-    assert spelling.merging(NAMES, known=("No", "yes")) == {"Yes": "yes", "no ": "No"}
-    assert spelling.merging({"north": {"a b": 1, "c": 2}}) == {}
+        spelling.refuse_spellings([label])
+    assert label.instead() == {"yes": "Yes", "No": "no "}
+    assert spelling.Names("", NAMES, ("No", "yes")).instead() == {"Yes": "yes", "no ": "No"}
+    assert spelling.Names("", {"north": {"a b": 1, "c": 2}}).instead() == {}
 
 
 @given(
@@ -52,7 +50,7 @@ def test_names_that_differ_in_case_or_blanks_are_found_with_their_silos() -> Non
 )
 def test_after_merging_no_two_names_are_alike(names: list[str]) -> None:
     each = {"silo": dict.fromkeys(names, 1)}
-    instead = spelling.merging(each)
+    instead = spelling.Names("", each).instead()
     left = {instead.get(name, name) for name in names}
     assert len(left) == len({spelling.fold(name) for name in names})
     assert left <= set(names)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from ekiden.care import copies, features, names, seen, signals, silos
 from ekiden.care.comparison import compare_sums
 from ekiden.care.spelling import (
+    Names,
     check_classes,
-    merging,
     nothing_in_common,
     numbered_from_two,
     refuse_spellings,
@@ -77,26 +77,24 @@ def _compare_classes(classes: Mapping[str, Mapping[str, int]], spelling: Spellin
 
 def _spelled(told: Sequence[ColumnSums], spelling: Spelling) -> list[ColumnSums]:
     """Return the sums with one spelling of each name."""
-    names: dict[str, dict[str, Mapping[str, int]]] = {
-        "the label": {one.silo: one.classes for one in told}
+    label = Names("the label", {one.silo: one.classes for one in told})
+    columns = {
+        column: Names(f"column {column!r}", {one.silo: one.categories[column] for one in told})
+        for column in told[0].categories
     }
-    for column in told[0].categories:
-        names[f"column {column!r}"] = {one.silo: one.categories[column] for one in told}
     if not spelling:
-        refuse_spellings(names)
-    if spelling != "keep" and (line := numbered_from_two({one.silo: one.classes for one in told})):
+        refuse_spellings((label, *columns.values()))
+    if spelling != "keep" and (line := numbered_from_two(label.held)):
         raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
     if spelling != "merge":
         return list(told)
-    instead = {column: merging(each, zeros=True) for column, each in names.items()}
+    classes = label.instead()
+    instead = {column: names.instead() for column, names in columns.items()}
     return [
         replace(
             one,
-            categories={
-                c: _renamed(counts, instead[f"column {c!r}"])
-                for c, counts in one.categories.items()
-            },
-            classes=_renamed(one.classes, instead["the label"]),
+            categories={c: _renamed(n, instead[c]) for c, n in one.categories.items()},
+            classes=_renamed(one.classes, classes),
         )
         for one in told
     ]

@@ -9,9 +9,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,79 +76,73 @@ def _keys(silos: Mapping[str, Iterable[str]], zeros: bool) -> dict[str, str]:
         len({bare[name] for name in each}) < len({found[name] for name in each})
         for each in silos.values()
     )
-    return bare if zeros and not both else found
+    if both or not zeros:
+        return found
+    return bare
 
 
-def spellings(
-    names: Mapping[str, Mapping[str, int]], zeros: bool = False
-) -> list[list[tuple[str, list[str]]]]:
-    """Return for each name that is written in several ways the spellings, the commonest first, each
-    with its silos.
+@dataclass(frozen=True)
+class Names:
+    """Names of one kind, some of which may be one name."""
 
-    `names` says for each silo how many rows have each name, and `zeros` that leading zeros may be a
-    difference: silos have files of their own.
-    """
-    rows, silos = counted_together([*names.values()]), dict[str, list[str]]()
-    for silo, found in names.items():
-        for name in found:
-            silos.setdefault(name, []).append(silo)
-    alike: dict[str, list[str]] = {}
-    for name, key in _keys(names, zeros).items():
-        alike.setdefault(key, []).append(name)
-    return [
-        [(name, silos[name]) for name in sorted(each, key=lambda n: (-rows[n], natural(n)))]
-        for each in alike.values()
-        if len(each) > 1
-    ]
+    # in messages
+    what: str
+    # how many rows have each name, for each silo
+    held: Mapping[str, Mapping[str, int]]
+    # on which names silos agreed before
+    agreed: Sequence[str] = ()
+    # whether leading zeros may be a difference of spelling: silos have files of their own
+    zeros: bool = True
+
+    def alike(self) -> list[list[str]]:
+        """Return the spellings of each name that has several: agreed ones first, then the
+        commonest.
+        """
+        rows = counted_together([*self.held.values()])
+        keys = _keys({**self.held, _AGREED: self.agreed}, self.zeros)
+        found: dict[str, list[str]] = {key: [] for key in keys.values()}
+        for name in (*self.agreed, *sorted(rows, key=lambda n: (-rows[n], natural(n)))):
+            if name not in found[keys[name]]:
+                found[keys[name]].append(name)
+        return [names for names in found.values() if len(names) > 1]
+
+    def instead(self) -> dict[str, str]:
+        """Return the spelling to use for each name that is written in another way; agreed names
+        stay.
+        """
+        return {
+            name: first
+            for first, *others in self.alike()
+            for name in others
+            if name not in self.agreed
+        }
+
+    def told(self) -> list[str]:
+        """Return in words which names are alike."""
+        held = {**self.held, _AGREED: self.agreed}
+        lines = list[str]()
+        for names in self.alike():
+            at = (f"{name!r} ({listed(s for s in held if name in held[s])})" for name in names)
+            lines.append(f"{self.what} has {' and '.join(at)}")
+        return lines
 
 
-def refuse_spellings(
-    names: Mapping[str, Mapping[str, Mapping[str, int]]], apart: Collection[str] = ()
-) -> None:
-    """Refuse names that are alike, given how many rows have each, for each column and silo.
-
-    In columns that are `apart`, 01 is not 1.
-    """
-    if pairs := _pairs(names, apart):
+def refuse_spellings(names: Iterable[Names], *, only_tell: bool = False) -> None:
+    """Refuse names that are alike, or only say that they are."""
+    pairs = [line for each in names for line in each.told()]
+    if not pairs:
+        return
+    line = f"{listed(pairs, sign='; ')}: {ALIKE}"
+    if not only_tell:
         raise UserError(
-            f"{pairs}: {ALIKE}. Take them as one by --spelling=merge (spelling in silo.toml), or "
-            "as different by --spelling=keep"
+            f"{line}. Take them as one by --spelling=merge (spelling in silo.toml), or as "
+            "different by --spelling=keep"
         )
+    tell(line)
 
 
-def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]], apart: Collection[str]) -> str:
-    """Return in words which names are alike; empty if none are."""
-    found = [
-        (column, ways)
-        for column, each in names.items()
-        for ways in spellings(each, column not in apart)
-    ]
-    written = [
-        (column, " and ".join(f"{name!r} ({listed(silos)})" for name, silos in ways))
-        for column, ways in found
-    ]
-    return listed((f"{column} has {names}" for column, names in written), sign="; ")
-
-
-def merging(
-    names: Mapping[str, Mapping[str, int]], known: Sequence[str] = (), zeros: bool = False
-) -> dict[str, str]:
-    """Return the spelling to use for each name that is written in another way: a known one, or else
-    the commonest.
-    """
-    rows = counted_together([*names.values()])
-    keys = _keys({**names, _AGREED: known}, zeros)
-    wanted = {keys[name]: name for name in reversed(known)}
-    for name in sorted(rows, key=lambda n: (-rows[n], natural(n))):
-        wanted.setdefault(keys[name], name)
-    return {
-        name: wanted[keys[name]]
-        for name in rows
-        if wanted[keys[name]] != name and name not in known
-    }
-
-
-_OWNERS: tuple[Literal["group", "domain", "subject"], ...] = ("group", "domain", "subject")
+_Place = tuple[str, str]
+"""a part of `Raw`, and the column of a table or """ ""
 
 
 def spelled(
@@ -171,57 +165,41 @@ def spelled(
     """
     if how == "keep":
         return list(raws)
-    label = f"the label {raws[0].targets[0] if raws[0].targets else 'label'!r}"
-    texts = {f"column {name!r}": name for name in _texts(raws)}
-    owners = {
-        f"the {what} column": what
-        for what in _OWNERS
-        if all(_named(getattr(raw, what)) for raw in raws)
-    }
-    found: dict[str, Mapping[str, Mapping[str, int]]] = {}
-    if any(_named(raw.label) for raw in raws) and all(
-        raw.label.ndim == 1 and not raw.classes for raw in raws
-    ):
-        found[label] = _by_silo([raw.label.astype(np.str_).tolist() for raw in raws], raws, silos)
-    for what, column in texts.items():
-        found[what] = _by_silo([raw.images[column].to_pylist() for raw in raws], raws, silos)
-    for what, part in owners.items():
-        found[what] = {raw.source: _counted(getattr(raw, part)) for raw in raws}
-    agreed: dict[str, Sequence[str]] = {label: classes}
-    table = Table.of(known)
-    agreed |= {
-        f"column {c!r}": v for c, v in zip(table.categorical, table.vocabularies, strict=False)
-    }
+    found = _named_places(raws, silos, classes, Table.of(known))
+    if how == "merge":
+        instead = {place: names.instead() for place, names in found.items()}
+        return [_renamed(raw, instead) for raw in raws]
+    # names of arrays of one owner are not read, so they cannot be refused
+    refuse_spellings(found.values(), only_tell=raws[0].given and not any(silos))
+    return list(raws)
+
+
+def _named_places(
+    raws: Sequence[Raw], silos: Sequence[str], classes: Sequence[str], known: Table
+) -> dict[_Place, Names]:
+    """Return the names of all places that hold some."""
     # one file writes a code in one way
-    apart = () if any(silos) else {*found} - {"the subject column"}
-    if not how:
-        written = {
-            what: {_AGREED: dict.fromkeys(agreed.get(what, ()), 0), **each}
-            for what, each in found.items()
-        }
-        if not raws[0].given or any(silos):
-            refuse_spellings(written, apart)
-        elif pairs := _pairs(written, apart):  # arrays of one owner, whose names are not read
-            tell(f"{pairs}: {ALIKE}")
-        return list(raws)
-    instead = {
-        what: merging(each, agreed.get(what, ()), what not in apart) for what, each in found.items()
-    }
-    columns = {column: instead[what] for what, column in texts.items()}
-    parts = {part: instead[what] for what, part in owners.items()} | {
-        "label": instead.get(label, {})
-    }
-    return [_renamed(raw, columns, parts) for raw in raws]
+    zeros = any(silos)
+    found = dict[_Place, Names]()
+    numbered = any(raw.label.ndim > 1 or raw.classes for raw in raws)
+    if not numbered and any(_named(raw.label) for raw in raws):
+        target = next(iter(raws[0].targets), "label")
+        held = _by_silo([raw.label.astype(np.str_).tolist() for raw in raws], raws, silos)
+        found["label", ""] = Names(f"the label {target!r}", held, classes, zeros)
+    agreed = dict(zip(known.categorical, known.vocabularies, strict=False))
+    for column in _texts(raws):
+        held = _by_silo([raw.images[column].to_pylist() for raw in raws], raws, silos)
+        found["images", column] = Names(f"column {column!r}", held, agreed.get(column, ()), zeros)
+    for part in ("group", "domain", "subject"):
+        if all(_named(getattr(raw, part)) for raw in raws):
+            counts = {raw.source: Counter(getattr(raw, part).tolist()) for raw in raws}
+            what = f"the {part} column"
+            found[part, ""] = Names(what, counts, zeros=zeros or part == "subject")
+    return found
 
 
 def _named(values: NDArray[Any] | None) -> bool:
     return values is not None and values.dtype.kind == "U"
-
-
-def _counted(values: NDArray[Any]) -> dict[str, int]:
-    return dict(
-        zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True)
-    )
 
 
 def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> None:
@@ -351,27 +329,21 @@ def _by_silo(
     return found
 
 
-def _renamed(
-    raw: Raw, columns: Mapping[str, Mapping[str, str]], parts: Mapping[str, Mapping[str, str]]
-) -> Raw:
-    """Return a part with other names of categories, and of labels and owners (`parts`)."""
+def _renamed(raw: Raw, instead: Mapping[_Place, Mapping[str, str]]) -> Raw:
+    """Return a part with other names in some places."""
     import pyarrow as pa
 
+    changed = dict[str, Any]()
     table = raw.images
-    for column, other in columns.items():
-        if other:
-            place = table.column_names.index(column)
-            named = pa.array(
-                [other.get(name, name) for name in table[column].to_pylist()], pa.string()
-            )
-            table = table.set_column(
-                place, table.schema.field(column).with_type(pa.string()), named
-            )
-    changed: dict[str, Any] = {
-        part: np.array(
-            [other.get(name, name) for name in getattr(raw, part).astype(np.str_).tolist()]
-        )
-        for part, other in parts.items()
-        if other
-    }
+    for (part, column), other in instead.items():
+        if not other:
+            continue
+        if not column:
+            names = getattr(raw, part).astype(np.str_).tolist()
+            changed[part] = np.array([other.get(name, name) for name in names])
+            continue
+        place = table.column_names.index(column)
+        names = [other.get(name, name) for name in table[column].to_pylist()]
+        field = table.schema.field(column).with_type(pa.string())
+        table = table.set_column(place, field, pa.array(names, pa.string()))
     return replace(raw, images=table, **changed)

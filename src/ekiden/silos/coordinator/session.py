@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from ekiden.care.spelling import ALIKE, folded, merging, numbered_from_two, spellings
+from ekiden.care.spelling import ALIKE, Names, folded, numbered_from_two
 from ekiden.clinic.counting import counting_of
 from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
@@ -416,13 +416,14 @@ _ALIKE = {
 
 def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
     """Return what to do if two silos write some names of classes in several ways."""
-    alike = spellings({"one": dict.fromkeys(one, 1), "other": dict.fromkeys(other, 1)})
-    pairs = ", ".join(" and ".join(said(repr(name), 60) for name, _ in ways) for ways in alike[:3])
+    held = {"one": dict.fromkeys(one, 1), "other": dict.fromkeys(other, 1)}
+    alike = Names("classes", held, zeros=False).alike()
+    pairs = ", ".join(" and ".join(said(repr(name), 60) for name in names) for names in alike[:3])
     if pairs:
         return (
             f"{pairs} are {ALIKE}: write them alike, or choose --spelling=merge or --spelling=keep"
         )
-    if numbered_from_two({"one": one, "other": other}):
+    if numbered_from_two(held):
         return "some count classes from 0 and others from 1: number them alike"
     return ""
 
@@ -443,7 +444,9 @@ def _one_spelling(hellos: Mapping[str, Hello], how: Spelling) -> Mapping[str, He
     ):
         return hellos
     together = {silo: dict.fromkeys(hello.classes, 1) for silo, hello in hellos.items()}
-    instead = merging(together) if how == "merge" else {}
+    instead = dict[str, str]()
+    if how == "merge":
+        instead = Names("classes", together, zeros=False).instead()
     names = {instead.get(name, name) for each in together.values() for name in each}
     return {
         silo: replace(hello, classes=tuple(sorted(names, key=natural)))

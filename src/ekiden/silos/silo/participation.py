@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from ekiden.care.spelling import merging
+from ekiden.care.spelling import Names
 from ekiden.core.base.errors import UserError, visible
 from ekiden.core.base.files import lock_file, locked, write, write_once
 from ekiden.core.data.samples import ClientData, FederatedData, Subset
@@ -315,7 +315,9 @@ def _spelled(held: Held, terms: Agreement) -> Held:
     ):
         return held
     own = {"": dict.fromkeys(dataset.classes, 1)}
-    instead = merging(own, terms.classes) if terms.spelling == "merge" else {}
+    instead = dict[str, str]()
+    if terms.spelling == "merge":
+        instead = Names("classes", own, terms.classes, zeros=False).instead()
     names = tuple(instead.get(name, name) for name in dataset.classes)
     if not set(names) <= set(terms.classes):
         return held  # other classes, which are refused
