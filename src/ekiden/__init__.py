@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ekiden.core.data.augment import Augment as Augment
     from ekiden.core.data.samples import Dataset as Dataset
     from ekiden.core.data.samples import FederatedData as FederatedData
+    from ekiden.core.training.loop import train as train
     from ekiden.core.training.private import DP as DP
     from ekiden.lab.conformance import check as check
     from ekiden.lab.studies import Study as Study
@@ -56,6 +57,7 @@ _NAMES = {
     "core.base.settings": "Hardware Training",
     "core.data.augment": "Augment",
     "core.data.samples": "Dataset FederatedData",
+    "core.training.loop": "train",
     "core.training.private": "DP",
     "lab.conformance": "check",
     "lab.studies": "Study study",

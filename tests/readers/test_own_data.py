@@ -345,7 +345,7 @@ def test_texts_are_learned(model: str) -> None:
 def test_batches_of_texts_are_of_similar_length_and_trimmed() -> None:
     from ekiden.core.base.settings import Hardware
     from ekiden.core.training.feed import Feed
-    from ekiden.core.training.fit import _batches
+    from ekiden.core.training.fit import shuffled
 
     rows = sentences(64)
     rows["text"] = ["word " * (1 + k) for k in range(64)]
@@ -356,13 +356,13 @@ def test_batches_of_texts_are_of_similar_length_and_trimmed() -> None:
     assert lengths is not None
     torch.manual_seed(0)
     widths = []
-    for batch in _batches(len(silo), 8, lengths):
+    for batch in shuffled(len(silo), 8, lengths):
         x, y = feed.batch(silo, batch, train=True)
         assert x.shape[1] == int(lengths[batch].max())
         assert len(y) == len(x)
         widths.append(x.shape[1] - int(lengths[batch].min()))
     assert max(widths) < 20  # at random, about 45
-    seen = torch.cat(list(_batches(len(silo), 8, lengths)))
+    seen = torch.cat(list(shuffled(len(silo), 8, lengths)))
     assert sorted(seen.tolist()) == list(range(len(silo)))
 
 

@@ -51,6 +51,7 @@ COMMANDS = {
     "silo sums": "cli.silos:sums",
     "silo release": "cli.silos:release",
     "silo approve": "cli.silos:approve",
+    "silo trust": "cli.silos:trust_code",
     "ps": "cli.silos:ps",
     "stop": "cli.silos:stop",
     "verify": "cli.silos:verify",
@@ -61,7 +62,7 @@ fields are its flags; `run`, whose flags depend on the method, takes the command
 _WITHOUT_TENSORS = {
     *("list", "show", "log", "compare", "ps", "stop", "trust"),
     *("new method", "new study", "new hospital"),
-    *("silo init", "silo join", "silo keys", "silo status", "silo approve"),
+    *("silo init", "silo join", "silo keys", "silo status", "silo approve", "silo trust"),
     *("federation init", "federation add", "federation status"),
 }
 """Commands that start without PyTorch; see `without_torch`."""

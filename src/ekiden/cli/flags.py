@@ -14,8 +14,8 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from ekiden.core.base.checks import Alias, Mark, hints_of
 from ekiden.core.base.errors import UserError, listed, nearest, unknown
@@ -171,10 +171,10 @@ def _default(shown: object, field: Field[Any]) -> Any:
 
 
 def _bare(hint: Any) -> Any:
-    """Return an annotation without its marks, and without `| None`."""
+    """Return an annotation without its marks; of several kinds the first, which texts are read as."""
     if get_origin(hint) is Annotated:
         return _bare(get_args(hint)[0])
-    return _bare(get_args(hint)[0]) if NoneType in get_args(hint) else hint
+    return _bare(get_args(hint)[0]) if get_origin(hint) in (Union, UnionType) else hint
 
 
 def _word(hint: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias, get_args
@@ -47,6 +48,7 @@ from ekiden.silos.silo import (
     noisy_columns,
     participation,
     silo_file,
+    trusted,
 )
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo_file import Limits, SiloFile
@@ -172,6 +174,18 @@ class ApproveOptions:
     """the plan to agree to; by default all plans that wait are shown"""
     until: str = ""
     """the last day of the run, such as 2027-01-31; by default it is in 30 days"""
+
+
+@dataclass(frozen=True)
+class SiloTrustOptions:
+    """Let runs execute a Python file, as it is now: a method, a training loop or a network of your
+    own.
+    """
+
+    file: Positional[Path]
+    """silo.toml"""
+    code: Positional[Path]
+    """Python file, which you have read; if it changes, it has to be trusted again"""
 
 
 @dataclass(frozen=True)
@@ -350,7 +364,7 @@ def release(options: ReleaseOptions) -> None:
     file = silo_file.read(options.file)
     if not file.link.key:
         raise UserError(f"{file.path}: only a silo with a key can agree: name it under [link]")
-    before = agreements.read(options.run)
+    before = agreements.read(options.run, partial(trusted.own_copy, file))
     # its own copy of the terms, if it took part, must be the same
     participation.Admission(file, before).check()
     names = [name for name in before.clients if name != file.name]
@@ -381,7 +395,7 @@ def approve(options: ApproveOptions) -> None:
         except ValueError:
             raise UserError(f"--until {options.until!r} is not a day: write 2027-01-31") from None
         given = approval.approve(file, options.digest, until)
-        told = approval.told(file, agreements.parse(given.terms))
+        told = approval.told(file, approval.read_terms(file, given.terms))
         say("\n".join(f"{name}: {text}" for name, text in told.items()))
         return say(f"approved: one run of {options.digest}, until {given.until}")
     for digest, terms in approval.waiting(file):
@@ -393,6 +407,13 @@ def approve(options: ApproveOptions) -> None:
         f"agree to one run of a plan by `ekiden silo approve {file.path.name} DIGEST`; "
         f"{file.folder / 'plans'} has them"
     )
+
+
+def trust_code(options: SiloTrustOptions) -> None:
+    """`ekiden silo trust silo.toml FILE.py`."""
+    file = silo_file.read(options.file)
+    name = trusted.trust(file, options.code)
+    say(f"runs at {file.name} may execute {name}; a coordinator names it, and cannot send another")
 
 
 def verify(options: VerifyOptions) -> None:

@@ -23,6 +23,7 @@ from ekiden.core.engine.folder import read_config, settings_in, write_config
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import check_same_data
 from ekiden.core.tasks import task_of
+from ekiden.core.training import loop as own_loop
 from ekiden.methods import method_named
 from ekiden.readers.columns import Reading, listed
 from ekiden.readers.holdings import located_silo
@@ -196,6 +197,7 @@ class Plan(Checked, Generic[M]):
             self.data,
             self.recipe.metric,
             self.reading.sample_kind,
+            own_loop.name_of(self.recipe.training.loop),
         )
         code = outside.digests(files)
         if code:

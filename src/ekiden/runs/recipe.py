@@ -2,7 +2,7 @@
 silos.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
@@ -10,10 +10,12 @@ from ekiden.core import models
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked, CountOrZero, made, plain, reading
 from ekiden.core.base.errors import UserError
+from ekiden.core.base.outside import is_file
 from ekiden.core.base.settings import Training
 from ekiden.core.engine.evaluation import EvaluateOn
 from ekiden.core.engine.method import Method
 from ekiden.core.models.split import parse_part
+from ekiden.core.training import loop as own_loop
 from ekiden.core.training import private
 from ekiden.core.training.private import DP
 from ekiden.methods import method_named, name_of
@@ -61,6 +63,15 @@ class Recipe(Checked, Generic[M_co]):
         promised.
         """
         parse_part(self.train)
+        if self.training.loop:
+            own_loop.check_training(self.training)
+        if self.training.loop and (self.dp or not self.method.traits.weighs):
+            what = (
+                "--dp clips each gradient"
+                if self.dp
+                else f"{self.method.title()} does not only train"
+            )
+            raise UserError(f"{what}, which no loop of your own can do: leave out --loop")
         if self.training.class_weights != "none" and not self.method.traits.weighs:
             raise UserError(
                 f"{self.method.title()} does not train on a loss in which classes have weights: "
@@ -72,8 +83,8 @@ class Recipe(Checked, Generic[M_co]):
         if dp is not None:
             private.check_training(self.training)
             object.__setattr__(self, "dp", str(dp))
-            if self.training.select == "best":
-                object.__setattr__(self, "training", replace(self.training, select="last"))
+        if (dp is not None or self.training.loop) and self.training.select == "best":
+            object.__setattr__(self, "training", replace(self.training, select="last"))
 
     @property
     def name(self) -> str:
@@ -82,8 +93,11 @@ class Recipe(Checked, Generic[M_co]):
 
     @property
     def step_size(self) -> float | None:
-        """The step size of training; None where the model follows from sums with noise."""
-        return None if self.dp and self.method.traits.releases else self.training.lr
+        """The step size of training; None where the model follows from sums with noise, or
+        another loop trains.
+        """
+        own = self.training.loop or (self.dp and self.method.traits.releases)
+        return None if own else self.training.lr
 
     def located(self) -> Self:
         """Return the recipe with absolute paths, and with the model of a run where a hyperparameter
@@ -93,8 +107,23 @@ class Recipe(Checked, Generic[M_co]):
             self.model, models.located_file(self.pretrained)
         )
         model, pretrained = models.located(outside.located(model)), models.located_file(pretrained)
-        metric = outside.located(self.metric)
-        return replace(self, method=method, model=model, pretrained=pretrained, metric=metric)
+        loop = self.training.loop
+        if isinstance(loop, str):
+            loop = outside.located(loop)
+        return replace(
+            self,
+            method=method,
+            model=model,
+            pretrained=pretrained,
+            metric=outside.located(self.metric),
+            training=replace(self.training, loop=loop),
+        )
+
+    def shared(self) -> dict[str, Any]:
+        """Return the recipe as plain values that mean the same everywhere: code in files is named
+        by its content.
+        """
+        return with_code(self.to_json(), outside.by_content)
 
     def to_json(self) -> dict[str, Any]:
         """Return the recipe as plain values."""
@@ -103,7 +132,26 @@ class Recipe(Checked, Generic[M_co]):
             del values["dp"]
         if self.training.class_weights == "none":
             del values["training"]["class_weights"]
+        if self.training.loop:
+            values["training"]["loop"] = own_loop.name_of(self.training.loop)
+        else:
+            del values["training"]["loop"]
         return values
+
+
+def with_code(values: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return the plain values of a recipe with all names of code in files changed."""
+
+    def changed(entries: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        given = {name: entries.get(name) for name in names}
+        code = {key: one for key, one in given.items() if isinstance(one, str) and is_file(one)}
+        return {**entries, **{key: change(one) for key, one in code.items()}}
+
+    training = values.get("training")
+    inner = {}
+    if isinstance(training, Mapping):
+        inner = {"training": changed(training, ["loop"])}
+    return changed(values, ["method", "model"]) | inner
 
 
 def recipe_of(

@@ -355,7 +355,7 @@ def test_does_not_depend_on_the_ambient_random_state() -> None:
     ("n", "sizes"), [(17, [17]), (33, [16, 17]), (16, [16]), (20, [16, 4]), (1, [1])]
 )
 def test_a_last_batch_of_one_joins_the_one_before(n: int, sizes: list[int]) -> None:
-    batches = list(fitting._batches(n, 16))
+    batches = list(fitting.shuffled(n, 16))
     assert [len(b) for b in batches] == sizes
     assert sorted(torch.cat(batches).tolist()) == list(range(n))
     assert Training(batch_size=16).steps(n, 3) == 3 * len(sizes)
@@ -371,7 +371,7 @@ def test_one_sample_trains_with_the_running_statistics() -> None:
     assert not torch.equal(result.params, start.params)
 
 
-def test_batchnorm_cannot_take_batches_of_one() -> None:
+def test_batchnorm_cannot_takeshuffled_of_one() -> None:
     data = dataset()
     here = bench(data, batch_size=1)
     with pytest.raises(UserError, match=r"^here: .* use a larger batch_size"):

@@ -27,6 +27,8 @@ from ekiden.core.base.errors import UserError, unknown
 
 Group = Literal["ekiden.methods", "ekiden.models", "ekiden.datasets", "ekiden.kinds"]
 _PREFIX = "ekiden_file_"
+_ALLOWED: set[str] = set()
+"""digests of code that `own_copy` found for somebody who asked for it"""
 
 
 def is_file(name: str) -> bool:
@@ -47,15 +49,21 @@ def short(name: str) -> str:
     return Path(name).name if is_file(name) else name
 
 
-def trust(name: str) -> None:
-    """Note that the user named the code in the file of `name`; other names need no trust."""
+def trust(name: str, register: Path | None = None) -> None:
+    """Note that the user named the code in the file of `name`; other names need no trust.
+
+    Args:
+        name: PATH.py:NAME.
+        register: the file that notes it; by default the user's own, which counts on this machine
+            and not for what others ask a silo.
+    """
     if is_file(name):
-        _note(_digest(_path(name)), _path(name))
+        _note(_digest(_path(name)), _path(name), register or _list())
 
 
 def trust_text(text: str, path: Path) -> None:
     """Note that the user named what this text says; `path` is for who reads the list."""
-    _note(_digest_of(text.encode()), path)
+    _note(_digest_of(text.encode()), path, _list())
 
 
 def trusts_text(text: str) -> bool:
@@ -63,22 +71,23 @@ def trusts_text(text: str) -> bool:
     return _digest_of(text.encode()) in _trusted()
 
 
-def _note(digest: str, path: Path) -> None:
-    if digest not in _trusted():
-        _list().parent.mkdir(parents=True, exist_ok=True)
-        with _list().open("a", encoding="utf-8") as file:
+def _note(digest: str, path: Path, register: Path) -> None:
+    if (digest, str(path)) not in _noted(register):
+        register.parent.mkdir(parents=True, exist_ok=True)
+        with register.open("a", encoding="utf-8") as file:
             file.write(f"{digest} {path}\n")
 
 
 def load(name: str) -> Any:
     """Return what the Python file in PATH.py:NAME calls NAME."""
     path, attribute = _path(name), name.rpartition(":")[2]
-    if _digest(path) not in _trusted():
+    digest = _digest(path)
+    if digest not in _trusted() | _ALLOWED:
         raise UserError(
             f"{path} is code that was not run from here before, or that has changed since: read "
             f"it, then `ekiden trust {path}` if it may run"
         )
-    module = _module(path)
+    module = _module(path, digest)
     if not hasattr(module, attribute):
         own = [
             n
@@ -94,18 +103,24 @@ def by_content(name: str) -> str:
     return f"{short(name)}@{_digest(_path(name))}"
 
 
-def own_copy(name: str) -> str:
-    """Return PATH.py:NAME of the user's own file that FILE.py:NAME@DIGEST names; only a file that
-    the user trusts.
+def own_copy(name: str, register: Path | None = None) -> str:
+    """Return PATH.py:NAME of the user's own file that FILE.py:NAME@DIGEST names; only a file of
+    this name that the user trusts, and that may run from now on.
+
+    Args:
+        name: of the code, by its content.
+        register: as in `trust`.
     """
-    file, digest = name.rsplit("@", 1) if "@" in name else (name, "")
-    for known, path in _noted():
-        if known == digest and Path(path).is_file() and _digest(Path(path)) == digest:
-            return f"{path}:{file.rpartition(':')[2]}"
+    file, _, digest = name.rpartition("@")
+    wanted, _, attribute = file.rpartition(":")
+    for known, path in _noted(register or _list()):
+        own = Path(path)
+        if known == digest and own.name == wanted and own.is_file() and _digest(own) == digest:
+            _ALLOWED.add(digest)
+            return f"{path}:{attribute}"
     raise UserError(
-        f"{short(file)[:80]} is code that is not here, or that was never allowed to run here: put "
-        "the same file here, "
-        f"read it, then `ekiden trust {Path(file.rpartition(':')[0]).name[:80]}`"
+        f"{short(file or name)[:80]} is code that is not here, or that was never allowed to run "
+        f"here: put the same file here, read it, then `ekiden trust {Path(wanted).name[:80]}`"
     )
 
 
@@ -219,22 +234,24 @@ def _list() -> Path:
     return Path(os.environ.get("EKIDEN_CACHE") or "~/.cache/ekiden").expanduser() / "trusted-code"
 
 
-def _noted() -> list[tuple[str, str]]:
+def _noted(register: Path) -> list[tuple[str, str]]:
     """Return the digests that the user has named, each with the path of its file."""
     try:
-        lines = _list().read_text(encoding="utf-8").splitlines()
+        lines = register.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
 
 
 def _trusted() -> frozenset[str]:
-    return frozenset(digest for digest, _ in _noted())
+    return frozenset(digest for digest, _ in _noted(_list()))
 
 
-def _module(path: Path) -> ModuleType:
-    """Return the module in the file, which is executed once in a process."""
-    name = _PREFIX + str(path).encode().hex()
+def _module(path: Path, digest: str) -> ModuleType:
+    """Return the module in the file, which is executed once in a process as long as it stays as it
+    is.
+    """
+    name = f"{_PREFIX}{digest}_{str(path).encode().hex()}"
     if name in sys.modules:
         return sys.modules[name]
     try:
@@ -246,17 +263,20 @@ def _module(path: Path) -> ModuleType:
 
 
 def _origin(module: str) -> Path:
-    return Path(bytes.fromhex(module.removeprefix(_PREFIX)).decode())
+    return Path(bytes.fromhex(module.rpartition("_")[2]).decode())
 
 
 class _Source(SourceFileLoader):
-    """Executes the file itself. A compiled copy in `__pycache__` may hold other code, and no digest
-    covers it.
+    """Executes the file itself, with the content that was allowed. A compiled copy in `__pycache__`
+    may hold other code, and no digest covers it.
     """
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile what the file holds."""
-        return self.source_to_code(self.get_data(self.path), self.path)
+        """Compile what the file holds, if that is what its module is named after."""
+        content = self.get_data(self.path)
+        if not fullname.startswith(f"{_PREFIX}{_digest_of(content)}_"):
+            raise UserError(f"{self.path} has changed since it was read: run the command again")
+        return self.source_to_code(content, self.path)
 
 
 class _Files(MetaPathFinder):

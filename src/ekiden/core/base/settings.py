@@ -4,10 +4,10 @@ Seeds are derived from names and numbers, so nothing depends on a global random 
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -21,6 +21,9 @@ from ekiden.core.base.checks import (
     Positive,
 )
 from ekiden.core.base.errors import UserError
+
+Loop: TypeAlias = Callable[[Any, Any], Any]
+"""(network, loader of inputs and labels) -> trained network."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,9 @@ class Training(Checked):
     """subtracted from pixels in [0, 1], per channel or one for all; by default the data set's"""
     std: tuple[Positive, ...] = ()
     """divides the pixels after that, per channel or one for all; by default the data set's"""
+    loop: str | Loop = ""
+    """FILE.py:NAME of a function (model, loader) -> model that trains instead, marked by
+    @ekiden.train; in Python also the function. What else trains is then its own business"""
 
     @property
     def adaptive(self) -> bool:

@@ -16,6 +16,7 @@ from ekiden.core.engine.method import Size
 from ekiden.core.tasks import Scores, Task
 from ekiden.core.training import fit as fitting
 from ekiden.core.training import frozen
+from ekiden.core.training import loop as own_loop
 from ekiden.core.training.fit import Bench, Loss, Objective, Penalty, TaskLoss, Work
 from ekiden.core.training.network import Network, fresh
 from ekiden.core.training.private import Privacy, Release
@@ -219,6 +220,16 @@ class Client(ClientNetwork):
             )
         self._fits += 1
         training = training or self.training
+        if training.loop:
+            self._check_loop(training, penalty or objective or train or network)
+            self.last_trained = own_loop.fit(
+                self._bench,
+                model,
+                self._data.train,
+                epochs=epochs,
+                seed=derive(self._seed, "fit", self._fits),
+            )
+            return self.last_trained
         private = None
         if self._privacy is not None:
             whole = train is None and network is None
@@ -243,6 +254,16 @@ class Client(ClientNetwork):
         if network is None:
             self.last_trained = trained
         return trained
+
+    def _check_loop(self, training: Training, further: object) -> None:
+        """Refuse what a loop of the user's own cannot keep."""
+        asked = replace(training, select=self.training.select)
+        if further is not None or asked != self.training:
+            raise UserError(
+                f"the method adds to the loss of {self.name}, or changes its data, network or step "
+                f"size, of which {own_loop.name_of(training.loop)} knows nothing: leave out --loop, "
+                "or choose a method whose clients only train, such as fedavg or fedseq"
+            )
 
     def release(self, *, centre: bool = False) -> Release | None:
         """Return what adds noise to sums over the client's samples, or to the mean of its features;

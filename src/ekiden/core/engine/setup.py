@@ -37,6 +37,7 @@ from ekiden.core.engine.worker import Setup, Worker
 from ekiden.core.models.split import Widened, check_part, freeze, parse_part
 from ekiden.core.tasks import Task, balanced, recorded
 from ekiden.core.training import frozen, private
+from ekiden.core.training import loop as own_loop
 from ekiden.core.training.network import Network, adapted
 from ekiden.core.training.weights import Weights
 
@@ -221,6 +222,8 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         )
     if worker.setup.method.traits.splits_model:
         _ = worker.network.head
+    if worker.setup.training.loop:
+        own_loop.load(worker.setup.training.loop)
     first = dataset.train.x[:_TRIED]
     padded = (first == first.min()).flatten(1).sum(1).argsort(descending=True, stable=True)
     try:

@@ -377,7 +377,7 @@ class _Run:
         size, private = self.bench.training.batch_size, self.bench.private
         left = self.total - self.step
         if private is None:
-            return _batches(len(train), size, self.lengths)[:left]
+            return shuffled(len(train), size, self.lengths)[:left]
         steps = min(batches(len(train), size), left)
         return [private.rows(self.step + i) for i in range(steps)]
 
@@ -632,7 +632,7 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-def _batches(n: int, size: int, lengths: Tensor | None = None) -> list[Tensor]:
+def shuffled(n: int, size: int, lengths: Tensor | None = None) -> list[Tensor]:
     """Return the batches of a shuffled pass over n samples. BatchNorm needs two samples, so no
     batch has only one.
 

@@ -51,8 +51,6 @@ class RemotePlan(Checked, Generic[M]):
     """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 
     def __post_init__(self) -> None:
-        if outside.is_file(self.recipe.model):
-            raise UserError(agreements.NO_CODE)
         if outside.is_file(self.recipe.metric):
             raise UserError(
                 f"--metric {self.recipe.metric} is code, which silos do not run for others: choose "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from ekiden.core.base.checks import Checked, made, plain
@@ -16,7 +17,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_text, write
 from ekiden.core.base.outside import summary_of
 from ekiden.core.base.settings import Hardware
-from ekiden.silos.silo import policy
+from ekiden.silos.silo import policy, trusted
 from ekiden.silos.silo.levels import TELLS
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import agreement as agreements
@@ -30,6 +31,11 @@ _APPROVED = "approved"
 _MOST = 100  # plans that wait
 DAYS = 30  # for which an approval holds if nobody says how long
 _LONG = 160  # characters of a value that are shown
+
+
+def read_terms(file: SiloFile, text: str) -> Agreement:
+    """Return the terms in a text that came to a silo."""
+    return agreements.parse(text, partial(trusted.own_copy, file))
 
 
 def digest(file: SiloFile, terms: Agreement) -> str:
@@ -59,7 +65,7 @@ class Approval(Checked):
 
     def holds(self, file: SiloFile, terms: Agreement) -> bool:
         """Return whether it is for a run of these terms, and its last day is not over."""
-        plan = digest(file, agreements.parse(self.terms))
+        plan = digest(file, read_terms(file, self.terms))
         return plan == digest(file, terms) and _is_open(date.fromisoformat(self.until))
 
 
@@ -160,6 +166,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         if terms.revision
         else "no run",
         "code": terms.version,
+        "files of code": ", ".join(terms.code) or "none",
         "rows": f"of the query with SHA-256 {query}" if query else "of files, or of own code",
         "coordinator at": file.link.address or "not named",
     }
@@ -229,7 +236,7 @@ def _wait(file: SiloFile, terms: Agreement, plan: str) -> None:
 
 def _read(file: SiloFile, path: Path) -> Agreement:
     """Return the terms of a plan that waits."""
-    terms = agreements.parse(path.read_text(encoding="utf-8"))
+    terms = read_terms(file, path.read_text(encoding="utf-8"))
     if digest(file, terms) != path.stem:
         raise UserError(
             f"{path} is not the plan of that name, or came from another SuperLink: remove it"

@@ -18,7 +18,6 @@ from ekiden.silos.silo.participation import Admission, Agreed, sign, take_part
 from ekiden.silos.silo.shelf import Shelf, drop_old_runs
 from ekiden.silos.silo.silo_file import Held, SiloFile
 from ekiden.silos.silo.tasks import SiloTasks
-from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import sealing
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.parcel import HELLO, Answer, Ask, Hello, pack, signed_text, unpack
@@ -66,7 +65,7 @@ class Silo:
             what = ask.kind[:40]
             if ask.kind == HELLO:
                 return self._greeting(ask, self._hello(ask))
-            terms = agreements.parse(ask.agreement)
+            terms = approval.read_terms(self._own, ask.agreement)
             what += f" of run {terms.run}"
             self._choose(terms.data)
             if ask.kind == "status":
@@ -122,11 +121,11 @@ class Silo:
         if there are any.
         """
         drop_old_runs(self._runs)
-        terms = agreements.parse(ask.agreement) if ask.agreement else None
+        terms = approval.read_terms(self._own, ask.agreement) if ask.agreement else None
         self._choose(terms.data if terms else ask.data)
         self._note(f"hello{f' of run {terms.run}, agreed to' if terms else ''}")
         if ask.plan:  # nothing is read before the silo's file allows it
-            policy.check_terms(self._file, agreements.parse(ask.plan))
+            policy.check_terms(self._file, approval.read_terms(self._own, ask.plan))
         run = self._agreed(terms) if terms else None
         dataset, client = self._held()
         file = self._file

@@ -36,7 +36,7 @@ from ekiden.readers import schema as schemas
 from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import Images, of_terms
 from ekiden.readers.kinds import terms as inputs_terms
-from ekiden.runs.recipe import Recipe, recipe_of
+from ekiden.runs.recipe import Recipe, recipe_of, with_code
 from ekiden.silos.trust import keys
 
 AGREEMENT = "agreement.json"  # file in the run folder that holds the terms
@@ -137,10 +137,22 @@ class Agreement:
     # measure nothing
     evaluate_dp: str = NOISE
 
-    @property
+    @cached_property
     def method(self) -> str:
-        """Name of the method."""
-        return self.recipe.method.title()
+        """Name of the method; of one in a file with the digest of its content."""
+        return str(self.recipe.shared()["method"])
+
+    @property
+    def code(self) -> list[str]:
+        """Return the code in files that the run executes, each as FILE.py:NAME@DIGEST."""
+        found = list[str]()
+
+        def note(name: str) -> str:
+            found.append(outside.by_content(name))
+            return name
+
+        with_code(self.recipe.to_json(), note)
+        return found
 
     @property
     def revision(self) -> Revision | None:
@@ -245,7 +257,7 @@ class Agreement:
 
     @cached_property
     def _text(self) -> str:  # asked for several times with each message
-        values = plain(self) | {"recipe": self.recipe.to_json()}
+        values = plain(self) | {"recipe": self.recipe.shared()}
         return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
     def setup(self, dataset: Dataset, hardware: Hardware, pretrained: Path | None = None) -> Setup:
@@ -273,8 +285,19 @@ class Agreement:
         return of_method(prepared, method, self.shape, self.outputs, recipe.seed, self.labels)
 
 
-def parse(text: str) -> Agreement:
-    """Return the agreement in `text`."""
+def no_code(name: str) -> str:
+    """Refuse code in a file."""
+    raise UserError(f"the run names {outside.short(name)[:80]!r}, code in a file: refused")
+
+
+def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
+    """Return the agreement in `text`.
+
+    Args:
+        text: as the coordinator wrote it.
+        own: gives the path of this party's own copy of code in a file, by its content, if it may
+            run here; by default none may.
+    """
     if len(text) > _MOST_TEXT:
         raise UserError(
             f"the terms of the run cannot be read: they have {len(text)} characters, {_MOST_TEXT} "
@@ -291,7 +314,7 @@ def parse(text: str) -> Agreement:
             "the same commit"
         )
     if isinstance(values, dict):
-        values |= {"recipe": _recipe(values.get("recipe"))}
+        values |= {"recipe": _recipe(values.get("recipe"), own)}
     with reading("the terms of the run", _reader()):
         agreement = made(Agreement, values)
         _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
@@ -339,11 +362,11 @@ def counted_with(text: str) -> DP | None:
     return dp
 
 
-def read(path: Path) -> Agreement:
-    """Return the agreement in a file."""
+def read(path: Path, own: Callable[[str], str]) -> Agreement:
+    """Return the agreement in a file; `own` as in `parse`."""
     with at(str(path)):
         try:
-            return parse(read_regular(path, 4 * _MOST_TEXT).decode())
+            return parse(read_regular(path, 4 * _MOST_TEXT).decode(), own)
         except (FileNotFoundError, UnicodeDecodeError):
             raise UserError(f"this is not the {AGREEMENT} of a run's folder") from None
 
@@ -356,15 +379,16 @@ def of_run(folder: Path) -> Agreement:
         raise UserError(
             f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
         ) from None
-    return parse(text)
+    return parse(text, outside.own_copy)
 
 
-def _recipe(values: object) -> Recipe[Method]:
-    """Return the recipe in the terms of a run. Its method is one of the library: no other party
-    names code to load.
+def _recipe(values: object, own: Callable[[str], str]) -> Recipe[Method]:
+    """Return the recipe in the terms of a run. What it names of code is of the library, or in a
+    file of which this party has its `own` copy: no other party sends code, or names a path.
     """
-    name = values.get("method") if isinstance(values, dict) else None
-    if not isinstance(name, str) or name not in _METHODS:
+    values = with_code(values, own) if isinstance(values, dict) else {}
+    name = values.get("method")
+    if not isinstance(name, str) or not (name in _METHODS or outside.is_file(name)):
         raise UserError(
             f"the terms of the run cannot be read: {str(name)[:40]!r} is not a method that silos "
             "know"
@@ -400,11 +424,17 @@ def no_samples(agreed: Agreement) -> Dataset:
 
 
 def own_network(name: str, folder: Path) -> str:
-    """Return the name of a silo's own copy of a network. No other party chooses its files or
-    code.
+    """Return the name of a silo's own copy of a network. No other party chooses its files; what is
+    code in a file, `parse` has found here.
     """
     if outside.is_file(name):
-        raise UserError(NO_CODE)
+        kind = outside.load(name)
+        # whoever trusts a file did not mean every function in it
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+            raise UserError(
+                f"{outside.short(name)} is no class that derives from torch.nn.Module: silos call "
+                "nothing else in a file as a network"
+            )
     if name.startswith("timm:"):
         raise UserError(
             "the run's network comes from a hub, which a silo does not ask: use --model=hf:FOLDER"
@@ -424,13 +454,6 @@ def _own(name: str, folder: Path) -> Path:
 
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is not a number")
-
-
-NO_CODE = (
-    "the run's network is code in a file, which silos do not execute for others: install it at all "
-    "parties as a "
-    "package (entry point ekiden.models), or use --model=hf:FOLDER"
-)
 
 
 ROSTER = "roster.json"

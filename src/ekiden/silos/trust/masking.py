@@ -154,7 +154,7 @@ def release_text(
         data: the data set of all silos, see `Agreement.data`.
         silos: all of the new run.
     """
-    return keys.canonical([name, run, recipe.to_json(), data, sorted(silos)])
+    return keys.canonical([name, run, recipe.shared(), data, sorted(silos)])
 
 
 def released(terms: Agreement, public: str) -> bool:
