@@ -16,16 +16,16 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # Today's numbers, a little rounded up. A change that adds says in its message what it replaces, and
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
-    "core": 88_660,
+    "core": 89_300,
     "methods": 116_350,
     "readers": 58_230,
     "care": 19_870,
     "clinic": 25_400,
-    "runs": 32_180,
-    "silos": 60_540,
+    "runs": 32_350,
+    "silos": 60_800,
     "lab": 41_600,
     "cli": 21_040,
-    "doors": 3_590,
+    "doors": 3_400,
 }
 """tokens that a room may have; files on top are the room `doors`"""
 
