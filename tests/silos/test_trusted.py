@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +18,7 @@ from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo import approval, trusted
 from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.trust.agreement import Agreement
 from tests.silos.fakes import NAMES, FakeNodes, silos, with_keys
 from tests.silos.test_approval import hello
 from tests.silos.test_remote import assert_equal, here, plan_of
@@ -132,7 +133,7 @@ def attacked(file: SiloFile, code: Path, public: dict[str, str], **names: str) -
     for what, name in names.items():
         before = {"method": "fedavg", "model": "mlp", "loop": outside.by_content(f"{code}:sgd")}
         text = text.replace(f'"{what}":"{before[what]}"', f'"{what}":"{name}"')
-    return hello(file, _Text(text))
+    return hello(file, cast(Agreement, _Text(text)))
 
 
 class _Text:

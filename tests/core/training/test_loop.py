@@ -30,7 +30,7 @@ def sgd(model: Any, loader: Any) -> Any:
     for x, y in loader:
         optimizer.zero_grad()
         noise = random.random() + float(np.random.rand()) + torch.rand(1)
-        (noise * torch.nn.functional.cross_entropy(model(x), y)).backward()
+        (noise * torch.nn.functional.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return model
 
