@@ -183,7 +183,7 @@ def test_what_terms_say_of_the_network_is_refused_by_real_silos(
     changes: dict[str, tuple[dict[str, Any], str]] = {
         "code": (
             {"model": f"{federation.folder}/own.py:mine"},
-            "is code in a file, which silos do not execute",
+            " does not trust: put the same file there",
         ),
         "file": (
             {"pretrained": f"{federation.folder}/net.safetensors", "values": "0" * 32},

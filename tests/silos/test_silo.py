@@ -191,7 +191,7 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
         ),
         (
             task(agreement=said_of_recipe(method="attack.py:Method")),
-            "is not a method that silos know",
+            "which client-0 does not trust",
         ),
         (task(agreement=said_of_recipe(method=["fedseq"])), "is not a method that silos know"),
         (task(agreement=said_of_recipe(more=1)), "unknown entry 'more'"),
