@@ -170,7 +170,7 @@ def trusting(tmp_path: Path, more: str = "") -> tuple[list[SiloFile], dict[str, 
     """Silos whose operators trust their copy of the file."""
     files, public = federation(tmp_path, more)
     for file in files:
-        trusted.trust(file, tmp_path / "silos" / "mine.py")
+        outside.trust(f"{tmp_path}/silos/mine.py:", trusted.register(file))
     return files, public
 
 

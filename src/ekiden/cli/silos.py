@@ -411,8 +411,12 @@ def approve(options: ApproveOptions) -> None:
 
 def trust_code(options: SiloTrustOptions) -> None:
     """`ekiden silo trust silo.toml FILE.py`."""
-    file = silo_file.read(options.file)
-    name = trusted.trust(file, options.code)
+    file, code = silo_file.read(options.file), f"{options.code}:"
+    if not outside.is_file(code):
+        raise UserError(f"{options.code} is not a Python file: runs execute nothing else")
+    file.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    outside.trust(outside.located(code), trusted.register(file))
+    name = outside.by_content(code).replace(":", "")
     say(f"runs at {file.name} may execute {name}; a coordinator names it, and cannot send another")
 
 

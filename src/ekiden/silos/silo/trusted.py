@@ -6,17 +6,10 @@ from ekiden.core.base import outside
 from ekiden.core.base.errors import UserError
 from ekiden.silos.silo.silo_file import SiloFile
 
-REGISTER = "trusted-code"  # file in the silo's folder: a digest and a path in each line
 
-
-def trust(file: SiloFile, code: Path) -> str:
-    """Let runs execute a Python file as it is now, and return how they name it."""
-    if code.suffix != ".py":
-        raise UserError(f"{code} is not a Python file: runs execute nothing else")
-    name = outside.located(f"{code}:")
-    file.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    outside.trust(name, file.folder / REGISTER)
-    return outside.by_content(name).replace(":", "", 1)
+def register(file: SiloFile) -> Path:
+    """Return the file that notes which code runs may execute at a silo; see `outside.trust`."""
+    return file.folder / "trusted-code"
 
 
 def own_copy(file: SiloFile, name: str) -> str:
@@ -26,7 +19,7 @@ def own_copy(file: SiloFile, name: str) -> str:
         UserError: the operator does not trust a file of this name and content, or it has changed.
     """
     try:
-        return outside.own_copy(name, file.folder / REGISTER)
+        return outside.own_copy(name, register(file))
     except UserError:
         code = Path(name.rpartition(":")[0]).name[:80]
         raise UserError(
