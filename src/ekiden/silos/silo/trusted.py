@@ -8,7 +8,7 @@ from ekiden.silos.silo.silo_file import SiloFile
 
 
 def register(file: SiloFile) -> Path:
-    """Return the file that notes which code runs may execute at a silo; see `outside.trust`."""
+    """Return the file that notes which code runs may execute at a silo."""
     return file.folder / "trusted-code"
 
 
