@@ -512,11 +512,11 @@ def test_bits_and_samples_go_together() -> None:
         UserError, match="bits 16 needs samples, the expected number of training samples"
     ):
         FedGram(bits=16)
-    with pytest.raises(UserError, match="samples is for bits below 32"):
-        Recipe(FedGram(samples=300))
+    with pytest.raises(UserError, match="rounded sums are for ridge regression: leave out head"):
+        Recipe(FedGram(samples=300, head="lda"))
     for head in ("lda", "cgs", "bayes", "ncm"):
         with pytest.raises(
-            UserError, match=f"bits below 32 is for ridge regression: leave out head {head}"
+            UserError, match=f"rounded sums are for ridge regression: leave out head {head}"
         ):
             FedGram(bits=16, samples=300, head=head)
     with pytest.raises(UserError, match="samples"):
@@ -528,6 +528,28 @@ def test_bits_and_samples_go_together() -> None:
         UserError, match=r"do not fit into 16 bits: start a new run with samples 300 or more"
     ):
         go(silos([torch.arange(60, 300)]), replace(ROUNDED, samples=3))
+
+
+@pytest.mark.parametrize(("features", "b"), [("components", 11), ("auto", 18)])
+def test_bits_follow_from_features_and_then_bytes_decide_how_many(features: str, b: int) -> None:
+    """The largest number whose sums fit, and at most 1,000 components."""
+    method = Recipe(FedGram(features=features, samples=300)).method
+    assert isinstance(method, FedGram)
+    assert method.bits == b
+    shape = (3, 16, 16)
+    for room, most in (("9kB", 10**6), ("60kB", 10**6), ("900kB", 1000)):
+        with torch.device("meta"):
+            network = replace(method, bytes=room).own_network(
+                build("lenet", shape, 5), shape, 5, Classification()
+            )
+        width = features_of(network).width
+        step = 1 if features == "components" else 8
+        taken = [
+            size(5, width + more, bits=b) + features_of(network).told_bytes()
+            for more in (0, step)
+        ]
+        assert taken[0] <= int(room[:-2]) * 1000
+        assert taken[1] > int(room[:-2]) * 1000 or (features == "components" and width == most)
 
 
 def test_rounded_sums_travel_and_are_checked_on_arrival() -> None:

@@ -101,11 +101,12 @@ class FedGram(FixedFeatures):
     of all samples, naive Bayes with the variances within classes, or nearest class means"""
     bits: Annotated[int, Range(least=LEAST, most=FULL)] = FULL
     """b, bits of a sum of products of two features. With 32 sums are exact; with fewer each client
-    rounds its own, and more features fit into `bytes`"""
+    rounds its own, and more features fit into `bytes`. If `samples` are given: 11 for components,
+    18 for other features"""
     samples: Annotated[int, Range(least=0, most=10**9)] = 0
-    """n, expected number of training samples of all clients, rather too many than too few; needed
-    with fewer than 32 `bits`, and with `--dp` for features of no network unless there is a `width`,
-    which then follows from n and ε"""
+    """n, expected number of training samples of all clients, rather too many than too few, by which
+    sums are rounded; with `--dp` they are not, and features of no network have a `width` that
+    follows from n and ε"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
@@ -138,7 +139,8 @@ class FedGram(FixedFeatures):
             )
         if self.bits < FULL and self.head != "ridge":
             raise UserError(
-                f"--bits below 32 is for ridge regression: leave out --head {self.head}"
+                f"rounded sums are for ridge regression: leave out --head {self.head}, or --bits and "
+                "--samples"
             )
 
     def with_noise(self, dp: DP | None) -> Self:
@@ -147,7 +149,7 @@ class FedGram(FixedFeatures):
         """
         if dp is None:
             if self.samples and self.bits == FULL:
-                raise UserError("--samples is for --bits below 32 and for --dp: leave it out")
+                return replace(self, bits=self._usual_bits)
             return self
         for option, shown, instead in (
             (f"--dictionary {self.dictionary}", not self.seeded, "give --dictionary seed"),
@@ -172,6 +174,14 @@ class FedGram(FixedFeatures):
                 "features; or --width"
             )
         return replace(self, width=width_for(dp, self.samples))
+
+    @property
+    def _usual_bits(self) -> int:
+        """Return b, which with the features that then fit is best in given bytes."""
+        # Chosen on validation data. Components are nearly white, so errors of rounding hurt less.
+        if self.features == "components":
+            return 11
+        return 18
 
     def told(self, width: int, classes: int, task: Task) -> int:
         """Return the bytes of the sums."""

@@ -83,7 +83,7 @@ class Components(WholeFeatures):
         super().__init__()
         if width > MOST:
             raise UserError(
-                f"there are {MOST} components at most, not {width}: give --width or --bytes"
+                f"there are {MOST} components at most, not {width}: give a smaller --width"
             )
         self.width = width
         self.seed = torch.initial_seed()

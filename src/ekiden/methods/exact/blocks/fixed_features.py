@@ -51,7 +51,7 @@ from ekiden.core.training.gram import (
 )
 from ekiden.core.training.network import Network, trial
 from ekiden.methods.blocks.rounds import OrderedMethod
-from ekiden.methods.exact.blocks.components import Components
+from ekiden.methods.exact.blocks.components import MOST, Components
 from ekiden.methods.exact.blocks.patches import Pooling
 from ekiden.methods.exact.blocks.whole_features import (
     BlockAverages,
@@ -527,6 +527,8 @@ class FixedFeatures(OrderedMethod):
                 f"side, these samples have shape {shape}: give --features patches, or --size"
             )
         width = room.features(each=0, fixed=0, always=8 * shape[0])
+        if not self.width:
+            width = min(width, MOST)
         return Components(shape, width, mirror=self._mirrors(shape))
 
     def _mirrors(self, shape: tuple[int, ...]) -> bool:
