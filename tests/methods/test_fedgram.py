@@ -545,8 +545,7 @@ def test_bits_follow_from_features_and_then_bytes_decide_how_many(features: str,
         width = features_of(network).width
         step = 1 if features == "components" else 8
         taken = [
-            size(5, width + more, bits=b) + features_of(network).told_bytes()
-            for more in (0, step)
+            size(5, width + more, bits=b) + features_of(network).told_bytes() for more in (0, step)
         ]
         assert taken[0] <= int(room[:-2]) * 1000
         assert taken[1] > int(room[:-2]) * 1000 or (features == "components" and width == most)
