@@ -39,6 +39,7 @@ from ekiden.methods import (
     MetaFed,
 )
 from ekiden.methods.blocks.rounds import Reply
+from ekiden.methods.exact.blocks import components
 from ekiden.runs.plan import Plan, from_json
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.result import Result
@@ -54,6 +55,7 @@ from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import agreement, keys
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from ekiden.silos.trust.report import Reported
+from tests.silos import fakes
 from tests.silos.fakes import NAMES, SILENT, FakeNodes, silo_file, silos, with_keys
 from tests.silos.toy import Toy
 
@@ -236,6 +238,23 @@ def test_rounded_sums_travel_between_silos(topology: Any, tmp_path: Path) -> Non
     nodes, public = sealed_in(tmp_path)
     assert_equal(far(method, nodes, tmp_path / "run", public), here(method))
     assert verify(tmp_path / "run", public).wrong == ()
+
+
+def test_components_of_the_seed_travel_as_masked_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are for images of 16 pixels; few of the seed's are enough here."""
+    monkeypatch.setattr(fakes, "SPLIT", fakes.SPLIT.replace('"digits"', '"digits", size=16'))
+    monkeypatch.setattr(components, "IMAGES", 200)
+    monkeypatch.setattr(components, "FILTERS", 6)
+    method = FedGram(features="components", width=24, samples=480)
+    silos.cache_clear()
+    try:
+        nodes, public = sealed_in(tmp_path)
+        assert_equal(far(method, nodes, tmp_path / "run", public), here(method))
+        assert verify(tmp_path / "run", public).wrong == ()
+    finally:
+        silos.cache_clear()
 
 
 def test_class_statistics_travel_between_silos(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Public components: nearly white on seed images, exact for any samples, and nobody's choice."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ from ekiden.methods.exact.blocks.components import UNIT, Components, basis_of
 from ekiden.methods.exact.blocks.seed_images import seed_images
 
 SHAPE = (3, 16, 16)
+# Silos of one class have stripes in one direction.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:images of client-:ekiden.core.base.errors.DataWarning"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -88,25 +93,61 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
     return x.clamp(0, 255).to(torch.uint8), y
 
 
-@pytest.mark.parametrize("more", [{}, {"bits": 11, "samples": 240}], ids=["exact", "rounded"])
-def test_one_lap_learns_and_its_bits_do_not_depend_on_order_and_division(
-    more: dict[str, Any],
-) -> None:
+def cut(how: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Three silos: of equal parts, of few classes each, or very unequal."""
     x, y = pictures()
-    method = FedGram(features="components", width=24, **more)
-    cuts = [(x[:100], y[:100]), (x[100:], y[100:])]
-    silos = ekiden.federate(cuts, test=(x, y), val_fraction=0.0)
-    one = ekiden.run(method, silos, quiet=True)
-    assert one.accuracy > 0.95
-    other = ekiden.federate(cuts[::-1], test=(x, y), val_fraction=0.0)
-    two = ekiden.run(method, other, quiet=True)
-    assert one.weights is not None
-    assert two.weights is not None
-    assert torch.equal(one.weights.params, two.weights.params)
-    # One hop: sums of products, of classes and counts, and how pixels were scaled.
-    d = 24
-    products = -(-11 * d * (d - 1) // 16) + 4 * d + 24 if more else 2 * d * (d + 1)
-    assert one.bytes == products + 4 * 2 * d + 8 * 2 + 8 * 3
+    rows = y.argsort(stable=True) if how == "skewed" else torch.arange(len(y))
+    sizes = [5, 35, 200] if how == "unequal" else [80, 80, 80]
+    return [(x[part], y[part]) for part in torch.split(rows, sizes)]
+
+
+def weights(
+    method: FedGram, parts: list[tuple[torch.Tensor, torch.Tensor]], **options: Any
+) -> torch.Tensor:
+    silos = ekiden.federate(parts, test=pictures(), val_fraction=0.0)
+    result = ekiden.run(method, silos, quiet=True, **options)
+    assert result.accuracy > 0.95
+    assert result.weights is not None
+    # A hop: sums of products, of classes and counts, and how pixels were scaled.
+    d = method.width
+    products = 2 * d * (d + 1)
+    if method.samples:
+        products = -(-11 * d * (d - 1) // 16) + 4 * d + 24
+    hops = 3 if method.topology == "star" else 2
+    assert result.bytes == hops * (products + 4 * 2 * d + 8 * 2 + 8 * 3)
+    return result.weights.params
+
+
+@pytest.mark.parametrize("how", ["equal", "skewed", "unequal"])
+def test_exact_sums_are_those_of_pooled_data_for_any_skew(how: str) -> None:
+    method = FedGram(features="components", width=24)
+    pooled = ekiden.federate([pictures()], test=pictures(), val_fraction=0.0)
+    expected = ekiden.run(method, pooled, quiet=True).weights
+    assert expected is not None
+    assert torch.equal(weights(method, cut(how)), expected.params)
+
+
+@pytest.mark.parametrize("how", ["equal", "skewed", "unequal"])
+def test_rounded_sums_have_the_same_bits_in_any_order_and_shape(how: str) -> None:
+    method = FedGram(features="components", width=24, samples=240)
+    parts = cut(how)
+    expected = weights(method, parts)
+    assert torch.equal(weights(replace(method, order="reversed"), parts), expected)
+    assert torch.equal(weights(replace(method, topology="star"), parts), expected)
+    assert torch.equal(weights(method, [parts[i] for i in (2, 0, 1)]), expected)
+
+
+def test_sums_that_may_wrap_are_noticed() -> None:
+    """Half of the images are faint ramps, half nothing but noise: far from what the seed draws."""
+    y = torch.arange(240) % 2
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.randint(2, (240, *SHAPE), generator=draw) * 255
+    level = torch.arange(240)[:, None, None, None] // 2 + torch.arange(16)
+    x = torch.where(y[:, None, None, None] == 0, level, noise).byte()
+    parts = [(x[:90], y[:90]), (x[90:], y[90:])]
+    silos = ekiden.federate(parts, test=pictures(), val_fraction=0.0)
+    with pytest.raises(UserError, match="do not fit into 11 bits"):
+        ekiden.run(FedGram(features="components", width=24, samples=240), silos, quiet=True)
 
 
 def test_wrong_samples_and_options_are_one_line() -> None:
