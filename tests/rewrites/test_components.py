@@ -19,7 +19,7 @@ import ekiden
 from ekiden import FedGram, Hardware
 from ekiden.core.base.sums import pack
 from ekiden.core.models.split import as_split
-from ekiden.core.training.gram import Rounded
+from ekiden.core.training.gram import Rounded, Sums
 from ekiden.methods.exact.blocks import components, patches
 from ekiden.methods.exact.fedgram import Handoff
 
@@ -130,7 +130,8 @@ def one_image(draws: Draws, odd: bool, side: int) -> Whole:
             a, b, c, d = i // step, i % step, j // step, j % step
             upper = grid[a, c : c + 2] * (step - b) + grid[a + 1, c : c + 2] * b
             texture[i, j] += int(upper @ (step - d, d)) // step**2 * weight
-    return np.clip((image + texture * strength * 160 // 148_000) // 16, 0, 255)
+    painted: Whole = np.clip((image + texture * strength * 160 // 148_000) // 16, 0, 255)
+    return painted
 
 
 def seed_images(count: int, side: int, seed: int) -> Whole:
@@ -231,7 +232,8 @@ def times(a: Vector, b: Vector) -> Vector:
     """A product of matrices of whole numbers; none of its sums needs rounding."""
     exact = a.astype(int).astype(object) @ b.astype(int).astype(object)
     assert max(abs(exact).ravel()) < 2**53
-    return exact.astype(float)
+    found: Vector = exact.astype(float)
+    return found
 
 
 def shortened(matrix: Vector) -> tuple[Vector, Vector]:
@@ -345,6 +347,7 @@ def test_sums_have_the_bits_of_the_rewrite_and_the_head_its_scores(
     rounded = sum((h[cut].T @ h[cut] + unit // 2) // unit for cut in cuts)
     above = np.triu_indices(R, 1)
     sums = totals[0].sums
+    assert isinstance(sums, Sums)
     assert isinstance(sums.gram, Rounded)
     assert sums.gram.unit == unit
     counts = torch.from_numpy(rounded[above] % 2**BITS)
