@@ -321,8 +321,9 @@ def test_a_grey_silo_and_a_deep_one_are_named(tmp_path: Path) -> None:
     with pytest.warns(DataWarning) as seen:
         data = ekiden.data.join([str(tmp_path / silo) for silo in forms])
     first, second, _ = (str(one.message) for one in seen)
-    assert "grey and 1 other are grey, and others have colour: grey values are repeated" in first
-    assert "deep have 16 bits, those in" in second  # the third: all are of one class
+    assert "colour are in colour, those in " in first
+    assert "grey and 1 other grey: check" in first
+    assert "deep of 16 bits: check" in second  # the third: all are of one class
     assert data.shape == (3, 4, 4)
     with pytest.warns(DataWarning, match="16 bits"):
         assert ekiden.data.join([str(tmp_path / silo) for silo in forms], colour="grey").shape == (

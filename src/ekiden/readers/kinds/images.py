@@ -441,38 +441,44 @@ def _lines_on_silos(
     levels: Sequence[int | None],
     channels: int,
     images: Images,
-) -> list[str]:
-    """Return lines about silos in which all images are grey, or have 16 bits, while those of others
-    are not.
+) -> Iterator[str]:
+    """Yield lines about silos whose images were taken, or are stored, otherwise than those of
+    others.
     """
     scans = {silo: [looks[place] for place in places] for silo, places in silos.items()}
-    lines = [*_lines_on_scans(scans, images.size)]
-    grey = [silo for silo, here in scans.items() if not any(seen.colour for seen in here)]
-    if channels == 3 and images.colour == "auto" and 0 < len(grey) < len(silos):
-        lines.append(
-            f"all images in {_first(grey)} are grey, and others have colour: grey values are "
-            "repeated in three channels; --colour=grey makes all images grey"
-        )
-    deep, flat = list[Hashable](), list[Hashable]()
-    for silo, places in silos.items():
-        bits = {levels[place] is not None for place in places}
-        if len(bits) == 1:
-            (deep if bits == {True} else flat).append(silo)
-    if deep and flat:
-        lines.append(
-            f"images in {_first(deep)} have 16 bits, those in {_first(flat)} 8 bits: the upper 8 "
-            "bits are kept, so check that white is white in both"
-        )
-    return lines
-
-
-def _lines_on_scans(scans: Mapping[Hashable, Sequence[Look]], size: int) -> Iterator[str]:
-    """Yield lines about silos whose scans have other pixels (in mm) than those of others, or were
-    taken otherwise.
-    """
     yield from _mixed_scans(scans)
-    yield from _odd_spacings(scans, size)
-    yield from _scans_taken_otherwise(scans)
+    yield from _odd_spacings(scans, images.size)
+    # grey values among colours are repeated in three channels
+    mixed = channels == 3 and images.colour == "auto"
+    ways = dict[Hashable, list[set[str]]]()
+    for silo, places in silos.items():
+        colours = {_colours(seen) for seen in scans[silo] if mixed}
+        bits = {_bits(levels[place]) for place in places}
+        ways[silo] = [colours, bits, *_ways(scans[silo])]
+    for each in zip(*ways.values(), strict=False):
+        at: dict[str, list[Hashable]] = {}
+        for silo, own in zip(ways, each, strict=True):
+            if len(own) == 1:
+                at.setdefault(*own, []).append(silo)
+        at.pop("", None)
+        if len(at) > 1:
+            (one, here), (other, there), *_ = at.items()
+            yield (
+                f"images in {_first(here)} are {one}, those in {_first(there)} {other}: check that "
+                "they show the same; --colour and --pixel-window make them alike"
+            )
+
+
+def _bits(level: int | None) -> str:
+    if level is None:
+        return "of 8 bits"
+    return "of 16 bits"
+
+
+def _colours(seen: Look) -> str:
+    if seen.colour:
+        return "in colour"
+    return "grey"
 
 
 def _ways(looks: Sequence[Look]) -> list[set[str]]:
@@ -521,19 +527,6 @@ def usual_spacing(heights: Mapping[Hashable, float]) -> float:
         return 0.0
     # the median of two is neither, and would name both
     return list(heights.values())[1] if len(heights) == 2 else median(heights.values())
-
-
-def _scans_taken_otherwise(scans: Mapping[Hashable, Sequence[Look]]) -> Iterator[str]:
-    first, *others = scans
-    for silo in others:
-        for own, other in zip(_ways(scans[first]), _ways(scans[silo]), strict=False):
-            if all(own | other) and not own & other:
-                one, another = (" and ".join(sorted(way)) for way in (own, other))
-                yield (
-                    f"images in {first} are {one}, those in {silo} {another}: check that they show "
-                    "the same"
-                )
-                return
 
 
 def _dark(silos: dict[Hashable, list[int]], brightest: Sequence[int]) -> list[str]:
