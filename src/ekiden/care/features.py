@@ -225,7 +225,7 @@ def telling_columns(seen: SeenData) -> Iterator[str]:
             if len(np.unique(label)) >= least:
                 yield from _telling(seen, columns, what, label, measure)
     # a column of two values may tell two silos apart by nature
-    if len(seen.rows) > 2 and data.train.group is not None:
+    if len(seen.compared) > 2 and data.train.group is not None:
         silo = data.train.group.double().cpu().numpy()
         yield from _telling(seen, columns, "the silo", silo, _share_of_classes)
 

@@ -94,42 +94,31 @@ def classes_in_test_only(seen: SeenData) -> Iterator[str]:
         )
 
 
-def names_of_missing(seen: SeenData) -> Iterator[str]:
-    """Name classes, groups, domains and subjects that probably mark missing values: unknown, -999,
-    99.
+def marks_of_missing(seen: SeenData) -> Iterator[str]:
+    """Name classes, categories, groups, domains and subjects that probably mark missing values:
+    unknown, -999, 99, a subject with far more rows than any other; or a row of totals.
     """
-    for what, names in seen.names:
+    known = [raw.subject.astype(np.str_) for raw in seen.raws if raw.subject is not None]
+    rows = Counter(chain.from_iterable(known))
+    owners = [("group", seen.data.groups), ("domain", seen.data.domains), ("subject", [*rows])]
+    for what, names in (*seen.names, *owners):
         # unknown may be a category of its own
         marks = _TOTALS if what.startswith("category") else _UNKNOWN | _TOTALS
         found = [name for name in names if name.strip().casefold() in marks]
-        if names and all(map(_WHOLE.fullmatch, names)):
+        whole = names and all(map(_WHOLE.fullmatch, names))
+        if whole and what.startswith(("class", "category")):
             found = _codes_of_missing(names)
-        yield from _missing(what, found, seen)
-
-
-def owners_of_missing(seen: SeenData) -> Iterator[str]:
-    """Name groups, domains and subjects that probably mark missing values."""
-    known = [raw.subject for raw in seen.raws if raw.subject is not None]
-    rows: list[str] = []
-    if len(known) == len(seen.raws):
-        rows = np.concatenate(known).astype(np.str_).tolist()
-    owners = {"group": seen.data.groups, "domain": seen.data.domains, "subject": sorted({*rows})}
-    for what, names in owners.items():
-        found = [name for name in names if name.strip().casefold() in _UNKNOWN | _TOTALS]
-        if what == "subject" and len(names) >= 10:
-            (one, most), (_, second) = Counter(rows).most_common(2)
+        if what == "subject" and len(rows) >= 10:
+            (one, most), (_, second) = rows.most_common(2)
             # hardly a patient has as many rows more than any other
             if most >= 20 and most > 5 * second and one not in found:
                 found.append(one)
-        yield from _missing(what, found, seen)
-
-
-def _missing(what: str, found: Sequence[str], seen: SeenData) -> Iterator[str]:
-    if found:
-        yield (
-            f"{what} {listed(map(repr, found))} of {seen.raws[0].source} seems to mark missing "
-            "values or a row of totals: leave such rows out, or say so with --missing"
-        )
+        if found:
+            yield (
+                f"{what} {listed(map(repr, map(str, found)))} of {seen.raws[0].source} seems to "
+                "mark missing values or a row of totals: leave such rows out, or say so with "
+                "--missing"
+            )
 
 
 def _codes_of_missing(names: Sequence[str]) -> list[str]:
@@ -268,8 +257,7 @@ RULES = (
     single_classes,
     constant_labels,
     classes_in_test_only,
-    names_of_missing,
-    owners_of_missing,
+    marks_of_missing,
     slips,
     joined_names,
     subjects_written_alike,

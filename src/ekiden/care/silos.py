@@ -294,14 +294,14 @@ def rounded_columns(seen: SeenData) -> Iterator[str]:
     """
     lines = list[str]()
     for column, each in _columns(seen):
-        # of fewer different numbers, all may be whole by chance
-        if min(len(np.unique(values)) for values in each.values()) < 3:
+        # of fewer different numbers, all may be whole by chance; of two silos, either may be right
+        if len(each) < 3 or min(len(np.unique(values)) for values in each.values()) < 3:
             continue
         decimals = np.array([_decimals(values).mean() for values in each.values()])
         before = [np.floor(np.log10(np.abs(values).clip(min=1))).mean() for values in each.values()]
         distances = np.minimum(_steps(decimals), _steps(decimals + np.array(before)))
         shown = [f"{one:.1f} decimals" for one in decimals]
-        # one decimal less, and a tenth of numbers end in 0 by chance, or 0.25 and 0.5 are common
+        # rounding costs nearly one, as a tenth of all numbers end in 0
         lines += differing(f"column {column!r}", [*each], distances, 0.7, shown)
     yield from with_check(lines, "check that nothing was rounded")
 

@@ -210,20 +210,13 @@ def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> N
     """
     if how == "keep" or any(raw.label.ndim > 1 or raw.label.dtype.kind == "f" for raw in raws):
         return
-    held: dict[str, set[str]] = {}
-    for raw, silo in zip(raws, silos, strict=True):
-        labels = (
-            np.array(raw.classes)[raw.label]
-            if raw.classes and raw.label.dtype.kind == "i"
-            else raw.label
-        )
-        owners = (
-            np.full(len(raw), silo or raw.source)
-            if silo or raw.group is None
-            else raw.group.astype(np.str_)
-        )
-        for owner in np.unique(owners):
-            held.setdefault(str(owner), set()).update(map(str, np.unique(labels[owners == owner])))
+    labels = list[list[str]]()
+    for raw in raws:
+        own = raw.label
+        if raw.classes and own.dtype.kind == "i":
+            own = np.array(raw.classes)[own]
+        labels.append(own.astype(np.str_).tolist())
+    held = _by_silo(labels, raws, silos)
     if short := shortened(held):
         tell(f"{short}: write classes alike")
     line = numbered_from_two(held) or nothing_in_common(held)

@@ -459,7 +459,7 @@ def _lines_on_silos(
         at: dict[str, list[Hashable]] = {}
         for silo, own in zip(ways, each, strict=True):
             if len(own) == 1:
-                at.setdefault(*own, []).append(silo)
+                at.setdefault(min(own), []).append(silo)
         at.pop("", None)
         if len(at) > 1:
             (one, here), (other, there), *_ = at.items()
