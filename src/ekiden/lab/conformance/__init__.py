@@ -94,7 +94,7 @@ def check(
     published = kind.__module__.startswith("ekiden.methods.")
     findings: list[Finding] = []
     # what prevented an earlier check
-    known: list[Exception] = []
+    known: set[str] = set()
     for one in checks:
         if one is rules.cites_its_source and not published:
             continue
@@ -138,17 +138,17 @@ def _can_be_made(subject: Subject) -> bool:
         return False
 
 
-def _tried(one: Check, subject: Subject, known: list[Exception]) -> Finding:
+def _tried(one: Check, subject: Subject, known: set[str]) -> Finding:
     broken = ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             one(subject)
     except Exception as error:
-        if any(error is earlier for earlier in known):
-            return Finding(one.__name__, line(one), tried=False)
-        known.append(error)
         broken = _found(error, subject.kind)
+        if broken in known:
+            return Finding(one.__name__, line(one), tried=False)
+        known.add(broken)
     return Finding(one.__name__, line(one), broken)
 
 

@@ -2,13 +2,13 @@
 requests and computes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -32,7 +32,6 @@ from ekiden.runs.api import run
 from ekiden.runs.result import Result
 
 CLIENTS = 4
-T = TypeVar("T")
 
 
 @cache
@@ -188,38 +187,6 @@ class Broken(Exception):
     """A method breaks a line of the contract; the text is what was found."""
 
 
-class _Once(Generic[T]):
-    """A property that is computed once, whether that succeeds or fails."""
-
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make = make
-        self.__doc__ = make.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, subject: None, owner: type) -> "_Once[T]": ...
-    @overload
-    def __get__(self, subject: object, owner: type) -> T: ...
-    def __get__(self, subject: object | None, owner: type) -> "T | _Once[T]":
-        if subject is None:
-            return self
-        kept: dict[str, T | Exception] = subject.__dict__
-        if self._name not in kept:
-            try:
-                kept[self._name] = self._make(subject)
-            except Exception as error:
-                kept[self._name] = error
-        value = kept[self._name]
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-    def __set__(self, subject: object, value: object) -> NoReturn:
-        raise AttributeError(self._name)
-
-
 class Subject:
     """A method under test."""
 
@@ -231,7 +198,7 @@ class Subject:
         # those of `watched`
         self.files: dict[str, bytes] = {}
 
-    @_Once
+    @cached_property
     def default(self) -> Method:
         """The method with its defaults."""
         return self.kind()
@@ -261,12 +228,12 @@ class Subject:
         whole = [f.name for f in fields(self.kind) if type(getattr(self.default, f.name)) is int]
         return [name for name in whole if allows(self.kind, name, 2)]
 
-    @_Once
+    @cached_property
     def steps(self) -> int:
         """The number of steps of the small run, as the method says."""
         return self.small.steps(CLIENTS)
 
-    @_Once
+    @cached_property
     def plain(self) -> Result:
         """The small run in memory. One step more than allowed is made, so that it can be
         noticed.
@@ -274,7 +241,7 @@ class Subject:
         with seeded(1):
             return run(self.small, blobs(), Tiny, stop_after=self.steps + 1, **settings())
 
-    @_Once
+    @cached_property
     def watched(self) -> tuple[Result, dict[str, Any]]:
         """The small run in a folder, watched, and the folder's configuration. Models are only
         measured at the end.

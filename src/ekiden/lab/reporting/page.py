@@ -59,10 +59,7 @@ _MADE_BY = '<meta name="generator" content="ekiden report">'
 class Section:
     """A section of the page."""
 
-    key: str  # the anchor
-    short: str  # the name in the list of sections
-    title: str  # the heading
-    intro: str  # how to read the section
+    key: str  # the anchor; `page.html` has its heading, and how to read it
     items: tuple[Item, ...]  # tables, figures, and lines that say why a figure is missing
 
 
@@ -79,56 +76,22 @@ def compose(
     found: Found, details: int, say: Say, opener: Opener, devices: Devices | None = None
 ) -> Iterator[Section]:
     """Return all sections, each made when it is asked for."""
-    yield _section("results", "Results", "Results", "", results(found))
-    yield _section(
-        "cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)])
-    )
+    yield _section("results", results(found))
+    yield _section("cost", _each(found, lambda i, s, g: [costs(s, i, g)]))
     say("curves")
-    drawn = _each(found, lambda i, s, g: curves(i, g, devices))
-    yield _section("curves", "Curves", "Results against bytes, compute and steps", _CURVES, drawn)
+    yield _section("curves", _each(found, lambda i, s, g: curves(i, g, devices)))
     say("reading data and models")
     chosen = _details(found, details, opener)
-    opened, closed = chosen.opened, chosen.closed
-    yield _section("groups", "Groups", _FAILS, _GROUPS, _groups(found, chosen))
-    yield _section("data", "Data", "Who holds what", _DATA, [*_holders(opened), *closed])
-    yield _section(
-        "forgetting", "Forgetting", "Forgetting along the hops", _FORGETTING, _forgetting(chosen)
-    )
+    yield _section("groups", _groups(found, chosen))
+    yield _section("data", [*_holders(chosen.opened), *chosen.closed])
+    yield _section("forgetting", _forgetting(chosen))
     say("ledgers")
-    sent = _by_setting(chosen.groups, lambda g, i: [ledger(g, i)])
-    yield _section("ledger", "Ledger", "Who sent how much to whom", _LEDGER, sent)
-    yield _section(
-        "runs",
-        "Commands",
-        "Commands and environments",
-        "",
-        [commands(found), *promises(found), environments(found)],
-    )
-    yield _section("left-out", "Left out", "Left out", "", _left_out(found.left_out))
+    yield _section("ledger", _by_setting(chosen.groups, lambda g, i: [ledger(g, i)]))
+    yield _section("runs", [commands(found), *promises(found), environments(found)])
+    yield _section("left-out", _left_out(found.left_out))
 
 
-_COST = (
-    "Accuracy (or another metric that heads its column) is measured on the union of all clients' "
-    "test data; for "
-    "personal models it is their mean. Own test data: each client on its own test data, averaged "
-    "over the "
-    "clients. Forward and backward: samples that went through a network, the same on any machine. "
-    "Means "
-    "over the seeds, ± standard deviation."
-)
-_CURVES = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
-_FAILS = "Where it fails: clients, domains, classes, subgroups"
-_GROUPS = "The first seed of each method. The command ekiden evaluate RUN --by COLUMN adds tables of subgroups."
-_DATA = "Training and validation samples of each class at each client; a brighter cell means more."
-_FORGETTING = (
-    "Accuracy on every client's test data after each hop. Mean forgetting: how far the accuracy at "
-    "the end is below "
-    "the best since the client trained, averaged over all clients but the last."
-)
-_LEDGER = "Bytes over the whole run, from the party of the row to that of the column."
-
-
-def _section(key: str, short: str, title: str, intro: str, items: Iterable[Item | None]) -> Section:
+def _section(key: str, items: Iterable[Item | None]) -> Section:
     """Make a section. Leave out what does not apply, and state each reason for missing figures
     once.
     """
@@ -140,7 +103,7 @@ def _section(key: str, short: str, title: str, intro: str, items: Iterable[Item 
         elif item is not None:
             shown.append(item)
     reasons = [Missing(", ".join(dict.fromkeys(who)), reason) for reason, who in why.items()]
-    return Section(key, short, title, intro, (*shown, *reasons))
+    return Section(key, (*shown, *reasons))
 
 
 def _each(

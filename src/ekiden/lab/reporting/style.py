@@ -37,31 +37,8 @@ HEAT = "cividis"  # made for colour-blind readers, readable without colour
 _THEMED = {INK: "ink", MUTED: "muted", LINE: "line", "#e0e0e0": "line", PAPER: "card"} | {
     c: f"s{i}" for i, c in enumerate(SERIES)
 }
-_RC = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.7,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "text.parse_math": False,  # show names as they are, also with dollar signs
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "svg.fonttype": "none",  # text stays text: it can be searched and has the reader's font
-    "svg.hashsalt": "ekiden",  # so that the same report gives the same bytes
-}
+# settings of matplotlib, with the colours above
+_SHEET = Path(__file__).with_name("figures.mplstyle")
 
 Value = str | int | float | None
 
@@ -105,7 +82,7 @@ class Missing:
 
 def look() -> AbstractContextManager[None]:
     """Return the style in which figures are drawn and published, as a context."""
-    return mpl.rc_context(_RC)
+    return mpl.rc_context(fname=_SHEET)
 
 
 def blank(width: float = 4.4, height: float = 3.2) -> tuple[Any, Any]:
