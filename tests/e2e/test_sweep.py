@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ekiden.cli.app import main
@@ -39,6 +40,17 @@ label = "apart"
 method = "dfedavgm"
 epochs = 1
 topology = "erdos_renyi:0.0"
+"""
+PIECES = """
+[settings]
+data = "rows.csv"
+label_column = ["label"]
+clients = 3
+[[row]]
+label = "FedAvg"
+method = "fedavg"
+epochs = 1
+rounds = 500
 """
 QUICK = """
 seeds = [0]
@@ -73,7 +85,7 @@ def call(
     monkeypatch.chdir(tmp_path)
     execute = launch.execute
     monkeypatch.setattr(
-        launch, "execute", lambda jobs, report, cores, apart: execute(jobs, report, 1)
+        launch, "execute", lambda jobs, report, *_, **options: execute(jobs, report, 1)
     )
 
     return command(monkeypatch, capfd)
@@ -162,6 +174,41 @@ def test_records_that_cannot_be_written(
     assert kept == [0, 0, 1, 2, 2], "after each run, and once more at the end"
     assert call("sweep", "table.toml", "--records", "kept.jsonl")[0] == 2
     assert len(records.read(Path("kept.jsonl")).runs) == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_lives_in_pieces_and_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Time is up in the middle of a run; its folder and its data go to another place."""
+    call = command(monkeypatch, capfd)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    here, there, whole = (tmp_path / name for name in ("here", "there", "whole"))
+    here.mkdir()
+    draw = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},{'pq'[int(a > b)]}" for a, b in draw.normal(size=(4000, 2))]
+    (here / "rows.csv").write_text("\n".join(["a,b,label", *rows]))
+    (here / "table.toml").write_text(PIECES)
+    shutil.copytree(here, whole)
+    monkeypatch.chdir(here)
+    folder = Path("runs/table/FedAvg--headline-metric--seed0")
+    for _ in range(10):
+        code, out, err = call("sweep", "table.toml", "--minutes", "0.4")
+        assert (code, err, "failed" in out) == (0, "", False)
+        assert "time is up, 1 run left: rerun the same command" in out
+        if len(read_lines(folder / "metrics.jsonl")) > 5:
+            break
+    assert not (folder / "model.safetensors").exists()
+    shutil.move(here, there)
+    for place in (there, whole):
+        monkeypatch.chdir(place)
+        code, out, err = call("sweep", "table.toml")
+        assert (code, err, "time is up" in out) == (0, "", False)
+    for name in SAME:
+        assert (there / folder / name).read_bytes() == (whole / folder / name).read_bytes()
+    assert read_lines(there / folder / "attempts.jsonl")[-1]["from_step"] > 0
+    code, _, err = call("sweep", "table.toml", "--minutes", "1", "--on", "slurm")
+    assert (code, "write --queue timeout_min=MINUTES" in err) == (2, True)
 
 
 @pytest.mark.slow

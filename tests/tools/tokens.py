@@ -20,10 +20,10 @@ BUDGET = {
     "methods": 116_350,
     "readers": 58_230,
     "care": 19_870,
-    "clinic": 25_400,
+    "clinic": 25_300,
     "runs": 32_350,
     "silos": 60_800,
-    "lab": 41_600,
+    "lab": 41_300,
     "cli": 21_040,
     "doors": 3_400,
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ekiden.cli.console import console, print_json, say, telling
-from ekiden.core.base.checks import Alias, Checked, Count, CountOrZero, Positional
+from ekiden.core.base.checks import Alias, Checked, Count, CountOrZero, Positional, Positive
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import read_text
 from ekiden.core.base.outside import require_extra
@@ -40,6 +41,8 @@ class SweepOptions(Checked):
     """all but these cells"""
     cores: Count | None = None
     """runs at a time, if not one for each core"""
+    minutes: Positive | None = None
+    """stop after so long; the same command goes on, also where the sweep folder has moved to"""
     device: str = ""
     """cpu, cuda, ... instead of the file's"""
     out: Path | None = None
@@ -76,6 +79,8 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
         )
     if options.queue and options.on == "here":
         raise UserError("--queue is for --on slurm: add that, or leave it out")
+    if options.minutes and options.on != "here":
+        raise UserError("--minutes is for runs here: write --queue timeout_min=MINUTES")
     asked = launch.queue_settings(options.queue)
     tracking.check(options.track, Path())
     swept = sweep.plan_sweep(
@@ -101,6 +106,9 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     wrong = len(outcomes.failed) + _show(swept, cells, outcomes)
     tell(verdicts.as_rows(verdicts.collect(swept, cells)))
     outcomes.end()
+    left = sum(not run.finished for run in runs)
+    if options.minutes and left > wrong:
+        say(f"time is up, {counted(left, 'run')} left: rerun the same command")
     if wrong:
         raise UserError(
             f"{wrong} of {len(runs)} runs failed (listed above): fix the cause and rerun the same "
@@ -165,7 +173,7 @@ def _do(
 
     with board.progress:
         if options.on == "here":
-            launch.execute(jobs, report, options.cores, apart=True)
+            launch.execute(jobs, report, options.cores, apart=True, minutes=options.minutes or inf)
             return
         launch.submit(jobs, options.file, options.budget, options.device, options.on, asked, report)
 

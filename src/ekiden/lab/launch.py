@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -42,7 +43,7 @@ from ekiden.core.engine.setup import core_count
 from ekiden.lab.describe import description
 from ekiden.lab.ray import OnRay
 from ekiden.runs.api import How
-from ekiden.runs.plan import Plan
+from ekiden.runs.plan import Plan, go_on_with, stored
 from ekiden.runs.summary import duration, summarise
 from ekiden.runs.tracking import bars, measured
 
@@ -56,6 +57,7 @@ class LaunchedRun:
     about: Mapping[str, Any] = field(default_factory=dict)  # further entries of its config.json
     track: tuple[str, ...] = ()  # programs that draw the run while it computes; see `ekiden.run`
     on: str = "here"  # where its clients are; see `transport_of`
+    data: str = ""  # where the data of a run that has begun are now, if they may have moved
 
 
 def transport_of(on: str) -> MakesTransport | None:
@@ -165,13 +167,18 @@ def _print(console: Console, text: str) -> None:
 
 
 def execute(
-    jobs: Sequence[LaunchedRun], report: Report, cores: int | None = None, apart: bool = False
+    jobs: Sequence[LaunchedRun],
+    report: Report,
+    cores: int | None = None,
+    apart: bool = False,
+    minutes: float = inf,
 ) -> list[RunEnd]:
     """Execute all runs, and report what happens in them and how each ends.
 
     They start in this order, side by side on so many cores, by default on all; `report` is called
     from one thread at a time. `apart` puts even a single run into its own process, so that nothing
-    in it can end this process.
+    in it can end this process. Only such processes end after so many minutes, as if they were
+    killed: their runs go on later with the same bits.
     """
     cores = cores or core_count()
     if not apart and (len(jobs) == 1 or cores == 1):
@@ -181,7 +188,7 @@ def execute(
             report(outcomes[-1])
         return outcomes
     side_by_side = min(len(jobs), max(1, cores // max(job.plan.workers for job in jobs)))
-    return _in_processes(jobs, report, side_by_side)
+    return _in_processes(jobs, report, side_by_side, 60 * minutes)
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -211,11 +218,15 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
     report(Event(run, "loading data"))
     try:
         transport = transport_of(job.on)
-        data = job.plan.federation()
+        plan = job.plan
+        if job.data and job.data != plan.data:
+            go_on_with(job.folder, [job.data])
+            plan = stored(job.folder)
+        data = plan.federation()
         with warnings.catch_warnings():
             # the command line prints its own line about it
             warnings.simplefilter("ignore", DivergenceWarning)
-            result = job.plan.run(
+            result = plan.run(
                 job.folder,
                 data,
                 job.about,
@@ -235,7 +246,9 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
     return RunEnd(run, job.folder)
 
 
-def _in_processes(jobs: Sequence[LaunchedRun], report: Report, side_by_side: int) -> list[RunEnd]:
+def _in_processes(
+    jobs: Sequence[LaunchedRun], report: Report, side_by_side: int, seconds: float
+) -> list[RunEnd]:
     """Execute runs in processes: each of `side_by_side` threads starts one after the other and
     listens to it.
     """
@@ -246,6 +259,9 @@ def _in_processes(jobs: Sequence[LaunchedRun], report: Report, side_by_side: int
             report(event)
 
     children = _Children()
+    ending = threading.Timer(min(seconds, threading.TIMEOUT_MAX), children.kill)
+    ending.daemon = True
+    ending.start()
     with ThreadPoolExecutor(side_by_side) as threads:
         running = [threads.submit(_follow, i, job, heard, children) for i, job in enumerate(jobs)]
         try:
@@ -255,6 +271,8 @@ def _in_processes(jobs: Sequence[LaunchedRun], report: Report, side_by_side: int
                 future.cancel()
             children.kill()
             raise
+        finally:
+            ending.cancel()
 
 
 class _Children:
@@ -302,8 +320,10 @@ def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> 
     if outcome is None:
         unable = not begun and (process.exitcode or 0) > 0
         outcome = RunEnd(run, job.folder, _NOT_STARTED if unable else _DIED)
-    if not children.stopped:
-        report(outcome)
+        # it did not fail
+        if children.stopped:
+            return outcome
+    report(outcome)
     return outcome
 
 

@@ -458,10 +458,14 @@ def refuse_records(path: Path) -> None:
 
 
 def _job(sweep: Sweep, run: SweepRun, device: str) -> LaunchedRun:
-    plan = stored(run.folder) if run.begun else replace(run.plan, data=located(run.plan.data))
-    if device and not run.begun:
+    about = {"sweep": _about(sweep, run)}
+    data = located(run.plan.data)
+    if run.begun:
+        return LaunchedRun(stored(run.folder), run.folder, about, data=data)
+    plan = replace(run.plan, data=data)
+    if device:
         plan = replace(plan, hardware=replace(plan.hardware, device=device))
-    return LaunchedRun(plan, run.folder, {"sweep": _about(sweep, run)})
+    return LaunchedRun(plan, run.folder, about)
 
 
 def _about(sweep: Sweep, run: SweepRun) -> dict[str, Any]:
