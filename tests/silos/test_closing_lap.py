@@ -37,7 +37,7 @@ def test_equal_to_one_process_and_signed(method: Method, tmp_path: Path) -> None
     (folder / "config.json").write_text(
         json.dumps(config | {"recipe": config["recipe"] | {"method": plain}})
     )
-    said = f"config.json says recipe.method {plain}, the terms that silos signed {name}"
+    said = f"config.json says recipe.method {plain}, what silos signed gives {name}"
     assert verify(folder, public).wrong == (said,)
 
 

@@ -603,7 +603,7 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     (run / "config.json").write_text(
         json.dumps(config | {"recipe": config["recipe"] | {"seed": 4}})
     )
-    assert "config.json says recipe.seed 4, the terms that silos signed 3" in wrong(*rows)
+    assert "config.json says recipe.seed 4, what silos signed gives 3" in wrong(*rows)
 
 
 def public_folder(folder: Path, public: dict[str, str]) -> Path:

@@ -15,7 +15,6 @@ import safetensors.torch
 import torch
 
 from ekiden.cli.app import call
-from ekiden.clinic.counting import counting_of
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_tensors, safetensors_chunks, with_digest, write
 from ekiden.core.base.settings import Hardware
@@ -26,7 +25,6 @@ from ekiden.core.engine.setup import as_module
 from ekiden.core.engine.store import read
 from ekiden.core.engine.wire import Ref
 from ekiden.core.engine.worker import Setup
-from ekiden.core.tasks import Classification
 from ekiden.core.training.weights import Weights
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.silos.coordinator.courier import Lost
@@ -36,7 +34,7 @@ from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import custody, keys, sealing
 from ekiden.silos.trust.agreement import no_samples
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
-from ekiden.silos.trust.report import FIRST, Reported, SiloReport
+from ekiden.silos.trust.report import Reported, SiloReport
 from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.silos.test_remote import assert_equal, far, here
 
@@ -168,7 +166,7 @@ def test_own_keys_do_not_pass_for_those_that_are_given(relay: Made, tmp_path: Pa
     forged = relay.copied(tmp_path)
     config = json.loads((forged.run / "config.json").read_text())
     (forged.run / "config.json").write_text(json.dumps(config | {"clients": {}}))
-    assert "config.json says clients , the terms client-0, client-1, client-2" in forged.wrong()
+    assert "config.json says clients {}, what silos signed gives nothing" in forged.wrong()
     other = replace(relay, public={**relay.public, "client-0": relay.public["client-1"]})
     with pytest.raises(UserError, match=r"is not what the silos signed: .*clients"):
         call(["verify", str(forged.run), "--keys", str(other.keys(tmp_path / "keys"))])
@@ -377,7 +375,6 @@ def hop_of(row: dict[str, Any]) -> custody.Hop:
     return hop
 
 
-COUNTING = counting_of(Classification(), 10, full=True)
 EMPTY = SiloReport(torch.zeros(1, 1, dtype=torch.int64), {})
 
 
@@ -411,11 +408,11 @@ def test_what_silos_sign_follows_from_the_method_and_from_each_other(
         "step 2" in wrong(1, data="0")
     )
     size = hop_of(rows[1]).size
-    assert f"ledger.jsonl lacks step 3, client-1 to client-2 for train, {size + 1} bytes" in wrong(
+    assert f"ledger.jsonl, line 2, says bytes {size}, what silos signed gives {size + 1}" in wrong(
         1, size=size + 1
     )
-    assert "metrics.jsonl, step 2, says forward" in wrong(1, forward=0)
-    assert "metrics.jsonl, step 3, says backward" in wrong(1, backward=0)
+    assert "metrics.jsonl, line 2, says forward" in wrong(1, forward=0)
+    assert "metrics.jsonl, line 3, says backward" in wrong(1, backward=0)
     told = custody.parse(json.dumps(rows[4]))
     assert isinstance(told, custody.Tally)
     found = wire.decode(custody.bytes_of(told.report), Reported)
@@ -427,13 +424,8 @@ def test_what_silos_sign_follows_from_the_method_and_from_each_other(
     numbers = [found.masked.numbers[0] + 1, *found.masked.numbers[1:]]
     assert "does not open" in wrong(4, **report(masked=replace(found.masked, numbers=numbers)))
     assert "give no sum" in wrong(4, **report(masked=None, shown=EMPTY))
-    for name, value in (("samples", 10**9), ("right", -1)):
-        own = {name: torch.tensor(0) for name in FIRST}
-        own |= {m.name: torch.zeros(7, 2, dtype=torch.int64) for m in COUNTING.task.metrics}
-        shown = SiloReport(torch.zeros(1, COUNTING.size, dtype=torch.int64), own)
-        COUNTING.split(shown.counts[0])[name].fill_(value)
-        assert "test samples, it has" in wrong(4, **report(shown=shown))
-    assert "what client-1 signed of its tests after step 3 cannot be read" in wrong(4, report="!")
+    assert "give no sum" in wrong(4, **report(shown=EMPTY))
+    assert "line 3: what client-1 signed of its tests cannot be read" in wrong(4, report="!")
     assert "client-1 did not measure the models that client-0 measured" in wrong(4, models=())
     assert "client-1 did not measure the models that client-0 measured" in wrong(4, last=False)
     assert "the models in the folder are not those that client-0 measured" in wrong(
@@ -463,30 +455,29 @@ def test_reports_that_silos_did_not_sign_are_named(relay: Made, tmp_path: Path) 
     def first(**changes: Any) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
         return lambda rows: [rows[0] | changes, *rows[1:]]
 
-    assert "ledger.jsonl lacks step 2, client-0 to client-1 for train" in wrong(
+    assert "ledger.jsonl, line 1, says source nothing, what silos signed gives client-0" in wrong(
         "ledger.jsonl", lambda rows: []
     )
-    assert "ledger.jsonl has step 3, client-1 to client-2 for train, 1 bytes" in wrong(
+    assert "ledger.jsonl, line 2, says bytes 1, what silos signed gives" in wrong(
         "ledger.jsonl", last(bytes=1)
     )
-    assert "ledger.jsonl has" in wrong("ledger.jsonl", lambda rows: [*rows, rows[0]])
-    assert (
-        wrong("ledger.jsonl", lambda rows: rows[::-1])
-        == "ledger.jsonl is in another order than the method moves values"
+    assert "ledger.jsonl, line 3, says" in wrong("ledger.jsonl", lambda rows: [*rows, rows[0]])
+    assert "ledger.jsonl, line 1, says source client-1" in wrong(
+        "ledger.jsonl", lambda rows: rows[::-1]
     )
-    assert "metrics.jsonl, step 3, says accuracy 1.0, what silos signed gives" in wrong(
+    assert "metrics.jsonl, line 3, says accuracy 1.0, what silos signed gives" in wrong(
         "metrics.jsonl", last(accuracy=1.0)
     )
-    assert "metrics.jsonl, step 3, says client_worst" in wrong(
+    assert "metrics.jsonl, line 3, says client_worst" in wrong(
         "metrics.jsonl", last(client_worst=1.0)
     )
-    assert "metrics.jsonl, step 1, says bytes 9" in wrong("metrics.jsonl", first(bytes=9))
-    assert "metrics.jsonl, step 1, says accuracy 0.5" in wrong("metrics.jsonl", first(accuracy=0.5))
-    assert "metrics.jsonl has 2 lines, 3 steps are done" in wrong(
+    assert "metrics.jsonl, line 1, says bytes 9" in wrong("metrics.jsonl", first(bytes=9))
+    assert "metrics.jsonl, line 1, says accuracy 0.5" in wrong("metrics.jsonl", first(accuracy=0.5))
+    assert "metrics.jsonl, line 3, says bytes nothing, what silos signed gives" in wrong(
         "metrics.jsonl", lambda rows: rows[:-1]
     )
     assert "config.json says model_bytes 1, " in wrong("config.json", first(model_bytes=1))
-    assert "config.json says clients.client-0.0 1, the terms that silos signed" in wrong(
+    assert "config.json says clients.client-0.0 1, what silos signed gives" in wrong(
         "config.json",
         lambda rows: [rows[0] | {"clients": rows[0]["clients"] | {"client-0": [1, 2, 3]}}],
     )

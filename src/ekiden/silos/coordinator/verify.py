@@ -6,16 +6,15 @@ What the folder reports (sizes, counts, accuracy) is checked, too.
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
 from torch import nn
 
-from ekiden.clinic.counting import OfClasses
-from ekiden.clinic.noisy import Exact, Noisy
+from ekiden.core.base.checks import made, plain, reading
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.settings import Hardware
 from ekiden.core.engine import wire
@@ -28,7 +27,6 @@ from ekiden.core.engine.store import read
 from ekiden.core.engine.transport import Transfer, refs
 from ekiden.core.engine.wire import EVERYONE, Ref
 from ekiden.core.engine.worker import Setup
-from ekiden.core.tasks import LanguageModelling, Segmentation
 from ekiden.core.training.weights import Weights
 from ekiden.silos.coordinator.courier import Absent
 from ekiden.silos.coordinator.session import EVALUATIONS, MODEL, config_of, made_by
@@ -36,7 +34,8 @@ from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.silos.trust.custody import Entry, Hop, Tally
-from ekiden.silos.trust.report import Reported, fits, row_of, rows, telling, total_of
+from ekiden.silos.trust.report import Reported, fits, row_of, telling, total_of
+from ekiden.silos.trust.report import rows as rows_of
 
 # largest relative difference at which sums of the same numbers on two machines count as equal
 _EXACT = 1e-9
@@ -72,29 +71,24 @@ def check_settings(config: Mapping[str, Any], signed: Signed, setup: Setup) -> I
     if not isinstance(plan, dict):
         yield "config.json has no remote_plan"
         return
-    samples = config["clients"]
-    if set(samples) != set(terms.clients):
-        yield f"config.json says clients {', '.join(samples)}, the terms {', '.join(terms.clients)}"
-    held = {hop.client: [*hop.samples] for hop in reversed(signed.hops)}
-    # Samples are empty for a silo that came after the beginning.
-    held = {name: held.get(name, samples[name]) if samples[name] else [] for name in samples}
-    absent, hardware = plan.get("absent"), config.get("hardware")  # these and patience: not signed
+    absent = plan.get("absent")
     if (absent == "skip") != terms.skips or absent not in get_args(Absent):
         yield f"config.json says absent {_short(absent)}, the terms skips {terms.skips}"
-    wanted: dict[str, Any] = {
-        "format": config["format"],
-        "ekiden": terms.version.partition("+")[0],
-        **config_of(terms, setup, held),
-        "hardware": hardware,
-    }
-    wanted["remote_plan"] |= {"patience": plan.get("patience"), "absent": absent}
+    held = {hop.client: [*hop.samples] for hop in reversed(signed.hops)}
+    samples: dict[str, list[int]] = {}
+    for name in terms.clients:
+        there = config["clients"].get(name, [])
+        # Samples are empty for a silo that came after the beginning.
+        samples[name] = held.get(name, there) if there else []
+    wanted = {**config_of(terms, setup, samples), "ekiden": terms.version.partition("+")[0]}
     digests = config.get("digests", {})
     if _leaves(digests).keys() != _leaves(wanted["digests"]).keys() or model_differences(
         digests, wanted["digests"]
     ):
         yield "config.json says other digests of the initial model than the signed terms give"
-    for name, there, said in _differences(config, {**wanted, "digests": digests}):
-        yield f"config.json says {name} {there}, the terms that silos signed {said}"
+    wanted |= {name: config.get(name) for name in ("format", "hardware", "digests")}
+    wanted["remote_plan"] |= {name: plan.get(name) for name in ("patience", "absent")}
+    yield from _differences("config.json", config, wanted)
 
 
 def check_samples(signed: Signed) -> Iterator[str]:
@@ -104,76 +98,6 @@ def check_samples(signed: Signed) -> Iterator[str]:
         before = known.setdefault(entry.client, entry)
         if entry.data != before.data:
             yield f"{entry.client} had other samples or labels in {entry} than in {before}"
-        if isinstance(entry, Hop) and isinstance(before, Hop) and entry.samples != before.samples:
-            yield f"{entry}: has {entry.samples} samples, {before.samples} before"
-
-
-def check_shown(tally: Tally, terms: Agreement, number: int | None) -> Iterator[str]:
-    """Yield where a silo's own counts cannot be, from the number of its test samples if known."""
-    found, told = _report(tally), _told(tally, terms)
-    if found is None or not (
-        found.shown is None or fits(found.shown, told, rows(terms, len(tally.models)))
-    ):
-        yield f"what {tally.client} signed of its tests after step {tally.step} cannot be read"
-        return
-    if found.shown is None or number is None:
-        return
-    counting = told.counting
-    # samples without labels do not count, and of subgroups the number has noise
-    several = isinstance(counting.task, Segmentation | LanguageModelling)
-    several = several or (isinstance(told, Noisy) and not told.whole)
-    for numbers in found.shown.counts:
-        split = counting.split(told.vector(numbers))
-        samples = int(split["samples"])
-        right = int(split["right"]) if isinstance(counting, OfClasses) else 0
-        whole = samples in (0, number) or several
-        if not (whole and 0 <= right <= samples):
-            yield f"{tally.client} signed {right} right of {samples} test samples, it has {number}"
-
-
-def _report(tally: Tally) -> Reported | None:
-    """Return what a silo reported; None if it cannot be read."""
-    try:
-        found: Reported = wire.decode(custody.bytes_of(tally.report), Reported)
-    except (UserError, wire.WireError):
-        return None
-    return found
-
-
-def _told(tally: Tally, terms: Agreement) -> Exact:
-    return telling(terms, len(tally.models), last=tally.last)
-
-
-def transfers_in(folder: Path) -> list[Transfer]:
-    """Return the rows of ledger.jsonl."""
-    found = []
-    for number, row in enumerate(read_ledger(folder)):
-        kinds = [(f.name, f.type) for f in fields(Transfer)]
-        if set(row) != {name for name, _ in kinds} or any(
-            type(row[name]) is not kind for name, kind in kinds
-        ):
-            raise UserError(
-                f"{folder / 'ledger.jsonl'}, line {number + 1} is not a transfer: the folder was "
-                "changed"
-            )
-        found.append(Transfer(**row))
-    return found
-
-
-def check_moved(found: Sequence[Transfer], plan: Outline, steps: int) -> Iterator[str]:
-    """Yield where the ledger differs from what the method moves, with the sizes that the owners
-    signed.
-    """
-    expected = [row for row in plan.transfers if row.step < steps]
-    if list(found) == expected:
-        return
-    there, wanted = Counter(found), Counter(expected)
-    for row in wanted - there:
-        yield f"ledger.jsonl lacks {_transfer(row)}, which follows from the method and the signed sizes"
-    for row in there - wanted:
-        yield f"ledger.jsonl has {_transfer(row)}, which does not follow from the method and the signed sizes"
-    if there == wanted:
-        yield "ledger.jsonl is in another order than the method moves values"
 
 
 @dataclass(frozen=True)
@@ -182,16 +106,13 @@ class ReportedModels:
 
     digests: tuple[str, ...]  # digest of each model, the run's own first
     results: int  # number of models that are the run's own
-    consensus: float | None  # how far the personal models are apart; None if there are none
-    # number of parameters of the run's own model; None if the method does not change the network
-    parameters: int | None
+    figures: Mapping[str, Any]  # what follows from the models and not from counts: `MODELS_ONLY`
 
 
 def check_metrics(
     rows: Sequence[Mapping[str, Any]],
     signed: Signed,
     ledger: Sequence[Transfer],
-    marks: Marks,
     steps: int,
     result: ReportedModels | None,
     *,
@@ -202,42 +123,43 @@ def check_metrics(
     The models of the last state are None before the end, or if they cannot be read. `compute` says
     that silos do all computation.
     """
-    if len(rows) != steps:
-        yield f"metrics.jsonl has {len(rows)} lines, {steps} steps are done"
-    for number, row in enumerate(rows):
-        step = number + 1
+    expected = list[Mapping[str, Any]]()
+    for step in range(1, steps + 1):
+        row: Mapping[str, Any] = rows[step - 1] if step <= len(rows) else {}
         last = result if step == steps else None
         tallies = {t.client: t for t in signed.tallies if t.step == step}
         problems = [*_incomplete(tallies, signed.terms, step, last)]
+        if not problems:
+            counted = _counted(step, row, signed, ledger, compute=compute)
+            try:
+                row = counted | _measured(tallies, row, last, signed.terms)
+            except UserError as error:
+                problems.append(f"metrics.jsonl, line {step}: {error}")
         yield from problems
-        if problems:
-            continue
-        noted = {NOTES: row[NOTES]} if NOTES in row else {}  # nobody signs them
-        expected: dict[str, Any] = noted | {
-            "step": step,
-            "bytes": sum(t.bytes for t in ledger if t.step < step),
-        }
-        hops = [hop for hop in signed.hops if hop.step < step]
-        sums = {"forward": sum(h.forward for h in hops), "backward": sum(h.backward for h in hops)}
-        for name, least in sums.items():
-            free = not compute and type(row.get(name)) is int and row[name] >= least
-            expected[name] = row[name] if free else least
-        found = _measured(tallies, row, last, signed.terms)
-        if isinstance(found, str):
-            yield f"metrics.jsonl, step {step}: {found}"
-            continue
-        expected |= found
-        for name, there, wanted in _differences(row, expected):
-            yield f"metrics.jsonl, step {step}, says {name} {there}, what silos signed gives {wanted}"
-    held = {hop.client: hop.samples[2] for hop in signed.hops}
+        expected.append(row)
+    yield from _different_lines("metrics.jsonl", rows, expected)
     for tally in signed.tallies:
-        yield from check_shown(tally, signed.terms, held.get(tally.client))
         if not 0 < tally.step <= steps:
             yield f"{tally.client} measured models after step {tally.step}, {steps} are done"
-    if rows and steps == len(rows):
-        for name in ("bytes", "forward", "backward"):
-            if rows[-1].get(name) != (mark := getattr(marks, name)):
-                yield f"state.safetensors says {name} {mark}, metrics.jsonl {_short(rows[-1].get(name))}"
+
+
+def _counted(
+    step: int,
+    row: Mapping[str, Any],
+    signed: Signed,
+    ledger: Sequence[Transfer],
+    *,
+    compute: bool,
+) -> dict[str, Any]:
+    """Return what a step's row must say about bytes and compute."""
+    found: dict[str, Any] = {"step": step, "bytes": sum(t.bytes for t in ledger if t.step < step)}
+    for name in _COMPUTE:
+        found[name] = sum(getattr(hop, name) for hop in signed.hops if hop.step < step)
+        if not compute and type(row.get(name)) is int:  # the server's own, which nobody signs
+            found[name] = max(found[name], row[name])
+    if NOTES in row:
+        found[NOTES] = row[NOTES]
+    return found
 
 
 def evaluated(rows: Sequence[Mapping[str, Any]], signed: Signed) -> Iterator[str]:
@@ -247,16 +169,15 @@ def evaluated(rows: Sequence[Mapping[str, Any]], signed: Signed) -> Iterator[str
     tallies = {tally.client: tally for tally in signed.tallies}
     if missing := [client for client in signed.terms.clients if client not in tallies]:
         yield f"nobody signed what {', '.join(missing)} measured"
-    elif len(rows) != 1 or any(
-        tally.models != (signed.terms.measures,) for tally in signed.tallies
-    ):
-        yield "it is not one measurement of the model that the terms name"
+    elif any(tally.models != (signed.terms.measures,) for tally in signed.tallies):
+        yield "it is not a measurement of the model that the terms name"
     else:
-        found = _measured(tallies, rows[0], None, signed.terms)
-        if isinstance(found, str):
-            yield found
-        elif any(_differences(rows[0], found)):
-            yield "metrics.jsonl does not follow from what silos signed"
+        try:
+            expected = _measured(tallies, {}, None, signed.terms)
+        except UserError as error:
+            yield str(error)
+        else:
+            yield from _different_lines("metrics.jsonl", rows, [expected])
 
 
 def _incomplete(
@@ -272,12 +193,10 @@ def _incomplete(
                 yield f"nobody signed what {client} measured after step {step}"
     for tally in tallies.values():
         first = next(iter(tallies.values()))
-        if (tally.models, tally.results, tally.last) != (first.models, first.results, first.last):
+        about = tally.models, tally.results
+        if (*about, tally.last) != (first.models, first.results, first.last):
             yield f"{tally.client} did not measure the models that {first.client} measured after step {step}"
-        elif result is not None and (tally.models, tally.results) != (
-            result.digests,
-            result.results,
-        ):
+        elif result is not None and about != (result.digests, result.results):
             yield f"the models in the folder are not those that {tally.client} measured after step {step}"
         elif not _fits(tally, len(terms.clients)):
             yield f"{tally.client} measured another number of models after step {step} than the run has"
@@ -294,44 +213,43 @@ def _measured(
     row: Mapping[str, Any],
     result: ReportedModels | None,
     terms: Agreement,
-) -> dict[str, Any] | str:
-    """Return what a step's row must say about its models, or why that is not known.
+) -> dict[str, Any]:
+    """Return what a step's row must say about its models.
 
     If the models are gone, what only they show comes from the row.
+
+    Raises:
+        UserError: the reports do not add up.
     """
     if not tallies:
         return {}
-    first, reports = next(iter(tallies.values())), {name: _report(t) for name, t in tallies.items()}
-    readable = {name: one for name, one in reports.items() if one is not None}
-    told, models = _told(first, terms), len(first.models)
-    members = (
-        max((len(tallies) if one.masked else 0) for one in readable.values()) if readable else 0
-    )
-    try:
-        total = total_of(
-            {name: readable[name] for name in terms.clients if name in readable}, members
-        )
-    except (UserError, wire.WireError) as error:
-        return str(error)
-    if total is None or not fits(total, told, rows(terms, models)):
-        return "the reports of the silos give no sum"
-    shown = {name: one.shown for name, one in readable.items() if one.shown is not None}
+    first = next(iter(tallies.values()))
+    told = telling(terms, len(first.models), last=first.last)
+    number = rows_of(terms, len(first.models))
+    reports = {name: _report(tallies[name]) for name in terms.clients if name in tallies}
+    shown = {name: one.shown for name, one in reports.items() if one.shown is not None}
+    members = len(reports) if any(one.masked for one in reports.values()) else 0
+    total = total_of(reports, members)
+    if total is None or not all(fits(one, told, number) for one in (total, *shown.values())):
+        raise UserError("the reports of the silos give no sum")
     found = row_of(total, shown, terms, first.results, told, last=first.last)
     if not found:
         return {}
-    if result is None:
-        return found | {name: row[name] for name in MODELS_ONLY if name in row}
-    only = zip(MODELS_ONLY, (result.consensus, result.parameters), strict=True)
-    return found | {name: value for name, value in only if value is not None}
+    figures = {name: row[name] for name in MODELS_ONLY if name in row}
+    return found | dict(figures if result is None else result.figures)
+
+
+def _report(tally: Tally) -> Reported:
+    """Return what a silo reported."""
+    try:
+        found: Reported = wire.decode(custody.bytes_of(tally.report), Reported)
+    except UserError:
+        raise UserError(f"what {tally.client} signed of its tests cannot be read") from None
+    return found
 
 
 def not_proven(
-    rows: Sequence[Mapping[str, Any]],
-    signed: Signed,
-    ledger: Sequence[Transfer],
-    result: ReportedModels | None,
-    *,
-    known: bool,
+    rows: Sequence[Mapping[str, Any]], signed: Signed, ledger: Sequence[Transfer], *, known: bool
 ) -> Iterator[Unproven]:
     """Yield what the folder reports that nobody signed.
 
@@ -340,11 +258,7 @@ def not_proven(
     config = ("hardware", "remote_plan.patience", "remote_plan.absent")
     yield Unproven(("config.json",), config, "the coordinator's own settings")
     yield Unproven(_NOTES, (), "the coordinator's own notes")
-    yield Unproven(
-        ("model.safetensors", "personal/*.safetensors"),
-        ("metadata",),
-        "the header, not the numbers",
-    )
+    yield Unproven(_MODELS, ("metadata",), "the header, not the numbers")
     yield Unproven(
         (),
         (),
@@ -353,70 +267,54 @@ def not_proven(
     )
     if not known:
         yield Unproven(
-            ("ledger.jsonl",),
+            ("ledger.jsonl", "custody.jsonl", *_MODELS),
             (),
-            "the server reads values in this method: nobody signs what moved to and from it",
+            "the server reads values in this method: nobody signs what moved to and from it, what "
+            "it asked for, and what the server made of the values; silos signed only what they "
+            "did, and which models they measured",
         )
-        yield Unproven(
-            ("metrics.jsonl",),
-            ("bytes", "forward", "backward"),
-            "a sum over the ledger, and compute of the server",
-        )
-        yield Unproven(
-            ("custody.jsonl",),
-            (),
-            "nobody signs that no record is missing, nor what the server asked for",
-        )
-        yield Unproven(
-            ("model.safetensors", "personal/*.safetensors"),
-            (),
-            "what the server made of the values: silos signed only that they measured these models",
-        )
-    models = [
-        name for name in MODELS_ONLY if any(name in row for row in rows[: -1 if result else None])
-    ]
-    if models:
-        yield Unproven(("metrics.jsonl",), tuple(models), "of models on the way, which are gone")
-    if any(NOTES in row for row in rows):
-        yield Unproven(("metrics.jsonl",), (NOTES,), "what the method noted of its steps")
-    silent = [c for c in signed.terms.clients if c not in {h.client for h in signed.hops}]
+        sums = ("bytes", *_COMPUTE)
+        yield Unproven(("metrics.jsonl",), sums, "sums over the ledger, and the server's own")
+    names = (*MODELS_ONLY, NOTES)
+    if noted := tuple(name for name in names if any(name in row for row in rows)):
+        yield Unproven(("metrics.jsonl",), noted, "of models on the way, which are gone, or notes")
+    silent = {*signed.terms.clients} - {hop.client for hop in signed.hops}
     if silent:
-        names = tuple(f"clients.{name}" for name in silent)
-        yield Unproven(
-            ("config.json",), names, "these silos did no task, and signed no number of samples"
-        )
-    if absent := [row for row in ledger if row.missing]:
-        said = ", ".join(dict.fromkeys(f"{row.source} in step {row.step + 1}" for row in absent))
+        counts = tuple(f"clients.{name}" for name in sorted(silent))
+        yield Unproven(("config.json",), counts, "these silos did no task, and signed no number")
+    if absent := [f"{row.source} in step {row.step + 1}" for row in ledger if row.missing]:
+        said = ", ".join(dict.fromkeys(absent))
         yield Unproven(
             ("ledger.jsonl",), ("missing",), f"absent, as the ledger says and nobody signs: {said}"
         )
-    measured: Counter[Any] = Counter(
-        step for step, _ in {(tally.step, tally.client) for tally in signed.tallies}
-    )
-    everybody = len(signed.terms.clients)
-    if signed.terms.skips and any(
-        measured[row.get("step")] < everybody for row in rows if "loss" in row
-    ):
+    if signed.terms.skips:
         yield Unproven(
             ("metrics.jsonl",), (), "silos that measured nothing, which nobody signs, count nothing"
         )
 
 
-def _differences(
-    found: Mapping[str, Any], expected: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield where plain values differ: the place, what is there, what is expected."""
+def _different_lines(
+    file: str, found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield where the lines of a file differ from those that follow from what silos signed."""
+    for number, (row, wanted) in enumerate(zip_longest(found, expected, fillvalue={}), 1):
+        yield from _differences(f"{file}, line {number},", row, wanted)
+
+
+def _differences(file: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
+    """Yield where plain values differ from those that follow from what silos signed."""
     here, wanted = _leaves(found), _leaves(json.loads(json.dumps(expected)))
     for name in sorted(here.keys() | wanted.keys()):
         if name not in here or name not in wanted or not _same(name, here[name], wanted[name]):
-            yield name, _short(here.get(name, "nothing")), _short(wanted.get(name, "nothing"))
+            there, signed = _short(here.get(name, "nothing")), _short(wanted.get(name, "nothing"))
+            yield f"{file} says {name} {there}, what silos signed gives {signed}"
 
 
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:
     """Return the values within a plain value by their places, such as clients.client-0.1."""
     parts = dict(enumerate(value)) if isinstance(value, list) else value
     if not isinstance(parts, dict) or not parts:
-        return {name: value}
+        return {name: value} if name else {}
     found = dict[str, Any]()
     for key, part in parts.items():
         found |= _leaves(part, f"{name}.{key}" if name else str(key))
@@ -434,17 +332,6 @@ def _same(name: str, found: Any, expected: Any) -> bool:
     return math.isclose(found, expected, rel_tol=near) or found != found != expected  # noqa: PLR0124
 
 
-def sizes_of(signed: Signed) -> Callable[[Any], int]:
-    """Return a function that gives a value's size, as its owner signed it; 0 if nobody did."""
-    found = {hop.ref: hop.size for hop in signed.hops}
-    return lambda ref: found.get(ref, 0)
-
-
-def _transfer(row: Transfer) -> str:
-    size = "missing" if row.missing else f"{row.bytes} bytes"
-    return f"step {row.step + 1}, {row.source} to {row.target} for {row.task}, {size}{f' ({row.value})' * bool(row.value)}"
-
-
 def _short(value: Any) -> str:
     text = json.dumps(value) if not isinstance(value, str) else value
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
@@ -458,7 +345,9 @@ _NOTES = (
     "environment.json",
     "link.json",
 )
+_MODELS = ("model.safetensors", "personal/*.safetensors")
 NOTES = "notes"
+_COMPUTE = ("forward", "backward")
 MODELS_ONLY = ("consensus", "parameters")  # entries that follow from models and not from counts
 
 
@@ -486,7 +375,9 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     state, marks = read(folder / "state.safetensors", tuple[type(setup.method.start()), Marks])  # type: ignore[misc]
     ended = state.step >= setup.method.steps(len(agreed.clients))
     hops, tallies, wrong = _entries(folder, agreed)
-    rows, ledger = read_lines(folder / "metrics.jsonl"), transfers_in(folder)
+    rows = read_lines(folder / "metrics.jsonl")
+    with reading(str(folder / "ledger.jsonl")):
+        ledger = [made(Transfer, row) for row in read_ledger(folder)]
     if not ended:  # a resume drops what a killed run leaves of an unfinished step
         hops = [hop for hop in hops if hop.after <= state.step]
         tallies = [tally for tally in tallies if tally.after <= state.step]
@@ -500,10 +391,16 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
         *check_settings(config, signed, setup),
         *_other_keys(agreed, trusted),
         *_broken(hops, initial),
-        *(_out_of_order(hops, plan, state.step) if plan else ()),
         *check_samples(signed),
-        *(check_moved(ledger, plan, state.step) if plan else ()),
     ]
+    if plan:
+        wrong += _out_of_order(hops, plan, state.step)
+        moved = [plain(row) for row in plan.transfers if row.step < state.step]
+        wrong += _different_lines("ledger.jsonl", [*map(plain, ledger)], moved)
+    if rows:
+        last = {name: rows[-1].get(name) for name in ("bytes", *_COMPUTE)}
+        counted = {name: getattr(marks, name) for name in last}
+        wrong += _differences("state.safetensors", counted, last)
     result = None
     if ended:
         # Nobody signs the file of the state. If the method says how the run ends, that counts.
@@ -513,11 +410,9 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
         found, problems = _models(folder, hops, setup, agreed, end, initial)
         wrong += problems
         result = _result(found, setup) if not problems else None
-    wrong += check_metrics(
-        rows, signed, ledger, marks, state.step, result, compute=plan is not None
-    )
+    wrong += check_metrics(rows, signed, ledger, state.step, result, compute=plan is not None)
     wrong += _evaluations(folder, agreed, trusted)
-    unproven = [*not_proven(rows, signed, ledger, result, known=plan is not None)]
+    unproven = [*not_proven(rows, signed, ledger, known=plan is not None)]
     if not ended:
         why = f"the run has not ended: {state.step} steps are done, and there is no result to check"
         unproven.insert(0, Unproven((), (), why))
@@ -578,8 +473,13 @@ def _plan(setup: Setup, signed: Signed, ledger: Sequence[Transfer]) -> Outline |
     away = (
         {(row.step, row.source) for row in ledger if row.missing} if signed.terms.skips else set()
     )
-    clients = signed.terms.clients
-    return outline(setup, clients, absent=lambda *place: place in away, size=sizes_of(signed))
+    sizes = {hop.ref: hop.size for hop in signed.hops}
+    return outline(
+        setup,
+        signed.terms.clients,
+        absent=lambda *place: place in away,
+        size=lambda ref: sizes.get(ref, 0),
+    )
 
 
 def _entries(folder: Path, agreed: Agreement) -> tuple[list[Hop], list[Tally], list[str]]:
@@ -663,24 +563,18 @@ def _models(
     for client, own in zip(agreed.clients, end.personal, strict=False):
         named[f"personal/{client}.safetensors"] = own, setup.build
     found, wrong = {}, []
-    for name, (model, made) in named.items():
+    for name, (model, build_it) in named.items():
         try:
-            found[name] = read_model(folder, name, made)
+            found[name] = read_model(folder, name, build_it)
         except UserError as error:
             wrong.append(str(error))
             continue
-        digest = custody.digest(wire.chunks(found[name]))
-        if digest == (
-            signed.get(model) if isinstance(model, Ref) else custody.digest(wire.chunks(model))
-        ):
-            continue
-        if isinstance(model, Ref) and model != INITIAL:
-            wrong.append(f"{name} is not the model that {model.owner} signed as {model.key}")
+        if isinstance(model, Ref):
+            wanted, what = signed.get(model), f"that {model.owner} signed as {model.key}"
         else:
-            wrong.append(
-                f"{name} is not the "
-                f"{'initial model' if model == INITIAL else 'model in state.safetensors'}"
-            )
+            wanted, what = custody.digest(wire.chunks(model)), "in state.safetensors"
+        if custody.digest(wire.chunks(found[name])) != wanted:
+            wrong.append(f"{name} is not the model {what}")
     for file in (*folder.glob(MODEL), *folder.glob("personal/*.safetensors")):
         if (name := file.relative_to(folder).as_posix()) not in named:
             wrong.append(f"{name} is not a result of {agreed.method}")
@@ -691,8 +585,9 @@ def _result(found: Mapping[str, Weights], setup: Setup) -> ReportedModels:
     """Return what metrics need of these models, the run's own first."""
     digests = tuple(custody.digest(wire.chunks(model)) for model in found.values())
     personal = [model for name, model in found.items() if name != MODEL]
-    shared = found.get(MODEL)
-    parameters = len(shared.params) if shared is not None and setup.method.changes_network else None
-    return ReportedModels(
-        digests, int(shared is not None), consensus(personal) if personal else None, parameters
-    )
+    figures: dict[str, Any] = {}
+    if personal:
+        figures["consensus"] = consensus(personal)
+    if MODEL in found and setup.method.changes_network:
+        figures["parameters"] = len(found[MODEL].params)
+    return ReportedModels(digests, int(MODEL in found), figures)
