@@ -769,7 +769,6 @@ def test_sums_that_the_last_state_names_are_no_result() -> None:
 @pytest.mark.parametrize(
     ("limit", "said"),
     [
-        ("runs = 1", r"client-0 keeps 1 runs, 1 at most \(limits.runs"),
         ("requests = 3", r"has sent 3 requests, client-0 answers 3 of a run \(limits.requests"),
         ("disk_bytes = 1000", r"stores \d+ bytes of all runs, 1000 at most \(limits.disk_bytes"),
         ("clients = 2", r"the run has 3 silos, client-0 allows 2 to 2 \("),

@@ -458,8 +458,8 @@ DEFENCES = {
     ),
     "no body before a signature": (
         f"{FLOWER}/superlink.py",
-        "elif self._known is not None and not",
-        "elif self._known == 0 and not",
+        'elif not await asyncio.to_thread(self._signed, dict(scope["headers"])):',
+        "elif not scope:",
         "tests/silos/test_link.py::test_a_body_is_not_read_before_a_registered_silo_signed",
     ),
     "folders of others lead to no SuperLink": (

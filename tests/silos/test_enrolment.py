@@ -86,7 +86,7 @@ def test_a_coordinator_does_not_replace_a_key_that_a_silo_knows(
             "has another key of a",
         ),
         ({**json.loads(true), "silos": ["x", "b", "c"]}, "the roster has no a"),
-        ({**json.loads(true), "silos": ["a", "b", "../c"]}, "cannot be a silo's name"),
+        ({**json.loads(true), "silos": ["a", "b", "../c"]}, "is not the name of a silo"),
         ({**json.loads(true), "silos": ["a", "b", "server"]}, "server"),
         ({**json.loads(true), "silos": ["a", "b", "b"]}, "names each silo once"),
         ({**json.loads(true), "keys": ["", *json.loads(true)["keys"][1:]]}, "is not a public key"),

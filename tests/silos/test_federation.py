@@ -89,7 +89,7 @@ def test_the_certificate_is_for_the_host_and_for_loopback(made: Federation) -> N
     [
         (["--silos", ""], "give the public keys of the silos, .* or say (--)?silos"),
         (["--silos", "a,b,a"], "names 'a' twice"),
-        (["--silos", "a,../b"], "'../b' is not a name"),
+        (["--silos", "a,../b"], "'../b' is not the name of a silo"),
         (["--silos", "a,server"], "no silo can be called 'server'"),
         (["--silos", "a", "--host", "https://x"], "neither a name nor an IP address"),
         (
@@ -157,7 +157,8 @@ def test_only_the_fleet_api_passes() -> None:
         async def receive() -> MutableMapping[str, Any]:
             return {}
 
-        asyncio.run(FleetOnly(app)({"type": kind, "path": path}, receive, send))
+        gate = FleetOnly(app, lambda key: False)
+        asyncio.run(gate({"type": kind, "path": path, "headers": []}, receive, send))
         return found
 
     for path in (
@@ -170,12 +171,11 @@ def test_only_the_fleet_api_passes() -> None:
     ):
         assert status(path) == [404]
     assert status("/v1/fleet/get-run", "websocket") == status("/v1/fleet/get-run", "lifespan") == []
+    assert status("/v1/fleet/get-run") == [401]
     assert asked == []
-    assert status("/v1/fleet/get-run") == []
-    assert asked == ["/v1/fleet/get-run"]
 
 
-def test_the_control_api_does_not_leave_loopback() -> None:
+def test_the_control_api_does_not_leave_loopback(tmp_path: Path) -> None:
     from ekiden.silos import superlink
 
     async def app(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
@@ -185,7 +185,7 @@ def test_the_control_api_does_not_leave_loopback() -> None:
         with pytest.raises(
             SystemExit, match=f"the Control API stays on loopback: --host 127.0.0.1, not {host}"
         ):
-            superlink.run("127.0.0.1:1", app, host, port=1)
+            superlink.run("127.0.0.1:1", app, host, superlink.KeyFolder(tmp_path), port=1)
 
 
 HOLD = """

@@ -56,7 +56,7 @@ def served(app: App, known: Any, **bounds: Any) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    gate = FleetOnly(app, known)
+    gate = FleetOnly(app, known) if known else app
     options: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": port,

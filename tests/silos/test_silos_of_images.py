@@ -52,7 +52,7 @@ def test_grey_and_colour_silos_agree_on_their_channels(tmp_path: Path) -> None:
     )
     with pytest.raises(
         UserError,
-        match=r'different shape: .*; set colour = "rgb" or "grey" in \[data\] of all silos',
+        match=r'different shape: .*colour = "rgb" or "grey", in \[data\] of all silos',
     ):
         session.run(
             plan, FakeNodes(silos(tmp_path)), tmp_path / "run", {}, lambda line: None, poll=0

@@ -74,10 +74,10 @@ class FleetOnly:
     def __init__(
         self,
         app: App,
-        known: Callable[[bytes], bool] | None = None,
-        note: Callable[[bytes], None] | None = None,
+        known: Callable[[bytes], bool],
+        note: Callable[[bytes], None] = lambda key: None,
     ) -> None:
-        """Make the gate."""
+        """Make the gate, where `known` are public keys, and `note` is told who signed."""
         self._app = app
         self._known = known
         self._note = note
@@ -92,9 +92,7 @@ class FleetOnly:
         if not str(scope["path"]).startswith(FLEET):
             self.answers["404"] += 1
             await _refuse(send, 404, b"this port is for silos only\n")
-        elif self._known is not None and not await asyncio.to_thread(
-            self._signed, dict(scope["headers"])
-        ):
+        elif not await asyncio.to_thread(self._signed, dict(scope["headers"])):
             self.answers["401"] += 1
             await _refuse(send, 401, b"no registered silo signed this request\n")
         else:
@@ -102,11 +100,9 @@ class FleetOnly:
             await self._app(scope, receive, send)
 
     def _signed(self, headers: Mapping[bytes, bytes]) -> bool:
-        assert self._known is not None
         if not signed(headers, self._known):
             return False
-        if self._note is not None:
-            self._note(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()]))
+        self._note(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()]))
         return True
 
 
@@ -254,7 +250,8 @@ def serve(fleet: str) -> None:
     """Run `flower-superlink` with the flags in `sys.argv`, on loopback, and its Fleet API at
     `fleet`, HOST:PORT.
 
-    `--keys FOLDER` is our own flag: only silos whose public key is there as NAME.pub are let in.
+    `--keys FOLDER` is our own flag, which must be there: only silos whose public key is there as
+    NAME.pub are let in.
     """
     # We import by name: in its package, a function of the same name hides the module.
     superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
@@ -272,8 +269,8 @@ def serve(fleet: str) -> None:
     fleet_handlers.push_messages = own_replies(fleet_handlers.push_messages)
     if DATABASE in sys.argv:
         keep_private(Path(sys.argv[sys.argv.index(DATABASE) + 1]))
-    keys = KeyFolder(Path(sys.argv.pop(sys.argv.index(KEYS) + 1))) if KEYS in sys.argv else None
-    sys.argv = [argument for argument in sys.argv if argument != KEYS]
+    keys = KeyFolder(Path(sys.argv.pop(sys.argv.index(KEYS) + 1)))
+    sys.argv.remove(KEYS)
     superlink.uvicorn = SimpleNamespace(run=partial(run, fleet, lifespans=lifespans, keys=keys))
     sys.argv[0] = "flower-superlink"
     superlink.flower_superlink()
@@ -292,8 +289,8 @@ def run(
     fleet: str,
     app: App,
     host: str,
+    keys: KeyFolder,
     lifespans: Sequence[Any] = (),
-    keys: KeyFolder | None = None,
     **options: Any,
 ) -> None:
     """Serve `app` at `host`, like `uvicorn.run`, and its Fleet API also at `fleet`; exit if `host`
@@ -303,8 +300,7 @@ def run(
         sys.exit(f"ekiden: the Control API stays on loopback: --host 127.0.0.1, not {host}")
     outside, _, port = fleet.rpartition(":")
     others = options | {"port": int(port), "lifespan": "off", "http": guarded(), "ws": "none"}
-    known = partial(_registered, app, keys) if "--enable-supernode-auth" in sys.argv else None
-    gate = FleetOnly(app, known, keys.note if keys else None)
+    gate = FleetOnly(app, partial(_registered, app, keys), keys.note)
     outer = uvicorn.Config(gate, host=outside.strip("[]"), **others)
     with suppress(KeyboardInterrupt):
         asyncio.run(
@@ -312,15 +308,15 @@ def run(
         )
 
 
-def _registered(app: Any, keys: KeyFolder | None, public_key: bytes) -> bool:
-    if keys is not None and not keys(public_key):
+def _registered(app: Any, keys: KeyFolder, public_key: bytes) -> bool:
+    if not keys(public_key):
         return False
     found: int | None = app.state.linkstate_factory.state().get_node_id_by_public_key(public_key)
     return found is not None
 
 
 async def _together(
-    lifespans: Sequence[Any], gate: FleetOnly, keys: KeyFolder | None, *configs: uvicorn.Config
+    lifespans: Sequence[Any], gate: FleetOnly, keys: KeyFolder, *configs: uvicorn.Config
 ) -> None:
     """Serve until one of the servers ends, then end the others."""
     servers = [uvicorn.Server(config) for config in configs]
@@ -351,11 +347,11 @@ async def keep_superexec(lifespans: Sequence[Any], seconds: float = _LOOK) -> No
                 lifespan._start_superexec_if_needed()
 
 
-async def keep_seen(gate: FleetOnly, keys: KeyFolder | None, seconds: float = _LOOK) -> None:
+async def keep_seen(gate: FleetOnly, keys: KeyFolder, seconds: float = _LOOK) -> None:
     """Write when each silo signed a request last, and count answers, for `ekiden federation status`
     and monitors.
     """
-    while keys is not None:
+    while True:
         with suppress(OSError):
             found = {"silos": keys.seen, "answers": gate.answers}
             write(keys.folder.parent / SEEN, [json.dumps(found).encode()], sync=False)

@@ -392,20 +392,19 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
             here, there = getattr(one, what), getattr(other, what)
             if here == there:
                 continue
-            do = usual
-            if what in ("shape", "classes"):
-                colour = _grey_and_colour(one.shape, other.shape)
-                do = colour or _spelled(one.classes, other.classes) or usual
-            shown = (
-                f": {said(str(here), 300)} and {said(str(there), 300)}" if usual == _EQUAL else ""
-            )
+            do, shown = usual, ""
+            if what in _SHOWN:
+                shown = f": {said(str(here), 300)} and {said(str(there), 300)}"
+            if what == "classes":
+                do = _spelled(one.classes, other.classes) or usual
             raise UserError(f"{first} and {name} hold data of different {what}{shown}; {do}")
     return one
 
 
-_EQUAL = "make them equal"
+_SHOWN = ("shape", "classes", "mean", "std", "augment")
 _ALIKE = {
-    **dict.fromkeys(("shape", "classes", "mean", "std", "augment"), _EQUAL),
+    **dict.fromkeys(_SHOWN, "make them equal"),
+    "shape": 'make them equal; of images, set size, and colour = "rgb" or "grey", in [data] of all silos',
     "schema": "name one schema in [data] of all silos, or agree by `ekiden federation agree --schema`",
     "task": "name one task in [data] of all silos, and agree on the scale of targets by `ekiden silo sums`",
     "inputs": "use the same columns and options in [data] of all silos, and the same data.agreed",
@@ -452,15 +451,6 @@ def _one_spelling(hellos: Mapping[str, Hello], how: Spelling) -> Mapping[str, He
         silo: replace(hello, classes=tuple(sorted(names, key=natural)))
         for silo, hello in hellos.items()
     }
-
-
-def _grey_and_colour(one: tuple[int, ...], other: tuple[int, ...]) -> str:
-    """Return what to do if one silo holds grey images and the other colour images of the same
-    size.
-    """
-    if len(one) != 3 or len(other) != 3 or one[1:] != other[1:] or {one[0], other[0]} != {1, 3}:
-        return ""
-    return 'set colour = "rgb" or "grey" in [data] of all silos'
 
 
 def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:

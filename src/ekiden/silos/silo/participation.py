@@ -108,7 +108,9 @@ class Admission:
     def bind(self) -> None:
         """Bind the run to its terms on the disk at first contact; later, refuse any others."""
         if not self.bound:
-            self._make()
+            self.check_disk()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "lock").touch()  # its age is the age of the folder
             write_once(self.folder / TERMS, self._terms.text().encode())
         self.check()
 
@@ -175,21 +177,6 @@ class Admission:
                 f"{self._name} stores {used} bytes of all runs, {most} at most (limits.disk_bytes "
                 f"in its silo.toml): remove old folders in {self._runs}, or raise it"
             )
-
-    def _make(self) -> None:
-        """Make the folder; the age of `lock` is its age."""
-        kept, most = (
-            sum(1 for path in folders(self._runs) if path != self.folder),
-            self._limits.runs,
-        )
-        if kept >= most:
-            raise UserError(
-                f"{self._name} keeps {kept} runs, {most} at most (limits.runs in its silo.toml): "
-                "remove old "
-                f"folders in {self._runs}, or raise it"
-            )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "lock").touch()
 
 
 def folders(runs: Path) -> Iterator[Path]:

@@ -148,12 +148,11 @@ class Limits(Checked):
     own_figures: bool = False
     """in sealed runs: also tell the coordinator how models do on this silo's test samples alone; so
     `ekiden evaluate` may then ask fewer silos than `min_clients`, also this one alone"""
-    runs: Count = 100
-    """largest number of runs kept; a run is deleted when nobody asked for it in a month"""
     memory: Count = 16_000_000_000
     """largest number of bytes of memory to answer a request, in addition to the data; on Linux"""
     disk_bytes: Count = 20_000_000_000
-    """largest number of bytes on the disk for all runs"""
+    """largest number of bytes on the disk for all runs; a run is deleted when nobody asked for it
+    in a month"""
 
     def __post_init__(self) -> None:
         divisions(self.subgroups)
@@ -530,10 +529,6 @@ def read(path: Path) -> SiloFile:
         if key not in ("name", "folder", "allow", *sections):
             raise unknown(f"entry in {path}", key, ("name", "folder", "allow", *sections))
     name = values.get("name")
-    if not isinstance(name, str) or not keys.is_name(name):
-        raise UserError(
-            f"{path}: give the silo a name of letters, digits, '-', '_' and '.', not {name!r}"
-        )
     check_name(name, str(path))
     folder = values.get("folder", f"{name}-silo")
     if not isinstance(folder, str):
@@ -639,8 +634,6 @@ def make(
     nobody is asked before a run begins, as in a federation of one user.
     """
     check_name(name, "the silo")
-    if not keys.is_name(name):
-        raise UserError(f"{name!r} is not a name of a silo: use letters, digits, '-', '_' and '.'")
     if folder.exists():
         raise UserError(f"{folder} exists: choose another folder; a silo keeps its key")
     try:

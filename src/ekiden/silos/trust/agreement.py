@@ -340,7 +340,7 @@ def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
             "subgroups"
         )
     clients, keys = agreement.clients, agreement.keys
-    named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
+    named = len(set(clients)) == len(clients)
     proved = len(keys) == len(clients) if keys else not agreement.sealed
     if not (named and proved and RUN.fullmatch(agreement.run)):
         raise UserError(
@@ -400,10 +400,15 @@ def _reader() -> str:
     return f"Ekiden {code_version()} at all parties"
 
 
-def check_name(name: str, where: str) -> None:
-    """Refuse names of silos that mean another party in messages, such as the server, whose seals
-    nobody signs.
+def check_name(name: object, where: str) -> None:
+    """Refuse what cannot name a silo, and a file, and names that mean another party in messages,
+    such as the server, whose seals nobody signs.
     """
+    if not isinstance(name, str) or not _CLIENT.fullmatch(name):
+        raise UserError(
+            f"{where}: {str(name)[:80]!r} is not the name of a silo: use letters, digits, '-', '_' "
+            "and '.'"
+        )
     if name in (SERVER, EVERYONE):
         raise UserError(
             f"{where}: no silo can be called {name!r}, which means another party; give it another "
@@ -473,8 +478,6 @@ class Roster(Checked):
             raise UserError("a roster names each silo once, with its key")
         for name, key in zip(self.silos, self.keys, strict=True):
             check_name(name, "the roster")
-            if not keys.is_name(name):
-                raise UserError(f"the roster names {name[:80]!r}, which cannot be a silo's name")
             keys.check(key)
 
     @property

@@ -22,12 +22,6 @@ from ekiden.core.base.outside import require_extra
 _AUTHORITY_DAYS = 3650
 _DAYS = 365
 _LONGEST = 1 << 14  # bytes of a public key
-_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
-
-
-def is_name(name: str) -> bool:
-    """Return whether `name` can be a silo's name, and so a file name."""
-    return bool(name) and set(name) <= _NAME_CHARACTERS and name[0] not in "-."
 
 
 def generate(private: Path) -> Path:
