@@ -4,7 +4,7 @@ what silos report.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from ekiden.clinic.noisy import Exact
@@ -30,14 +30,6 @@ from ekiden.silos.trust.sealing import Lock, Party, Plain, Reader, Sealer
 Slot = tuple[
     Ref[Any], str, int
 ]  # A value for a reader in a step; ("", 0) if nothing is sealed, step 0 for the server
-
-
-def check_answer(ref: Ref[Any], answer: parcel.Answer) -> None:
-    """Refuse numbers that no task can have."""
-    if min(answer.size, answer.forward, answer.backward) < 0:
-        raise unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
-    if answer.state and not is_place(answer.state):
-        raise unusable(ref.owner, f"account of {ref.key}", "it names no place of its private state")
 
 
 def report_in(body: memoryview, client: str, rows: int, told: Exact) -> Reported:
@@ -130,7 +122,6 @@ class Remote(Transport):
         self._terms = agreed.text()
         self._initial = initial
         self._note = note
-        self._setup = setup
         self._held = held or {}
         self._written = written or {}
         self._states: dict[str, str] = {}  # of silos that did a task in this step
@@ -155,7 +146,7 @@ class Remote(Transport):
             Ref[Any], str | None
         ] = {}  # place of the private state before each task of this step
         self._records: dict[Ref[Any], str] = {}  # signed, of the values that are needed
-        self._planned: tuple[frozenset[parcel.Absence], Outline | None] | None = None
+        self._plan_without = lru_cache(1)(partial(_planned, setup, agreed.clients))
         self._full = self._plan_without(frozenset())
 
     def submit(self, request: Request) -> None:
@@ -414,15 +405,6 @@ class Remote(Transport):
         """Return what the method asks for without the clients missing so far, if that is known."""
         return self._plan_without(self._absences) if self._full else None
 
-    def _plan_without(self, absent: frozenset[parcel.Absence]) -> Outline | None:
-        if self._planned is None or self._planned[0] != absent:
-            away = absent.__contains__
-            self._planned = (
-                absent,
-                outline(self._setup, self._agreed.clients, None, lambda *place: away(place)),
-            )
-        return self._planned[1]
-
     def _vouched(self) -> tuple[str, ...]:
         """Return their owners' signed word that models are the run's result; empty if silos measure
         others too.
@@ -490,13 +472,11 @@ class Remote(Transport):
     def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock | None, memoryview]:
         """Return the value behind `ref` as its owner encoded and sealed it."""
         slot = self._slot(ref, reader.name, reader.step)
-        if slot not in self._values:
-            if ref not in self._asked:
-                self._order(ref, reader)
-            self._receive(ref)
-        if slot not in self._values:
-            self._order(ref, reader)
-            self._receive(ref)
+        for _ in range(2):  # what was asked for may have been sealed for others
+            if slot not in self._values:
+                if ref not in self._asked:
+                    self._order(ref, reader)
+                self._receive(ref)
         if slot not in self._values:
             raise UserError(
                 f"silo {ref.owner} did not send {ref.key} sealed for {reader.name}: refused"
@@ -536,11 +516,8 @@ class Remote(Transport):
             raise UserError(
                 f"{missing} (a sum under masks opens only with the parts of all its silos)"
             )
-        last = (
-            any(_made(ref) == (client, self._step) for ref in self._full.result)
-            if self._full
-            else False
-        )
+        result = self._full.result if self._full else ()
+        last = any(_made(one) == (client, self._step) for one in result)
         if last and self._agreed.sealed and self._agreed.skips:
             raise UserError(
                 f"{client} has the last hop, whose model alone the server may read: it cannot be "
@@ -551,7 +528,10 @@ class Remote(Transport):
         self._states.pop(client, None)
 
     def _keep(self, ref: Ref[Any], answer: parcel.Answer, value: memoryview) -> None:
-        check_answer(ref, answer)
+        if min(answer.size, answer.forward, answer.backward) < 0:
+            raise unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
+        if answer.state and not is_place(answer.state):
+            raise unusable(ref.owner, f"account of {ref.key}", "it names no place of its state")
         self._sizes[ref] = answer.size
         self._records[ref] = answer.record
         if not value:
@@ -565,6 +545,12 @@ class Remote(Transport):
     def _network(self) -> Network:
         """The network that the silos' models must fit."""
         return Network(self._build())
+
+
+def _planned(
+    setup: Setup, clients: Sequence[str], absent: frozenset[parcel.Absence]
+) -> Outline | None:
+    return outline(setup, clients, None, lambda *place: place in absent)
 
 
 def _made(ref: Ref[Any]) -> tuple[str, int]:

@@ -297,7 +297,8 @@ def _different_lines(
     file: str, found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     """Yield where the lines of a file differ from those that follow from what silos signed."""
-    for number, (row, wanted) in enumerate(zip_longest(found, expected, fillvalue={}), 1):
+    none: Mapping[str, Any] = {}
+    for number, (row, wanted) in enumerate(zip_longest(found, expected, fillvalue=none), 1):
         yield from _differences(f"{file}, line {number},", row, wanted)
 
 

@@ -96,18 +96,15 @@ def check_measured(file: SiloFile, terms: Agreement) -> MeasuredLine | None:
             )
         return None
     _check_honest(file, dp)
-    before = [
-        one for one in _read(file.folder / EVALUATIONS, MeasuredLine) if one.data == terms.data
-    ]
+    before = _measured(file, terms.data)
     if any(one.run == terms.run for one in before):
         return None
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     line = MeasuredLine(now, terms.run, terms.data, noise_for(dp.epsilon, dp.delta, 1.0, 1))
-    told = [Spent(one.noise, 1.0, 1) for one in (*before, line)]
-    found = composed(told, limits.delta)
+    found = _told(file, (*before, line))
     if found > limits.evaluation_epsilon * _SLACK:
         raise UserError(
-            f"{file.name} has told epsilon {composed(told[:-1], limits.delta):.3g} about its test "
+            f"{file.name} has told epsilon {_told(file, before):.3g} about its test "
             f"samples in {len(before)} earlier runs and allows {limits.evaluation_epsilon:g}, with "
             f"this one it would be {found:.3g}: lower epsilon in --evaluate-dp "
             "(limits.evaluation_epsilon in its silo.toml)"
@@ -126,8 +123,16 @@ def _check_honest(file: SiloFile, dp: DP | None) -> None:
 
 def told(file: SiloFile, data: str) -> float:
     """Return the epsilon, over all runs so far, of what was told about the test samples of a data set."""
-    lines = [one for one in _read(file.folder / EVALUATIONS, MeasuredLine) if one.data == data]
-    return composed([Spent(one.noise, 1.0, 1) for one in lines], file.limits.delta)
+    return _told(file, _measured(file, data))
+
+
+def _measured(file: SiloFile, data: str) -> list[MeasuredLine]:
+    lines = _read(file.folder / EVALUATIONS, MeasuredLine)
+    return [line for line in lines if line.data == data]
+
+
+def _told(file: SiloFile, lines: Sequence[MeasuredLine]) -> float:
+    return composed([Spent(line.noise, 1.0, 1) for line in lines], file.limits.delta)
 
 
 def measured_noise(file: SiloFile, terms: Agreement, folder: Path, models: str) -> Noise:

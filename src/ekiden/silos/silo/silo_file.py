@@ -528,8 +528,7 @@ def read(path: Path) -> SiloFile:
     for key in values:
         if key not in ("name", "folder", "allow", *sections):
             raise unknown(f"entry in {path}", key, ("name", "folder", "allow", *sections))
-    name = values.get("name")
-    check_name(name, str(path))
+    name = check_name(values.get("name"), str(path))
     folder = values.get("folder", f"{name}-silo")
     if not isinstance(folder, str):
         raise UserError(f"{path}: folder must be text, not {folder!r}")

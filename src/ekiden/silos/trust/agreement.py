@@ -400,8 +400,8 @@ def _reader() -> str:
     return f"Ekiden {code_version()} at all parties"
 
 
-def check_name(name: object, where: str) -> None:
-    """Refuse what cannot name a silo, and a file, and names that mean another party in messages,
+def check_name(name: object, where: str) -> str:
+    """Return a silo's name; refuse what cannot name a silo, and a file, and names that mean another party in messages,
     such as the server, whose seals nobody signs.
     """
     if not isinstance(name, str) or not _CLIENT.fullmatch(name):
@@ -414,6 +414,7 @@ def check_name(name: object, where: str) -> None:
             f"{where}: no silo can be called {name!r}, which means another party; give it another "
             "name"
         )
+    return name
 
 
 def no_samples(agreed: Agreement) -> Dataset:

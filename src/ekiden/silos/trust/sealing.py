@@ -13,7 +13,7 @@ replace the value: the lock holds the digest.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write_once
@@ -67,20 +67,6 @@ class Sealed(NamedTuple):
 
     data: bytes
     key: bytes
-
-
-class Sealer(Protocol):
-    """Seals what a party sends, and opens what it receives."""
-
-    def seal(
-        self, value: Encoded, key: str, readers: Sequence[Reader]
-    ) -> tuple[bytes, tuple[Lock, ...]]:
-        """Seal `value`, named `key`, for `readers`."""
-
-    def open(
-        self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int
-    ) -> Encoded:
-        """Open what `sender` sealed under the name `key` for this party in `step`."""
 
 
 class Plain:
@@ -156,6 +142,10 @@ class Party:
             binding,
             None if sender == SERVER else self.silos.get(sender, ""),
         )
+
+
+Sealer = Party | Plain
+"""seals what a party sends, and opens what it receives"""
 
 
 def encrypt(plain: bytes) -> Sealed:
