@@ -16,7 +16,7 @@ from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.readers.kinds import Table
 from ekiden.runs.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
-from ekiden.runs.summary import partition, size, trained
+from ekiden.runs.summary import chosen_model, partition, size, trained
 
 _BODY = """
 `backbone/` is the body of the network for transformers, adapters merged into it:
@@ -112,10 +112,12 @@ def _model(config: Mapping[str, Any]) -> list[str]:
     task, given = task_in(config), config["input"]
     own = config.get("architecture", {}).get("class")
     kind = known(config["recipe"]["method"])
-    if kind is not None and kind.own_network is not Method.own_network:
-        # the method made the network from the chosen one
-        own = own or kind.title()
-    name = outside.short(config["network"] or own or config["recipe"]["model"])
+    name = config["network"] or own or config["recipe"]["model"]
+    made = kind is not None and kind.own_network is not Method.own_network
+    if kind is not None and made and chosen_model(config) == "auto":
+        # the network by name is only what the method begins with
+        name = kind.title()
+    name = outside.short(name)
     if name.startswith("hf:/"):
         name = f"hf:{_short(name)}"
     network = f"`{name}`"

@@ -526,18 +526,25 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
-def _data(config: dict[str, Any]) -> str:
+def _data(config: Mapping[str, Any]) -> str:
+    labels = said_in(config).get("reading", {}).get("label_column", ())
+    dataset = ", ".join([data_name(config), *labels])
+    return ", ".join(conditions(config, dataset, len(config["clients"])))
+
+
+def conditions(config: Mapping[str, Any], dataset: str, clients: int) -> list[str]:
+    """Return what compared runs share: data, how they were divided, clients, network."""
+    parts = [dataset, partition(config), counted(clients, "client")]
+    if (model := chosen_model(config)) != "auto":
+        parts.append(outside.short(model))
     plan = said_in(config)
-    parts = [data_name(config), *plan.get("reading", {}).get("label_column", ())]
-    parts.append(counted(len(config["clients"]), "client"))
-    if plan.get("partition", "auto") != "auto":
-        parts.append(plan["partition"])
-    parts.append(outside.short(chosen_model(config)))
+    if plan.get("size"):
+        parts.append(f"{plan['size']} pixels")
     if plan.get("tune"):
         parts.append("on validation data")
     if config["recipe"]["evaluate_on"] == "own":
         parts.append("personal models on own data")
-    return ", ".join(parts)
+    return [part for part in parts if part]
 
 
 def chosen_model(config: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ekiden.core.base import outside
-from ekiden.core.base.errors import UserError, counted
+from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import Dataset, FederatedData, said_in
 from ekiden.core.engine.evaluation import TestSet
 from ekiden.core.engine.folder import settings_in
@@ -27,7 +27,7 @@ from ekiden.runs.plan import TaskName, loaded, stored
 from ekiden.runs.result import ModelSource, Result
 from ekiden.runs.summary import (
     Summary,
-    chosen_model,
+    conditions,
     going_on,
     headline,
     metric_of,
@@ -232,17 +232,7 @@ def _setting(run: Summary, dataset: str) -> str:
     # one client holds all training data; the test data are still those of all clients
     if _pools_data(config):
         clients = run.last.get("clients") or clients
-    parts = [dataset, partition(config), counted(len(clients), "client")]
-    if (model := chosen_model(config)) != "auto":
-        parts.append(outside.short(model))
-    plan = said_in(config)
-    if plan.get("size"):
-        parts.append(f"{plan['size']} pixels")
-    if plan.get("tune"):
-        parts.append("on validation data")
-    if config["recipe"]["evaluate_on"] == "own":
-        parts.append("personal models on own data")
-    return " · ".join(part for part in parts if part)
+    return " · ".join(conditions(config, dataset, len(clients)))
 
 
 def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Group, ...]:

@@ -1,0 +1,27 @@
+"""The card of a run: what it says of data and network."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ekiden import Trees, load, run, split
+
+
+@pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
+def test_a_method_with_a_model_of_its_own_and_natural_silos_are_called_so(
+    tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    draw = np.random.default_rng(0)
+    rows = [f"{v:.3f},{'ab'[k % 2]},{'pq'[int(v > 0)]}" for k, v in enumerate(draw.normal(size=90))]
+    (tmp_path / "t.csv").write_text("\n".join(["v,site,label", *rows]))
+    table = load(tmp_path / "t.csv", label_column="label", group_column="site")
+    folder = tmp_path / "run"
+    run(Trees(trees=1), split(table, "natural"), folder=folder, quiet=True)
+    code, _ = command("card", str(folder), "-o", str(tmp_path / "card.md"))
+    card = (tmp_path / "card.md").read_text()
+    assert (code, "- Network: `trees`," in card) == (0, True)
+    assert "- Divided among silos: natural." in card
+    code, said = command("compare", str(folder), "--latex")
+    assert (code, "t.csv, label, natural, 2 clients &" in said) == (0, True)
