@@ -1,7 +1,6 @@
 """A study: several methods over the same silos and seeds."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -91,18 +90,6 @@ def test_frame_and_plot_have_each_step(made: Study) -> None:
     assert list(line.get_ydata()) == pytest.approx(expected)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="unknown number 'byts': did you mean 'bytes'"):
         made.plot(x="byts")
-
-
-def test_what_is_spent_very_differently_is_drawn_in_powers_of_ten(made: Study) -> None:
-    assert made.plot(x="bytes").get_xscale() == "linear"
-    (first, *_) = made["fedavg"]
-    dearer = replace(
-        first, metrics=tuple({**row, "bytes": 100 * row["bytes"]} for row in first.metrics)
-    )
-    assert (
-        replace(made, runs={**made.runs, "dearer": (dearer, dearer)}).plot(x="bytes").get_xscale()
-        == "symlog"
-    )
 
 
 def test_a_finished_study_is_read_and_not_run_again(

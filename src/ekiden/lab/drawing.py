@@ -287,22 +287,14 @@ def _broken(cell: RenderableType) -> RenderableType:
 
 def latex(table: RichTable) -> str:
     """Return a table as LaTeX; its preamble needs booktabs."""
-    lines = [[str(column.header) for column in table.columns]]
-    lines += [
-        [
-            rf"\textbf{{{_escaped(cell)}}}"
-            if isinstance(cell, Text) and cell.style
-            else _escaped(cell)
-            for cell in cells
-        ]
-        for cells in zip(*(column.cells for column in table.columns), strict=True)
-    ]
+    lines = [map(_escaped, (column.header for column in table.columns))]
+    lines += [map(_escaped, cells) for cells in zip(*(c.cells for c in table.columns), strict=True)]
     head, *rows = [rf"{' & '.join(line)} \\" for line in lines]
     ends = "l" * 2 + "r" * (len(table.columns) - 2)
-    begin = [rf"\begin{{tabular}}{{{ends}}}", r"\toprule", _escaped(head, "%"), r"\midrule"]
+    begin = [rf"\begin{{tabular}}{{{ends}}}", r"\toprule", head, r"\midrule"]
     return "\n".join([*begin, *rows, r"\bottomrule", r"\end{tabular}"])
 
 
-def _escaped(cell: object, marks: str = r"%_&#$") -> str:
-    text = re.sub(f"([{marks}])", r"\\\1", str(cell))
-    return text.replace("±", r"$\pm$")
+def _escaped(cell: object) -> str:
+    text = re.sub(r"([%_&#$])", r"\\\1", str(cell)).replace("±", r"$\pm$")
+    return rf"\textbf{{{text}}}" if isinstance(cell, Text) and cell.style else text

@@ -23,6 +23,7 @@ from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import FederatedData
 from ekiden.core.engine.method import Method
 from ekiden.core.tasks.base import better
+from ekiden.lab.drawing import latex, table_of
 from ekiden.runs.api import as_federation, as_method, no_argument, run
 from ekiden.runs.result import Result, flat, task_in
 from ekiden.runs.summary import spread
@@ -168,10 +169,6 @@ class Study(Mapping[str, tuple[Result, ...]]):
                 axes.errorbar(across, middle, width, color=colour, capsize=3)
             ends = middle - width, middle + width
             axes.fill_between(across, *ends, color=colour, alpha=0.15, linewidth=0)
-        spent = frame.dropna(subset=[metric]).groupby("method")[x].max()
-        # as in the report; what nothing was spent for stays at 0
-        if spent.max() > 12 * spent[spent > 0].min():
-            axes.set_xscale("symlog", linthresh=float(frame[x][frame[x] > 0].min()))
         axes.set_xlabel(x.replace("_", " "))
         axes.set_ylabel(metric.replace("_", " "))
         axes.legend()
@@ -199,14 +196,13 @@ class Study(Mapping[str, tuple[Result, ...]]):
         """Return `table` as LaTeX, for the package booktabs.
 
         Raises:
-            UserError: pandas or jinja2 is not installed.
+            UserError: pandas is not installed.
         """
-        require_extra("report", "to_latex", "jinja2")
-        table = self.table().replace(
-            {"±": r"$\\pm$", "_": r"\\_", "%": r"\\%", ",(?=\\d)": r"\\,"}, regex=True
-        )
-        table = table.rename(_escaped).rename(columns=_escaped)
-        return str(table.to_latex(escape=False))
+        frame = self.table().reset_index()
+        table = table_of(*frame.columns)
+        for row in frame.itertuples(index=False):
+            table.add_row(*row)
+        return latex(table)
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
@@ -398,10 +394,6 @@ def _labels(methods: Sequence[Method]) -> list[str]:
 
 def _told(settings: Mapping[str, Any]) -> str:
     return ",".join(f"{name}={value}" for name, value in settings.items())
-
-
-def _escaped(name: str) -> str:
-    return name.replace("_", r"\_").replace("%", r"\%")
 
 
 def _pandas() -> Any:

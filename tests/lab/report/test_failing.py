@@ -51,9 +51,6 @@ def test_subgroups_and_calibration_are_on_the_page(tmp_path: Path) -> None:
         "shift": "0.310",
         "slope, intercept": "1.20, -0.40",
     }
-    numbers = dict(zip(found.numbers, found.data[0], strict=True))
-    assert (numbers["auroc_gap_high"], numbers["accuracy_gap"]) == (0.05, 0.02)
-    assert (numbers["shift"], numbers["slope"], numbers["intercept"]) == (0.31, 1.2, -0.4)
     assert "Sensitivity and specificity at 0.25." in found.note
     assert "sex: 7 samples in small subgroups are left out" in found.note
     assert drawing.rows == [["FedAvg", 20, 0.1, 0.05], ["FedAvg", 20, 0.4, 0.6]]

@@ -465,41 +465,23 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
     header = ["subgroup", "samples", "positives"]
     header += [f"{figure} %" if share else figure for figure, share in figures.items()]
     shown = []
-    numbers = []
     lines = []
     for column, groups in found["groups"].items():
         for subgroup, row in groups.items():
             cells = [f"{column}: {subgroup}", str(row["samples"]), str(row.get("positives", "–"))]
             cells += [cell(row, f, share=share).replace("\n", "; ") for f, share in figures.items()]
             shown.append(cells)
-            numbers.append(_numbers(column, subgroup, row))
             lines.append(row.get("recalibration"))
     if any(lines):
         header.append("slope, intercept")
         for cells, line in zip(shown, lines, strict=True):
             cells.append("{:.2f}, {:+.2f}".format(*line) if line else "–")
-    names = list(dict.fromkeys(name for row in numbers for name in row))
     note = _NOTE
     if "threshold" in found:
         note += f" Sensitivity and specificity at {found['threshold']:.4g}."
     for column, left in found.get("untold", {}).items():
         note += f" {column}: {left} samples in small subgroups are left out."
-    data = [[row.get(name) for name in names] for row in numbers]
-    return PlainTable(name, f"Subgroups: {title}", note, header, shown, names, data)
-
-
-def _numbers(column: str, subgroup: str, row: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the numbers of a subgroup by the names of their columns."""
-    found: dict[str, Value] = {"column": column, "subgroup": subgroup, "samples": row["samples"]}
-    found["positives"] = row.get("positives")
-    for figure, value in row["values"].items():
-        interval = row.get("intervals", {}).get(figure, ())
-        gap = row.get("gaps", {}).get(figure, ())
-        found[figure] = value
-        found |= zip((f"{figure}_low", f"{figure}_high"), interval, strict=False)
-        gaps = (f"{figure}_gap", f"{figure}_gap_low", f"{figure}_gap_high")
-        found |= zip(gaps, gap, strict=False)
-    return found | dict(zip(("slope", "intercept"), row.get("recalibration", ()), strict=False))
+    return PlainTable(name, f"Subgroups: {title}", note, header, shown)
 
 
 def _calibration(number: int, groups: Sequence[Group]) -> Drawing | None:

@@ -18,8 +18,9 @@ from ekiden.core.engine.folder import settings_in
 from ekiden.core.engine.setup import check_same_data
 from ekiden.core.tasks import Metric
 from ekiden.core.training.weights import Weights
+from ekiden.lab.tables import verdicts
 from ekiden.lab.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, runs_in
-from ekiden.lab.tables.verdicts import CellResult, unmeasured
+from ekiden.lab.tables.verdicts import CellResult
 from ekiden.methods import known
 from ekiden.readers.columns import Reading
 from ekiden.runs.loading import open_models
@@ -124,18 +125,22 @@ def collect(paths: Sequence[Path]) -> Found:
     sweeps = []
     for folder in _distinct(file.parent for path in paths for file in sorted(path.rglob(MARK))):
         try:
-            sweeps.append(_results(opened(folder), runs, left_out))
+            swept = opened(folder)
+            results = verdicts.collect(swept)
         except UserError as error:
             left_out.append((folder, f"its table is missing: {error}"))
+            continue
+        left_out += [(folder, line) for result in results for line in result.left_out]
+        sweeps.append((swept, results))
     seeded = [tuple(seeds[s] for s in sorted(seeds)) for seeds in alike.values() if seeds]
-    order = [run.folder for _, results in sweeps for result in results for run in result.runs]
+    order = [run.folder.resolve() for _, each in sweeps for result in each for run in result.runs]
     for run, twin in twins:
-        if run.folder not in order:
+        if run.folder.resolve() not in order:
             left_out.append((run.folder, f"the same run as {twin.folder}"))
-    seeded.sort(key=lambda runs: [*order, runs[0].folder].index(runs[0].folder))
+    seeded.sort(key=lambda runs: [*order, runs[0].folder.resolve()].index(runs[0].folder.resolve()))
     columns = {swept.experiment.name for swept, _ in sweeps if not swept.experiment.methods_in_rows}
     groups = _named(seeded, columns)
-    loose = tuple(group for group in groups if any(run.folder not in order for run in group.runs))
+    loose = tuple(g for g in groups if any(run.folder.resolve() not in order for run in g.runs))
     return Found(groups, tuple(sweeps), loose, tuple(left_out))
 
 
@@ -171,22 +176,6 @@ def _read(folder: Path) -> Summary:
     if any(value_of(run, metric) is None for metric in metrics):
         raise UserError("its test data were not measured")
     return run
-
-
-def _results(
-    sweep: Sweep, runs: Mapping[Path, Summary], left_out: list[tuple[Path, str]]
-) -> tuple[Sweep, tuple[CellResult, ...]]:
-    """Return the finished runs of each cell."""
-    done: dict[str, list[Summary]] = defaultdict(list)
-    for one in sweep.runs():
-        if found := runs.get(one.folder.resolve()):
-            state = one.state
-            reasons = (state.damage, *state.changed, unmeasured(found, one.cell.metric))
-            if why := next(filter(None, reasons), ""):
-                left_out.append((one.folder, f"not in its table: {why}"))
-            else:
-                done[one.cell.slug].append(found)
-    return sweep, tuple(CellResult(cell, tuple(done[cell.slug])) for cell in sweep.experiment.cells)
 
 
 def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:

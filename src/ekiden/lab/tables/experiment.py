@@ -322,11 +322,7 @@ def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
             one = entry | dict(zip(grid, values, strict=True))
             try:
                 one["label"] = label.format_map(one) if grid else label
-            except KeyError as error:
-                raise UserError(
-                    f"the label names {error}, which is not one of its settings"
-                ) from None
-            except (ValueError, IndexError, AttributeError, TypeError) as error:
+            except (LookupError, ValueError, AttributeError, TypeError) as error:
                 raise UserError(f"the label must name settings as {{clients}}: {error}") from None
             yield one
 
