@@ -317,7 +317,7 @@ def topology(
         "symmetric": torch.allclose(matrix, matrix.T),
         "columns_sum_to_1": torch.allclose(matrix.sum(0), torch.ones(clients, dtype=matrix.dtype)),
         "connected": len(graphs.components(linked)) == 1,
-        "spectral_gap": 1 - left if drawn else graphs.spectral_gap(matrix),
+        "spectral_gap": 1 - left,
         "left": left,
         "matrix": matrix.tolist(),
     }

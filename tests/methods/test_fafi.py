@@ -2,7 +2,8 @@
 `tests/rewrites`."""
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import Hardware, Training, UserError, federate, run
+from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.method import Size
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.tasks import Classification
@@ -62,7 +64,7 @@ def test_features_and_prototypes_are_averaged() -> None:
         part.head.weight.data = factor * torch.eye(2)
     sent = [Trained(Network(part).weights(), torch.tensor([n])) for part, n in ((one, 3), (two, 1))]
     joined = Network(FAFI().result_network(one, 2))
-    joined.load(FAFI().joined(one, sent))
+    joined.load(FAFI().joined(cast(Fed, SimpleNamespace(network=lambda model: one)), sent))
     x = torch.tensor([[1.0, 2.0], [-4.0, 3.0]])
     with torch.no_grad():
         assert torch.equal(joined.module.features(x), 2 * x)  # type: ignore[operator]

@@ -57,7 +57,8 @@ def test_diagonal_ends_at_fisher_merging() -> None:
     draw = torch.Generator().manual_seed(2)
     sent = [BlockInformed(trained(m, 4), [0.1 + torch.rand(16, generator=draw)]) for m in models(3)]
     found = FedFisher(curvature="diagonal").merge(sent, layout())
-    closed = FisherMerging().merge([merging.DiagonalInformed(s.trained, s.fisher[0]) for s in sent])
+    informed = [merging.DiagonalInformed(s.trained, s.fisher[0]) for s in sent]
+    closed = FisherMerging().merge(informed, layout())
     torch.testing.assert_close(found.params, closed.params, rtol=1e-3, atol=1e-3)
 
 

@@ -403,8 +403,14 @@ class Method(Checked, ABC):
         return self
 
     def start(self) -> State:
-        """Return the state before the first step."""
-        return State()
+        """Return the state before the first step: what `run` takes, by the annotation of its `s`.
+
+        It has no model if the result needs another network than the clients' own.
+        """
+        kind = get_type_hints(type(self).run).get("s")
+        if not (isinstance(kind, type) and issubclass(kind, State)):
+            kind = State
+        return kind(model=None) if self.changes_network else kind()
 
     @classmethod
     def title(cls) -> str:

@@ -2,13 +2,24 @@
 averages class by class.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Client, Method, OwnSamples, UserError, Weights, mean
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Fed,
+    Method,
+    OwnSamples,
+    State,
+    UserError,
+    Weights,
+    mean,
+)
 from ekiden.core.training.weights import Layout, distance
 
 Init = Literal["same", "different"]
@@ -37,6 +48,20 @@ def own_size(client: Client, weighting: Literal["samples", "uniform"]) -> Tensor
 
 class OneShot(Method):
     """A method of one step: train at all clients, then one computation at the server."""
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """Yield one state: train at all clients, and make one model of what they send."""
+        if s.step == 0:
+            sent = fed.get(fed.call_all(self.train, INITIAL))
+            yield s.next(model=self.joined(fed, sent))
+
+    @abstractmethod
+    def train(self, client: Client, model: Weights) -> Any:
+        """Train at a client from the initial model."""
+
+    @abstractmethod
+    def joined(self, fed: Fed, sent: Sequence[Any]) -> Weights:
+        """Return the run's model, made at the server of what `train` gave at each client."""
 
     def steps(self, clients: int) -> int:
         return 1

@@ -91,7 +91,7 @@ class PersonalMethod(Method):
 
     def start(self) -> State:
         """Return the state before the first round: neither a global model nor personal ones."""
-        return State(model=None)
+        return replace(super().start(), model=None)
 
     def steps(self, clients: int) -> int:
         return self.rounds

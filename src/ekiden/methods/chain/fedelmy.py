@@ -15,6 +15,7 @@ from ekiden.authoring import (
     Count,
     CountOrZero,
     Fed,
+    Method,
     NonNegative,
     Penalty,
     State,
@@ -32,60 +33,26 @@ version)."""
 
 
 @dataclass(frozen=True)
-class FedELMY(OrderedMethod):
-    """One-shot sequential federated learning with a pool of diverse models at each client.
-
-    Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot
-    Sequential Federated Learning for Non-IID Data by Enhancing Local Model Diversity. ACM
-    Multimedia 2024. https://arxiv.org/abs/2404.12130 (Algorithm 1; with `rounds` > 1 Algorithm 2;
-    loss ℓ - α d1 + β d2).
-
-    Each client trains S models one after the other. Each model starts from the mean of the client's
-    pool, is pushed away from the pool (d1) and kept near the received model (d2). The client hands
-    on the mean of the pool.
-
-    Departures from the paper: `order` is the given one and not redrawn each round, as in the
-    authors' code. Otherwise `form = "paper"` follows the text (each distance is scaled to one order
-    of magnitude below the loss); it measures no worse on PACS and better on digits. `form =
-    "released"` computes the distances as the authors' code does: squared, with the start point as a
-    member of the pool, and with one divisor for both, taken from d2. Gradients of both distances
-    are in closed form.
-    """
+class PoolMethod(Method):
+    """A method whose clients train a pool of diverse models: Algorithm 1 at each client."""
 
     models: Count = 5
     """S, models trained at each client"""
     epochs: Count = 200
     """E_local, epochs of each model"""
     warmup: CountOrZero = 30
-    """E_w, epochs before the first pool, at the first client"""
+    """E_w, epochs before the pool: at the first client of a chain, or at each client in parallel"""
     alpha: NonNegative = 1.0
     """α, weight of d1, the distance from the pool"""
     beta: NonNegative = 1.0
-    """β, weight of d2, the distance from the received model"""
-    rounds: Count = 1
-    """T, passes over all clients (shots)"""
-    order: str = "given"
-    """order of the clients: given, reversed, random (redrawn each round), or names separated by
-    commas"""
+    """β, weight of d2, the distance from the model that the pool starts from"""
     form: Literal["paper", "released"] = "paper"
     """distances and their scale: as in the text, or as in the authors' code"""
     measure: Measure = "l2"
     """distance between two models in the paper's form (its Fig. 8 or 9, by version); the released
     form always uses squared_l2"""
     average_start: bool = True
-    """count the received model as a member of the pool that is averaged"""
-
-    traits = Traits(skips=True)  # a hop is left out
-
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        while s.step < self.steps(len(fed.clients)):
-            round, hop = divmod(s.step, len(fed.clients))
-            client = fed.order(self.order, round)[hop]
-            model = s.model
-            if s.model == INITIAL and self.warmup:
-                model = fed.call(self.warm_up, client, model)
-            s = s.next(model=fed.call(self.extend_pool, client, model))
-            yield s
+    """count the model that the pool starts from as a member of the pool that is averaged"""
 
     @on_client(gives="model")
     def warm_up(self, client: Client, model: Weights) -> Weights:
@@ -114,6 +81,46 @@ class FedELMY(OrderedMethod):
                 return None
             return Released(pool[0].params, start.params, self.alpha, self.beta)
         return Paper([m.params for m in pool], start.params, self.measure, self.alpha, self.beta)
+
+
+@dataclass(frozen=True)
+class FedELMY(PoolMethod, OrderedMethod):
+    """One-shot sequential federated learning with a pool of diverse models at each client.
+
+    Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot
+    Sequential Federated Learning for Non-IID Data by Enhancing Local Model Diversity. ACM
+    Multimedia 2024. https://arxiv.org/abs/2404.12130 (Algorithm 1; with `rounds` > 1 Algorithm 2;
+    loss ℓ - α d1 + β d2).
+
+    Each client trains S models one after the other. Each model starts from the mean of the client's
+    pool, is pushed away from the pool (d1) and kept near the received model (d2). The client hands
+    on the mean of the pool.
+
+    Departures from the paper: `order` is the given one and not redrawn each round, as in the
+    authors' code. Otherwise `form = "paper"` follows the text (each distance is scaled to one order
+    of magnitude below the loss); it measures no worse on PACS and better on digits. `form =
+    "released"` computes the distances as the authors' code does: squared, with the start point as a
+    member of the pool, and with one divisor for both, taken from d2. Gradients of both distances
+    are in closed form.
+    """
+
+    rounds: Count = 1
+    """T, passes over all clients (shots)"""
+    order: str = "given"
+    """order of the clients: given, reversed, random (redrawn each round), or names separated by
+    commas"""
+
+    traits = Traits(skips=True)  # a hop is left out
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        while s.step < self.steps(len(fed.clients)):
+            round, hop = divmod(s.step, len(fed.clients))
+            client = fed.order(self.order, round)[hop]
+            model = s.model
+            if s.model == INITIAL and self.warmup:
+                model = fed.call(self.warm_up, client, model)
+            s = s.next(model=fed.call(self.extend_pool, client, model))
+            yield s
 
     def steps(self, clients: int) -> int:
         """Return T·N hops."""

@@ -2,15 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from ekiden.authoring import (
     Client,
-    Count,
-    CountOrZero,
     Fed,
-    Method,
-    NonNegative,
     State,
     Weights,
     mean,
@@ -18,11 +13,11 @@ from ekiden.authoring import (
 )
 from ekiden.methods.blocks.combining import Init
 from ekiden.methods.blocks.rounds import own_models
-from ekiden.methods.chain.fedelmy import FedELMY, Measure
+from ekiden.methods.chain.fedelmy import PoolMethod
 
 
 @dataclass(frozen=True)
-class FedELMYParallel(Method):
+class FedELMYParallel(PoolMethod):
     """FedELMY without the chain: every client builds a pool of diverse models, and the pools' means
     are averaged.
 
@@ -37,26 +32,9 @@ class FedELMYParallel(Method):
     "same"` starts all clients from one model instead. Fields mean the same as in `FedELMY`.
     """
 
-    models: Count = 5
-    """S, models trained at each client"""
-    epochs: Count = 200
-    """E_local, epochs of each model"""
-    warmup: CountOrZero = 30
-    """E_w, epochs before the pool, at every client"""
-    alpha: NonNegative = 1.0
-    """α, weight of d1, the distance from the pool"""
-    beta: NonNegative = 1.0
-    """β, weight of d2, the distance from the client's own start"""
     server: bool = False
     """send models to a server that averages them, instead of from every client to every other: N·M
     instead of N(N-1)·M"""
-    form: Literal["paper", "released"] = "paper"
-    """distances and their scale: as in the text, or as in the authors' code"""
-    measure: Measure = "l2"
-    """distance between two models in the paper's form (its Fig. 8 or 9, by version); the released
-    form always uses squared_l2"""
-    average_start: bool = True
-    """count the start as a member of the pool that is averaged"""
     init: Init = "different"
     """initial models: a different one for each client, as published, or the same for all"""
 
@@ -89,32 +67,9 @@ class FedELMYParallel(Method):
         return client.fresh()
 
     @on_client(gives="model")
-    def warm_up(self, client: Client, model: Weights) -> Weights:
-        """Train on the plain loss before the pool."""
-        return self.chain().warm_up(client, model)
-
-    @on_client(gives="model")
-    def extend_pool(self, client: Client, model: Weights) -> Weights:
-        """Train S models and return the mean of the pool."""
-        return self.chain().extend_pool(client, model)
-
-    @on_client(gives="model")
     def average(self, client: Client, models: tuple[Weights, ...]) -> Weights:
         """Return (1/N) Σ m_i."""
         return mean(models)
-
-    def chain(self) -> FedELMY:
-        """The sequential method's training at one client."""
-        return FedELMY(
-            models=self.models,
-            epochs=self.epochs,
-            warmup=self.warmup,
-            alpha=self.alpha,
-            beta=self.beta,
-            form=self.form,
-            measure=self.measure,
-            average_start=self.average_start,
-        )
 
     def steps(self, clients: int) -> int:
         """Return 2: training and exchange."""

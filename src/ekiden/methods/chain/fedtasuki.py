@@ -362,10 +362,6 @@ class FedTasuki(OrderedMethod):
         """
         self.extra(model)
 
-    def start(self) -> Passed:
-        """Start with a model that has seen no samples."""
-        return Passed()
-
     def run(self, fed: Fed, s: Passed) -> Iterator[State]:
         steps = self.steps(len(fed.clients))
         while s.step < steps:

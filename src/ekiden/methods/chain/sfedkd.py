@@ -99,10 +99,6 @@ class SFedKD(OrderedMethod):
         fair = self.participation == 1 or self.order == "random"
         require(fair, "participation", self.participation, "1, unless --order=random")
 
-    def start(self) -> Taught:
-        """Start before the first round."""
-        return Taught()
-
     def run(self, fed: Fed, s: Taught) -> Iterator[State]:
         m = participants(len(fed.clients), self.participation)
         while s.step < self.steps(len(fed.clients)):

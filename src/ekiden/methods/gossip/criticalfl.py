@@ -150,10 +150,6 @@ class CriticalFL(PersonalMethod):
             f"at most {most}, --cap {self.cap:g} of the other clients",
         )
 
-    def start(self) -> State:
-        """Start without a global model."""
-        return Periods(model=None)
-
     def run(self, fed: Fed, s: Periods) -> Iterator[State]:
         """Yield the state after each round. The server learns norms, but sees no model."""
         n = len(fed.clients)

@@ -108,10 +108,6 @@ class CriticalFLServer(Method):
             least <= most, "participation", self.participation, f"at most --cap, {most} clients"
         )
 
-    def start(self) -> Selection:
-        """Start without any norms."""
-        return Selection()
-
     def run(self, fed: Fed, s: Selection) -> Iterator[State]:
         least = participants(len(fed.clients), self.participation)
         while s.step < self.rounds:

@@ -1,9 +1,7 @@
 """DFedAvgM: decentralised federated averaging with momentum."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-
-from torch import Tensor
 
 from ekiden.authoring import (
     BelowOne,
@@ -11,19 +9,16 @@ from ekiden.authoring import (
     Count,
     Fed,
     Fraction,
-    Model,
-    Ref,
     State,
     Weights,
-    mean,
     on_client,
 )
-from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models, training_of
+from ekiden.methods.blocks.rounds import every_round, own_models, training_of
 from ekiden.methods.gossip import topology
 
 
 @dataclass(frozen=True)
-class DFedAvgM(PersonalMethod):
+class DFedAvgM(topology.MixingMethod):
     """Decentralised averaging: each client trains with heavy-ball momentum, then averages with its
     neighbours.
 
@@ -57,21 +52,13 @@ class DFedAvgM(PersonalMethod):
 
     fits = every_round
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse a graph that does not fit the clients or is not connected."""
-        topology.check(self.topology, len(clients))
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after each round: train, then x_i = Σ_l w_il z_l over the neighbours
         l.
         """
         while s.step < self.rounds:
-            mine = own_models(fed, s)
-            trained = fed.call_each(self.train, mine, s.step)
-            matrix = topology.mixing(
-                self.topology, len(fed.clients), s.step, fed.generator("topology")
-            )
-            s = s.next(personal=gossip(fed, self.mix, trained, matrix))
+            trained = fed.call_each(self.train, own_models(fed, s), s.step)
+            s = s.next(personal=self.mixed(fed, s, trained))
             yield s
 
     @on_client(gives="model")
@@ -82,27 +69,8 @@ class DFedAvgM(PersonalMethod):
             training = replace(training, optimizer="sgd", momentum=self.theta)
         return client.fit(model, epochs=self.epochs, training=training)
 
-    @on_client(gives="model")
-    def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
-        """Return the average of the client's own model and its neighbours'."""
-        return mean(models, weights)
-
     def cost(self, clients: int, model: int) -> int:
         """M along each edge, in both directions, in each round: T·N(N-1)·M for the complete
         graph.
         """
         return topology.sends(self.topology, clients, self.rounds) * model
-
-
-def gossip(
-    fed: Fed, mix: Callable[..., Weights], models: Sequence[Model], matrix: Tensor
-) -> tuple[Ref[Weights], ...]:
-    """Make one exchange: every client averages its own and its neighbours' models with its row of
-    W.
-    """
-    mixed = []
-    for client, row in zip(fed.clients, matrix.tolist(), strict=True):
-        near = [m for m, w in zip(models, row, strict=True) if w]
-        weights = tuple(w for w in row if w)
-        mixed.append(fed.call(mix, client, near, weights))
-    return tuple(mixed)

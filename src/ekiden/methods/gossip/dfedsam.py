@@ -2,7 +2,7 @@
 steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ekiden.authoring import (
@@ -10,20 +10,17 @@ from ekiden.authoring import (
     Count,
     Fed,
     Fraction,
-    Model,
     NonNegative,
     State,
     Weights,
-    mean,
     on_client,
 )
-from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import own_models, training_of
 from ekiden.methods.gossip import topology
-from ekiden.methods.gossip.dfedavgm import gossip
 
 
 @dataclass(frozen=True)
-class DFedSAM(PersonalMethod):
+class DFedSAM(topology.MixingMethod):
     """Decentralised averaging of models trained towards flat minima: sharpness-aware steps, then Q
     gossip steps.
 
@@ -54,23 +51,13 @@ class DFedSAM(PersonalMethod):
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse a graph that does not fit the clients or is not connected."""
-        topology.check(self.topology, len(clients))
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after each round: train, then Q exchanges over the same graph: x = W^Q
         z.
         """
         while s.step < self.rounds:
-            mine = own_models(fed, s)
-            models: Sequence[Model] = fed.call_each(self.train, mine, s.step)
-            matrix = topology.mixing(
-                self.topology, len(fed.clients), s.step, fed.generator("topology")
-            )
-            for _ in range(self.gossip_steps):
-                models = gossip(fed, self.mix, models, matrix)
-            s = s.next(personal=tuple(models))
+            trained = fed.call_each(self.train, own_models(fed, s), s.step)
+            s = s.next(personal=self.mixed(fed, s, trained, self.gossip_steps))
             yield s
 
     @on_client(gives="model")
@@ -78,11 +65,6 @@ class DFedSAM(PersonalMethod):
         """Train with the gradient at w + ρ g / ‖g‖ and the step from w."""
         sam = replace(training_of(client, self.lr_decay, round), optimizer="sam", rho=self.radius)
         return client.fit(model, epochs=self.epochs, training=sam)
-
-    @on_client(gives="model")
-    def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
-        """Return the average of the client's own model and its neighbours'."""
-        return mean(models, weights)
 
     def cost(self, clients: int, model: int) -> int:
         """Q times M along each edge, in both directions, in each round."""

@@ -22,7 +22,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.engine import wire
-from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import own_models, training_of
 from ekiden.methods.gossip import topology
 
 
@@ -42,7 +42,7 @@ class Masks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DisPFL(PersonalMethod):
+class DisPFL(topology.GossipMethod):
     """Personalised sparse models: clients average where their masks overlap, train, and move their
     masks.
 
@@ -82,21 +82,13 @@ class DisPFL(PersonalMethod):
     lr_decay: Fraction = 0.998
     """factor of the learning rate η after each round"""
 
-    traits = replace(PersonalMethod.traits, private=Masks)
-
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse a graph that does not fit the clients or is not connected."""
-        topology.check(self.topology, len(clients))
+    traits = replace(topology.GossipMethod.traits, private=Masks)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
-            mine = own_models(fed, s)
-            shown = fed.call_each(self.show, mine)
-            near = topology.circles(
-                self.topology, len(fed.clients), s.step, fed.generator("topology")
-            )
+            shown = fed.call_each(self.show, own_models(fed, s))
             learned = []
-            for k, circle in zip(fed.clients, near, strict=True):
+            for k, circle in zip(fed.clients, self.circles(fed, s), strict=True):
                 learned.append(fed.call(self.learn, k, [shown[j] for j in circle], s.step))
             s = s.next(personal=tuple(learned))
             yield s

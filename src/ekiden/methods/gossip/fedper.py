@@ -16,7 +16,7 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models, training_of
+from ekiden.methods.blocks.rounds import every_round, own_models, training_of
 from ekiden.methods.gossip import topology
 
 BY_SERVER = "server"
@@ -30,7 +30,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPer(PersonalMethod):
+class FedPer(topology.GossipMethod):
     """Personalisation layers: clients average their extractors and keep their classifiers.
 
     Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary: Federated
@@ -58,27 +58,23 @@ class FedPer(PersonalMethod):
     """factor of the learning rate η after each round"""
 
     fits = every_round
-    traits = replace(PersonalMethod.traits, splits_model=True)
+    traits = replace(topology.GossipMethod.traits, splits_model=True)
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a graph that does not fit the clients or is not connected."""
         if self.topology != BY_SERVER:
-            topology.check(self.topology, len(clients))
+            super().check(clients)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
-            mine = own_models(fed, s)
-            trained = fed.call_each(self.train, mine, s.step)
+            trained = fed.call_each(self.train, own_models(fed, s), s.step)
             shares = fed.call_each(self.share, trained)
             if self.topology == BY_SERVER:
                 base = average(fed.get(shares))
                 mixed = fed.call_each(self.take, trained, base)
             else:
-                near = topology.circles(
-                    self.topology, len(fed.clients), s.step, fed.generator("topology")
-                )
                 mixed = ()
-                for k, w, circle in zip(fed.clients, trained, near, strict=True):
+                for k, w, circle in zip(fed.clients, trained, self.circles(fed, s), strict=True):
                     mixed += (fed.call(self.mix, k, w, [shares[j] for j in circle]),)
             s = s.next(personal=mixed)
             yield s

@@ -4,14 +4,16 @@ A topology is a text, as partitions are: a name, and what it needs after colons.
 """
 
 import math
+from collections.abc import Sequence
 from itertools import takewhile
 from math import isqrt
 
 import torch
 from torch import Generator, Tensor
 
-from ekiden.authoring import UserError
+from ekiden.authoring import Client, Fed, Model, Ref, State, UserError, Weights, mean, on_client
 from ekiden.core.base.errors import unknown
+from ekiden.methods.blocks.rounds import PersonalMethod
 
 HELP = (
     "complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"
@@ -112,29 +114,14 @@ def metropolis(edges: Tensor) -> Tensor:
 
 def check(topology: str, clients: int) -> None:
     """Refuse a topology that cannot be over so many clients, or that leaves some out of reach."""
-    matrix = mixing(topology, clients, generator=Generator().manual_seed(0))
-    if topology.split(":", 1)[0] in _FIXED:
-        check_mixing(matrix, topology)
-
-
-def check_mixing(matrix: Tensor, name: str = "the mixing matrix") -> None:
-    """Refuse a mixing matrix that gossip does not converge with."""
-    if not torch.allclose(matrix, matrix.T):
+    edges = adjacency(topology, clients, generator=Generator().manual_seed(0))
+    parts = components(edges)
+    # a graph that is drawn again in each round may fall apart in one of them
+    if len(parts) > 1 and not is_drawn(topology):
+        smallest = min(parts, key=len)
         raise UserError(
-            f"{name} is not symmetric: two neighbours must give each other the same weight"
-        )
-    ones = torch.ones(len(matrix), dtype=matrix.dtype)
-    if (matrix < 0).any() or not torch.allclose(matrix.sum(1), ones):
-        raise UserError(
-            f"{name} is not an average: the weights of each row must be 0 or more and sum to 1"
-        )
-    parts = components(matrix > 0)
-    if len(parts) > 1:
-        smallest = sorted(parts, key=len)[0]
-        raise UserError(
-            f"{name} falls into {len(parts)} groups of clients that never exchange models (one is: "
-            f"client{'s' * (len(smallest) > 1)} {', '.join(map(str, smallest))}): choose a denser "
-            "graph, or ring"
+            f"{topology} falls into {len(parts)} groups of clients that never exchange models (one "
+            f"is: clients {', '.join(map(str, smallest))}): choose a denser graph, or ring"
         )
 
 
@@ -146,22 +133,14 @@ def components(edges: Tensor) -> list[list[int]]:
     return [(group == i).nonzero()[0].tolist() for i in range(count)]
 
 
-def spectral_gap(matrix: Tensor) -> float:
-    """Return 1 - λ, λ being a mixing matrix's largest |eigenvalue| after the first: 1 mixes at
-    once, 0 never.
-    """
-    values = torch.linalg.eigvalsh(matrix)
-    return 1 - float(torch.maximum(-values[:1], values[-2:-1]).max()) if len(matrix) > 1 else 1.0
-
-
 def contraction(topology: str, clients: int, rounds: int = 100) -> float:
     """Return what a round of gossip leaves of the distance between clients at most, in the mean
     over rounds.
 
     √λ, λ the largest eigenvalue of the mean of Wᵀ(I - J)W on what sums to 0, J the matrix of
-    entries 1/N. Of a fixed symmetric W this is 1 - `spectral_gap`; graphs redrawn each round have
-    it too, though one of them alone may not even be connected. Gossip reaches agreement if it is
-    below 1.
+    entries 1/N. Of a fixed symmetric W this is its largest |eigenvalue| after the first, 1 minus
+    the spectral gap; graphs redrawn each round have it too, though one of them alone may not even
+    be connected. Gossip reaches agreement if it is below 1.
     """
     generator = Generator().manual_seed(0)
     centre = torch.eye(clients, dtype=torch.float64) - 1 / clients
@@ -175,6 +154,50 @@ def contraction(topology: str, clients: int, rounds: int = 100) -> float:
 def is_drawn(topology: str) -> bool:
     """Return whether the topology is drawn again in each round."""
     return topology.split(":", 1)[0] in _DRAWN
+
+
+class GossipMethod(PersonalMethod):
+    """A method whose clients average with their neighbours in a graph that the user names."""
+
+    topology: str
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse a graph that does not fit the clients or is not connected."""
+        check(self.topology, len(clients))
+
+    def circles(self, fed: Fed, s: State) -> list[list[int]]:
+        """Return for each client the positions of those that it hears in this step, and itself."""
+        return circles(self.topology, len(fed.clients), s.step, fed.generator("topology"))
+
+
+class MixingMethod(GossipMethod):
+    """A method whose clients average complete models with the weights of a mixing matrix."""
+
+    def mixed(
+        self, fed: Fed, s: State, models: Sequence[Model], times: int = 1
+    ) -> tuple[Model, ...]:
+        """Return the models after exchanges over the graph of this step."""
+        matrix = mixing(self.topology, len(fed.clients), s.step, fed.generator("topology"))
+        for _ in range(times):
+            models = self.exchanged(fed, models, matrix)
+        return tuple(models)
+
+    def exchanged(
+        self, fed: Fed, models: Sequence[Model], matrix: Tensor
+    ) -> tuple[Ref[Weights], ...]:
+        """Make one exchange: every client averages its own and its neighbours' models with its row
+        of W.
+        """
+        mixed = []
+        for client, row in zip(fed.clients, matrix.tolist(), strict=True):
+            near = [m for m, w in zip(models, row, strict=True) if w]
+            mixed.append(fed.call(self.mix, client, near, tuple(filter(None, row))))
+        return tuple(mixed)
+
+    @on_client(gives="model")
+    def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
+        """Return the average of the client's own model and its neighbours'."""
+        return mean(models, weights)
 
 
 def sends(topology: str, clients: int, rounds: int) -> int:

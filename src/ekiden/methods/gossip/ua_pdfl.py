@@ -124,10 +124,6 @@ class UAPDFL(PersonalMethod):
         """Refuse more peers than there are other clients."""
         topology.check(f"peers:{self.peers}", len(clients))
 
-    def start(self) -> State:
-        """Start without a global model."""
-        return Branches(model=None)
-
     def run(self, fed: Fed, s: Branches) -> Iterator[State]:
         """Yield the state after each round. The server learns who is near whom, but sees no
         model.

@@ -1,8 +1,9 @@
 """Average: one-shot federated averaging."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -15,7 +16,6 @@ from ekiden.authoring import (
     Fed,
     NonNegative,
     Size,
-    State,
     UserError,
     Weights,
     on_client,
@@ -106,16 +106,16 @@ class Average(OneShot):
             # Raises if there is none.
             _ = model.layout.head
 
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train at all clients, average."""
-        if s.step == 0:
-            sent = self.limited(
-                fed, fed.get({k: fed.call(self.train, k, INITIAL) for k in fed.clients})
-            )
-            result = self.aggregate(list(sent.values()), fed.layout)
-            note_apart(fed, self.combine, {k: t.model for k, t in sent.items()}, result)
-            s = s.next(model=result)
-            yield s
+    def joined(self, fed: Fed, sent: Sequence[Trained]) -> Weights:
+        """Average the models, their steps from the initial one limited; note who stands out."""
+        models = {k: trained.model for k, trained in zip(fed.clients, sent, strict=True)}
+        if self.clip_update:
+            models = shortened(fed, models, fed.get(INITIAL), self.clip_update)
+            pairs = zip(sent, models.values(), strict=True)
+            sent = [trained._replace(model=model) for trained, model in pairs]
+        result = self.aggregate(sent, fed.layout)
+        note_apart(fed, self.combine, models, result)
+        return result
 
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
@@ -136,17 +136,6 @@ class Average(OneShot):
         if self.combine_heads != "mean":
             return None
         return (self.epochs,)
-
-    def limited(self, fed: Fed, sent: Mapping[str, Trained]) -> Mapping[str, Trained]:
-        """Return the clients' models, their steps from the initial model limited to
-        `clip_update`.
-        """
-        if not self.clip_update:
-            return sent
-        short = shortened(
-            fed, {k: t.model for k, t in sent.items()}, fed.get(INITIAL), self.clip_update
-        )
-        return {k: t._replace(model=short[k]) for k, t in sent.items()}
 
     def aggregate(self, sent: Sequence[Trained], layout: Layout) -> Weights:
         """Return Σ p_i θ_i."""
@@ -179,3 +168,11 @@ class MergingMethod(OneShot):
     def average(self) -> Average:
         """The local training, and the plain average."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
+
+    def joined(self, fed: Fed, sent: Sequence[Any]) -> Weights:
+        """Merge what the clients sent."""
+        return self.merge(sent, fed.layout)
+
+    @abstractmethod
+    def merge(self, sent: Sequence[Any], layout: Layout) -> Weights:
+        """Return one model."""

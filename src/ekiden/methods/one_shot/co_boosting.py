@@ -118,10 +118,6 @@ class CoBoosting(DistillingMethod):
 
     traits = Traits(needs=CLASSES | NUMBERS)
 
-    def start(self) -> Boosted:
-        """Start without teachers and without samples."""
-        return Boosted()
-
     def run(self, fed: Fed, s: Boosted) -> Iterator[State]:
         """Yield the state when all models are there, then after each epoch of synthesis, weighting,
         distillation.

@@ -139,10 +139,6 @@ class DeepAFL(Method):
         """Need target vectors, and numeric inputs if the inputs are the features."""
         return VECTORS if self.features == "network" else VECTORS | NUMBERS
 
-    def start(self) -> Solved:
-        """Start without a model: it needs the first sums."""
-        return Solved(model=None)
-
     def own_network(
         self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
     ) -> nn.Module:

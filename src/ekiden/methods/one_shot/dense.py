@@ -89,10 +89,6 @@ class DENSE(DistillingMethod):
 
     traits = Traits(needs=VECTORS | NUMBERS)
 
-    def start(self) -> Distilled:
-        """Start without teachers and without samples."""
-        return Distilled()
-
     def run(self, fed: Fed, s: Distilled) -> Iterator[State]:
         """Yield the state when all models have arrived, then after each epoch of synthesis and
         distillation.

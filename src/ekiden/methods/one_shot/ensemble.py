@@ -1,7 +1,7 @@
 """Ensemble: the clients' models answer together."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -10,13 +10,11 @@ from torch import Tensor, nn
 
 from ekiden.authoring import (
     CLASSES,
-    INITIAL,
     Client,
     Count,
     Fed,
     OwnSamples,
     Size,
-    State,
     Traits,
     Weights,
     on_client,
@@ -66,20 +64,13 @@ class Ensemble(OneShot):
         """Need classes, unless outputs are averaged, which has a meaning in all tasks."""
         return frozenset() if self.rule == "logits" else CLASSES
 
-    def start(self) -> State:
-        """Start without a model: the ensemble needs its members."""
-        return State(model=None)
-
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train at all clients, join the models into one network."""
-        if s.step == 0:
-            sent = fed.get(fed.call_all(self.train, INITIAL))
-            counts = torch.stack([m.counts for m in sent]).float()
-            if not counts.numel():
-                counts = torch.ones(len(sent), fed.layout.classes)
-            models = [m.model for m in sent]
-            s = s.next(model=join(fed.network(models[0]), models, self.rule, counts))
-            yield s
+    def joined(self, fed: Fed, sent: Sequence[Member]) -> Weights:
+        """Join the models into one network."""
+        counts = torch.stack([m.counts for m in sent]).float()
+        if not counts.numel():
+            counts = torch.ones(len(sent), fed.layout.classes)
+        models = [m.model for m in sent]
+        return join(fed.network(models[0]), models, self.rule, counts)
 
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Member:

@@ -3,7 +3,7 @@ prototypes.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ekiden.authoring import (
     CLASSES,
-    INITIAL,
     NUMBERS,
     Client,
     Count,
@@ -23,7 +22,6 @@ from ekiden.authoring import (
     Objective,
     Positive,
     Range,
-    State,
     Task,
     Traits,
     UserError,
@@ -159,16 +157,6 @@ class FAFI(OneShot):
             )
         return SplitNetwork(split.features, Prototypes(first.in_features, classes))
 
-    def start(self) -> State:
-        """Start without a model: the result needs all models."""
-        return State(model=None)
-
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train at all clients, join the models into one network."""
-        if s.step == 0:
-            sent = fed.get(fed.call_all(self.train, INITIAL))
-            yield s.next(model=self.joined(fed.network(sent[0].model), sent))
-
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:
         """Train extractor and prototypes."""
@@ -183,10 +171,10 @@ class FAFI(OneShot):
             x = x + self.jitter * torch.randn(x.shape).to(x.device)
         return x
 
-    def joined(self, network: nn.Module, sent: Sequence[Trained]) -> Weights:
+    def joined(self, fed: Fed, sent: Sequence[Trained]) -> Weights:
         """Return the weights of the network of mean features and mean prototypes."""
         models = [t.model for t in sent]
-        members = list(map(as_split, copies(network, models)))
+        members = list(map(as_split, copies(fed.network(models[0]), models)))
         features = FusedFeatures([member.features for member in members])
         features.shares.copy_(torch.tensor(shares(sent)))
         head = members[0].head

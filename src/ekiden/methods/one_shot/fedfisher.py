@@ -2,7 +2,7 @@
 losses.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,13 +11,10 @@ from torch import Tensor
 
 from ekiden.authoring import (
     CLASSES,
-    INITIAL,
     Client,
     Count,
-    Fed,
     Positive,
     Size,
-    State,
     Traits,
     UserError,
     Weights,
@@ -99,15 +96,6 @@ class FedFisher(MergingMethod):
         """Refuse a network whose layers' Fisher information cannot be measured."""
         refuse(model.network, model.shape, self.layers(model.layout))
 
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train and measure at all clients, minimise."""
-        if s.step == 0:
-            if self.curvature == "kfac":
-                note_averaged("FedFisher", fed.layout)
-            sent = fed.get(fed.call_all(self.train, INITIAL))
-            s = s.next(model=self.merge(sent, fed.layout))
-            yield s
-
     @on_client(gives="summary")
     def train(self, client: Client, model: Weights) -> BlockInformed:
         """Train on the plain loss, then make one pass for the Fisher information."""
@@ -136,6 +124,7 @@ class FedFisher(MergingMethod):
         if self.curvature == "diagonal":
             gradient = along_diagonals([s.fisher[0] for s in sent], away, p)
         else:
+            note_averaged("FedFisher", layout)
             factors = [unpacked(s.fisher, layout.dense) for s in sent]
             gradient = along_factors(factors, away, p, layout.dense)
         change = self.descend(gradient, torch.zeros_like(mean.params))

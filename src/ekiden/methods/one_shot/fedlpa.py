@@ -1,6 +1,6 @@
 """FedLPA: the mean of the product of the clients' layer-wise posteriors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Literal, NamedTuple
@@ -10,13 +10,10 @@ from torch import Tensor
 
 from ekiden.authoring import (
     CLASSES,
-    INITIAL,
     Client,
     Count,
-    Fed,
     Positive,
     Size,
-    State,
     Traits,
     Weights,
     on_client,
@@ -90,14 +87,6 @@ class FedLPA(MergingMethod):
         """Refuse a network if the factors of a linear or convolutional layer cannot be measured."""
         refuse(model.network, model.shape, model.layout.dense)
 
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train and measure at all clients, solve."""
-        if s.step == 0:
-            note_averaged("FedLPA", fed.layout)
-            sent = fed.get(fed.call_all(self.train, INITIAL))
-            s = s.next(model=self.merge(sent, fed.layout))
-            yield s
-
     @on_client(gives="summary")
     def train(self, client: Client, model: Weights) -> Posterior:
         """Train on the plain loss, then make one pass for the factors."""
@@ -110,6 +99,7 @@ class FedLPA(MergingMethod):
 
     def merge(self, sent: Sequence[Posterior], layout: Layout) -> Weights:
         """Solve each linear or convolutional layer's system; average all other layers."""
+        note_averaged("FedLPA", layout)
         models = [s.trained for s in sent]
         mean = self.average.aggregate(models, layout)
         share = torch.tensor(shares(models)).double()[:, None, None]

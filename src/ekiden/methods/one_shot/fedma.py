@@ -101,10 +101,6 @@ class FedMA(MatchingMethod):
             "1 without --retrain-epochs",
         )
 
-    def start(self) -> Matched:
-        """Start without a model: it needs the matching."""
-        return Matched(model=None)
-
     def run(self, fed: Fed, s: Matched) -> Iterator[State]:
         initial = fed.network(fed.get(INITIAL))
         while s.step < self.rounds:

@@ -1,7 +1,7 @@
 """FedOV: one-shot learning by a vote of models that know what they do not know."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ekiden.authoring import (
     CLASSES,
     CONTINUOUS,
-    INITIAL,
     Client,
     Count,
     CountOrZero,
@@ -19,7 +18,6 @@ from ekiden.authoring import (
     Forward,
     NonNegative,
     Objective,
-    State,
     Traits,
     Weights,
     Work,
@@ -231,18 +229,10 @@ class FedOV(OneShot):
         """
         return "last"
 
-    def start(self) -> State:
-        """Start without a model: the vote needs its members."""
-        return State(model=None)
-
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train at all clients, join the models into one network."""
-        if s.step == 0:
-            sent = fed.get(fed.call_all(self.train, INITIAL))
-            s = s.next(
-                model=Network(Vote(copies(fed.network(sent[0]), sent), self.voters)).weights()
-            )
-            yield s
+    def joined(self, fed: Fed, sent: Sequence[Weights]) -> Weights:
+        """Join the models into one network."""
+        members = copies(fed.network(sent[0]), sent)
+        return Network(Vote(members, self.voters)).weights()
 
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Weights:

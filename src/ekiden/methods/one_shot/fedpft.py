@@ -254,10 +254,6 @@ class FedPFT(OrderedMethod):
             "given, unless --topology=chain",
         )
 
-    def start(self) -> Chained:
-        """Start before the first hand-off."""
-        return Chained()
-
     def run(self, fed: Fed, s: Chained) -> Iterator[State]:
         """Yield one state in a star, or the state after each hop in a chain."""
         steps = self.steps(len(fed.clients))

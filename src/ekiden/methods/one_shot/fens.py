@@ -134,10 +134,6 @@ class FENS(Method):
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
 
-    def start(self) -> Stacking:
-        """Start without a model: the result needs all models."""
-        return Stacking(model=None)
-
     def run(self, fed: Fed, s: Stacking) -> Iterator[State]:
         """Yield the state after local training, then after each round; in the first, all clients
         get all models.

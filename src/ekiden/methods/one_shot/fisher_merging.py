@@ -2,7 +2,7 @@
 determine it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,13 +11,10 @@ from torch import Tensor
 
 from ekiden.authoring import (
     CLASSES,
-    INITIAL,
     Client,
     Count,
-    Fed,
     Positive,
     Size,
-    State,
     Traits,
     UserError,
     Weights,
@@ -76,12 +73,6 @@ class FisherMerging(MergingMethod):
         """Refuse a network if the Fisher information of a layer cannot be measured."""
         refuse(model.network, model.shape, _trained_layers(model.layout))
 
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train and measure at all clients, merge."""
-        if s.step == 0:
-            s = s.next(model=self.merge(fed.get(fed.call_all(self.train, INITIAL))))
-            yield s
-
     @on_client(gives="summary")
     def train(self, client: Client, model: Weights) -> DiagonalInformed:
         """Train on the plain loss, then make one pass for the Fisher information."""
@@ -94,10 +85,10 @@ class FisherMerging(MergingMethod):
             diagonal(network, layers, client.batches(), self.fisher, draw, client.work).float(),
         )
 
-    def merge(self, sent: Sequence[DiagonalInformed]) -> Weights:
+    def merge(self, sent: Sequence[DiagonalInformed], layout: Layout) -> Weights:
         """Return Σ p_k F_k W_k / Σ p_k F_k."""
         models = [s.trained for s in sent]
-        result = self.average.aggregate(models, Layout((), (), ()))
+        result = self.average.aggregate(models, layout)
         params = result.params.clone()
         total = torch.zeros(len(result.params), dtype=torch.float64)
         for s, p in zip(sent, shares(models), strict=True):

@@ -423,10 +423,6 @@ class FuseFL(Method):
         """Return the last epoch, as in the authors' code."""
         return "last"
 
-    def start(self) -> Levels:
-        """Start without a model: it needs the last block."""
-        return Levels(model=None)
-
     def check_network(self, model: Size) -> None:
         """Refuse a network that cannot be divided, or not be made thin."""
         network = copy.deepcopy(model.network.module).cpu().eval()

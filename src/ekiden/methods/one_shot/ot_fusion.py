@@ -1,7 +1,7 @@
 """OT fusion: align the neurons of the models by optimal transport, then average."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,14 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.authoring import (
-    INITIAL,
     Client,
     Count,
     CountOrZero,
     Fed,
     NonNegative,
     Size,
-    State,
     UserError,
     Weights,
     Work,
@@ -99,19 +97,16 @@ class OTFusion(OneShot):
         self.average.check_network(model)
         check_chain(model.network.module, model.shape)
 
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train at all clients, align, average."""
-        if s.step == 0:
-            sent = fed.get(fed.call_all(self.train, INITIAL))
-            target = sent[self.reference].model
-            probe = torch.randn(self.samples, *fed.shape, generator=fed.generator("x"))
-            aligned = []
-            for trained in sent:
-                matching = self.matching(fed, trained.model, target, probe)
-                model, _ = align(trained.model, target, fed.layout, fed.layout, matching)
-                aligned.append(Trained(model, trained.counts))
-            s = s.next(model=self.average.aggregate(aligned, fed.layout))
-            yield s
+    def joined(self, fed: Fed, sent: Sequence[Trained]) -> Weights:
+        """Align the models, and average them."""
+        target = sent[self.reference].model
+        probe = torch.randn(self.samples, *fed.shape, generator=fed.generator("x"))
+        aligned = []
+        for trained in sent:
+            matching = self.matching(fed, trained.model, target, probe)
+            model, _ = align(trained.model, target, fed.layout, fed.layout, matching)
+            aligned.append(Trained(model, trained.counts))
+        return self.average.aggregate(aligned, fed.layout)
 
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Trained:

@@ -1,6 +1,6 @@
 """PFNM: probabilistic federated neural matching."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,18 +8,17 @@ from torch import Generator, Tensor, nn
 
 from ekiden.authoring import (
     CLASSES,
-    INITIAL,
     Count,
     CountOrZero,
     Fed,
     Positive,
     Size,
-    State,
     Traits,
     UserError,
+    Weights,
 )
 from ekiden.core.training.network import Elastic, Form, Network, assemble, matrices
-from ekiden.methods.blocks.combining import Init, OneShot
+from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.blocks.matching import MatchingMethod, class_shares, match
 
 
@@ -61,20 +60,13 @@ class PFNM(MatchingMethod, OneShot):
 
     traits = Traits(needs=CLASSES)
 
-    def start(self) -> State:
-        """Start without a model: it needs the matching."""
-        return State(model=None)
-
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train at all clients, match, merge."""
-        if s.step == 0:
-            sent = fed.get(fed.call_all(self.train, INITIAL))
-            elastics = [Elastic(fed.network(t.model)).cpu() for t in sent]
-            models = [matrices(Network(e)) for e in elastics]
-            shares = class_shares(torch.stack([t.counts for t in sent]))
-            merged = self.merge(models, elastics[0].forms, shares, fed.generator("order"))
-            s = s.next(model=assemble(elastics[0], merged).weights())
-            yield s
+    def joined(self, fed: Fed, sent: Sequence[Trained]) -> Weights:
+        """Match the models' units and merge them."""
+        elastics = [Elastic(fed.network(t.model)).cpu() for t in sent]
+        models = [matrices(Network(e)) for e in elastics]
+        shares = class_shares(torch.stack([t.counts for t in sent]))
+        merged = self.merge(models, elastics[0].forms, shares, fed.generator("order"))
+        return assemble(elastics[0], merged).weights()
 
     def merge(
         self,

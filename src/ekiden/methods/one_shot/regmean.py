@@ -109,8 +109,6 @@ class RegMean(MergingMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after each round: train and measure at all clients, merge."""
         while s.step < self.rounds:
-            if s.step == 0:
-                note_averaged("RegMean", fed.layout)
             sent = fed.get(fed.call_all(self.train, s.model, s.step))
             s = s.next(model=self.merge(sent, fed.layout, s.step))
             yield s
@@ -135,6 +133,8 @@ class RegMean(MergingMethod):
         """Return W = M + (Σ p_k G_k)⁻¹ Σ p_k G_k (W_k - M) for each layer of the round, M being the
         average.
         """
+        if round == 0:
+            note_averaged("RegMean", layout)
         models = [s.trained for s in sent]
         mean = self.average.aggregate(models, layout)
         params = mean.params.clone()

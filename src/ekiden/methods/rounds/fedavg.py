@@ -84,10 +84,6 @@ class FedAvg(AveragingMethod):
 
     fits = shared.every_round
 
-    def start(self) -> ServerOptimizer:
-        """Start with an empty server optimiser."""
-        return ServerOptimizer()
-
     def run(self, fed: Fed, s: ServerOptimizer) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)

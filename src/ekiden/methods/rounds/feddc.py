@@ -93,10 +93,6 @@ class FedDC(SecureMethod):
     fits = shared.every_round
     traits = replace(SecureMethod.traits, private=Memory)
 
-    def start(self) -> Drifting:
-        """Start with zero drift."""
-        return Drifting()
-
     def run(self, fed: Fed, s: Drifting) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:

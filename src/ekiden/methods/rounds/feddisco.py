@@ -109,10 +109,6 @@ class FedDisco(SecureMethod):
     regroups = False  # the sums of labels are the same in each step
     traits = replace(SecureMethod.traits, needs=CLASSES)
 
-    def start(self) -> Labelled:
-        """Start without sums."""
-        return Labelled()
-
     def run(self, fed: Fed, s: Labelled) -> Iterator[State]:
         while s.step < self.rounds:
             w = shared.at_server(fed, s.model)

@@ -67,10 +67,6 @@ class FedDyn(SecureMethod):
     fits = shared.every_round
     traits = replace(SecureMethod.traits, private=Tensor)
 
-    def start(self) -> Dynamic:
-        """Start with zero memory."""
-        return Dynamic()
-
     def run(self, fed: Fed, s: Dynamic) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:

@@ -76,10 +76,6 @@ class FedNova(SecureMethod):
 
     fits = shared.every_round
 
-    def start(self) -> ServerMomentum:
-        """Start with zero momentum."""
-        return ServerMomentum()
-
     def run(self, fed: Fed, s: ServerMomentum) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:

@@ -73,10 +73,6 @@ class SCAFFOLD(SecureMethod):
     fits = shared.every_round
     traits = replace(SecureMethod.traits, private=Tensor)
 
-    def start(self) -> Controlled:
-        """Start with control variates of exactly 0."""
-        return Controlled()
-
     def run(self, fed: Fed, s: Controlled) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:

@@ -592,10 +592,6 @@ class SPFL(Method):
         for name, number in (("chains", self.chains), ("length", self.length)):
             require(number <= m, name, number, f"at most {m}, the clients of a round")
 
-    def start(self) -> Chains:
-        """Start before the first round."""
-        return Chains()
-
     def run(self, fed: Fed, s: Chains) -> Iterator[State]:
         """Yield the state after each hop of all chains; after a round's last hop the server
         averages.

@@ -209,10 +209,6 @@ class GLM(TableMethod):
         base = self.columns_of(network, shape, classes)
         return Estimated(base, self.family, classes, task, self._times)
 
-    def start(self) -> Fitting:
-        """Start without sums."""
-        return Fitting()
-
     def run(self, fed: Fed, s: Fitting) -> Iterator[State]:
         """Yield the state after each hop. A lap ends at the last client, which makes Newton's
         step.
