@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -50,14 +50,9 @@ class TimedDENSE(DENSE):
         """As DENSE does."""
         return timed("synthesis", lambda: super(TimedDENSE, self).synthesise(fed, teacher, student))
 
-    def distil(
-        self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor
-    ) -> None:
+    def distil(self, *args: Any) -> None:
         """As DENSE does."""
-        timed(
-            "distillation",
-            lambda: super(TimedDENSE, self).distil(fed, teacher, student, momentum, pool),
-        )
+        timed("distillation", lambda: super(TimedDENSE, self).distil(*args))
 
 
 SECONDS: dict[str, float] = {}

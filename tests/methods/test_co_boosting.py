@@ -19,8 +19,8 @@ from ekiden.core.training.network import Network
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import CoBoosting
-from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, synthesise
-from ekiden.methods.one_shot.co_boosting import Boosted, WeightedEnsemble, hard, moved
+from ekiden.methods.one_shot.blocks.ensemble import Distilled, EnsembleModel, synthesise
+from ekiden.methods.one_shot.co_boosting import WeightedEnsemble, hard, moved
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -122,7 +122,7 @@ def test_the_rate_falls_and_weights_see_earlier_samples_only(
     distil, reweighed = CoBoosting.distil, CoBoosting.reweighed
 
     def spy_distil(self: CoBoosting, *args: Any) -> None:
-        rates.append(args[-1])
+        rates.append(args[-2])
         distil(self, *args)
 
     def spy_reweighed(
@@ -140,7 +140,7 @@ def test_the_rate_falls_and_weights_see_earlier_samples_only(
     assert [step for _, step in seen] == pytest.approx(
         [0.01 * 0.99, 0.01 * 0.99**2, 0.01 * 0.99**3]
     )
-    assert isinstance(state, Boosted)
+    assert isinstance(state, Distilled)
     assert state.pool is not None
     assert state.labels is not None
     assert (len(state.pool), len(state.labels)) == (32, 32)
@@ -155,7 +155,7 @@ def test_the_rate_falls_and_weights_see_earlier_samples_only(
 
 def test_without_steps_the_ensemble_is_the_mean_of_the_logits(blobs: FederatedData) -> None:
     state = run(small(weight_steps=0, distill_epochs=3, epochs=1), blobs, Tiny, **settings()).state
-    assert isinstance(state, Boosted)
+    assert isinstance(state, Distilled)
     assert state.weights is not None
     assert torch.equal(state.weights, torch.full((4,), 0.25))
     members = [linear(k) for k in range(4)]
@@ -214,7 +214,7 @@ def test_images_make_a_pool_of_bytes() -> None:
         lambda: models.build("lenet", (1, 16, 16), 3),
         **settings(),
     )
-    assert isinstance(result.state, Boosted)
+    assert isinstance(result.state, Distilled)
     assert result.state.pool is not None
     assert (result.state.pool.dtype, result.state.pool.shape) == (torch.uint8, (16, 1, 16, 16))
     assert result.bytes == 2 * 4 * sum(

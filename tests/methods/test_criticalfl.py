@@ -114,7 +114,7 @@ def test_peers_of_each_round(number: int, checks: int, peers: list[int]) -> None
     states = [cast(Periods, s) for s in method.run(cast(Any, fed), start)]
     sent = [0, *(s.sent for s in states)]
     assert [(b - a) // 9 for a, b in pairwise(sent)] == peers
-    assert {len(norms) for norms in states[-1].norms} == ({checks} if checks else set())
+    assert {len(one.norms) for one in states[-1].learning} == {checks}
 
 
 def settings() -> dict[str, Any]:
@@ -131,8 +131,9 @@ def test_more_peers_in_critical_rounds_and_their_bytes(blobs: FederatedData) -> 
     state, size = result.state, Size.of(Network(Tiny()), (4,))
     assert isinstance(state, Periods)
     assert state.sent == 4 * (1 + 2 + 1 + 1)
-    assert state.peers == (1,) * 4
-    assert all(len(norms) == 3 and min(norms) > 0 for norms in state.norms), "before rounds 2, 3, 4"
+    assert [one.number for one in state.learning] == [1] * 4
+    before = [one.norms for one in state.learning]
+    assert all(len(norms) == 3 and min(norms) > 0 for norms in before), "before rounds 2, 3, 4"
     assert result.bytes == method.moved(state, 4, size) == 20 * (size + 8) + 3 * 4 * 8
     assert sum(row.bytes for row in result.ledger if row.target == "server") == 3 * 4 * 8
     half = run(method, blobs, Tiny, stop_after=2, **settings())

@@ -1,5 +1,6 @@
 """CriticalFL with a server: how many it draws, what is sent back, and how it is merged."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, UserError, run
-from ekiden.core.engine.method import Size
+from ekiden.core.engine.method import Size, State
 from ekiden.core.training.network import Network
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import CriticalFLServer, FedAvg
+from ekiden.methods.gossip.criticalfl import Learning
 from ekiden.methods.gossip.criticalfl_server import Selection, Upload, largest, merge
 from ekiden.methods.gossip.dispfl import pack
 from tests.methods.rounds import linear, play, quadratic, toy_q, values, weights
@@ -40,6 +42,10 @@ def test_zero_is_a_value_and_what_nobody_sent_stays() -> None:
         merge(weights(9.0, 9.0), [one[0]._replace(values=torch.ones(2))])
 
 
+def learning(states: Iterable[State]) -> list[Learning]:
+    return [s.learning for s in states if isinstance(s, Selection) and s.learning is not None]
+
+
 def test_largest_changes() -> None:
     assert largest(torch.tensor([0.1, -3.0, 2.0, 0.0]), 2).tolist() == [False, True, True, False]
     assert largest(torch.zeros(4), 2).tolist() == [True, True, False, False]
@@ -54,9 +60,7 @@ def test_largest_changes() -> None:
 )
 def test_numbers_of_clients_with_constant_norms(forced: int, counts: list[int]) -> None:
     method = CriticalFLServer(rounds=len(counts) + 1, epochs=1, every=1, forced=forced, upload=1.0)
-    drawn = [
-        s.count for s in play(method, [linear(1.0) for _ in range(128)]) if isinstance(s, Selection)
-    ]
+    drawn = [one.number for one in learning(play(method, [linear(1.0) for _ in range(128)]))]
     assert drawn[: len(counts)] == counts
 
 
@@ -67,24 +71,26 @@ def test_schedule_of_the_authors() -> None:
     states = [
         s for s in play(method, [quadratic(1, i) for i in range(128)]) if isinstance(s, Selection)
     ]
-    drawn = [0, *(s.whole + s.sparse for s in states)]
+    drawn = [0, *(s.sent for s in states)]
     assert [b - a for a, b in pairwise(drawn)] == [16, 32, 32, 64, 64, 96]
-    assert states[-1].whole == 0, "critical from the start: all uploads are of the largest changes"
+    assert states[-1].sent == states[-1].sparse, (
+        "critical from the start: all uploads are of the largest changes"
+    )
 
 
 def test_mean_norm_of_those_drawn() -> None:
     # η = 0.1, one epoch of one step: 0.1·g², of the slopes -1 and 2 at w = 0
     (s,) = play(CriticalFLServer(rounds=1, epochs=1, every=1, participation=1.0, cap=1.0), toy_q())
-    assert isinstance(s, Selection)
-    assert list(s.norms) == pytest.approx([0.1 * (1 + 4) / 2])
-    assert s.critical
+    (one,) = learning([s])
+    assert list(one.norms) == pytest.approx([0.1 * (1 + 4) / 2])
+    assert one.critical
 
 
 def test_checks_come_every_second_round() -> None:
     toys = [quadratic(1, i) for i in range(8)]
     states = list(play(CriticalFLServer(rounds=6, epochs=1, upload=1.0), toys))
-    assert [len(s.norms) for s in states if isinstance(s, Selection)] == [1, 1, 2, 2, 3, 3]
-    assert [s.count for s in states if isinstance(s, Selection)] == [2, 2, 4, 4, 6, 6]
+    assert [len(one.norms) for one in learning(states)] == [1, 1, 2, 2, 3, 3]
+    assert [one.number for one in learning(states)] == [2, 2, 4, 4, 6, 6]
 
 
 def test_whole_uploads_of_everybody_are_fedavg(blobs: FederatedData) -> None:
@@ -111,7 +117,7 @@ def test_critical_rounds_send_less_and_are_counted(blobs: FederatedData, tmp_pat
     result = run(method, blobs, Tiny, **SETTINGS)
     end = result.state
     assert isinstance(end, Selection)
-    assert (end.sparse, end.whole) == (1 + 2 + 3, 2 + 1 + 1)
+    assert (end.sparse, end.sent - end.sparse) == (1 + 2 + 3, 2 + 1 + 1)
     assert result.bytes == method.moved(end, 4, SIZE) < 10 * (2 * SIZE + 16)
     run(method, blobs, Tiny, folder=tmp_path, stop_after=2, **SETTINGS)
     assert same(run(method, blobs, Tiny, folder=tmp_path, **SETTINGS).weights, result.weights)

@@ -206,7 +206,7 @@ class Chain:
 
 def chain(method: FedTasuki, *silos: Silo) -> list[int]:
     """N after each hop."""
-    states = method.run(cast(Any, Chain(silos)), method.start())
+    states = method.run(cast(Any, Chain(silos)), cast(Any, method.start()))
     return [cast(Any, s.model).seen for s in states]
 
 

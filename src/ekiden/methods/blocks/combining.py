@@ -56,7 +56,7 @@ class OneShot(Method):
             yield s.next(model=self.joined(fed, sent))
 
     @abstractmethod
-    def train(self, client: Client, model: Weights) -> Any:
+    def train(self, client: Client, *args: Any, **kwargs: Any) -> Any:
         """Train at a client from the initial model."""
 
     @abstractmethod

@@ -82,6 +82,23 @@ def resize(number: int, critical: bool, capped: bool, least: int, most: int) -> 
     return max(least, number - max(number // 2, 1))
 
 
+class Learning(NamedTuple):
+    """What the checks so far say about how one client learns, or all clients together."""
+
+    number: int  # of peers, or of clients, in the next round
+    norms: tuple[float, ...] = ()  # the gradient norm at each check
+    # whether the next round is in a critical period, by the last check; True at the start
+    critical: bool = True
+    capped: bool = False  # whether the count has ever reached its largest value
+
+    def checked(self, norm: float, periods: CriticalPeriods, least: int, most: int) -> "Learning":
+        """Return the same after one more check."""
+        norms = (*self.norms, norm)
+        critical = periods.now(norms)
+        number = resize(self.number, critical, self.capped, least, most)
+        return Learning(number, norms, critical, self.capped or number >= most)
+
+
 class CountedModel(NamedTuple):
     """A model and the number of samples that it was trained on."""
 
@@ -93,10 +110,7 @@ class CountedModel(NamedTuple):
 class Periods(State):
     """What is known about every client's learning."""
 
-    # for each client, its gradient norm at each check so far
-    norms: tuple[tuple[float, ...], ...] = ()
-    peers: tuple[int, ...] = ()  # number of peers of each client now
-    capped: tuple[bool, ...] = ()  # whether a client has ever had its largest number of peers
+    learning: tuple[Learning, ...] = ()  # of each client, from the first check on
     sent: int = 0  # number of models sent so far
 
 
@@ -154,37 +168,23 @@ class CriticalFL(PersonalMethod):
         """Yield the state after each round. The server learns norms, but sees no model."""
         n = len(fed.clients)
         while s.step < self.rounds:
-            mine = own_models(fed, s)
-            peers = s.peers or (self.peers,) * n
-            trained = fed.call_each(self.train, mine, s.step)
+            learning = s.learning or (Learning(self.peers),) * n
+            trained = fed.call_each(self.train, own_models(fed, s), s.step)
             draw = fed.generator("peers")
             mixed = []
             for i, k in enumerate(fed.clients):
-                drawn = torch.randperm(n - 1, generator=draw)[: peers[i]]
+                drawn = torch.randperm(n - 1, generator=draw)[: learning[i].number]
                 circle = sorted([i, *(drawn + (drawn >= i)).tolist()])
                 mixed.append(fed.call(self.mix, k, [trained[j] for j in circle]))
-            s = replace(s, sent=s.sent + sum(peers))
+            sent = s.sent + sum(one.number for one in learning)
             if s.step + 1 < self.rounds and due(s.step + 1, self.every):
-                s = self.watch(s, fed.get(fed.call_all(self.norm)))
-            s = s.next(personal=tuple(mixed))
+                norms = fed.get(fed.call_all(self.norm))
+                learning = tuple(
+                    one.checked(norm, self.periods, self.peers, self.most(n))
+                    for one, norm in zip(learning, norms, strict=True)
+                )
+            s = s.next(personal=tuple(mixed), learning=learning, sent=sent)
             yield s
-
-    def watch(self, s: Periods, norms: Sequence[float]) -> Periods:
-        """Check before the next round who is in a critical period, and set everybody's number of
-        peers.
-        """
-        most = self.most(len(norms))
-        old = s.norms or ((),) * len(norms)
-        seen = tuple((*before, norm) for before, norm in zip(old, norms, strict=True))
-        capped = s.capped or (False,) * len(norms)
-        peers = tuple(
-            resize(count, self.periods.now(h), was, self.peers, most)
-            for count, h, was in zip(
-                s.peers or (self.peers,) * len(norms), seen, capped, strict=True
-            )
-        )
-        now = tuple(was or count >= most for was, count in zip(capped, peers, strict=True))
-        return replace(s, norms=seen, peers=peers, capped=now)
 
     @on_client(gives="model")
     def train(self, client: Client, model: Weights, round: int) -> CountedModel:
@@ -219,11 +219,8 @@ class CriticalFL(PersonalMethod):
 
     def cost(self, clients: int, model: int) -> int:
         """At most R·N·cap·(M + 8), and 8 for each norm; `moved` gives the actual bytes."""
-        return self.moved(
-            Periods(step=self.rounds, sent=self.rounds * clients * self.most(clients)),
-            clients,
-            model,
-        )
+        sent = self.rounds * clients * self.most(clients)
+        return self.moved(Periods(step=self.rounds, sent=sent), clients, model)
 
     def moved(self, end: Periods, clients: int, model: int) -> int:
         """M + 8 (the number of samples) for each model sent, and 8 for each norm."""

@@ -3,7 +3,7 @@ period.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, NamedTuple
 
@@ -22,7 +22,6 @@ from ekiden.authoring import (
     Size,
     State,
     Traits,
-    UserError,
     Weights,
     mean,
     on_client,
@@ -30,8 +29,8 @@ from ekiden.authoring import (
 )
 from ekiden.core.engine import wire
 from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
-from ekiden.methods.gossip.criticalfl import CriticalPeriods, Squares, due, resize
-from ekiden.methods.gossip.dispfl import pack, unpack
+from ekiden.methods.gossip.criticalfl import CriticalPeriods, Learning, Squares, due
+from ekiden.methods.gossip.dispfl import add_where, pack
 
 
 class Upload(NamedTuple):
@@ -49,13 +48,9 @@ class Upload(NamedTuple):
 class Selection(State):
     """What the server knows about the periods of learning."""
 
-    norms: tuple[float, ...] = ()  # the mean gradient norm of the clients at each check so far
-    count: int = 0  # M, number of clients in the next round; 0: the least number
-    # whether the next round is in a critical period, by the last check; True at the start
-    critical: bool = True
-    capped: bool = False  # whether M has ever reached its largest value
-    whole: int = 0  # number of complete models that were sent back so far
-    sparse: int = 0  # number of models of which only the largest changes were sent back
+    learning: Learning | None = None  # from the first round on; of norms that are clients' means
+    sent: int = 0  # number of models that were sent back so far
+    sparse: int = 0  # number of these of which only the largest changes were sent
 
 
 @dataclass(frozen=True)
@@ -112,32 +107,20 @@ class CriticalFLServer(Method):
         least = participants(len(fed.clients), self.participation)
         while s.step < self.rounds:
             model = at_server(fed, s.model)
-            sparse = s.critical and self.upload < 1
-            chosen = fed.sample(s.count or least)
+            learning = s.learning or Learning(least)
+            sparse = learning.critical and self.upload < 1
+            chosen = fed.sample(learning.number)
             uploads = fed.get(
                 [fed.call(self.train, k, model, sparse, s.step) for k in chosen], at_least=1
             )
             if due(s.step + 1, self.every):
-                s = self.watch(
-                    s,
-                    sum(u.norm for u in uploads) / len(uploads),
-                    least,
-                    self.most(len(fed.clients)),
-                )
-            whole, part = (0, len(chosen)) if sparse else (len(chosen), 0)
-            s = s.next(model=merge(model, uploads), whole=s.whole + whole, sparse=s.sparse + part)
+                norm = sum(u.norm for u in uploads) / len(uploads)
+                periods = CriticalPeriods(self.delta, self.window, self.forced)
+                learning = learning.checked(norm, periods, least, self.most(len(fed.clients)))
+            sent = s.sent + len(chosen)
+            parts = s.sparse + sparse * len(chosen)
+            s = s.next(model=merge(model, uploads), learning=learning, sent=sent, sparse=parts)
             yield s
-
-    def watch(self, s: Selection, norm: float, least: int, most: int) -> Selection:
-        """Check whether the next round is critical, and set how many clients are drawn from then
-        on.
-        """
-        norms = (*s.norms, norm)
-        critical = CriticalPeriods(self.delta, self.window, self.forced).now(norms)
-        count = resize(s.count or least, critical, s.capped, least, most)
-        return replace(
-            s, norms=norms, count=count, critical=critical, capped=s.capped or count >= most
-        )
 
     @on_client(gives="model")
     def train(self, client: Client, model: Weights, sparse: bool, round: int) -> Upload:
@@ -174,7 +157,7 @@ class CriticalFLServer(Method):
         most = self.rounds * self.most(clients)
         return max(
             self.moved(end, clients, model)
-            for end in (Selection(whole=most), Selection(sparse=most))
+            for end in (Selection(sent=most), Selection(sent=most, sparse=most))
         )
 
     def moved(self, end: Selection, clients: int, model: Size) -> int:
@@ -184,7 +167,7 @@ class CriticalFLServer(Method):
         network = model.network.weights()
         rest = wire.size((network.buffers, network.counters))
         part = 4 * self.sent(len(network.params)) + ceil(len(network.params) / 8) + rest
-        return end.whole * (2 * model + 16) + end.sparse * (model + part + 16)
+        return end.sent * (2 * model + 16) + end.sparse * (part - model)
 
 
 def largest(change: Tensor, count: int) -> Tensor:
@@ -201,14 +184,6 @@ def merge(model: Weights, uploads: Sequence[Upload]) -> Weights:
     total = torch.zeros_like(model.params)
     count = torch.zeros_like(model.params)
     for upload in uploads:
-        mask = torch.ones_like(model.params, dtype=torch.bool)
-        if upload.mask is not None:
-            mask = unpack(upload.mask, len(model.params))
-        if int(mask.sum()) != len(upload.values):
-            raise UserError(
-                "a client's mask does not fit its weights: use the same network at every client"
-            )
-        total[mask] += upload.n * upload.values
-        count[mask] += upload.n
+        add_where(upload.mask, upload.values, upload.n, total, count)
     rest = mean([u.rest for u in uploads], [float(u.n) for u in uploads])
     return rest.with_params(torch.where(count > 0, total / count.clamp(min=1), model.params))

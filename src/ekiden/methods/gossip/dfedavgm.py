@@ -14,11 +14,11 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks.rounds import every_round, own_models, training_of
-from ekiden.methods.gossip import topology
+from ekiden.methods.gossip.topology import MixingMethod, sends
 
 
 @dataclass(frozen=True)
-class DFedAvgM(topology.MixingMethod):
+class DFedAvgM(MixingMethod):
     """Decentralised averaging: each client trains with heavy-ball momentum, then averages with its
     neighbours.
 
@@ -73,4 +73,4 @@ class DFedAvgM(topology.MixingMethod):
         """M along each edge, in both directions, in each round: T·N(N-1)·M for the complete
         graph.
         """
-        return topology.sends(self.topology, clients, self.rounds) * model
+        return sends(self.topology, clients, self.rounds) * model

@@ -16,11 +16,11 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks.rounds import own_models, training_of
-from ekiden.methods.gossip import topology
+from ekiden.methods.gossip.topology import MixingMethod, sends
 
 
 @dataclass(frozen=True)
-class DFedSAM(topology.MixingMethod):
+class DFedSAM(MixingMethod):
     """Decentralised averaging of models trained towards flat minima: sharpness-aware steps, then Q
     gossip steps.
 
@@ -68,4 +68,4 @@ class DFedSAM(topology.MixingMethod):
 
     def cost(self, clients: int, model: int) -> int:
         """Q times M along each edge, in both directions, in each round."""
-        return self.gossip_steps * topology.sends(self.topology, clients, self.rounds) * model
+        return self.gossip_steps * sends(self.topology, clients, self.rounds) * model

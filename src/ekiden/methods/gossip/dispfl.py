@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil, cos, pi, prod
 from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -23,7 +24,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.engine import wire
 from ekiden.methods.blocks.rounds import own_models, training_of
-from ekiden.methods.gossip import topology
+from ekiden.methods.gossip.topology import GossipMethod, sends
 
 
 class Sparse(NamedTuple):
@@ -42,7 +43,7 @@ class Masks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DisPFL(topology.GossipMethod):
+class DisPFL(GossipMethod):
     """Personalised sparse models: clients average where their masks overlap, train, and move their
     masks.
 
@@ -82,7 +83,7 @@ class DisPFL(topology.GossipMethod):
     lr_decay: Fraction = 0.998
     """factor of the learning rate η after each round"""
 
-    traits = replace(topology.GossipMethod.traits, private=Masks)
+    traits = replace(GossipMethod.traits, private=Masks)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
@@ -139,7 +140,7 @@ class DisPFL(topology.GossipMethod):
         rest = model.network.weights()
         active = sum(self.active(model.network.shapes))
         sparse = 4 * active + ceil(len(rest.params) / 8) + wire.size((rest.buffers, rest.counters))
-        return topology.sends(self.topology, clients, self.rounds) * sparse
+        return sends(self.topology, clients, self.rounds) * sparse
 
 
 @dataclass(frozen=True)
@@ -162,14 +163,25 @@ def overlap(shown: Sequence[Sparse], size: int) -> Weights:
     total = torch.zeros(size, device=shown[0].values.device)
     count = torch.zeros_like(total)
     for values, packed, _ in shown:
-        mask = unpack(packed, size)
-        if int(mask.sum()) != len(values):
-            raise UserError(
-                "a peer's mask does not fit its weights: use the same network at every client"
-            )
-        total[mask] += values
-        count += mask
+        add_where(packed, values, 1, total, count)
     return mean([s.rest for s in shown]).with_params(total / count.clamp(min=1))
+
+
+def add_where(
+    packed: Tensor | None, values: Tensor, weight: int, total: Tensor, count: Tensor
+) -> None:
+    """Add a client's values, times its weight, where its mask is true (None: everywhere), and the
+    weight to `count` (P,) there.
+    """
+    mask = torch.ones_like(total, dtype=torch.bool)
+    if packed is not None:
+        mask = unpack(packed, len(total))
+    if int(mask.sum()) != len(values):
+        raise UserError(
+            "a client's mask does not fit its weights: use the same network at every client"
+        )
+    total[mask] += weight * values
+    count[mask] += weight
 
 
 def densities(shapes: Sequence[tuple[int, ...]], density: float, erk: bool) -> list[float]:
@@ -232,11 +244,9 @@ def move(
         count = ceil(share * int(part.sum()))
         sizes = params[start : start + prod(shape)].abs().masked_fill(~part, float("inf"))
         part[sizes.argsort(stable=True)[:count]] = False
-        score = (
-            torch.rand(prod(shape), generator=draw)
-            if where is None
-            else where[start : start + prod(shape)].abs()
-        )
+        score = torch.rand(prod(shape), generator=draw)
+        if where is not None:
+            score = where[start : start + prod(shape)].abs()
         # Below all others: active weights do not regrow.
         score = score.to(part.device).masked_fill(part, -1.0)
         part[score.argsort(descending=True, stable=True)[:count]] = True
@@ -246,11 +256,11 @@ def move(
 
 def pack(mask: Tensor) -> Tensor:
     """Pack a (P,) bool mask, eight entries in each byte."""
-    bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
-    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1).to(torch.uint8)
+    packed = np.packbits(mask.cpu().numpy(), bitorder="little")
+    return torch.from_numpy(packed).to(mask.device)
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
     """Return the mask of `size` entries."""
-    bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
-    return bits.flatten()[:size].bool()
+    bits = np.unpackbits(packed.cpu().numpy(), bitorder="little")[:size]
+    return torch.from_numpy(bits).bool().to(packed.device)

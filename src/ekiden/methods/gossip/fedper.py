@@ -17,7 +17,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks.rounds import every_round, own_models, training_of
-from ekiden.methods.gossip import topology
+from ekiden.methods.gossip.topology import GossipMethod, sends
 
 BY_SERVER = "server"
 
@@ -30,7 +30,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPer(topology.GossipMethod):
+class FedPer(GossipMethod):
     """Personalisation layers: clients average their extractors and keep their classifiers.
 
     Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary: Federated
@@ -58,7 +58,7 @@ class FedPer(topology.GossipMethod):
     """factor of the learning rate η after each round"""
 
     fits = every_round
-    traits = replace(topology.GossipMethod.traits, splits_model=True)
+    traits = replace(GossipMethod.traits, splits_model=True)
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a graph that does not fit the clients or is not connected."""
@@ -107,7 +107,7 @@ class FedPer(topology.GossipMethod):
         base = model - model.head
         if self.topology == BY_SERVER:
             return self.rounds * clients * (2 * base + 8)
-        return topology.sends(self.topology, clients, self.rounds) * (base + 8)
+        return sends(self.topology, clients, self.rounds) * (base + 8)
 
 
 def average(shares: Sequence[Share]) -> Weights:

@@ -3,8 +3,8 @@ other.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -13,7 +13,6 @@ from torch import Generator, Tensor, nn
 
 from ekiden.authoring import (
     CLASSES,
-    INITIAL,
     NUMBERS,
     Count,
     CountOrZero,
@@ -22,12 +21,9 @@ from ekiden.authoring import (
     NonNegative,
     Positive,
     Range,
-    State,
     Traits,
-    Weights,
     Work,
 )
-from ekiden.core.base.settings import seeded
 from ekiden.core.engine import wire
 from ekiden.core.training.fit import kept
 from ekiden.core.training.network import Network
@@ -42,15 +38,6 @@ from ekiden.methods.one_shot.blocks.ensemble import (
 
 # Largest norm of a gradient, of generator and student
 _CLIP = 10.0
-
-
-@dataclass(frozen=True)
-class Boosted(Distilled):
-    """The state of the server."""
-
-    # (n,) int64, the classes that the samples of the pool were made for
-    labels: Tensor | None = None
-    weights: Tensor | None = None  # (N,) of the clients' models
 
 
 @dataclass(frozen=True)
@@ -118,33 +105,20 @@ class CoBoosting(DistillingMethod):
 
     traits = Traits(needs=CLASSES | NUMBERS)
 
-    def run(self, fed: Fed, s: Boosted) -> Iterator[State]:
-        """Yield the state when all models are there, then after each epoch of synthesis, weighting,
-        distillation.
-        """
-        if s.step == 0:
-            teachers = tuple(fed.get(fed.call_all(self.train, INITIAL)))
-            first = fed.get(INITIAL)
-            n = len(teachers)
-            uniform = torch.full((n,), 1 / n)
-            momentum = torch.zeros_like(first.params)
-            s = s.next(teachers=teachers, model=first, momentum=momentum, weights=uniform)
-            yield s
-        members = [fed.network(t).requires_grad_(False) for t in s.teachers]
-        while s.step <= self.distill_epochs:
-            yield (s := self.epoch(fed, members, s))
-
-    def epoch(self, fed: Fed, members: Sequence[nn.Module], s: Boosted) -> Boosted:
+    def epoch(
+        self,
+        fed: Fed,
+        s: Distilled,
+        members: Sequence[nn.Module],
+        student: Network,
+        momentum: Tensor,
+    ) -> Distilled:
         """Make samples, move the weights, train the student."""
-        assert isinstance(s.model, Weights)
-        assert s.momentum is not None
-        assert s.weights is not None
         epoch = s.step - 1
-        network = fed.network(s.model)
-        device = next(network.parameters()).device
-        student = Network(network, device)
-        momentum = s.momentum.to(device, copy=True)
-        teacher = WeightedEnsemble(members, s.weights.to(device))
+        weights = s.weights
+        if weights is None:
+            weights = torch.full((len(members),), 1 / len(members))
+        teacher = WeightedEnsemble(members, weights.to(momentum.device))
         pool, labels = self.synthesise(fed, teacher, student.module)
         if s.pool is not None and s.labels is not None:
             teacher.weights = self.reweighed(
@@ -152,10 +126,26 @@ class CoBoosting(DistillingMethod):
             )
             pool = torch.cat([s.pool, pool])
             labels = torch.cat([s.labels, labels])
+
+        def loss_of(x: Tensor, draw: Generator) -> Tensor:
+            x = self.diversified(fed, teacher, x, draw)
+            with fed.autocast():
+                with torch.no_grad():
+                    answers = teacher(x)
+                own = student.module(x).float()
+            return softened(answers, own, self.temperature)
+
         lr = self.distill_lr * (1 + math.cos(math.pi * epoch / self.distill_epochs)) / 2
-        self.distil(fed, teacher, student, momentum, pool, lr)
-        parts = wire.placed((student.weights(), momentum, teacher.weights), torch.device("cpu"))
-        return s.next(model=parts[0], momentum=parts[1], weights=parts[2], pool=pool, labels=labels)
+        self.distil(fed, student, momentum, pool, lr, loss_of)
+        fed.work.add(Work((2 * len(members) + 1) * len(pool), (len(members) + 1) * len(pool)))
+        weights = wire.placed(teacher.weights, torch.device("cpu"))
+        return replace(s, weights=weights, pool=pool, labels=labels)
+
+    def limit(self, student: Network) -> None:
+        """Limit the gradient's norm, and add the weight decay."""
+        student.grad.mul_(kept(student.grad, _CLIP)).add_(
+            student.params, alpha=self.distill_weight_decay
+        )
 
     def synthesise(
         self, fed: Fed, teacher: "WeightedEnsemble", student: nn.Module
@@ -201,37 +191,6 @@ class CoBoosting(DistillingMethod):
                 weights = moved(weights, answers, labels[rows].to(weights.device), step)
         fed.work.add(Work(self.weight_steps * len(teacher.members) * len(pool), 0))
         return weights
-
-    def distil(
-        self,
-        fed: Fed,
-        teacher: "WeightedEnsemble",
-        student: Network,
-        momentum: Tensor,
-        pool: Tensor,
-        lr: float,
-    ) -> None:
-        """Train the student in one pass over the pool."""
-        draw = fed.generator("distillation")
-        student.module.train()
-        # Dropout of the student.
-        with seeded(int(torch.randint(1 << 62, (), generator=draw))):
-            for rows in batches(len(pool), self.distill_batch_size, draw):
-                x = self.diversified(fed, teacher, fed.feed(as_made(pool, rows), draw), draw)
-                student.grad.zero_()
-                with fed.autocast():
-                    with torch.no_grad():
-                        answers = teacher(x)
-                    own = student.module(x).float()
-                softened(answers, own, self.temperature).backward()  # type: ignore[no-untyped-call]
-                student.grad.mul_(kept(student.grad, _CLIP)).add_(
-                    student.params, alpha=self.distill_weight_decay
-                )
-                momentum.mul_(0.9).add_(student.grad)
-                student.params.add_(momentum, alpha=-lr)
-        members = len(teacher.members)
-        fed.work.add(Work((2 * members + 1) * len(pool), (members + 1) * len(pool)))
-        student.module.eval()
 
     def diversified(self, fed: Fed, teacher: nn.Module, x: Tensor, draw: Generator) -> Tensor:
         """Return x + ε·sign(∇_x uᵀ softmax(A(x) / T)), with u uniform in [-1, 1]^K for each

@@ -1,15 +1,14 @@
 """DENSE: data-free one-shot federated learning by a generator and distillation."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from ekiden.authoring import (
-    INITIAL,
     NUMBERS,
     VECTORS,
     Count,
@@ -17,21 +16,16 @@ from ekiden.authoring import (
     NonNegative,
     Positive,
     Range,
-    State,
     Traits,
     Weights,
     Work,
     mean,
 )
-from ekiden.core.base.settings import seeded
-from ekiden.core.engine import wire
 from ekiden.core.training.network import Network
 from ekiden.methods.one_shot.blocks.ensemble import (
     Distilled,
     DistillingMethod,
     EnsembleModel,
-    as_made,
-    batches,
     synthesise,
 )
 
@@ -89,31 +83,36 @@ class DENSE(DistillingMethod):
 
     traits = Traits(needs=VECTORS | NUMBERS)
 
-    def run(self, fed: Fed, s: Distilled) -> Iterator[State]:
-        """Yield the state when all models have arrived, then after each epoch of synthesis and
-        distillation.
-        """
-        if s.step == 0:
-            teachers = tuple(fed.get(fed.call_all(self.train, INITIAL)))
-            first = fed.get(INITIAL) if self.student == "fresh" else mean(teachers)
-            s = s.next(teachers=teachers, model=first, momentum=torch.zeros_like(first.params))
-            yield s
-        teacher = EnsembleModel(
-            [fed.network(t).requires_grad_(False) for t in s.teachers], fed.layout.classes, "logits"
-        )
-        while s.step <= self.distill_epochs:
-            assert isinstance(s.model, Weights)
-            assert s.momentum is not None
-            module = fed.network(s.model)
-            device = next(module.parameters()).device
-            student = Network(module, device)
-            momentum = s.momentum.to(device, copy=True)
-            made = self.synthesise(fed, teacher.eval(), student.module)
-            pool = made if s.pool is None else torch.cat([s.pool, made])
-            self.distil(fed, teacher, student, momentum, pool)
-            trained = wire.placed((student.weights(), momentum), torch.device("cpu"))
-            s = s.next(model=trained[0], pool=pool, momentum=trained[1])
-            yield s
+    def first_student(self, fed: Fed, teachers: Sequence[Weights]) -> Weights:
+        """Return the common initial model, or the mean of the clients' models."""
+        if self.student == "average":
+            return mean(teachers)
+        return super().first_student(fed, teachers)
+
+    def epoch(
+        self,
+        fed: Fed,
+        s: Distilled,
+        members: Sequence[nn.Module],
+        student: Network,
+        momentum: Tensor,
+    ) -> Distilled:
+        """Make samples on which the student and the mean of the teachers disagree; train it."""
+        teacher = EnsembleModel(members, fed.layout.classes, "logits").eval()
+        pool = self.synthesise(fed, teacher, student.module)
+        if s.pool is not None:
+            pool = torch.cat([s.pool, pool])
+
+        def loss_of(x: Tensor, draw: Generator) -> Tensor:
+            with fed.autocast():
+                with torch.no_grad():
+                    answers = teacher(x).float()
+                own = student.module(x).float()
+            return fed.task.distance(own, answers, self.temperature)
+
+        self.distil(fed, student, momentum, pool, self.distill_lr, loss_of)
+        fed.work.add(Work((len(members) + 1) * len(pool), len(pool)))
+        return replace(s, pool=pool)
 
     def synthesise(self, fed: Fed, teacher: EnsembleModel, student: nn.Module) -> Tensor:
         """Return the samples with the smallest loss over all steps of a new generator."""
@@ -140,27 +139,6 @@ class DENSE(DistillingMethod):
         samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
         fed.work.add(Work(samples, samples))
         return made
-
-    def distil(
-        self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor
-    ) -> None:
-        """Train the student in one pass over the pool."""
-        draw = fed.generator("distillation")
-        student.module.train()
-        # Dropout of the student.
-        with seeded(int(torch.randint(1 << 62, (), generator=draw))):
-            for rows in batches(len(pool), self.distill_batch_size, draw):
-                x = fed.feed(as_made(pool, rows), draw)
-                student.grad.zero_()
-                with fed.autocast():
-                    with torch.no_grad():
-                        answers = teacher(x).float()
-                    own = student.module(x).float()
-                fed.task.distance(own, answers, self.temperature).backward()  # type: ignore[no-untyped-call]
-                momentum.mul_(0.9).add_(student.grad)
-                student.params.add_(momentum, alpha=-self.distill_lr)
-        fed.work.add(Work((len(teacher.members) + 1) * len(pool), len(pool)))
-        student.module.eval()
 
 
 def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification") -> Tensor:

@@ -3,7 +3,8 @@ such a network.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Literal
@@ -13,7 +14,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.optim.adam import adam
 
-from ekiden.authoring import Client, Fed, Method, State, UserError, Weights, on_client
+from ekiden.authoring import INITIAL, Client, Fed, Method, State, UserError, Weights, on_client
+from ekiden.core.base.settings import seeded
+from ekiden.core.engine import wire
 from ekiden.core.training import frozen
 from ekiden.core.training.network import Network
 
@@ -150,6 +153,8 @@ class Distilled(State):
 
     teachers: tuple[Weights, ...] = ()  # the clients' models
     pool: Tensor | None = None  # all synthetic samples so far: images as bytes, others as they are
+    labels: Tensor | None = None  # (n,) int64, the classes that they were made for, if it matters
+    weights: Tensor | None = None  # (N,) of the teachers, if they have any
     momentum: Tensor | None = None  # (P,) of the student's optimiser
 
 
@@ -164,10 +169,74 @@ class DistillingMethod(Method):
     noise: int
     generator_width: int
 
+    def run(self, fed: Fed, s: Distilled) -> Iterator[State]:
+        """Yield the state when all models have arrived, then after each epoch of synthesis and
+        distillation.
+        """
+        if s.step == 0:
+            teachers = tuple(fed.get(fed.call_all(self.train, INITIAL)))
+            first = self.first_student(fed, teachers)
+            s = s.next(teachers=teachers, model=first, momentum=torch.zeros_like(first.params))
+            yield s
+        members = [fed.network(t).requires_grad_(False) for t in s.teachers]
+        while s.step <= self.distill_epochs:
+            assert isinstance(s.model, Weights)
+            assert s.momentum is not None
+            module = fed.network(s.model)
+            student = Network(module, next(module.parameters()).device)
+            momentum = s.momentum.to(student.params.device, copy=True)
+            s = self.epoch(fed, s, members, student, momentum)
+            model, momentum = wire.placed((student.weights(), momentum), torch.device("cpu"))
+            s = s.next(model=model, momentum=momentum)
+            yield s
+
     @on_client(gives="model")
     def train(self, client: Client, model: Weights) -> Weights:
         """Train on the plain loss."""
         return client.fit(model, epochs=self.epochs)
+
+    def first_student(self, fed: Fed, teachers: Sequence[Weights]) -> Weights:
+        """Return the model from which the student starts, by default the common initial one."""
+        return fed.get(INITIAL)
+
+    @abstractmethod
+    def epoch(
+        self,
+        fed: Fed,
+        s: Distilled,
+        members: Sequence[nn.Module],
+        student: Network,
+        momentum: Tensor,
+    ) -> Distilled:
+        """Make samples with the teachers' networks and train the student, whose values and momentum
+        change in place; return the state with the pool.
+        """
+
+    def limit(self, student: Network) -> None:
+        """Change the student's gradient before its step, if the method does."""
+
+    def distil(
+        self,
+        fed: Fed,
+        student: Network,
+        momentum: Tensor,
+        pool: Tensor,
+        lr: float,
+        loss_of: Callable[[Tensor, Generator], Tensor],
+    ) -> None:
+        """Train the student in one pass over the pool, by SGD with momentum 0.9."""
+        draw = fed.generator("distillation")
+        student.module.train()
+        # Dropout of the student.
+        with seeded(int(torch.randint(1 << 62, (), generator=draw))):
+            for rows in batches(len(pool), self.distill_batch_size, draw):
+                loss = loss_of(fed.feed(as_made(pool, rows), draw), draw)
+                student.grad.zero_()
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.limit(student)
+                momentum.mul_(0.9).add_(student.grad)
+                student.params.add_(momentum, alpha=-lr)
+        student.module.eval()
 
     def drawn(
         self, fed: Fed, draw: Generator, device: torch.device
