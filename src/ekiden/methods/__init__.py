@@ -53,6 +53,7 @@ from ekiden.methods.rounds.feddisco import FedDisco
 from ekiden.methods.rounds.feddyn import FedDyn
 from ekiden.methods.rounds.fednova import FedNova
 from ekiden.methods.rounds.fedprox import FedProx
+from ekiden.methods.rounds.lss import LSS
 from ekiden.methods.rounds.moon import MOON
 from ekiden.methods.rounds.scaffold import SCAFFOLD
 from ekiden.methods.rounds.spfl import SPFL
@@ -91,6 +92,7 @@ SORTS: dict[str, tuple[type[Method], ...]] = {
             SPFL,
             FedAvg,
             FedProx,
+            LSS,
             SCAFFOLD,
             FedNova,
             FedDyn,
@@ -233,6 +235,7 @@ __all__ = [
     "FENS",
     "GLM",
     "LAP",
+    "LSS",
     "METHODS",
     "MOON",
     "PFNM",
