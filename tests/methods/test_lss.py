@@ -68,7 +68,7 @@ def test_two_rounds_against_a_second_implementation(monkeypatch: pytest.MonkeyPa
     method = LSS(rounds=2, models=3, epochs=2, affinity=0.2, diversity=0.5)
     found = run(method, data(), LINEAR, evaluate_every=0, **SETTINGS).weights
     assert found is not None
-    w = Network(copy.deepcopy(LINEAR)).weights().params
+    w: Any = Network(copy.deepcopy(LINEAR)).weights().params
     for _ in range(2):
         w = sum(n / 50 * soup(w, x, y, method) for n, (x, y) in zip((20, 30), silos(), strict=True))
     torch.testing.assert_close(found.params, w, rtol=1e-4, atol=1e-6)

@@ -50,7 +50,7 @@ def test_mean_gradient_is_option_two_where_gradients_are_clipped(clip_norm: floa
     for client in clients:
         own = torch.zeros(1)
         for step in range(3):
-            reply = SCAFFOLD(epochs=2).train(cast(Client, client), model, control, step).reply
+            reply = SCAFFOLD(epochs=2).train(cast(Client, client), model, control, step)
             own = own - control.params + (model.params - reply.model.params) / (2 * 0.1)
             torch.testing.assert_close(client.state, own, rtol=1e-4, atol=1e-4)
             model = reply.model

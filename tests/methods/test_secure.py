@@ -179,12 +179,12 @@ def test_sums_that_cannot_be_of_models() -> None:
     for changes in ({"params": one.params.int()}, {"buffers": one.buffers[None]}, {"clients": 0}):
         with pytest.raises(UserError, match="a sum of models is not as it must be"):
             replace(one, **changes)
-    with pytest.raises(UserError, match="models of different shape cannot be added up"):
+    with pytest.raises(UserError, match="sums of different shape cannot be added up"):
         one.plus(ModelSums.of(2, model(1.0), 1.0))
     with pytest.raises(UserError, match="does not fit the network"):
         one.mean(model(1.0))
     with pytest.raises(UserError, match="a sum of vectors does not fit"):
-        one.other(0, torch.ones(2))
+        one.vector(torch.ones(2))
     with pytest.raises(UserError, match="weights of all clients add up to 0"):
         ModelSums.of(2, model(1.0), 0.0).mean(model(1.0))
 

@@ -35,6 +35,7 @@ from ekiden.core.engine.method import Gives, HasModel
 from ekiden.core.training.fit import kept
 from ekiden.core.training.weights import distance
 from ekiden.methods.blocks.combining import Rule, clipped, combine, refuse
+from ekiden.methods.blocks.sums import WholeSums
 
 Weighting = Literal["samples", "uniform"]
 CLIPPED = "length of clipped steps"
@@ -112,6 +113,26 @@ class Reply(NamedTuple):
 
     model: Weights  # what it trained
     weight: Annotated[float, OwnSamples]  # its weight in the average, before normalisation
+
+
+class EqualReply(NamedTuple):
+    """What a client sends back if its model counts as much as any other's."""
+
+    model: Weights
+    change: Weights | None = None  # of a vector that server and client keep
+
+    @property
+    def weight(self) -> float:
+        """Return 1."""
+        return 1.0
+
+
+class Middle(NamedTuple):
+    """What the server makes of the replies of a round."""
+
+    model: Weights  # their mean
+    clients: float  # how many there are
+    vector: Tensor  # a vector that the server keeps, with 1/N of each client's change
 
 
 def participants(clients: int, participation: float) -> int:
@@ -309,56 +330,82 @@ class SecureMethod(ParallelMethod):
     # differ, as those of silos that train in between do.
     regroups: ClassVar[bool] = True
 
+    def middle(self, fed: Fed, chosen: Sequence[str], vector: Tensor, *about: Any) -> Middle:
+        """Return the mean of the clients' models; changes are divided by all N clients, so that the
+        vector stays the mean of all that clients keep.
+
+        Args:
+            fed: the federation.
+            chosen: who takes part.
+            vector: what the server keeps; its shape if it keeps nothing.
+            about: the arguments of `train` and `add`, the model first.
+        """
+        n = len(fed.clients)
+        if self.secure:
+            sums: ModelSums = fed.sum(self.add, chosen, *about, len(chosen), at="server")
+            if len(sums.further):
+                vector = vector + sums.vector(vector) / n
+            return Middle(sums.mean(about[0]), float(sums.clients), vector)
+        models = RunningMean()
+        answered = 0
+        for reply in fed.each([fed.call(self.train, k, *about) for k in chosen], at_least=1):
+            models.add(reply.model, reply.weight)
+            answered += 1
+            if reply.change is not None:
+                vector = vector + reply.change.params / n
+            del reply
+        return Middle(models.model, float(answered), vector)
+
+    @abstractmethod
+    def train(self, client: Client, *args: Any, **kwargs: Any) -> Any:
+        """Train from the global model."""
+
+    @abstractmethod
+    def add(self, client: Client, *args: Any, **kwargs: Any) -> Any:
+        """Train like `train`, and add the result to the sum."""
+
+    def part(self, clients: int, reply: Any) -> "ModelSums":
+        """Return what a reply adds to the sums of this number of clients."""
+        vector = None if reply.change is None else reply.change.params
+        return ModelSums.of(clients, reply.model, reply.weight, vector)
+
 
 @dataclass(frozen=True, eq=False)
-class ModelSums:
+class ModelSums(WholeSums):
     """What clients of a round add up, in fixed point."""
 
     params: Tensor  # (P,) int64, Σ p_i θ_i
     buffers: Tensor  # (B,) int64, Σ p_i b_i of running statistics b_i
     counters: Tensor  # (C,) int64, sums of counters; whole numbers, not in fixed point
-    others: tuple[Tensor, ...]  # int64, sums of further vectors
+    further: Tensor  # int64, sums of a further vector; empty if there is none
     weight: int  # Σ p_i in units of 2^-28
     clients: int  # number of clients
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
-        tensors = (self.params, self.buffers, self.counters, *self.others)
-        if any(t.dtype != torch.int64 or t.ndim != 1 for t in tensors) or self.clients < 1:
+        super().__post_init__()
+        if any(t.ndim != 1 for t in self.tensors()) or self.clients < 1:
             raise UserError(
                 "a sum of models is not as it must be: use the same version of Ekiden everywhere"
             )
 
     @classmethod
-    def of(cls, clients: int, model: Weights, weight: float, *others: Tensor) -> Self:
+    def of(cls, clients: int, model: Weights, weight: float, further: Tensor | None = None) -> Self:
         """Return one client's part.
 
         Args:
             clients: how many clients give a part.
             model: θ_i with running statistics.
             weight: p_i.
-            others: further vectors, to which no weight applies.
+            further: a further vector, to which no weight applies.
         """
         name = "values of the model, times the client's weight,"
-        params, buffers = (
-            fixed(t.double() * weight, clients, name) for t in (model.params, model.buffers)
-        )
-        more = tuple(fixed(t, clients, "what goes with the model") for t in others)
+        params = fixed(model.params.double() * weight, clients, name)
+        buffers = fixed(model.buffers.double() * weight, clients, name)
+        vector = torch.empty(0) if further is None else further
+        vector = fixed(vector, clients, "what goes with the model")
         share = int(fixed(torch.tensor(weight, dtype=torch.float64), clients, "weights"))
-        return cls(params, buffers, model.counters, more, share, 1)
-
-    def plus(self, other: "ModelSums") -> "ModelSums":
-        """Return the sums over the clients of both."""
-        if [len(t) for t in self._tensors()] != [len(t) for t in other._tensors()]:
-            raise UserError(
-                "models of different shape cannot be added up: use the same network at every client"
-            )
-        params, buffers, counters, *others = (
-            a + b for a, b in zip(self._tensors(), other._tensors(), strict=True)
-        )
-        weight = self.weight + other.weight
-        clients = self.clients + other.clients
-        return ModelSums(params, buffers, counters, tuple(others), weight, clients)
+        return cls(params, buffers, model.counters, vector, share, 1)
 
     @property
     def total(self) -> float:
@@ -382,19 +429,14 @@ class ModelSums:
             )
         return found
 
-    def other(self, place: int, like: Tensor | None = None) -> Tensor:
-        """Return a further vector's sum, in float32; if it must have the length of another, an
-        error if not.
-        """
-        found = real(self.others[place]).float() if place < len(self.others) else torch.zeros(0)
-        if like is not None and found.shape != like.shape:
+    def vector(self, like: Tensor) -> Tensor:
+        """Return the further vector's sum, in float32, which must have the shape of `like`."""
+        found = real(self.further).float()
+        if found.shape != like.shape:
             raise UserError(
                 "a sum of vectors does not fit the network: use the same network at every client"
             )
         return found
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return (self.params, self.buffers, self.counters, *self.others)
 
 
 def trainable(model: Size) -> int:

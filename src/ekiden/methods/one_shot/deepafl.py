@@ -32,13 +32,14 @@ from ekiden.core.base.sums import fixed, real
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.tasks import Need
 from ekiden.core.training.network import Network, fresh, trial
+from ekiden.methods.blocks.sums import WholeSums
 from ekiden.methods.blocks.symmetric import numbers, symmetric, upper
 
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 @dataclass(frozen=True, eq=False)
-class LeastSquaresSums:
+class LeastSquaresSums(WholeSums):
     """Sums over samples, for a least-squares problem with inputs a and targets y, in fixed
     point.
     """
@@ -48,16 +49,9 @@ class LeastSquaresSums:
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
+        super().__post_init__()
         if self.products.ndim != 2 or self.squares.shape != (numbers(len(self.products)),):
             raise UserError("sums do not fit together: use the same method and model everywhere")
-        if {self.squares.dtype, self.products.dtype} != {torch.int64}:
-            raise UserError("sums must be of int64: use the same version of Ekiden everywhere")
-
-    def plus(self, other: "LeastSquaresSums") -> "LeastSquaresSums":
-        """Return the sums over the samples of both."""
-        if self.products.shape != other.products.shape:
-            raise UserError("sums do not fit together: use the same method and model everywhere")
-        return LeastSquaresSums(self.squares + other.squares, self.products + other.products)
 
 
 class KeptSolutions(NamedTuple):

@@ -91,14 +91,15 @@ def erase(x: Tensor) -> Tensor:
     height, width = x.shape[2:]
     area, aspect, *at = torch.rand(4, len(x))
     h, w = _rectangle(0.33 + 0.17 * area, 0.3 ** (1 - 2 * aspect), height, width)
-    inside = []
+    ends = []
     for share, place, size in ((h, at[0], height), (w, at[1], width)):
         length = (share * size).round()
         start = (place * (size - length + 1)).floor()
-        pixel = torch.arange(size)
-        inside.append((pixel >= start[:, None]) & (pixel < (start + length)[:, None]))
-    hole = inside[0][:, None, :, None] & inside[1][:, None, None, :]
-    return x.masked_fill(hole.to(x.device), 0.0)
+        ends += [start.long().tolist(), (start + length).long().tolist()]
+    result = x.clone()
+    for image, top, bottom, left, right in zip(result, *ends, strict=True):
+        image[:, top:bottom, left:right] = 0.0
+    return result
 
 
 def cut(x: Tensor) -> Tensor:
@@ -119,10 +120,8 @@ def cut(x: Tensor) -> Tensor:
 def swap_halves(x: Tensor, axis: int) -> Tensor:
     """Swap the two halves along an axis; a middle line stays."""
     size = x.shape[axis]
-    half = x.shape[axis] // 2
-    order = torch.arange(size)
-    order[:half], order[size - half :] = torch.arange(size - half, size), torch.arange(half)
-    return x.index_select(axis, order.to(x.device))
+    first, middle, last = torch.split(x, [size // 2, size % 2, size // 2], axis)
+    return torch.cat([last, middle, first], axis)
 
 
 def overwrite(x: Tensor, axis: int) -> Tensor:
@@ -135,12 +134,10 @@ def overwrite(x: Tensor, axis: int) -> Tensor:
     to = torch.randint(len(starts), (len(x),))
     far = (starts - to[:, None]).abs() >= half / 2
     source = torch.where(far, torch.rand(far.shape), -1.0).argmax(1)
-    line = torch.arange(size)
-    band = (line >= to[:, None]) & (line < (to + half)[:, None])
-    order = torch.where(band, line + (source - to)[:, None], line).to(x.device)
-    shape = [len(x), 1, 1, 1]
-    shape[axis] = size
-    return x.gather(axis, order.view(shape).expand(x.shape))
+    result = x.clone()
+    for image, new, start, end in zip(x, result, source.tolist(), to.tolist(), strict=True):
+        new.narrow(axis - 1, end, half).copy_(image.narrow(axis - 1, start, half))
+    return result
 
 
 def rotate(x: Tensor) -> Tensor:
@@ -153,24 +150,13 @@ def rotate(x: Tensor) -> Tensor:
 
 def turn(x: Tensor, start: Tensor, turns: Tensor) -> Tensor:
     """Do this with rows from `start` (b,), counter-clockwise by `turns` (b,) times 90 degrees."""
-    height, width = x.shape[2:]
-    side = min(height, width) // 2
-    row = torch.arange(height)[None, :, None]
-    column = torch.arange(width)[None, None, :]
-    i = row - start[:, None, None]
-    left = column < side
-    j = torch.where(left, column, column - (width - side))
-    inside = (i >= 0) & (i < side) & (left | (column >= width - side))
-    quarter = turns[:, None, None] % 4
-    odd = quarter % 2 == 1
-    source_i = torch.where(odd, j, i)
-    source_j = torch.where(odd, i, j)
-    source_i = torch.where(quarter >= 2, side - 1 - source_i, source_i)
-    source_j = torch.where((quarter == 1) | (quarter == 2), side - 1 - source_j, source_j)
-    from_row = torch.where(inside, start[:, None, None] + source_i, row)
-    from_column = torch.where(inside, source_j + torch.where(left, 0, width - side), column)
-    index = (from_row * width + from_column).flatten(1)[:, None].to(x.device)
-    return x.flatten(2).gather(2, index.expand(-1, x.shape[1], -1)).view(x.shape)
+    side = min(x.shape[2:]) // 2
+    result = x.clone()
+    for image, first, quarter in zip(result, start.tolist(), turns.tolist(), strict=True):
+        band = image[:, first : first + side]
+        for square in (band[..., :side], band[..., -side:]):
+            square.copy_(square.rot90(quarter, (1, 2)))
+    return result
 
 
 def _rectangle(area: Tensor, aspect: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -15,14 +15,13 @@ from ekiden.authoring import (
     Fraction,
     Model,
     NonNegative,
-    RunningMean,
     Size,
     State,
     Weights,
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size, trainable
+from ekiden.methods.blocks.rounds import EqualReply, ModelSums, SecureMethod, secure_size, trainable
 
 
 class Memory(NamedTuple):
@@ -30,15 +29,6 @@ class Memory(NamedTuple):
 
     drift: Tensor
     gradient: Tensor
-
-
-class DriftingReply(NamedTuple):
-    """What a client sends back: its model θ_i, and the change of its gradient memory times its
-    relative size.
-    """
-
-    model: Weights
-    change: Weights | None
 
 
 @dataclass(frozen=True)
@@ -97,30 +87,15 @@ class FedDC(SecureMethod):
         """Yield the state after each round."""
         while s.step < self.rounds:
             chosen = shared.sample(fed, self.participation)
-            n = len(fed.clients)
             sizes = shared.with_sizes(fed, self.count, chosen, s.sizes)
             w = shared.at_server(fed, s.cloud)
             g = shared.or_zero(s.gradient, w.params)
             h = shared.or_zero(s.drift, w.params)
             sent = w.with_params(g) if self.gradient_correction else None
-            about = (w, sent, shared.mean_size(sizes), s.step)
-            if self.secure:
-                sums = fed.sum(self.add, chosen, *about, len(chosen), at="server")
-                # By all N, as h below.
-                g = g if sent is None else g + sums.other(0, g) / n
-                middle = sums.mean(w)
-                answered = float(sums.clients)
-            else:
-                models = RunningMean()
-                for trained, change in fed.each(
-                    [fed.call(self.train, k, *about) for k in chosen], at_least=1
-                ):
-                    g = g if change is None else g + change.params / n
-                    models.add(trained)
-                middle = models.model
-                answered = models.total
-            # The mean of all h_i.
-            h = h + answered / n * (middle.params - w.params)
+            size = shared.mean_size(sizes)
+            middle, answered, g = self.middle(fed, chosen, g, w, sent, size, s.step)
+            # the mean of all h_i
+            h = h + answered / len(fed.clients) * (middle.params - w.params)
             cloud = middle.with_params(middle.params + h)
             model = middle if self.result == "mean" else cloud
             s = s.next(model=model, cloud=cloud, drift=h, gradient=g, sizes=sizes)
@@ -134,7 +109,7 @@ class FedDC(SecureMethod):
     @on_client(gives=shared.alone)
     def train(
         self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int
-    ) -> DriftingReply:
+    ) -> EqualReply:
         """Take K steps on L_i(w) + (α/2ω_i)‖w + h_i - w^r‖² + ⟨w, g/ω_i - g_i⟩, then update h_i and
         g_i.
         """
@@ -154,7 +129,7 @@ class FedDC(SecureMethod):
         )
         new = corrected.mean() if corrected else zero
         client.state = Memory(h_i + trained.params - model.params, new)
-        return DriftingReply(
+        return EqualReply(
             trained, None if gradient is None else model.with_params(relative * (new - g_i))
         )
 
@@ -170,8 +145,7 @@ class FedDC(SecureMethod):
         before: ModelSums | None,
     ) -> ModelSums:
         """Train like `train`, and add the result to the sums."""
-        trained, change = self.train(client, model, gradient, size, round)
-        own = ModelSums.of(clients, trained, 1.0, *([] if change is None else [change.params]))
+        own = self.part(clients, self.train(client, model, gradient, size, round))
         return client.added(before, own, (model, gradient, size, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:

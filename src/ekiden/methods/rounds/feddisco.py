@@ -26,6 +26,7 @@ from ekiden.authoring import (
 from ekiden.core.base.sums import fixed, real
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
+from ekiden.methods.blocks.sums import WholeSums
 
 Measure = Literal["kl", "l1", "l2", "cosine"]
 
@@ -39,20 +40,12 @@ class Skewed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LabelSums:
+class LabelSums(WholeSums):
     """What clients add up about their labels, if masks hide what each has."""
 
     samples: int  # Σ n_k
     distances: int  # Σ d_k, in fixed point
     clients: int  # number of clients
-
-    def plus(self, other: "LabelSums") -> "LabelSums":
-        """Return the sums over the clients of both."""
-        return LabelSums(
-            self.samples + other.samples,
-            self.distances + other.distances,
-            self.clients + other.clients,
-        )
 
     def means(self) -> tuple[float, float]:
         """Return the means of n_k and d_k."""

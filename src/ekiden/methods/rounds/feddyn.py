@@ -14,14 +14,13 @@ from ekiden.authoring import (
     Fraction,
     Model,
     NonNegative,
-    RunningMean,
     Size,
     State,
     Weights,
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
+from ekiden.methods.blocks.rounds import EqualReply, ModelSums, SecureMethod, secure_size
 
 
 @dataclass(frozen=True)
@@ -72,18 +71,7 @@ class FedDyn(SecureMethod):
         while s.step < self.rounds:
             w = shared.at_server(fed, s.cloud)
             chosen = shared.sample(fed, self.participation)
-            if self.secure:
-                sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
-                middle = sums.mean(w)
-                answered = float(sums.clients)
-            else:
-                models = RunningMean()
-                for trained in fed.each(
-                    [fed.call(self.train, k, w, s.step) for k in chosen], at_least=1
-                ):
-                    models.add(trained)
-                middle = models.model
-                answered = models.total
+            middle, answered, _ = self.middle(fed, chosen, w.params, w, s.step)
             cloud = middle
             h = None
             # h ← h - α/N Σ (w_i - w) over those who answered, by all N; then w = mean - h/α
@@ -95,25 +83,25 @@ class FedDyn(SecureMethod):
             yield s
 
     @on_client(gives=shared.alone)
-    def train(self, client: Client, model: Weights, round: int) -> Weights:
+    def train(self, client: Client, model: Weights, round: int) -> EqualReply:
         """Train for E epochs on L_i(w) - ⟨λ_i, w⟩ + (α/2)‖w - w^r‖², then update λ_i."""
         training = shared.local_training(client, self.lr_decay, round)
         if not self.alpha:
-            return client.fit(model, epochs=self.epochs, training=training)
+            return EqualReply(client.fit(model, epochs=self.epochs, training=training))
         slope = None if client.state is None else -client.state
         near = shared.Proximal(self.alpha, model.params, slope)
         trained = client.fit(model, epochs=self.epochs, penalty=near, training=training)
         before = shared.or_zero(client.state, model.params)
         # λ_i ← λ_i - α (w_i - w^r)
         client.state = before - self.alpha * (trained.params - model.params)
-        return trained
+        return EqualReply(trained)
 
     @on_client(gives=shared.together)
     def add(
         self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
     ) -> ModelSums:
         """Train like `train`, and add the result to the sum."""
-        own = ModelSums.of(clients, self.train(client, model, round), 1.0)
+        own = self.part(clients, self.train(client, model, round))
         return client.added(before, own, (model, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:

@@ -85,7 +85,7 @@ class FedNova(SecureMethod):
                 sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
                 # Σ p_i Δ_i / a_i, and τ_eff
                 change = sums.mean(w)
-                effective = float(sums.other(0)) / sums.total
+                effective = float(sums.vector(torch.zeros(1))) / sums.total
                 target = change.with_params(w.params + effective * change.params)
             else:
                 replies = shared.arrived(

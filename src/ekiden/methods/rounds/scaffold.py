@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import Tensor
 
@@ -11,8 +11,8 @@ from ekiden.authoring import (
     Count,
     Fed,
     Fraction,
+    OwnSamples,
     Positive,
-    RunningMean,
     Size,
     State,
     Weights,
@@ -27,7 +27,8 @@ class ControlledReply(NamedTuple):
     - c_i.
     """
 
-    reply: shared.Reply
+    model: Weights
+    weight: Annotated[float, OwnSamples]
     change: Weights
 
 
@@ -79,23 +80,9 @@ class SCAFFOLD(SecureMethod):
             x = shared.at_server(fed, s.model)
             c = shared.or_zero(s.control, x.params)
             chosen = shared.sample(fed, self.participation)
-            if self.secure:
-                sums = fed.sum(
-                    self.add, chosen, x, x.with_params(c), s.step, len(chosen), at="server"
-                )
-                c = c + sums.other(0, c) / len(fed.clients)
-                target = sums.mean(x)
-            else:
-                sent = x.with_params(c)
-                middle = RunningMean()
-                for (y, p), change in fed.each(
-                    [fed.call(self.train, k, x, sent, s.step) for k in chosen], at_least=1
-                ):
-                    # By all N, so that c is always the mean of all c_i.
-                    c = c + change.params / len(fed.clients)
-                    middle.add(y, p)
-                target = middle.model
-            s = s.next(model=shared.server_step(x, target, self.server_lr), control=c)
+            middle = self.middle(fed, chosen, c, x, x.with_params(c), s.step)
+            model = shared.server_step(x, middle.model, self.server_lr)
+            s = s.next(model=model, control=middle.vector)
             yield s
 
     @on_client(gives=shared.alone)
@@ -110,10 +97,8 @@ class SCAFFOLD(SecureMethod):
         y = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
         # c_i⁺, option II
         client.state = corrected.mean()
-        return ControlledReply(
-            shared.Reply(y, shared.sample_weight(client, self.weighting)),
-            model.with_params(client.state - c_i),
-        )
+        change = model.with_params(client.state - c_i)
+        return ControlledReply(y, shared.sample_weight(client, self.weighting), change)
 
     @on_client(gives=shared.together)
     def add(
@@ -126,8 +111,7 @@ class SCAFFOLD(SecureMethod):
         before: ModelSums | None,
     ) -> ModelSums:
         """Train like `train`, and add the result to the sums."""
-        reply, change = self.train(client, model, control, round)
-        own = ModelSums.of(clients, reply.model, reply.weight, change.params)
+        own = self.part(clients, self.train(client, model, control, round))
         return client.added(before, own, (model, control, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError, listed
+from ekiden.methods.blocks.sums import WholeSums
 from ekiden.methods.blocks.symmetric import numbers, symmetric, upper
 from ekiden.methods.statistics.hazards import baseline, hazard_counts
 
@@ -41,7 +42,7 @@ _FIRST = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Derivatives:
+class Derivatives(WholeSums):
     """Sums over samples, in units of 2^-28. There are G groups of S coefficients; those of a group
     are correlated.
     """
@@ -58,7 +59,8 @@ class Derivatives:
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
-        shapes = [tuple(t.shape) for t in self._tensors()]
+        super().__post_init__()
+        shapes = [tuple(t.shape) for t in self.tensors()]
         size = self.gradient.shape[-1] if self.gradient.ndim == 2 else 0
         count = len(self.gradient)
         times = self.hazard.shape[-1] if self.hazard.ndim == 2 else 0
@@ -66,31 +68,22 @@ class Derivatives:
             raise UserError(
                 f"sums of shapes {shapes} do not fit together: use one version of Ekiden everywhere"
             )
-        if {t.dtype for t in self._tensors()} != {torch.int64} or self.samples < 0:
-            raise UserError("sums must be whole numbers: use one version of Ekiden everywhere")
+        if self.samples < 0:
+            raise UserError("sums of fewer than no samples: use one version of Ekiden everywhere")
 
-    def plus(self, other: "Derivatives") -> Self:
+    def plus(self, other: Self) -> Self:
         """Return the sums over the samples of both."""
-        if [t.shape for t in self._tensors()] != [t.shape for t in other._tensors()]:
-            raise UserError(
-                "sums of other coefficients cannot be combined: use the same data schema everywhere"
-            )
-        mine = self._tensors()
-        others = other._tensors()
-        if not all(_fits(a.double() + b) for a, b in zip(mine, others, strict=True)):
+        total = super().plus(other)
+        pairs = zip(self.tensors(), other.tensors(), strict=True)
+        # in floating point, since a sum in 64 bits without room is another number, not a large one
+        if not all(_fits(a.double() + b) for a, b in pairs):
             raise UserError(_NO_ROOM.format("numbers are too far from the others"))
-        first, second, third, last = (a + b for a, b in zip(mine, others, strict=True))
-        likelihood = self.likelihood + other.likelihood
-        samples = self.samples + other.samples
-        return type(self)(first, second, third, last, likelihood, samples)
+        return total
 
     def real(self) -> tuple[Tensor, Tensor]:
         """Return the gradient (G, S) and the Hessian (G, S, S), float64 on the CPU."""
         gradient, packed = (t.cpu().double() / _UNIT for t in (self.gradient, self.hessian))
         return gradient, symmetric(packed)
-
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.gradient, self.hessian, self.squares, self.hazard
 
 
 class Formula(NamedTuple):
