@@ -193,7 +193,7 @@ def test_sums_of_another_shape_or_type_are_refused() -> None:
     one = LeastSquaresSums(torch.zeros(3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(UserError, match="fit together"):
         LeastSquaresSums(torch.zeros(5, dtype=torch.int64), one.products)
-    with pytest.raises(UserError, match="fit together"):
+    with pytest.raises(UserError, match="different shape"):
         one.plus(LeastSquaresSums(one.squares, torch.zeros(2, 4, dtype=torch.int64)))
     with pytest.raises(UserError, match="int64"):
         LeastSquaresSums(torch.zeros(3), one.products)

