@@ -2,6 +2,7 @@
 seen."""
 
 import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
@@ -258,21 +259,19 @@ def test_the_student_learns_where_the_teachers_are(monkeypatch: pytest.MonkeyPat
     class Seen(Exception):
         pass
 
-    def distil(
+    def epoch(
         self: DENSE,
         fed: Fed,
-        teacher: EnsembleModel,
+        s: Distilled,
+        members: Sequence[nn.Module],
         student: Network,
         momentum: Tensor,
-        pool: Tensor,
     ) -> None:
-        assert {
-            p.device.type for p in (*teacher.members.parameters(), student.params, momentum)
-        } == {"meta"}
+        values = [p for member in members for p in member.parameters()]
+        assert {p.device.type for p in (*values, student.params, momentum)} == {"meta"}
         raise Seen
 
-    monkeypatch.setattr(DENSE, "synthesise", lambda *_: torch.zeros(8, 4))
-    monkeypatch.setattr(DENSE, "distil", distil)
+    monkeypatch.setattr(DENSE, "epoch", epoch)
     model = Network(Tiny()).weights()
     s = Distilled(
         step=1, model=model, teachers=(model, model), momentum=torch.zeros_like(model.params)

@@ -17,7 +17,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
     "core": 89_300,
-    "methods": 116_350,
+    "methods": 115_300,
     "readers": 58_230,
     "care": 19_870,
     "clinic": 25_300,
