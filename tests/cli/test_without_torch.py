@@ -11,6 +11,7 @@ import torch
 
 import ekiden
 from ekiden.cli.app import COMMANDS, call
+from ekiden.cli.without_torch import _Given
 from ekiden.methods import METHODS
 
 HEAVY = ("torch._C", "pyarrow", "pandas")
@@ -91,6 +92,13 @@ start(command)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "True"
+
+
+def test_a_stand_in_has_no_name_that_python_itself_asks_for() -> None:
+    """Python 3.12 asks each class whether it is a protocol, while it is made."""
+    assert not hasattr(_Given, "_is_protocol")
+    assert not hasattr(_Given, "__protocol_attrs__")
+    assert hasattr(_Given, "Tensor")
 
 
 def test_a_run_is_shown_without_pytorch_and_a_regression_with_it(

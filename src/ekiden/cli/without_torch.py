@@ -33,7 +33,8 @@ class _Mentioned(type(Protocol)):  # type: ignore[misc]
     """The class of stand-ins: they are classes themselves, and so are all their attributes."""
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
+        # Python asks classes for names of its own, with one line (`_is_protocol`) or two
+        if name.startswith("_"):
             raise AttributeError(name)
         made = _mention(name)
         setattr(cls, name, made)
