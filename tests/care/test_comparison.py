@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas
@@ -16,6 +16,7 @@ from ekiden.care.comparison import compare_sums
 from ekiden.core.base.errors import DataWarning
 from ekiden.data import load
 from ekiden.readers.moments import ColumnMoments, ColumnSums
+from tests.care.rows import N, Rows, rows, silos
 from tests.readers.told import drawn, said
 
 
@@ -120,31 +121,12 @@ def test_a_partition_of_one_table_is_not_a_difference_of_units() -> None:
         ekiden.split(ekiden.load(table), "dirichlet:0.1", 4)
 
 
-Rows = dict[str, Any]
-
-
 pytestmark = pytest.mark.usefixtures("no_data")
 
 
-Table: TypeAlias = Any  # columns by their names
-
-
-N = 40
-
-
-def rows(count: int = N, seed: int = 0, **columns: Any) -> Table:
-    return drawn(count, seed, **columns)
-
-
-def silos(*parts: Table, **how: Any) -> str:
-    """Return what is said while these rows of silos are read."""
-    tables: Table = {f"s{k}": rows(N, k, **part) for k, part in enumerate(parts)}
-    return said(lambda: ekiden.federate(tables, **how))
-
-
 def test_a_column_that_is_empty_at_one_silo_is_named_with_it() -> None:
-    empty: Table = {"c": [None] * N, "d": [None] * N}
-    filled: Table = {"c": np.arange(N) % 7, "d": ["x", "y"] * (N // 2)}
+    empty: Rows = {"c": [None] * N, "d": [None] * N}
+    filled: Rows = {"c": np.arange(N) % 7, "d": ["x", "y"] * (N // 2)}
     line = (
         "column 'c' has no values, or too few, at s1; column 'd' has no values, or too few, at s1"
     )
@@ -283,11 +265,6 @@ def test_a_given_test_part_in_another_unit_is_named(tmp_path: Path) -> None:
     )
     line = said(lambda: load(tmp_path))
     assert "column 'h' differs between silos: the training part (mean 1" in line
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
 
 
 def test_silos_that_differ_step_by_step_are_in_one_unit_and_a_gap_is_another() -> None:

@@ -1,11 +1,9 @@
 """How samples that are there twice, and patients in training and in the test, are named."""
 
 import re
-import warnings
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas
@@ -16,33 +14,9 @@ from PIL import Image
 import ekiden
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import Samples, from_tensors, load
+from tests.care.rows import N, Rows, lines, rows, silos, visits
 from tests.readers.pictures import encoded
 from tests.readers.told import drawn, said
-
-Rows = dict[str, Any]
-
-
-def visits(patients: int = 30, each: int = 10, seed: int = 0) -> Rows:
-    rng = np.random.default_rng(seed)
-    who = np.repeat(np.arange(patients), each)
-    return {
-        "patient": who,
-        "v": rng.normal(size=len(who)),
-        "label": [["p", "q"][k // 3 % 2] for k in who],
-        "ward": [f"w{k % 3}" for k in who],
-    }
-
-
-def _said(call: Callable[[], object]) -> list[str]:
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        call()
-    return [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
-
-
-def lines(rows: Any, **columns: Any) -> list[str]:
-    """Load rows, and return what was said about them."""
-    return _said(lambda: ekiden.load(rows, **columns))
 
 
 def test_many_small_groups_point_to_subject_column() -> None:
@@ -141,22 +115,6 @@ def test_patients_in_names_of_files_are_a_hint(tmp_path: Path) -> None:
 pytestmark = pytest.mark.usefixtures("no_data")
 
 
-Columns: TypeAlias = Any  # columns by their names
-
-
-N = 40
-
-
-def rows(count: int = N, seed: int = 0, **columns: Any) -> Columns:
-    return drawn(count, seed, **columns)
-
-
-def silos(*parts: Columns, **how: Any) -> str:
-    """Return what is said while these rows of silos are read."""
-    tables: Columns = {f"s{k}": rows(N, k, **part) for k, part in enumerate(parts)}
-    return said(lambda: ekiden.federate(tables, **how))
-
-
 def test_samples_with_two_labels_are_counted() -> None:
     once = pandas.DataFrame(rows(N))
     again = once[:3].assign(label=1 - once["label"][:3])
@@ -167,9 +125,7 @@ def test_samples_with_two_labels_are_counted() -> None:
 
 def test_empty_texts_are_counted_and_a_silo_without_words_is_named() -> None:
     texts = {"n": ["", None] * 20, "s": [f"word {k}" for k in range(40)]}
-    parts: Columns = {
-        silo: {"text": text, "label": ["p", "q"] * 20} for silo, text in texts.items()
-    }
+    parts: Rows = {silo: {"text": text, "label": ["p", "q"] * 20} for silo, text in texts.items()}
     line = said(lambda: ekiden.federate(parts, text_column="text"))
     assert (
         "40 of 80 samples of all silos hold nothing (no word, no value, or one value only), among "
@@ -204,11 +160,6 @@ def test_slices_of_one_file_without_a_subject_are_named(tmp_path: Path) -> None:
     assert "40 images of" in (line := said(lambda: load(tmp_path / "t.csv")))
     assert "are parts of only 8 files, such as 0.tif" in line
     assert "are parts" not in said(lambda: load(tmp_path / "t.csv", subject_column="who"))
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
 
 
 def pictures(n: int = 20, height: int = 6, width: int = 6) -> Any:

@@ -3,42 +3,17 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas
 import pytest
-import torch
 
 import ekiden
 from ekiden.core.base.errors import DataWarning
 from ekiden.data import from_tensors, load
+from tests.care.rows import N, Rows, _said, hospital, lines, rows, small_table, visits
 from tests.readers.told import drawn, said
-
-Rows = dict[str, Any]
-
-
-def visits(patients: int = 30, each: int = 10, seed: int = 0) -> Rows:
-    rng = np.random.default_rng(seed)
-    who = np.repeat(np.arange(patients), each)
-    return {
-        "patient": who,
-        "v": rng.normal(size=len(who)),
-        "label": [["p", "q"][k // 3 % 2] for k in who],
-        "ward": [f"w{k % 3}" for k in who],
-    }
-
-
-def _said(call: Callable[[], object]) -> list[str]:
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        call()
-    return [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
-
-
-def lines(rows: Any, **columns: Any) -> list[str]:
-    """Load rows, and return what was said about them."""
-    return _said(lambda: ekiden.load(rows, **columns))
 
 
 @pytest.mark.parametrize(
@@ -207,20 +182,10 @@ def test_a_number_that_is_nearly_the_target_is_named() -> None:
 pytestmark = pytest.mark.usefixtures("no_data")
 
 
-Columns: TypeAlias = Any  # columns by their names
-
-
-N = 40
-
-
-def rows(count: int = N, seed: int = 0, **columns: Any) -> Columns:
-    return drawn(count, seed, **columns)
-
-
 @pytest.mark.parametrize(
     "names", [{"split": ["train", "test"]}, {"part": ["Train", "val"]}, {"fold": [0, 1]}]
 )
-def test_a_column_that_names_the_parts_is_no_feature_in_silence(names: Columns) -> None:
+def test_a_column_that_names_the_parts_is_no_feature_in_silence(names: Rows) -> None:
     ((name, values),) = names.items()
     assert f"column {name!r} of the table seems to say which rows are" in said(
         lambda: load(rows(N, **{name: values * (N // 2)}))
@@ -246,7 +211,7 @@ def test_a_column_that_names_the_parts_is_no_feature_in_silence(names: Columns) 
         ({"label": [0, 1, 1, -100] * 10}, "class '-100' of the table seems to mark missing values"),
     ],
 )
-def test_columns_that_are_not_what_they_seem_are_noticed(columns: Columns, line: str) -> None:
+def test_columns_that_are_not_what_they_seem_are_noticed(columns: Rows, line: str) -> None:
     assert line in said(lambda: load(rows(N, **columns)))
 
 
@@ -265,22 +230,8 @@ def test_a_gap_that_is_the_label_is_named() -> None:
     assert "the gaps of column 'days'" in said(lambda: load(drawn(label=labels, days=days)))
 
 
-def table(seed: int, n: int = 120) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    sick = rng.integers(0, 2, n)
-    return {
-        "age": rng.normal(60, 8, n) + 12 * sick,
-        "upper": np.round(rng.normal(130, 12, n), 1),
-        "lower": np.round(rng.normal(80, 8, n), 1),
-        "ward": np.where(rng.random(n) < 0.3 + 0.4 * sick, "a", "b"),
-        "label": np.where(sick == 1, "sick", "well"),
-        "sex": np.arange(n) % 6 // 5,
-        "score": 1 + np.arange(n) % 5,
-    }
-
-
 def test_columns_that_are_there_twice_and_subjects_that_keep_nothing_together_are_named() -> None:
-    rows = table(0)
+    rows = hospital(0)
     assert not said(lambda: load(rows | {"patient": np.arange(120)}, subject_column="patient"))
     found = said(
         lambda: load(rows | {"age.1": rows["age"], "visit": np.arange(120)}, subject_column="visit")
@@ -289,25 +240,10 @@ def test_columns_that_are_there_twice_and_subjects_that_keep_nothing_together_ar
     assert "each row of the table has its own value in subject_column visit" in found
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
-def table_unseen(n: int = 60, **columns: Any) -> Any:
-    rng = np.random.default_rng(len(columns))
-    return {
-        "a": rng.normal(size=n),
-        "b": rng.normal(size=n),
-        "label": ["p", "q"] * (n // 2),
-        **columns,
-    }
-
-
 def test_rows_that_a_join_repeated_are_named() -> None:
     rng = np.random.default_rng(0)
     visits = {
-        name: np.tile(values, 3) for name, values in table_unseen(60, c=rng.normal(size=60)).items()
+        name: np.tile(values, 3) for name, values in small_table(60, c=rng.normal(size=60)).items()
     }
     line = said(lambda: load(visits | {"lab": rng.normal(size=180)}))
     assert (
@@ -315,5 +251,5 @@ def test_rows_that_a_join_repeated_are_named() -> None:
         "training" in line
     )
     assert "equal another" not in said(
-        lambda: load(table_unseen(180, lab=rng.normal(size=180), c=np.arange(180) % 20))
+        lambda: load(small_table(180, lab=rng.normal(size=180), c=np.arange(180) % 20))
     )

@@ -1,9 +1,8 @@
 """How slips, marks of missing values and what programs left in texts are named."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,21 +10,9 @@ import torch
 from PIL import Image
 
 import ekiden
-from ekiden.core.base.errors import DataWarning
 from ekiden.data import load
+from tests.care.rows import N, hospital, lines, rows, small_table
 from tests.readers.told import drawn, said
-
-
-def _said(call: Callable[[], object]) -> list[str]:
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        call()
-    return [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
-
-
-def lines(rows: Any, **columns: Any) -> list[str]:
-    """Load rows, and return what was said about them."""
-    return _said(lambda: ekiden.load(rows, **columns))
 
 
 @pytest.mark.parametrize(
@@ -49,20 +36,7 @@ def test_classes_that_differ_by_one_letter_are_named(rare: str, common: str, nam
     assert not lines({"v": v, "label": [[rare, common][k % 2] for k in range(200)]})
 
 
-Rows = dict[str, Any]
-
-
 pytestmark = pytest.mark.usefixtures("no_data")
-
-
-Columns: TypeAlias = Any  # columns by their names
-
-
-N = 40
-
-
-def rows(count: int = N, seed: int = 0, **columns: Any) -> Columns:
-    return drawn(count, seed, **columns)
 
 
 def table(cell: Callable[[int], object], header: str = "c,v,label") -> str:
@@ -158,22 +132,8 @@ def test_a_subject_called_unknown_and_a_far_time_are_named() -> None:
     assert "holds 9999-12-31 in 1 row" in said(lambda: load(drawn(when=days), time_column="when"))
 
 
-def table_unlike(seed: int, n: int = 120) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    sick = rng.integers(0, 2, n)
-    return {
-        "age": rng.normal(60, 8, n) + 12 * sick,
-        "upper": np.round(rng.normal(130, 12, n), 1),
-        "lower": np.round(rng.normal(80, 8, n), 1),
-        "ward": np.where(rng.random(n) < 0.3 + 0.4 * sick, "a", "b"),
-        "label": np.where(sick == 1, "sick", "well"),
-        "sex": np.arange(n) % 6 // 5,
-        "score": 1 + np.arange(n) % 5,
-    }
-
-
 def test_labels_that_mark_missing_ones_are_named() -> None:
-    rows, weight = table_unlike(0), np.random.default_rng(1).normal(78, 12, 120)
+    rows, weight = hospital(0), np.random.default_rng(1).normal(78, 12, 120)
     found = said(lambda: load(rows | {"weight": weight, "label": np.arange(120) % 4 - 1}))
     assert "class '-1' of the table seems to mark missing values" in found
     assert not said(lambda: load(rows | {"weight": weight, "label": np.arange(120) % 3 - 1}))
@@ -183,21 +143,6 @@ def test_labels_that_mark_missing_ones_are_named() -> None:
     assert "each row of the table has exactly one of the labels 'c0', 'c1', 'c2'" in found
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
-def table_unseen(n: int = 60, **columns: Any) -> Any:
-    rng = np.random.default_rng(len(columns))
-    return {
-        "a": rng.normal(size=n),
-        "b": rng.normal(size=n),
-        "label": ["p", "q"] * (n // 2),
-        **columns,
-    }
-
-
 def texts(of: Callable[[int], str], n: int = 40, **columns: Any) -> Any:
     return {"text": [of(k) for k in range(n)], "label": ["p", "q"] * (n // 2), **columns}
 
@@ -205,4 +150,4 @@ def texts(of: Callable[[int], str], n: int = 40, **columns: Any) -> Any:
 def test_ordinary_texts_and_weights_of_people_are_no_doubt() -> None:
     plain = texts(lambda k: f"müde & a < b, b > {k}; naïve, Köln")
     assert not said(lambda: load(plain, text_column="text"))
-    assert not said(lambda: load(table_unseen(weight=np.random.default_rng(5).normal(75, 9, 60))))
+    assert not said(lambda: load(small_table(weight=np.random.default_rng(5).normal(75, 9, 60))))

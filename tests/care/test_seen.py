@@ -1,7 +1,7 @@
 """Which equal rows are copies, not chance."""
 
 import warnings
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas
@@ -12,20 +12,8 @@ import ekiden
 from ekiden.care.seen import fingerprints, rows_of_several
 from ekiden.core.base.errors import DataWarning
 from ekiden.readers.kinds.tables import Table
+from tests.care.rows import N, Rows, visits
 from tests.readers.told import drawn, said
-
-Rows = dict[str, Any]
-
-
-def visits(patients: int = 30, each: int = 10, seed: int = 0) -> Rows:
-    rng = np.random.default_rng(seed)
-    who = np.repeat(np.arange(patients), each)
-    return {
-        "patient": who,
-        "v": rng.normal(size=len(who)),
-        "label": [["p", "q"][k // 3 % 2] for k in who],
-        "ward": [f"w{k % 3}" for k in who],
-    }
 
 
 def test_rows_that_several_silos_hold_are_counted() -> None:
@@ -57,23 +45,17 @@ def test_fingerprints_depend_on_the_salt_and_on_names_not_on_codes() -> None:
 pytestmark = pytest.mark.usefixtures("no_data")
 
 
-Columns: TypeAlias = Any  # columns by their names
-
-
-N = 40
-
-
 def test_few_equal_rows_are_named_only_if_they_are_hardly_chance() -> None:
     rng = np.random.default_rng(0)
 
-    def coarse() -> Columns:
+    def coarse() -> Rows:
         return {
             "age": rng.integers(30, 80, N),
             "v": rng.normal(5, 2, N).round(1),
             "label": ["p", "q"] * (N // 2),
         }
 
-    parts: list[Columns] = [coarse() for _ in range(4)]
+    parts: list[Rows] = [coarse() for _ in range(4)]
     parts[1]["age"][0], parts[1]["v"][0] = parts[0]["age"][0], parts[0]["v"][0]
     assert "equal rows" not in said(lambda: ekiden.federate(parts))
     for part in parts:

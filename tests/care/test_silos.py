@@ -11,26 +11,13 @@ import pytest
 import torch
 
 import ekiden
+from tests.care.rows import hospital
 from tests.readers.told import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
 
 Change = Callable[[Any], Any]
-
-
-def table(seed: int, n: int = 120) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    sick = rng.integers(0, 2, n)
-    return {
-        "age": rng.normal(60, 8, n) + 12 * sick,
-        "upper": np.round(rng.normal(130, 12, n), 1),
-        "lower": np.round(rng.normal(80, 8, n), 1),
-        "ward": np.where(rng.random(n) < 0.3 + 0.4 * sick, "a", "b"),
-        "label": np.where(sick == 1, "sick", "well"),
-        "sex": np.arange(n) % 6 // 5,
-        "score": 1 + np.arange(n) % 5,
-    }
 
 
 def standard(values: Any) -> Any:
@@ -89,7 +76,7 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
 def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(
     change: Change, line: str
 ) -> None:
-    silos: list[Any] = [table(k) for k in range(4)]
+    silos: list[Any] = [hospital(k) for k in range(4)]
     silos[2] = change(silos[2])
     found = said(lambda: ekiden.federate(silos))
     assert line in found if line else not found
@@ -97,7 +84,7 @@ def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(
 
 def test_a_column_that_names_the_silo_and_events_that_mean_none_are_named() -> None:
     rng = np.random.default_rng(0)
-    silos: list[Any] = [table(k) | {"site": [f"s{k}"] * 120} for k in range(3)]
+    silos: list[Any] = [hospital(k) | {"site": [f"s{k}"] * 120} for k in range(3)]
     assert (
         "column 'site' of own data is the same as the silo, or a one-to-one function of it, in all"
         in said(lambda: ekiden.federate(silos))
@@ -115,7 +102,7 @@ def test_a_column_that_names_the_silo_and_events_that_mean_none_are_named() -> N
 
 def test_numbers_of_three_digits_are_not_called_rounded() -> None:
     rng = np.random.default_rng(0)
-    silos: list[Any] = [table(k) for k in range(4)]
+    silos: list[Any] = [hospital(k) for k in range(4)]
     for k, silo in enumerate(silos):
         silo["ratio"] = np.array(
             [float(f"{v:.3g}") for v in rng.uniform(0.1 if k == 2 else 0.08, 0.2, 120)]
@@ -138,7 +125,7 @@ def test_embeddings_of_another_model_are_named() -> None:
 
 
 def test_a_test_with_swapped_labels_is_named(tmp_path: Path) -> None:
-    frames = [pandas.DataFrame(table(k)) for k in range(2)]
+    frames = [pandas.DataFrame(hospital(k)) for k in range(2)]
     frames[1]["label"] = frames[1]["label"].replace({"sick": "well", "well": "sick"})
     for name, frame in zip(("train", "test"), frames, strict=True):
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
@@ -197,18 +184,13 @@ def test_a_silo_whose_pictures_are_turned_or_of_other_colours_is_named(
 )
 def test_reversed_scales_and_labels_in_other_rows_are_named(change: Change, line: str) -> None:
     rng = np.random.default_rng(0)
-    silos: list[Any] = [table(k) for k in range(4)]
+    silos: list[Any] = [hospital(k) for k in range(4)]
     for silo in silos:
         silo["pain"] = 1 + rng.choice(5, 120, p=[0.4, 0.3, 0.15, 0.1, 0.05])
         silo["lab"] = rng.normal(size=120) + 2 * (silo["label"] == "sick")
     silos[2] = change(silos[2])
     found = said(lambda: ekiden.federate(silos))
     assert line in found if line else not found
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
 
 
 def pictures_unseen(n: int = 20, height: int = 6, width: int = 6) -> Any:

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,8 @@ from ekiden.care import spelling
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.readers.cells import garbled
 from ekiden.readers.sources import join
-from tests.readers.told import drawn, said
+from tests.care.rows import N, silos, small_table
+from tests.readers.told import said
 
 Command = Callable[..., tuple[int, str]]
 
@@ -255,26 +255,7 @@ def test_any_number_of_classes_counted_from_0_and_from_1_is_found(
     assert all(f"s{k}" in line for k in range(min(len(shifted), 5)))
 
 
-Rows = dict[str, Any]
-
-
 pytestmark = pytest.mark.usefixtures("no_data")
-
-
-Table: TypeAlias = Any  # columns by their names
-
-
-N = 40
-
-
-def rows(count: int = N, seed: int = 0, **columns: Any) -> Table:
-    return drawn(count, seed, **columns)
-
-
-def silos(*parts: Table, **how: Any) -> str:
-    """Return what is said while these rows of silos are read."""
-    tables: Table = {f"s{k}": rows(N, k, **part) for k, part in enumerate(parts)}
-    return said(lambda: ekiden.federate(tables, **how))
 
 
 def test_names_of_columns_and_spellings_in_another_encoding_are_found() -> None:
@@ -292,26 +273,11 @@ def test_names_of_columns_and_spellings_in_another_encoding_are_found() -> None:
         silos({"age": np.arange(N)}, {"Age": np.arange(N)})
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
-def table(n: int = 60, **columns: Any) -> Any:
-    rng = np.random.default_rng(len(columns))
-    return {
-        "a": rng.normal(size=n),
-        "b": rng.normal(size=n),
-        "label": ["p", "q"] * (n // 2),
-        **columns,
-    }
-
-
 @pytest.mark.parametrize("ids", [("001", "1"), ("P-01", "P1")])
 def test_subjects_with_leading_zeros_stop_are_merged_or_kept(ids: tuple[str, str]) -> None:
     padded, plain = ids
     people = [[padded, "x7"] * 30, [plain, "x8", "x9"] * 20]
-    silos: list[Any] = [table(p=own, c=np.arange(60) + k) for k, own in enumerate(people)]
+    silos: list[Any] = [small_table(p=own, c=np.arange(60) + k) for k, own in enumerate(people)]
     with pytest.raises(
         UserError, match=f"the subject column has '{padded}' .* and '{plain}' .* the same"
     ):

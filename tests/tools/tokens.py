@@ -19,7 +19,7 @@ BUDGET = {
     "core": 89_300,
     "methods": 115_300,
     "readers": 58_230,
-    "care": 19_870,
+    "care": 16_850,
     "clinic": 25_300,
     "runs": 32_350,
     "silos": 60_800,
