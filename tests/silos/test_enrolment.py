@@ -231,17 +231,39 @@ def test_who_is_connected_is_listed(fed: Federation, command: Command) -> None:
     assert f"the SuperLink does not run: `ekiden federation start {fed.folder}`" in said
 
 
-def test_a_silo_that_is_added_is_in_runs_from_its_first_connection_on(
+def test_a_silo_that_is_added_is_in_runs_when_one_with_it_has_ended_well(
     fed: Federation, tmp_path: Path
 ) -> None:
     assert federations.members(fed) == fed.silos, "those of the beginning are waited for"
     call(["federation", "add", str(fed.folder), str(own_key(tmp_path, "d"))])
     added = federations.read(fed.folder)
     assert (added.silos, federations.members(added)) == ((*fed.silos, "d"), fed.silos)
-    (fed.folder / federations.SEEN).write_text(json.dumps({"silos": {"d": 1.0}}))
-    assert federations.members(added) == added.silos
-    (fed.folder / federations.SEEN).unlink()  # as after another start of the SuperLink
+    federations.met(fed.folder, fed.silos)
+    assert federations.members(federations.read(fed.folder)) == fed.silos
+    federations.met(fed.folder, added.silos)
     assert federations.members(federations.read(fed.folder)) == added.silos
+
+
+def test_silos_that_joined_by_a_new_roster_go_on_with_the_others_until_all_have(
+    fed: Federation, tmp_path: Path
+) -> None:
+    for name in SILOS:
+        joined(fed, name)
+    call(["federation", "add", str(fed.folder), str(own_key(tmp_path, "d"))])
+    for name in ("a", "d"):
+        joined(fed, name)
+
+    def least(name: str) -> int:
+        return silo_file.read(tmp_path / name / "silo.toml").least_clients()
+
+    # a knows d, and goes on with b and c, which do not; d begins with all of its roster
+    assert [least(name) for name in "abcd"] == [3, 3, 3, 4]
+    file = silo_file.read(tmp_path / "a" / "silo.toml")
+    file.meet(SILOS)
+    joined(fed, "a")
+    assert least("a") == 3
+    file.meet([*SILOS, "d"])
+    assert least("a") == 4
 
 
 def _pem(public: Sequence[str]) -> list[bytes]:

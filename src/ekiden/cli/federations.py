@@ -170,8 +170,8 @@ def add(options: AddOptions) -> None:
     public = federations.named_keys(options.public_keys)
     _changed(federations.add(federations.read(options.folder), public), tuple(public))
     say(
-        "runs include a new silo from its first connection on; before it starts, all others join by the "
-        "new roster"
+        "runs go on without a new silo until you name it by --clients, which works once all others "
+        "have joined by the new roster"
     )
 
 

@@ -497,11 +497,13 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
             place, link=federation.link, certificate=federation.certificate, keys=federation.keys
         )
         if not plan.clients:
-            members = federations.members(federation)
-            for name in federation.silos:
-                if name not in members:
-                    say(f"{name} has not connected so far: the run is made without it")
-            plan = replace(plan, clients=",".join(members))
+            plan = replace(plan, clients=",".join(federations.members(federation)))
+            if federation.joining:
+                say(
+                    f"the run is made without {', '.join(federation.joining)}, added later: once "
+                    "all silos have joined by the new roster, give --clients "
+                    f"{','.join(federation.silos)}"
+                )
     if not plan.clients:
         raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
     tracking.check(options.track, options.out)
@@ -522,6 +524,8 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     with only_json(options.json) as tell:
         run = _submit(plan, folder, link, anywhere=place.insecure_anywhere, track=options.track)
         tell([summary.as_record(run)])
+    if place.federation is not None:
+        federations.met(place.federation, plan.names)
 
 
 def _absolute(path: Path | None) -> str:

@@ -7,7 +7,7 @@ import json
 import re
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -41,7 +41,7 @@ class Federation(Checked):
     port: Port  # port for silos only
     control_port: Port  # port on loopback, for the coordinator
     silos: tuple[str, ...]  # names of the silos, in the order that methods see
-    joining: tuple[str, ...] = ()  # those added later that have not connected so far
+    joining: tuple[str, ...] = ()  # those added later that took part in no run so far
 
     def __post_init__(self) -> None:
         if not _is_host(self.host):
@@ -151,14 +151,17 @@ def add(federation: Federation, public: Mapping[str, str]) -> Federation:
 
 
 def members(federation: Federation) -> tuple[str, ...]:
-    """Return the silos that runs are among: all that are there from the beginning, and those added
-    later from their first connection on, which is noted.
+    """Return the silos that runs are among unless the user names others: those that are there from
+    the beginning, or took part before. The others refuse one whose key they were not given yet.
     """
-    seen = _seen(federation, "silos")
-    joining = tuple(name for name in federation.joining if name not in seen)
-    if joining != federation.joining:
-        _write(replace(federation, joining=joining))
-    return tuple(name for name in federation.silos if name not in joining)
+    return tuple(name for name in federation.silos if name not in federation.joining)
+
+
+def met(folder: Path, names: Collection[str]) -> None:
+    """Note that a run among these silos has ended well: so all of them know each other's keys."""
+    now = read(folder)
+    if {*now.joining} & {*names}:
+        _write(replace(now, joining=tuple(name for name in now.joining if name not in names)))
 
 
 def rotate(federation: Federation, public: Mapping[str, str]) -> Federation:

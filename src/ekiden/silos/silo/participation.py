@@ -273,6 +273,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
         for one in (*policy.told_by(file, terms, own), *measured):
             told.note(file.folder, one, write_down=False)
     admission.bind()
+    file.meet(terms.clients)
     data = custody.fingerprint(client, custody.kept_salt(admission.folder))
     admission.check_data(data)
     if first:

@@ -72,6 +72,7 @@ Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 _TITLES = tuple(kind.title() for kind in METHODS if not kind.traits.pools_data)
 EVALUATE = "evaluate"
 _LEAST_SALT, _MOST_SALT = 16, 64
+_NEW_PEERS = "new-peers"
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Limits(Checked):
     """also take part in runs that continue without silos that do not answer (`--absent skip`)"""
     min_clients: CountOrZero = 0
     """smallest number of silos in a run with keys; 0: all of the roster, this silo and those with a
-    key in `peers`"""
+    key in `peers`. Those that a later roster adds count from their first run on"""
     clients: Count = 100
     """largest number of silos in a run"""
     steps: Count = 2000
@@ -257,7 +258,25 @@ class SiloFile:
         if measured and self.limits.own_figures:
             return 1
         peers = self.beside(self.link.peers).glob("*.pub") if self.link.peers else ()
-        return self.limits.min_clients or len({self.name, *(path.stem for path in peers)})
+        # one that joined later counts from its first run on: the others may not know it yet
+        known = {self.name, *(path.stem for path in peers)} - self.new_peers
+        return self.limits.min_clients or len(known)
+
+    @property
+    def new_peers(self) -> set[str]:
+        """Return the silos whose keys a later roster added, and with which no run began so far."""
+        file = self.folder / _NEW_PEERS
+        return {*read_text(file).split()} if file.exists() else set()
+
+    def meet(self, names: Collection[str]) -> None:
+        """Note that a run among these silos begins."""
+        if new := self.new_peers & {*names}:
+            self.note_new(self.new_peers - new)
+
+    def note_new(self, names: Collection[str]) -> None:
+        """Note which silos are new."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(self.folder / _NEW_PEERS, ["\n".join(sorted(names)).encode()])
 
     @property
     def pretrained_folder(self) -> Path:
@@ -698,6 +717,8 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
                 f"then give --replace {name}"
             )
     peers.mkdir(parents=True, exist_ok=True)
+    if known := {path.stem for path in peers.glob("*.pub")}:
+        file.note_new({*roster.silos} - known - {file.name} | file.new_peers)
     told = []
     for path in sorted(peers.glob("*.pub")):
         if path not in wanted:
