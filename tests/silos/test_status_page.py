@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,20 @@ from ekiden.silos.metrics import Metrics, served
 from ekiden.silos.silo.participation import log_request
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.trust.parcel import Ask, pack
+from tests.lab.report.test_browser import BROWSER, browse
 from tests.silos.fakes import mine, silo_file
 from tests.silos.test_metrics import asked, free_port
 from tests.silos.test_silo import TERMS
 
+FRAME = """<!doctype html><iframe id="frame" style="width: WIDTHpx; height: 844px; border: 0" srcdoc="PAGE">
+</iframe><pre id="found"></pre><script>
+document.getElementById("frame").addEventListener("load", event => {
+  const page = event.target.contentDocument;
+  const all = what => page.querySelectorAll(what).length;
+  const found = [page.documentElement.scrollWidth, all("section"), all("script, img, a")];
+  document.getElementById("found").textContent = found.join(" ");
+});
+</script>"""
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)> & \"'"
 
 
@@ -74,3 +85,22 @@ def test_only_this_machine_by_its_own_name_gets_the_page(
     found = asked(port, b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
     assert found.startswith(f"HTTP/1.1 {status} ".encode())
     assert (b"client-0" in found) == (status == 200)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_it_on_a_desk_and_on_a_phone(
+    watched: supernode.Monitored, width: int, tmp_path: Path
+) -> None:
+    """Nothing is wider than the window, nothing is complained of, and no text became an element."""
+    frame = tmp_path / "frame.html"
+    text = FRAME.replace("WIDTH", str(width)).replace("PAGE", escape(watched.page()))
+    frame.write_text(text)
+    dom, said = browse(frame, tmp_path)
+    assert said == []
+    (found,) = re.findall(r'<pre id="found">(.*?)</pre>', dom)
+    wide, sections, foreign = map(int, found.split())
+    assert wide <= width
+    assert sections >= 3
+    assert foreign == 0
