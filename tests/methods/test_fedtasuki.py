@@ -8,7 +8,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 from torch.nn import functional as F
 
 from ekiden import FederatedData, Hardware, Result, Training, UserError, run
@@ -25,9 +30,20 @@ from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny
-from ekiden.methods import FedSeq, FedTasuki
+from ekiden.methods import FedSeq, FedTasuki, note_few_steps
 from ekiden.methods.blocks.distillation import Distillation, Form, divergence, kl, scrambled
-from ekiden.methods.chain.fedtasuki import TeacherHandoff, measure, size
+from ekiden.methods.chain import fedtasuki
+from ekiden.methods.chain.fedtasuki import (
+    ClassInputs,
+    ClassMoments,
+    TeacherHandoff,
+    mean_shape,
+    measure,
+    measure_means,
+    rank,
+    size,
+    size_of_means,
+)
 from ekiden.methods.chain.fedtasuki import measure_means as means_of
 from ekiden.methods.chain.fedtasuki import size_of_means as means_size
 from ekiden.runs.plan import Plan
@@ -584,3 +600,251 @@ def test_what_show_and_the_card_say_of_training_is_what_the_method_did() -> None
     config = {"recipe": Recipe(FedTasuki()).to_json(), "hardware": plain(Hardware())}
     assert trained(config, {"backward": 3}) == config["recipe"]["training"] | {"select": "tail"}
     assert trained(config, {"backward": 0}) == {}
+
+
+def test_a_run_with_few_steps_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    note_few_steps(FedTasuki(epochs=5), [540, 540, 20], Training())
+    assert "half of the clients make at most 25 steps: FedTasuki" in caplog.text
+    caplog.clear()
+    note_few_steps(FedTasuki(epochs=20), [540, 540, 20], Training())
+    note_few_steps(FedSeq(epochs=5), [540, 540, 20], Training())
+    assert not caplog.records
+
+
+K, A = 4, 5
+
+
+def samples(n: int, seed: int = 0, classes: int = K) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % classes
+    mix = torch.randn(A, A, generator=generator)
+    return torch.randn(n, A, generator=generator) @ mix + 3 * torch.randn(
+        K, A, generator=generator
+    )[y], y
+
+
+def assert_same(a: ClassMoments, b: ClassMoments, rtol: float = 1e-9) -> None:
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=rtol, atol=rtol)
+
+
+def test_means_and_covariance_are_those_of_each_class() -> None:
+    x, y = samples(40)
+    known = measure(x, y, K)
+    assert known.counts.tolist() == [10] * K
+    for k in range(K):
+        torch.testing.assert_close(known.means[k], x[y == k].double().mean(0))
+    within = sum(torch.cov(x[y == k].T.double(), correction=0) for k in range(K)) / K
+    torch.testing.assert_close(known.covariance, torch.as_tensor(within))
+
+
+def test_merging_is_measuring_all_at_once() -> None:
+    (x, y), (u, v) = samples(41, 1), samples(30, 2, classes=2)
+    whole = measure(torch.cat([x, u]), torch.cat([y, v]), K)
+    assert_same(measure(x, y, K).merged(measure(u, v, K)), whole)
+    assert_same(measure(u, v, K).merged(measure(x, y, K)), whole)
+
+
+def test_whole_rank_loses_rounding_only() -> None:
+    known = measure(*samples(50), K)
+    assert_same(known.compressed(A).moments(K, A), known, rtol=1e-5)
+
+
+def test_low_rank_keeps_all_variances_and_the_leading_directions() -> None:
+    known = measure(*samples(50), K)
+    rough = known.compressed(2).moments(K, A)
+    torch.testing.assert_close(
+        rough.covariance.diagonal(), known.covariance.diagonal(), rtol=1e-5, atol=1e-6
+    )
+    values, vectors = torch.linalg.eigh(known.covariance)
+    leading = vectors[:, -2:] * values[-2:] @ vectors[:, -2:].T
+    off = ~torch.eye(A, dtype=torch.bool)
+    torch.testing.assert_close(rough.covariance[off], leading[off], rtol=1e-4, atol=1e-5)
+
+
+def test_moves_with_a_linear_map_of_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedtasuki, "_RIDGE", 0.0)
+    (x, y), (own, _) = samples(80), samples(30, 3)
+    change, shift = (
+        torch.eye(A) + 0.3 * torch.randn(A, A, generator=torch.Generator().manual_seed(4)),
+        torch.ones(A),
+    )
+    moved = measure(x, y, K).moved(own, own @ change + shift)
+    assert_same(moved, measure(x @ change + shift, y, K), rtol=1e-4)
+
+
+def test_what_own_samples_do_not_show_does_not_move() -> None:
+    known = measure(*samples(80), K)
+    assert_same(known.moved(torch.zeros(9, A), torch.zeros(9, A)), known)
+    line = torch.zeros(9, A)
+    line[:, 0] = torch.arange(9.0)
+    moved = known.moved(line, 2 * line)
+    torch.testing.assert_close(moved.means[:, 1:], known.means[:, 1:])
+    torch.testing.assert_close(moved.means[:, 0], 2 * known.means[:, 0], rtol=0.02, atol=0.02)
+
+
+def test_a_class_without_samples_stays_without() -> None:
+    known = measure(*samples(30, classes=2), K)
+    moved = known.moved(torch.randn(9, A), torch.randn(9, A))
+    assert (moved.means[2:] == 0).all()
+    assert moved.counts.tolist() == known.counts.tolist()
+
+
+def test_classifier_gives_the_posterior_of_the_gaussians() -> None:
+    x, y = samples(200)
+    rare = torch.cat([torch.nonzero(y != 0)[:, 0], torch.nonzero(y == 0)[:7, 0]])
+    known = measure(x[rare], y[rare], K)
+    rows = known.classifier()
+    logits = x.double() @ rows[:, :-1].T + rows[:, -1]
+    covariance = known.covariance + 0.05 * known.covariance.diagonal().mean() * torch.eye(
+        A, dtype=torch.float64
+    )
+    gaussians: list[Any] = [MultivariateNormal(m, covariance) for m in known.means]
+    joint = [g.log_prob(x.double()) for g in gaussians]
+    expected = (torch.stack(joint, 1) + known.counts.log()).softmax(1)
+    torch.testing.assert_close(logits.softmax(1), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_classifier_answers_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedtasuki, "_SHRINK", 0.0)
+    x, y = samples(200)
+    rows = measure(x, y, K).classifier()
+    ours = (x.double() @ rows[:, :-1].T + rows[:, -1]).argmax(1)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr").fit(x.numpy(), y.numpy()).predict(x.numpy())
+    assert ours.tolist() == theirs.tolist()
+
+
+def test_a_class_that_nobody_has_is_not_chosen_near_others() -> None:
+    x, y = samples(90, classes=3)
+    rows = measure(x, y, K).classifier()
+    assert torch.isfinite(rows).all()
+    assert ((x.double() @ rows[:, :-1].T + rows[:, -1]).argmax(1) != 3).float().mean() > 0.98
+
+
+def test_one_sample_and_features_that_never_change_give_finite_numbers() -> None:
+    known = measure(torch.zeros(1, A), torch.zeros(1, dtype=torch.long), K)
+    known = (
+        known.moved(torch.zeros(1, A), torch.zeros(1, A)).merged(known).compressed(A).moments(K, A)
+    )
+    assert torch.isfinite(known.classifier()).all()
+
+
+@pytest.mark.parametrize("r", [0, 3, A])
+def test_size(r: int) -> None:
+    assert wire.size(measure(*samples(20), K).compressed(r)) == size(K, A, r)
+
+
+@pytest.mark.parametrize("model", [1000, 4321, 10**6])
+def test_rank_is_what_fits(model: int) -> None:
+    r = rank(K, A, 20 * model)
+    assert size(K, A, r) <= model
+    assert r == A or size(K, A, r + 1) > model
+    assert rank(K, A, 100) < 0
+
+
+@pytest.mark.parametrize(("classes", "features"), [(K + 1, A), (K, A - 1)])
+def test_refuses_those_of_another_network(classes: int, features: int) -> None:
+    known = measure(*samples(20), K).compressed(2)
+    with pytest.raises(UserError, match="same model"):
+        known.moments(classes, features)
+    with pytest.raises(UserError, match="same model"):
+        known._replace(factor=known.factor[1:]).moments(K, A)
+
+
+def means(x: Tensor, y: Tensor, classes: int = 3) -> ClassInputs:
+    return measure_means([(x[:2], y[:2]), (x[2:], y[2:])], classes, tuple(x.shape[1:]))
+
+
+def test_means_of_samples() -> None:
+    x, y = torch.tensor([[1.0, 2.0], [3.0, 6.0], [10.0, 20.0]]), torch.tensor([0, 0, 2])
+    found = means(x, y)
+    assert found.counts.tolist() == [2, 0, 1]
+    assert found.means.tolist() == [[2.0, 4.0], [0.0, 0.0], [10.0, 20.0]]
+
+
+def test_images_are_averaged_over_the_cells_of_a_grid() -> None:
+    x = torch.arange(16.0).view(1, 1, 4, 4)
+    found = measure_means([(x, torch.tensor([1]))], 2, (1, 2, 2))
+    assert found.means[1].flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
+
+
+@examples(deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 20), st.integers(1, 20))
+def test_what_is_merged_comes_apart_again(seed: int, n: int, m: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(n + m, 2, 3, 3, generator=draw), torch.randint(3, (n + m,), generator=draw)
+    whole, one, other = means(x, y), means(x[:n], y[:n]), means(x[n:], y[n:])
+    both = one.merged(other)
+    rest = both.without(other)
+    for a, b in ((both, whole), (rest, one)):
+        assert torch.equal(a.counts, b.counts)
+        here = b.counts > 0
+        torch.testing.assert_close(a.means[here], b.means[here], rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_move_from_the_mean_of_their_class_to_that_of_another() -> None:
+    torch.manual_seed(0)
+    known = ClassInputs(
+        torch.tensor([0, 30, 10]),
+        torch.tensor([0.0, 5.0, -5.0]).view(3, 1, 1, 1).expand(3, 2, 2, 2),
+    )
+    own = ClassInputs(torch.tensor([4, 0, 0]), torch.full((3, 2, 2, 2), 1.0))
+    x = torch.rand(400, 2, 8, 8).contiguous(memory_format=torch.channels_last)
+    out = known.moved(own, x, torch.zeros(400, dtype=torch.long))
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    change = (out - x).mean((1, 2, 3))
+    assert set(change.round().tolist()) == {4.0, -6.0}, (
+        "to a class that others hold, by as much as the means differ"
+    )
+    assert 0.65 < float((change > 0).float().mean()) < 0.85, "drawn by the counts, 3 to 1"
+
+
+def test_other_samples_than_images_move_too() -> None:
+    torch.manual_seed(0)
+    known, own = (
+        ClassInputs(torch.tensor([1]), torch.tensor([row])) for row in ([1.0, 2.0], [0.5, 0.0])
+    )
+    out = known.moved(own, torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))
+    assert out.tolist() == [[0.5, 2.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("classes", "shape", "model", "wanted"),
+    [
+        (10, (3, 32, 32), 248_024, (3, 7, 7)),  # 2.5 %: 6,200 bytes; 7x7 takes 5,960
+        (10, (1, 28, 28), 796_840, (1, 8, 8)),  # never finer
+        (10, (1, 6, 28), 796_840, (1, 6, 8)),
+        (5, (12,), 20_000, (12,)),
+    ],
+)
+def test_means_are_as_fine_as_fits(
+    classes: int, shape: tuple[int, ...], model: int, wanted: tuple[int, ...]
+) -> None:
+    found = mean_shape(classes, shape, model)
+    assert found == wanted
+    assert size_of_means(classes, found) <= 0.025 * model
+
+
+def test_means_leave_room_for_statistics() -> None:
+    assert mean_shape(10, (3, 32, 32), 248_024, taken=size_of_means(10, (84,))) == (3, 6, 6)
+
+
+def test_size_is_that_of_counts_and_means() -> None:
+    assert size_of_means(10, (3, 7, 7)) == 8 * 10 + 4 * 10 * 147
+
+
+@pytest.mark.parametrize(
+    ("shape", "model"), [((3, 32, 32), 4_000), ((100,), 4_000), ((3, 32, 32), 100)]
+)
+def test_means_that_do_not_fit_are_refused(shape: tuple[int, ...], model: int) -> None:
+    with pytest.raises(UserError, match="recall"):
+        mean_shape(10, shape, model)
+
+
+def test_means_of_something_else_are_refused() -> None:
+    a, b = (
+        ClassInputs(torch.ones(2, dtype=torch.int64), torch.zeros(2, *shape))
+        for shape in ((3,), (4,))
+    )
+    with pytest.raises(UserError, match="other classes or inputs"):
+        a.merged(b)

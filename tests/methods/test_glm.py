@@ -154,7 +154,7 @@ def test_what_a_family_does_not_explain_is_refused() -> None:
     rows = [slice(0, 100), slice(100, 200)]
     for family, label, why in (
         ("logistic", "days", "logistic regression explains classes, the task is regression"),
-        ("poisson", "died", "family poisson explains numbers"),
+        ("poisson", "died", "family poisson explains counts"),
     ):
         with pytest.raises(UserError, match=why):
             run(GLM(family=family), held(label, rows))  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ from ekiden.core.engine.transport import Transport
 from ekiden.core.engine.worker import Setup, Watch, Worker
 from ekiden.core.tasks import Metric, own_metric
 from ekiden.core.training.private import DP, check_honest
-from ekiden.methods import check_needs, method_named
+from ekiden.methods import check_needs, method_named, note_few_steps
 from ekiden.readers.holdings import Source
 from ekiden.readers.sources import federate
 from ekiden.runs import tracking
@@ -322,6 +322,7 @@ def prepared(
         payload_types(method, task)
     clients = held_by(holders(method, data))
     check_clients(clients.sizes, method)
+    note_few_steps(method, [train for train, _, _ in clients.sizes.values()], recipe.training)
     tracking.check_names(how.track, clients)
     dp = DP.parse(recipe.dp)
     if dp is not None:

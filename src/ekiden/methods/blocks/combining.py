@@ -68,7 +68,9 @@ class OneShot(Method):
 
 
 Rule = Literal["mean", "median", "trimmed-mean", "krum", "geometric-median"]
+# steps of Weiszfeld's algorithm at most; each of them is a mean of all models
 _STEPS = 100
+# below this distance a model counts as the centre itself, whose weight would be infinite
 _SMOOTH = 1e-6
 
 
@@ -159,7 +161,7 @@ def _krum(points: Tensor, faulty: int) -> int:
 
 def _weiszfeld(models: Sequence[Weights], weights: Sequence[float]) -> list[float]:
     """Return the weights with which the mean of the models is their geometric median."""
-    # A mean may be so far off that steps are lost.
+    # not the mean: one distant model can put it where 100 steps do not lead back
     start = _by_coordinate(models, (len(models) - 1) // 2).params
     found = list(weights)
     centre = start
@@ -198,7 +200,7 @@ def class_mean(
     total = torch.zeros(layout.classes, dtype=torch.float64)
     head = layout.head
     rows = torch.zeros_like(head.matrix(params))
-    # A running mean: equal rows stay as they are.
+    # a running mean, so that equal rows stay as they are
     for model, share in zip(models, shares.double(), strict=True):
         total += share
         rows.lerp_(

@@ -56,7 +56,7 @@ class Distillation(Objective):
         (answers,) = given
         own = self.asks(len(x))
         if own < len(x):
-            # Unlike concatenation, keeps the memory layout.
+            # written in place: concatenation would lose the memory layout of images
             x = x.clone()
             start = own
             for share, invent in self.invented:

@@ -159,7 +159,8 @@ def local_training(client: Client, lr_decay: float, round: int) -> Training:
     return _with_last_iterate(client.training, client.training.lr * lr_decay**round)
 
 
-@lru_cache(16)  # the clients of a round share it: to check its fields takes as long as a step
+# cached, since the clients of a round share it and checking its fields takes as long as a step
+@lru_cache(16)
 def _with_last_iterate(training: Training, lr: float) -> Training:
     return replace(training, select="last", lr=lr)
 
@@ -284,7 +285,7 @@ class Corrected:
         noted = grad
         if self.clip_norm:
             share = kept(grad + self.slope, self.clip_norm)
-            # s·(g + slope) = noted + slope
+            # what remains of g, so that noted + slope is the limited gradient s·(g + slope)
             noted = share * grad - (1 - share) * self.slope
         self.progress["sum"].add_(noted).add_(params, alpha=self.weight_decay)
         self.progress["steps"] += 1
@@ -303,7 +304,7 @@ def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
     """
     velocity = distance = 0.0
     for _ in range(steps):
-        # The proximal term pulls back by η·μ·distance.
+        # a step of the proximal term goes back by η·μ times the distance
         velocity = momentum * velocity + 1 - pull * distance
         distance += velocity
     return distance
@@ -325,9 +326,8 @@ class SecureMethod(ParallelMethod):
     # whether it gets no more than that: fixed point, so that masks between machines hide all but
     # the sums
     secure: bool
-    # whether a run may leave a missing silo out of one sum and not of the next one. The parts of
-    # two sums must then
-    # differ, as those of silos that train in between do.
+    # whether a run may leave a missing silo out of one sum and not of the next one; the parts of two
+    # sums must then differ, as those of silos that train in between do
     regroups: ClassVar[bool] = True
 
     def middle(self, fed: Fed, chosen: Sequence[str], vector: Tensor, *about: Any) -> Middle:

@@ -77,7 +77,7 @@ class PoolMethod(Method):
             return None
         if self.form == "released":
             if len(pool) == 1 and self.alpha == self.beta:
-                # The two pulls cancel.
+                # both distances are then from the same model, and their pulls cancel
                 return None
             return Released(pool[0].params, start.params, self.alpha, self.beta)
         return Paper([m.params for m in pool], start.params, self.measure, self.alpha, self.beta)
@@ -134,7 +134,7 @@ class FedELMY(PoolMethod, OrderedMethod):
         return (self.rounds * clients - 1) * model
 
 
-# Parameters up to which the pool is walked as offsets
+# parameters up to which the offsets of a pool fit into a cache
 _SMALL = 1 << 16
 AddSum = Callable[[Tensor, Tensor], object]
 """Adds Σ_t f_t (θ - θ_t) to a gradient (P,), given it and the factors f (S,)."""
@@ -225,7 +225,7 @@ class Paper:
         offsets, norms = self.offsets
         u = params - self.start
         squares = torch.addmv(norms + u.dot(u), offsets, u, alpha=-2).clamp(min=0)
-        # This close to a member, rounding leaves few digits of the distance.
+        # so close to a member, rounding leaves few digits of a difference of squares
         if (squares < 1e-4 * norms).any():
             return self.block_walk(params)
         return squares, lambda grad, f: grad.addmv_(offsets.T, f, alpha=-1).add_(

@@ -38,6 +38,8 @@ from ekiden.methods.blocks.rounds import OrderedMethod
 
 # The part of a model's bytes that its class statistics may take
 SHARE = 0.05
+# weights of the two ridges, relative to the mean variance: features of one client have no variance
+# in many directions, so without them those would count as exactly known
 _RIDGE = 0.01
 _SHRINK = 0.05
 # Most cells along a side of a mean image: on CIFAR-10 32 gained nothing over 8
@@ -399,7 +401,7 @@ class FedTasuki(OrderedMethod):
             seen += client.n
         match self.distill_weighting:
             case "counts":
-                # N/n, where N leaves out the client's own samples.
+                # N/n; on a second visit N leaves out the client's own samples
                 factor = (seen - client.n) / client.n
             case "one":
                 factor = 1.0

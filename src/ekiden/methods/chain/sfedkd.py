@@ -232,7 +232,7 @@ def target_class(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
 def two_classes(logits: Tensor, y: Tensor) -> Tensor:
     """Return logits (b, 2) of the true class and of all others together."""
     own = torch.zeros_like(logits, dtype=torch.bool).scatter(1, y[:, None], True)
-    # The gradient of `gather` adds in no fixed order on a GPU.
+    # not `gather`, whose gradient adds in no fixed order on a GPU
     true = logits.masked_fill(~own, 0).sum(1)
     return torch.stack([true, without(logits, y).logsumexp(1)], 1)
 
@@ -257,6 +257,7 @@ def complementary(shares: Tensor, k: int) -> list[int]:
     total = torch.zeros_like(shares[0])
     for _ in range(min(k, len(shares))):
         gaps = ((total + shares) / (len(found) + 1) - 1 / shares.shape[1]).abs().sum(1)
+        # each client teaches once
         gaps[found] = torch.inf
         found.append(int(gaps.argmin()))
         total = total + shares[found[-1]]

@@ -214,7 +214,7 @@ class CriticalFL(PersonalMethod):
 
     def most(self, clients: int) -> int:
         """The largest number of peers."""
-        # Tolerates the rounding of the cap.
+        # 0.29·100 is a little less than 29 in floating point
         return max(1, int(self.cap * (clients - 1) + 1e-9))
 
     def cost(self, clients: int, model: int) -> int:

@@ -143,7 +143,7 @@ class CriticalFLServer(Method):
 
     def most(self, clients: int) -> int:
         """M_max."""
-        # Tolerates the rounding of the cap.
+        # 0.29·100 is a little less than 29 in floating point
         return max(1, int(self.cap * clients + 1e-9))
 
     def steps(self, clients: int) -> int:

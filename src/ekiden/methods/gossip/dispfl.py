@@ -198,6 +198,7 @@ def densities(shapes: Sequence[tuple[int, ...]], density: float, erk: bool) -> l
         budget = density * sum(sizes) - sum(sizes[i] for i in dense)
         scale = budget / sum(sizes[i] * raw[i] for i in sparse)
         over = {i for i in sparse if scale * raw[i] > 1}
+        # tensors above density 1 keep all weights, and the others share what that leaves
         if not over:
             return [1.0 if i in dense else scale * raw[i] for i in range(len(shapes))]
         dense |= over
@@ -239,7 +240,7 @@ def move(
     start = 0
     draw = Generator().manual_seed(seed)
     for shape in shapes:
-        # A view
+        # a view, so that changing it changes `moved`
         part = moved[start : start + prod(shape)]
         count = ceil(share * int(part.sum()))
         sizes = params[start : start + prod(shape)].abs().masked_fill(~part, float("inf"))
@@ -247,7 +248,7 @@ def move(
         score = torch.rand(prod(shape), generator=draw)
         if where is not None:
             score = where[start : start + prod(shape)].abs()
-        # Below all others: active weights do not regrow.
+        # a score below all others, since active weights do not regrow
         score = score.to(part.device).masked_fill(part, -1.0)
         part[score.argsort(descending=True, stable=True)[:count]] = True
         start += prod(shape)

@@ -71,7 +71,7 @@ class MetaFed(Method):
             yield s
         while s.step <= self.rounds * n:
             i = (s.step - 1) % n
-            # The predecessor; the last client before the first.
+            # the predecessor; that of the first client is the last one, by index -1
             teacher = None if s.step == 1 else s.personal[i - 1]
             model = fed.call(self.accumulate, fed.clients[i], s.personal[i], teacher)
             s = s.next(model=model, personal=(*s.personal[:i], model, *s.personal[i + 1 :]))
@@ -160,6 +160,7 @@ def distillation_weight(largest: float, own: float, teacher: float, trust: float
 
     λ is 0 if the teacher is not better and its accuracy is below `trust`.
     """
+    # a teacher that is no better still teaches something else, if it is good
     if teacher <= own and teacher < trust:
         return 0.0
     return largest * 10 ** min(1.0, 5 * (teacher - own)) / 10

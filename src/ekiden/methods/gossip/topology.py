@@ -44,7 +44,7 @@ def adjacency(
         raise unknown("topology", name, (*_FIXED, *_DRAWN))
     numbers = _numbers(topology, given)
     place = torch.arange(clients)
-    # Places from i to l.
+    # how many places client l is ahead of client i
     ahead = (place[None, :] - place[:, None]) % max(clients, 1)
     if name == "ring":
         edges = (ahead == 1) | (ahead == clients - 1)
@@ -127,7 +127,8 @@ def check(topology: str, clients: int) -> None:
 
 def components(edges: Tensor) -> list[list[int]]:
     """Return the connected groups of an undirected graph, each as positions of clients."""
-    from scipy.sparse.csgraph import connected_components  # takes a while, and few need it
+    # imported here since it takes a while, and few need it
+    from scipy.sparse.csgraph import connected_components
 
     count, group = connected_components(edges.numpy(), directed=False)
     return [(group == i).nonzero()[0].tolist() for i in range(count)]

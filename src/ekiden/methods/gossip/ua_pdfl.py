@@ -129,31 +129,26 @@ class UAPDFL(PersonalMethod):
         model.
         """
         names = fed.clients
-        positions = range(len(fed.clients))
         while s.step < self.rounds:
             mine = own_models(fed, s)
             edges = topology.adjacency(
                 f"peers:{self.peers}", len(names), s.step, fed.generator("peers")
             )
             near = [row.nonzero().flatten().tolist() for row in edges]
-            units = [fed.call(self.represent, names[i], mine[i]) for i in positions]
+            units = fed.call_each(self.represent, mine)
             asked = []
-            for i in positions:
+            for i, name in enumerate(names):
                 others = [units[j] for j in near[i]]
-                asked.append(fed.call(self.compare, names[i], units[i], others))
+                asked.append(fed.call(self.compare, name, units[i], others))
             choices = fed.get(asked)
             bases: dict[int, Ref[Weights]] = {}
             heads: dict[int, Ref[Weights]] = {}
             models: list[Ref[Weights]] = []
             for i, choice in enumerate(choices):
-                # All models are the initial one, and so is any mean of them.
-                if not s.personal:
-                    models.append(fed.call(self.adopt, names[i], INITIAL, s.step))
-                    continue
-                if choice.adopt >= 0:
-                    models.append(
-                        fed.call(self.adopt, names[i], mine[near[i][choice.adopt]], s.step)
-                    )
+                # before the first training all have the initial model, so any mean is that
+                if not s.personal or choice.adopt >= 0:
+                    adopted = mine[near[i][choice.adopt]] if s.personal else INITIAL
+                    models.append(fed.call(self.adopt, names[i], adopted, s.step))
                     continue
                 similar = [j for j, is_near in zip(near[i], choice.similar, strict=True) if is_near]
                 for j in near[i]:
@@ -163,7 +158,7 @@ class UAPDFL(PersonalMethod):
                 flags = tuple(choice.similar)
                 parts = [bases[j] for j in near[i]], [heads[j] for j in similar]
                 models.append(fed.call(self.combine, names[i], mine[i], *parts, flags, s.step))
-            # The initial model does not travel.
+            # nothing moved in the first round: everybody has the initial model
             moving = choices if s.personal else []
             stay = [c for c in moving if c.adopt < 0]
             s = s.next(

@@ -103,7 +103,7 @@ class Average(OneShot):
     def check_network(self, model: Size) -> None:
         """Refuse a network without a declared classifier, for rules other than the mean."""
         if self.combine_heads != "mean":
-            # Raises if there is none.
+            # raises an error if the network declares none
             _ = model.layout.head
 
     def joined(self, fed: Fed, sent: Sequence[Trained]) -> Weights:

@@ -36,7 +36,7 @@ from ekiden.methods.one_shot.blocks.ensemble import (
     synthesise,
 )
 
-# Largest norm of a gradient, of generator and student
+# largest norm of a gradient, of generator and student, as in the released code
 _CLIP = 10.0
 
 
@@ -172,7 +172,7 @@ class CoBoosting(DistillingMethod):
         made = synthesise(
             fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of, _CLIP
         )
-        # Generator and student
+        # each sample also passes through the generator and the student
         samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
         fed.work.add(Work(samples, samples))
         return made, labels

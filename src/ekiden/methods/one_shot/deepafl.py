@@ -195,7 +195,7 @@ class DeepAFL(Method):
         head = self.head(inputs(client.module), client.classes, seed, solutions).to(
             initial.params.device
         )
-        # Flatten, R_0, tanh, and the residual layers with a Δ.
+        # the layers that are known: Flatten, R_0 and tanh, and residual layers with a Δ
         solved = 3 + len(solutions) // 2
         squares: Tensor | float = 0.0
         products: Tensor | float = 0.0
@@ -204,7 +204,7 @@ class DeepAFL(Method):
                 a = head[:solved](client.probe(x, initial)[0].double())
                 y = client.task.targets(labels, client.classes).double()
                 if len(solutions) % 2:
-                    # The residual R = Y - Z W.
+                    # after a classifier W its residual Y - Z W is the target, of random features
                     y = y - a @ solutions[-1]
                     residual = head[solved]
                     assert isinstance(residual, Residual)
@@ -300,7 +300,7 @@ def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Te
         w: (D, K) W.
         ridge: λ.
     """
-    # In these bases the equation is diagonal.
+    # in the eigenvectors of both squares the equation is diagonal
     left, v = torch.linalg.eigh(squares)
     right, q = torch.linalg.eigh(w.T @ w)
     inner = (v.T @ products @ q) / (ridge + left.clamp(min=0)[:, None] * right.clamp(min=0))

@@ -135,7 +135,7 @@ class DENSE(DistillingMethod):
 
         made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of)
         statistics.close()
-        # Generator and student
+        # each sample also passes through the generator and the student
         samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
         fed.work.add(Work(samples, samples))
         return made
@@ -148,6 +148,7 @@ def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification")
     The same for labels; for numbers, minus the mean squared difference, of which no more than 1
     counts.
     """
+    # a squared difference has no bound, and the generator would run away with it
     if kind == "regression":
         return -(teacher - student).square().clamp(max=1).mean()
     if kind == "multi-label":

@@ -36,9 +36,10 @@ from ekiden.methods.one_shot.blocks.curvature import (
     whole,
 )
 
+# β1, β2, ε of the authors' Adam
 _MOMENTUM = 0.9
 _SQUARES = 0.99
-_EPSILON = 0.01  # β1, β2, ε of the authors' Adam
+_EPSILON = 0.01
 Gradient = Callable[
     [Tensor], Tensor
 ]  # Σ p_k F_k (W - W_k) at W = average + (the argument), both (P,)
@@ -166,7 +167,7 @@ def along_diagonals(
         )
     total = torch.stack([share * f for f, share in zip(fishers, p, strict=True)]).sum(0)
     pull = torch.stack([share * f * a for f, a, share in zip(fishers, away, p, strict=True)]).sum(0)
-    # Of ½ Σ_k p_k (δ - a_k)ᵀ F_k (δ - a_k), a_k = w_k - mean.
+    # the gradient of ½ Σ_k p_k (δ - a_k)ᵀ F_k (δ - a_k), where a_k = w_k - mean
     return lambda change: total * change - pull
 
 
@@ -190,7 +191,7 @@ def along_factors(
     def gradient(change: Tensor) -> Tensor:
         found = -pull
         for a, b, layer in zip(inputs, outputs, layers, strict=True):
-            # F_k δ = p_k B_k δ A_k.
+            # p_k F_k δ = p_k B_k δ A_k, with p_k in B_k
             layer.put(found, layer.matrix(found) + (b @ layer.matrix(change) @ a).sum(0))
         return found
 

@@ -32,7 +32,7 @@ from ekiden.methods.one_shot.blocks.curvature import (
 )
 from ekiden.methods.one_shot.fedfisher import unpacked
 
-# Relative residual at which the linear system counts as solved
+# relative residual at which the linear system counts as solved: below float32's rounding of models
 _TOLERANCE = 1e-8
 Map = Callable[[Tensor], Tensor]
 

@@ -116,7 +116,7 @@ class FedMA(MatchingMethod):
         draw = fed.generator("order")
         layers = list[Tensor]()
         head = None
-        # Of the round before.
+        # from the second round on, clients start from the classifier of the round before
         if isinstance(s.model, Weights):
             before = Network(adapted(elastic, s.model))
             before.load(s.model)

@@ -39,7 +39,7 @@ def destroy(x: Tensor) -> Tensor:
         return numbers.gather(1, torch.rand(numbers.shape).argsort(1).to(x.device)).view(x.shape)
     result = x.clone()
     kinds = torch.randint(7, (len(x),)).to(x.device)
-    # Pixels and their places keep the precision of `x`.
+    # in 16 bits pixels would be rounded, and their places lost
     with torch.autocast(x.device.type, enabled=False):
         for kind, operation in enumerate((crop, blur, erase, cut, rotate)):
             chosen = kinds == kind
@@ -56,7 +56,7 @@ def crop(x: Tensor) -> Tensor:
     area, aspect, *at = torch.rand(4, len(x), device="cpu")
     h, w = _rectangle(0.1 + 0.23 * area, (3 / 4) ** (1 - 2 * aspect), height, width)
     theta = torch.zeros(len(x), 2, 3)
-    # Places in the image go from -1 to 1.
+    # affine grids count places from -1 to 1
     theta[:, 0, 0], theta[:, 1, 1] = w, h
     theta[:, 0, 2], theta[:, 1, 2] = (2 * at[0] - 1) * (1 - w), (2 * at[1] - 1) * (1 - h)
     grid = F.affine_grid(theta.to(x), list(x.shape), align_corners=False)
@@ -268,6 +268,7 @@ class OpenSet(Objective):
         if self.normed:
             return F.cross_entropy(forward(torch.cat([x, spoiled])).float(), torch.cat([y, u]))
         harder = attack(self.module, spoiled, u, self.method)
+        # mixed representations of two samples are outliers if their classes differ
         pairs = torch.randperm(len(y)).to(y.device)
         share = float(torch.rand(()))
         with Mixed(self.module, pairs, share):
@@ -349,7 +350,7 @@ class Vote(nn.Module):
         "unknown".
         """
         answers = torch.stack([member(x).float() for member in self.members])
-        # Log-odds of "unknown" against all classes together.
+        # log-odds of "unknown", which unlike its probability do not saturate at 1
         unknown = answers[:, :, -1] - answers[:, :, :-1].logsumexp(2)
         order = unknown.sort(stable=True, dim=0).indices[: self.voters]
         chosen = answers.log_softmax(2).gather(0, order[..., None].expand(-1, -1, answers.shape[2]))

@@ -38,7 +38,8 @@ from ekiden.methods.blocks.rounds import OrderedMethod
 from ekiden.methods.blocks.symmetric import numbers, symmetric, upper
 
 Covariance = Literal["spherical", "diagonal", "full"]
-FLOOR = 1e-6  # Added to all variances, as scikit-learn does
+# added to all variances, so that a Gaussian of one sample has a density; the default of scikit-learn
+FLOOR = 1e-6
 
 
 class Mixtures(NamedTuple):
@@ -133,7 +134,8 @@ def _em(
     """Return the weights (g,), means (g, A) and packed covariances (g, ...) for the samples x (n,
     A) of one class.
     """
-    from sklearn.exceptions import ConvergenceWarning  # it takes a second
+    # imported here since it takes a second, and few need it
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
     model = GaussianMixture(
@@ -145,10 +147,11 @@ def _em(
     )
     try:
         with warnings.catch_warnings():
-            # The result of 100 iterations is good enough to send.
+            # what 100 iterations give is good enough to send, converged or not
             warnings.simplefilter("ignore", ConvergenceWarning)
             if len(x) == 1:
-                x = x.repeat(2, 1)  # scikit-learn wants two samples
+                # scikit-learn refuses a single sample
+                x = x.repeat(2, 1)
             model.fit(x.numpy())
     except ValueError as error:
         raise UserError(

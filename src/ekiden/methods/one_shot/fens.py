@@ -152,6 +152,7 @@ class FENS(Method):
     def train(self, client: Client, model: Weights) -> Weights:
         """Train on all samples except those held out."""
         train = client.data.train
+        # at least one sample for each side; a client of one sample holds nothing out
         held = min(max(round(self.holdout * client.n), 1), client.n - 1)
         order = torch.randperm(client.n, generator=client.generator("holdout"))
         client.state = HeldOut(order[:held].sort().values, order[:0], torch.empty(0))
@@ -167,7 +168,7 @@ class FENS(Method):
         with torch.no_grad():
             for network in map(client.network, models):
                 answers.append(torch.cat([network(x).float() for x, _ in client.batches(held)]))
-        # These batches come in the same order as those of the answers.
+        # a task draws the same batches each time, so labels and answers are in one order
         y = torch.cat([y for _, y in client.batches(held, passes=0)])
         client.state = HeldOut(rows, y, torch.stack(answers, 1))
 
@@ -380,7 +381,7 @@ class Perceptron(nn.Module):
             (members * classes, self.first, self.first_bias),
             (hidden, self.second, self.second_bias),
         ):
-            # As nn.Linear does
+            # the same bounds as in nn.Linear, whose draws have no generator of their own
             for parameter in parameters:
                 nn.init.uniform_(
                     parameter, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs), generator=draw

@@ -100,7 +100,7 @@ class FisherMerging(MergingMethod):
             fisher = s.fisher.double().clamp(min=self.floor)
             fisher *= p / float(fisher.norm()) if self.normalise else p
             total += fisher
-            # Equal models stay as they are.
+            # a running mean, so that equal models stay as they are
             params.lerp_(s.trained.model.params, (fisher / total).float())
         return result.with_params(params)
 

@@ -228,7 +228,7 @@ class Fused(nn.Module):
 
 def average(parts: Sequence[Tensor]) -> Tensor:
     """Return the mean of tensors of one shape; a single tensor is returned unchanged."""
-    # Unchanged also where it is whole numbers, as tokens are: no division.
+    # no division: a single part may be whole numbers, as tokens are
     if len(parts) == 1:
         return parts[0]
     return sum(parts[1:], parts[0]) / len(parts)
@@ -273,7 +273,7 @@ def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
         )
     begins = [int(part[0]) for part in torch.tensor(starts).tensor_split(blocks)]
     for i in range(1, blocks):
-        # Flattening comes after the adapter, which joins maps and not their positions.
+        # flattening belongs behind the adapter, which joins maps and not their positions
         while isinstance(children[begins[i] - 1], nn.Flatten):
             begins[i] -= 1
     ends = [*begins[1:], len(children)]
@@ -314,7 +314,7 @@ def thin(network: nn.Module, width: float) -> nn.Module:
         return max(1, round(width * n / multiple)) * multiple
 
     last = dense_of(network)[-1]
-    # The outputs that the previous layer had.
+    # outputs of the layer before, as they were
     before = 0
     for name, layer in network.named_modules():
         if isinstance(layer, Dense):
@@ -327,7 +327,7 @@ def thin(network: nn.Module, width: float) -> nn.Module:
                 )
             narrow = inputs
             if before and isinstance(layer, nn.Linear):
-                # A linear layer reads all positions of a flattened map.
+                # it reads all positions of a flattened map, each with as many channels
                 positions = inputs // before
                 narrow = scaled(before) * positions
             elif before:
@@ -354,7 +354,7 @@ def resize_norm(layer: _BatchNorm | nn.GroupNorm, units: int) -> None:
             layer.running_mean, layer.running_var = torch.zeros(units), torch.ones(units)
 
 
-# Widths that are tried, as shares of the network's
+# widths that are tried, as shares of the network's; of 64 channels each step is one
 STEPS = 64
 
 

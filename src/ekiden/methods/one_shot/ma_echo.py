@@ -1,6 +1,5 @@
 """MA-Echo: one-shot aggregation through null-space projections."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -33,7 +32,7 @@ from ekiden.core.training.network import Network, fresh
 from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, class_mean, owned
 from ekiden.methods.blocks.rounds import participants, sample
-from ekiden.methods.one_shot.blocks.curvature import compress, projectors, thin
+from ekiden.methods.one_shot.blocks.curvature import compress, note_averaged, projectors, thin
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.one_shot.ot_fusion import align, carry, check_chain, transport
 
@@ -114,24 +113,13 @@ class MAEcho(Method):
     traits = Traits(needs=CLASSES)  # clients report which classes they own
 
     def __post_init__(self) -> None:
-        require(
-            self.form == "released" or self.step <= 1,
-            "step",
-            self.step,
-            "at most 1 in the paper's form",
-        )
-        require(
-            self.participation == 1 or not self.decentralised,
-            "participation",
-            self.participation,
-            "1, since with --decentralised all take part",
-        )
-        require(
-            all(k.isdecimal() and int(k) > 0 for k in self._ranks),
-            "ranks",
-            self.ranks,
-            "numbers of 1 or more",
-        )
+        short = self.form == "released" or self.step <= 1
+        require(short, "step", self.step, "at most 1 in the paper's form")
+        complete = self.participation == 1 or not self.decentralised
+        wanted = "1, since with --decentralised all take part"
+        require(complete, "participation", self.participation, wanted)
+        positive = all(k.isdecimal() and int(k) > 0 for k in self._ranks)
+        require(positive, "ranks", self.ranks, "numbers of 1 or more")
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a C with which weights cannot sum to 1."""
@@ -156,7 +144,7 @@ class MAEcho(Method):
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         if s.step == 0:
-            self._warn(fed.layout)
+            note_averaged("MA-Echo", fed.layout)
         while s.step < self.rounds:
             seed = int(torch.randint(1 << 62, (), generator=fed.generator("start")))
             clients = sample(fed, self.participation)
@@ -231,7 +219,7 @@ class MAEcho(Method):
             seen = project(w - v, projectors)  # (W - V_i) P_i, half of the paper's direction g_i
             alphas = self.alphas(seen)
             pull = torch.einsum("n,nod->od", alphas, seen)
-            # The code drops the 2 of g_i.
+            # the released code drops the factor 2 of g_i
             w = w - self.step * (1 if self.form == "released" else 2) * pull
             change = w - v
             move = change - kept * project(
@@ -239,10 +227,10 @@ class MAEcho(Method):
             )  # (W - V_i)(I - μ/(1 + μ) P_i), Eq. 11
             if self.normalise:
                 move = unit_rows(move, change)
-            # From the running V_i, Algorithm 1.
+            # Algorithm 1 steps from the running V_i, not from W_i
             v = v + move * (self.step if self.form == "released" else 1)
-        # The code returns the mean of the V_i; written so, equal V_i give their value without
-        # rounding.
+        # the code returns the mean of the V_i; written as a change of the first, equal V_i give
+        # their value without rounding
         return v[0] + (v - v[0]).mean(0) if self.form == "released" else w
 
     def alphas(self, seen: Tensor) -> Tensor:
@@ -267,13 +255,6 @@ class MAEcho(Method):
     @property
     def _ranks(self) -> list[str]:
         return self.ranks.split(",") if self.ranks else []
-
-    def _warn(self, layout: Layout) -> None:
-        others = [layer.name for layer in layout.layers if layer.kind not in ("linear", "conv")]
-        if others:
-            logging.getLogger("ekiden").warning(
-                "MA-Echo averages layers that it cannot treat: %s", ", ".join(others)
-            )
 
     def steps(self, clients: int) -> int:
         """Return T, the number of rounds."""
@@ -321,7 +302,7 @@ def harmonise_in_factors(
     joined = torch.cat([*factors], 1)  # (d, Σk)
     grams = [f.T @ f for f in factors]
     a = torch.cat([(w - v) @ f for v, f in zip(clients, factors, strict=True)], 1)
-    # W - the mean of the V_i.
+    # W minus the mean of the V_i, which is all that the result needs
     apart = w - clients[0] - (clients - clients[0]).mean(0)
     for _ in range(iterations):
         pull = a @ joined.T / n
@@ -390,14 +371,15 @@ def min_norm(gram: Matrix, bound: float) -> Matrix:
     Returns:
         α (N,), to about 1e-10; uniform where all are equally good.
     """
-    import clarabel  # takes a while, and few need it
+    # imported here since it takes a while, and few need it
+    import clarabel
     from scipy import sparse
 
     n = len(gram)
     scale = float(np.trace(gram)) / len(gram)
     if bound * n <= 1 + 1e-9 or scale <= 0:
         return np.full(n, 1 / n)
-    # Rows · α + slack = right.
+    # Clarabel wants constraints as rows · α + slack = right, the slack in a cone
     limits = sparse.csc_matrix(np.vstack([np.ones(n), -np.eye(n), np.eye(n)]))
     right = np.concatenate([[1.0], np.zeros(n), np.full(n, bound)])
     slack = [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(2 * n)]

@@ -148,7 +148,7 @@ def align(
             "models of different layers cannot be aligned: use the same network at every client"
         )
     inputs: list[Tensor | None] = []
-    # Transport of the units that the present layer reads.
+    # how the units that the next layer reads were moved; None: not at all
     moved: Tensor | None = None
     number = 0
     for layer, goal in zip(layout.layers, target_layout.layers, strict=True):
@@ -210,7 +210,8 @@ def transport(
     It is exact, and the identity where that is as good as any; or regularised where `sinkhorn` is
     above 0.
     """
-    import ot  # takes seconds, and few need it
+    # imported here since it takes seconds, and few need it
+    import ot
 
     cost = costs(ours, theirs, normalise, squared)
     if not torch.isfinite(cost).all():
@@ -223,7 +224,7 @@ def transport(
         plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
         if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
             plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
-    # T diag(1/β), so that a unit of the target is a mean of ours.
+    # columns sum to 1, so that each unit of the target is a mean of ours
     return (plan / plan.sum(0)).to(ours.dtype)
 
 

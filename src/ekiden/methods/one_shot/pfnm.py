@@ -89,9 +89,8 @@ class PFNM(MatchingMethod, OneShot):
             )
         if len(models) == 1:
             return list(models[0])
-        # The layer that reads the units, its outputs in global order.
+        # the layer that reads the units, with its outputs in global order, and their precisions
         above = [m[-1].double() for m in models]
-        # Of each of its outputs.
         precise = list(shares.double() / self.sigma)
         merged = [self.output_bias([forms[-1].split(layer)[1] for layer in above], shares)]
         for i in reversed(range(len(forms) - 1)):
@@ -99,7 +98,7 @@ class PFNM(MatchingMethod, OneShot):
             precisions = []
             for model, reader, known in zip(models, above, precise, strict=True):
                 own = model[i].double() if i == 0 else forms[i].split(model[i].double())[1]
-                # Outgoing weights
+                # what reads a unit: a row of outgoing weights for each unit
                 out = forms[i + 1].split(reader)[0].transpose(0, 1).flatten(1)
                 rows.append(torch.cat([own, out], 1))
                 even = torch.full((own.shape[1],), 1 / self.sigma, dtype=torch.float64)

@@ -36,7 +36,8 @@ from ekiden.methods.one_shot.blocks.curvature import (
     whole,
 )
 
-# relative eigenvalue of the scaled Gram matrix below which a direction is rounding error
+# relative eigenvalue of the scaled Gram matrix below which a direction is rounding error: sums
+# travel in float32
 _UNSEEN = 1e-6
 
 
@@ -45,8 +46,7 @@ class WithGrams(NamedTuple):
 
     trained: Trained  # its model, and n_k if the average needs it
     # the lower half of G = XᵀX of each linear and convolutional layer that was trained, a mean over
-    # samples; only its
-    # diagonal if α = 0
+    # samples; only its diagonal if α = 0
     grams: list[Tensor]
 
 

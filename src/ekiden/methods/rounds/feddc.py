@@ -94,7 +94,7 @@ class FedDC(SecureMethod):
             sent = w.with_params(g) if self.gradient_correction else None
             size = shared.mean_size(sizes)
             middle, answered, g = self.middle(fed, chosen, g, w, sent, size, s.step)
-            # the mean of all h_i
+            # so h stays the mean of all N drifts h_i
             h = h + answered / len(fed.clients) * (middle.params - w.params)
             cloud = middle.with_params(middle.params + h)
             model = middle if self.result == "mean" else cloud
@@ -116,7 +116,7 @@ class FedDC(SecureMethod):
         training = shared.local_training(client, self.lr_decay, round)
         zero = torch.zeros_like(model.params)
         h_i, g_i = client.state or Memory(zero, zero)
-        # ω_i
+        # ω_i, the size relative to the mean
         relative = client.n / size
         near = shared.Proximal(self.alpha / relative, model.params - h_i)
         corrected = None

@@ -92,7 +92,7 @@ class FedNova(SecureMethod):
                     fed, {k: fed.call(self.train, k, w, s.step) for k in chosen}
                 )
                 target = normalised(w, [reply for reply in replies.values() if reply.a])
-            # The authors' buffer is in units of the local rate.
+            # the authors' buffer is in units of the local learning rate, which decays
             momentum = self.server_momentum * self.lr_decay
             new, buffer = shared.momentum_step(w, target, self.server_lr, momentum, s.momentum)
             s = s.next(model=new, momentum=buffer)
@@ -130,7 +130,7 @@ def progress(client: Client, epochs: int, training: Training, mu: float) -> floa
     """Return a_i, how far τ_i local steps go on a constant gradient, in units of the learning
     rate.
     """
-    # No closed form: τ_i itself.
+    # Adam has no closed form: τ_i itself
     if training.adaptive:
         return shared.accumulation(client.steps(epochs), 0.0, 0.0)
     return shared.accumulation(client.steps(epochs), training.momentum, training.lr * mu)

@@ -91,6 +91,7 @@ class MOON(shared.RobustMethod):
         objective = self.contrast(client, model, previous, client.loss)
         training = shared.local_training(client, self.lr_decay, round)
         trained = client.fit(model, epochs=self.epochs, objective=objective, training=training)
+        # without a contrast nobody would read the models
         if self.mu:
             client.state = [*previous, trained][-self.earlier_models :]
         return shared.Reply(trained, shared.sample_weight(client, self.weighting))

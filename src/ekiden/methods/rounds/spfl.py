@@ -296,7 +296,7 @@ class InFedNova(InProximal[FedNova]):
         """Return w^r + τ_eff Σ p_j (end_j - w^r) / a_j."""
         a = r.along({client: closing.numbers[0] for client, closing in r.closings.items()})
         parts = zip(r.ends, r.chains, a, strict=True)
-        # `along` gives the mean over a chain's clients; its steps add up
+        # `along` gives the mean over a chain's clients, and their steps add up
         new = normalised(
             r.start,
             [Progress(Reply(end, 1.0), len(chain) * a_j) for end, chain, a_j in parts if a_j],

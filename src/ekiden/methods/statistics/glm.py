@@ -2,7 +2,7 @@
 data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -47,6 +47,13 @@ from ekiden.methods.statistics.newton import (
     solved,
     start,
 )
+
+_EXPLAINED: Mapping[Family, tuple[type[Task], str]] = {
+    "logistic": (Classification, "classes"),
+    "linear": (Regression, "numbers"),
+    "poisson": (Regression, "counts"),
+    "cox": (Survival, "times and events (--task survival --label-column TIME EVENT)"),
+}
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ class Estimated(Linear):
         """Return the network with these estimates, as weights."""
         rows = solution.values.view(-1, len(self.names) + 1)
         if self.family == "logistic":
-            # The other classes are compared with the first one.
+            # the first class is the reference: its coefficients are 0
             rows = F.pad(rows, (0, 0, 1, 0))
         head = cast(nn.Linear, self.head).requires_grad_(True)
         with torch.no_grad():
@@ -189,18 +196,12 @@ class GLM(TableMethod):
 
     def check_network(self, model: Size) -> None:
         """Refuse targets that the family does not explain."""
-        if (self.family == "cox") != isinstance(model.task, Survival):
+        kind, explained = _EXPLAINED[self.family]
+        if not isinstance(model.task, kind):
             raise UserError(
-                f"--family {self.family} does not explain {model.task.kind}: cox explains times and "
-                "events, --task survival --label-column TIME EVENT"
+                f"--family {self.family} explains {explained}, the task is {model.task.kind}: "
+                "choose another family"
             )
-        if self.family in ("linear", "poisson") and not isinstance(model.task, Regression):
-            raise UserError(
-                f"--family {self.family} explains numbers, the task is {model.task.kind}: leave it "
-                "out"
-            )
-        if self.family == "logistic" and not isinstance(model.task, Classification):
-            raise UserError("logistic regression explains classes: give --family linear or poisson")
 
     def own_network(
         self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
@@ -222,15 +223,11 @@ class GLM(TableMethod):
             if hop < len(order) - 1:
                 s = s.next(sums=sums)
             elif lap < self._laps - 1:
-                s = s.next(
-                    coefficients=fed.call(self.improve, client, INITIAL, at, sums), sums=None
-                )
+                better = fed.call(self.improve, client, INITIAL, at, sums)
+                s = s.next(coefficients=better, sums=None)
             else:
-                s = s.next(
-                    model=fed.call(self.solve, client, INITIAL, at, sums),
-                    coefficients=None,
-                    sums=None,
-                )
+                model = fed.call(self.solve, client, INITIAL, at, sums)
+                s = s.next(model=model, coefficients=None, sums=None)
             yield s
 
     @on_client(gives="sum")
@@ -248,14 +245,10 @@ class GLM(TableMethod):
         network = cast(Estimated, client.network(model))
         here = self._at(client, network, at)
         with torch.no_grad():
-            # No pass: only what enters the head.
-            blocks = [(network.features(x), y) for x, y in client.batches(passes=0, shuffle=False)]
-        x = torch.cat(
-            [
-                torch.zeros(0, len(network.names), device=client.unit().device),
-                *(x for x, _ in blocks),
-            ]
-        )
+            # no pass counts: features of a linear network are its inputs
+            batches = client.batches(passes=0, shuffle=False)
+            none = torch.zeros(0, len(network.names), device=client.unit().device)
+            x = torch.cat([none, *(network.features(x) for x, _ in batches)])
         y = client.data.train.y.to(x.device)
         if self.family != "logistic":
             if y.ndim == 1:

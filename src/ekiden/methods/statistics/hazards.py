@@ -21,7 +21,7 @@ def hazard_counts(y: Numbers, risk: Numbers, times: Sequence[float]) -> tuple[Nu
     """
     ends, place = np.unique(y[:, 0], return_inverse=True)
     share = np.exp(risk)
-    # At each end, and later.
+    # the sum over all who end then or later
     at_risk = np.append(np.bincount(place, share)[::-1].cumsum()[::-1], 0.0)
     deaths = np.bincount(place, y[:, 1])
     inside = np.searchsorted(times, ends)

@@ -171,7 +171,7 @@ def derivatives(
     hessian = torch.zeros(count, width, width, dtype=torch.float64, device=x.device)
     squares = torch.zeros_like(gradient[:, 0])
     likelihood = torch.zeros_like(gradient[0, 0])
-    # Who is at risk together stays together.
+    # Cox regression compares all who are at risk at a time, so they stay in one block
     size = max(len(x), 1) if family == "cox" else _ROWS
     with torch.set_grad_enabled(firth):
         for block, of in zip(torch.split(x.double(), size), torch.split(y, size), strict=True):
@@ -294,9 +294,9 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     eta = x @ values[0, :-1]
     w = (eta - eta.max()).exp()
     wx = w[:, None] * x
-    # These times descend, as the samples do.
+    # times descend as the samples do, so sums over who is at risk are running sums
     times, place = torch.unique_consecutive(time, return_inverse=True)
-    # The last of those who are at risk at a time: sums up to it are over all of them.
+    # the place of the last who is at risk at each time
     last = torch.bincount(place).cumsum(0) - 1
     of_time = torch.zeros(len(times), 2 + x.shape[1]).to(x)
     ones = torch.ones_like(time)[:, None]
@@ -311,10 +311,8 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     left = (event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1) / deaths[at]
     at_risk = w.cumsum(0)[last][at] - left * dying[at]
     means = (wx.cumsum(0)[last][at] - left[:, None] * dying_x[at]) / at_risk[:, None]
-    hazard, tied = (
-        torch.zeros_like(dying).index_add(0, at, part / at_risk)
-        for part in (torch.ones_like(left), left)
-    )
+    hazard = torch.zeros_like(dying).index_add(0, at, 1 / at_risk)
+    tied = torch.zeros_like(dying).index_add(0, at, left / at_risk)
     expected = w * (hazard.flip(0).cumsum(0).flip(0)[place] - event * tied[place])
     gradient[0, :-1], gradient[0, -1] = x.T @ (event - expected), event.sum()
     hessian[0, :-1, :-1] = x.T @ (expected[:, None] * x) - means.T @ means
@@ -376,7 +374,7 @@ def solved(formula: Formula, before: Coefficients, totals: Derivatives) -> Solut
         rest = totals.squares.cpu().double() / _UNIT - (b * gradient).sum(1)
         if formula.ridge:
             rest -= (b * (gradient - (hessian @ b[:, :, None])[:, :, 0])).sum(1)
-        # Of almost no errors, a difference of sums is rounding: 0 stands for errors nobody knows.
+        # where there are hardly any errors, this difference of sums is rounding: report 0
         rounding = _RESOLVED / _UNIT * (1 + b.abs().sum(1))
         rest = torch.where(rest > rounding, rest, 0.0)
         covariance = after.inverse * (rest / free)[:, None, None]
@@ -415,7 +413,7 @@ def _step(formula: Formula, before: Coefficients, totals: Derivatives) -> _Newto
     values = before.values
     likelihood = totals.likelihood
     if formula.family == "cox":
-        # This place holds the number of events; see `_times`.
+        # here `_times` put the number of events, which is no slope
         gradient[:, -1] = 0
     penalty = torch.zeros_like(values).view(len(values), -1, len(formula.names))
     penalty[:, :, :-1] = formula.ridge
@@ -451,18 +449,22 @@ def _leading(formula: Formula, loads: Tensor) -> list[int]:
     found = {
         k % len(formula.names) for k in (loads > 0.1 * loads.max()).nonzero().flatten().tolist()
     }
-    # The constant is named only where nothing else is.
+    # name the constant only if there is nothing else to name
     return sorted(found - {len(formula.names) - 1}) or sorted(found)
 
 
 def _separated(formula: Formula, places: Sequence[int]) -> UserError:
     """Return the error for what enters at these places."""
-    columns = list(dict.fromkeys(formula.columns[k] for k in places))
     return UserError(
         "a regression has no estimates where columns separate samples without error: "
         f"{_named(formula, places)}; give --firth or --ridge=1, leave them out "
-        f"(--drop-columns={columns}), or join rare categories"
+        f"(--drop-columns={_sources(formula, places)}), or join rare categories"
     )
+
+
+def _sources(formula: Formula, places: Sequence[int]) -> list[str]:
+    """Return the columns of the data, from which come what enters at these places."""
+    return list(dict.fromkeys(formula.columns[k] for k in places))
 
 
 def _named(formula: Formula, places: Sequence[int]) -> str:
@@ -490,7 +492,7 @@ def _from_constants(
             "coefficients"
         )
     if not (formula.firth or formula.ridge):
-        # This inverse is not used: it refuses dependent columns.
+        # called for its error: it refuses dependent columns
         _inverse(formula, squares[None], squares.new_zeros(1, width), first=True)
         _refuse_empty_cells(formula, torch.cat([squares[-1:] - sums.sum(0), sums]), squares)
     constants = values.view(-1, width)
@@ -537,10 +539,9 @@ def _inverse(formula: Formula, hessian: Tensor, penalty: Tensor, *, first: bool)
             places = _leading(formula, loads)
             if not first:
                 raise _separated(formula, places)
-            columns = list(dict.fromkeys(formula.columns[k] for k in places))
             raise UserError(
                 f"columns {_named(formula, places)} are linearly dependent; leave one of them out "
-                f"(one of --drop-columns={columns}), or give --ridge=1"
+                f"(one of --drop-columns={_sources(formula, places)}), or give --ridge=1"
             )
         inverse = (vectors / values) @ vectors.T * torch.outer(scale, scale)
         found[place][used[:, None], used] = inverse

@@ -51,12 +51,11 @@ class Recursion:
         """Take in inputs (n, size), one after the other."""
         for r in inputs.double():
             k = self.q @ r
-            # Q ← Q - c·Qr(Qr)ᵀ / (z + rᵀQr).
             self.q.addr_(k, k, alpha=-self.c / (self.z + float(r @ k)))
 
     def projector(self) -> Tensor:
         """Return P (size, size) float64."""
-        # I - Q, without rounding's skew.
+        # the mean with its transpose takes away the skew that rounding leaves
         return torch.eye(self.size, dtype=torch.float64) - (self.q + self.q.T) / 2
 
 
@@ -181,7 +180,7 @@ def thin(projector: Tensor) -> Tensor:
             pivot
         ].sqrt()
         factor[:, k] = column
-        # Diagonal of P - F Fᵀ.
+        # what is left on the diagonal of P - F Fᵀ
         left -= column**2
     return projector
 
@@ -317,7 +316,7 @@ def kronecker(
             columns = g.flatten(0, 1).double()
             if first:
                 a.addmm_(rows.T, rows, alpha=1 / positions**2)
-            # T here and 1/T² above; see `Factors`.
+            # T here and 1/T² above share the T positions between A and B as `Factors` says
             b.addmm_(columns.T, columns, alpha=positions)
     return [Factors(a / samples, b / samples) for a, b in found]
 
@@ -386,7 +385,7 @@ def _passes(
             ]
         outputs = [out for layer in layers for _, out in seen[layer.name]]
         for number, at_logits in enumerate(_at_logits(logits.detach(), y, labels, draw)):
-            # Of a sum: for a gradient that is given, PyTorch first imports all of SymPy.
+            # the gradient of a sum: for one that is given PyTorch first imports all of SymPy
             found = torch.autograd.grad(
                 (logits * at_logits).sum(), outputs, retain_graph=True, materialize_grads=True
             )
@@ -412,7 +411,7 @@ def _at_logits(
     one_hot = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
     if labels == "expected":
         for c in range(p.shape[1]):
-            # Squares of these add up to the expectation over c.
+            # squares of gradients with this factor add up to the expectation over c
             yield p[:, c : c + 1].sqrt() * (one_hot[c] - p)
         return
     if labels == "sampled":
@@ -430,7 +429,7 @@ def _watched(
     def note(name: str) -> torch.utils.hooks.RemovableHandle:
         def see(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
             seen[name].append((args[0].detach(), out))
-            # Later operations may change it in place.
+            # later layers may change their input in place
             return out.clone()
 
         return network.get_submodule(name).register_forward_hook(see)

@@ -106,21 +106,19 @@ class SampleGenerator(nn.Module):
     ) -> None:
         super().__init__()
         self._shape = shape
-        norm = nn.BatchNorm2d
         leaky = nn.LeakyReLU(0.2)
+
+        def doubled(gives: int) -> list[nn.Module]:
+            convolution = nn.Conv2d(2 * width, gives, 3, padding=1, bias=False)
+            return [nn.Upsample(scale_factor=2), convolution, nn.BatchNorm2d(gives), leaky]
+
         if len(shape) == 3:
             self._start = (2 * width, -(-shape[1] // 4), -(-shape[2] // 4))
             self.first = nn.Linear(noise, self._start[0] * self._start[1] * self._start[2])
             self.rest = nn.Sequential(
-                norm(2 * width),
-                nn.Upsample(scale_factor=2),
-                nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False),
-                norm(2 * width),
-                leaky,
-                nn.Upsample(scale_factor=2),
-                nn.Conv2d(2 * width, width, 3, padding=1, bias=False),
-                norm(width),
-                leaky,
+                nn.BatchNorm2d(2 * width),
+                *doubled(2 * width),
+                *doubled(width),
                 nn.Conv2d(width, shape[0], 3, padding=1),
                 nn.Sigmoid(),
             )
@@ -227,7 +225,7 @@ class DistillingMethod(Method):
         """Train the student in one pass over the pool, by SGD with momentum 0.9."""
         draw = fed.generator("distillation")
         student.module.train()
-        # Dropout of the student.
+        # the student may draw for its dropout
         with seeded(int(torch.randint(1 << 62, (), generator=draw))):
             for rows in batches(len(pool), self.distill_batch_size, draw):
                 loss = loss_of(fed.feed(as_made(pool, rows), draw), draw)

@@ -28,7 +28,8 @@ from ekiden.core.training.network import check
 from ekiden.methods.blocks.combining import Init, Trained, first_model
 
 _MOST_POPULAR = 10
-# Number of atoms in a layer above which only few new ones are offered, as in the code of PFNM
+# number of atoms in a layer above which only few new ones are offered, as in the code of PFNM:
+# with all of them the assignment problem would take long
 _ATOMS = 700
 
 
@@ -172,7 +173,7 @@ def scores(
     old = _gain(scaled, precision, atoms.total, atoms.precision)
     # m_l / (J - m_l), the odds that a client has the atom
     old = old + (popular / (clients - popular)).log()
-    # As released; in addition, every unit must find a place.
+    # as in the released code; but in addition every unit must find a place
     count = max(min(len(rows), max(_ATOMS - known, 1)), len(rows) - known)
     rank = torch.arange(1, count + 1, dtype=torch.float64)
     start = (prior.mean * prior.precision)[None]
@@ -192,7 +193,8 @@ def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Ten
 
 def best(scores: Tensor) -> Tensor:
     """Return (n,), the column of each row in the assignment with the largest sum."""
-    from scipy.optimize import linear_sum_assignment  # takes a while, and few need it
+    # imported here since it takes a while, and few need it
+    from scipy.optimize import linear_sum_assignment
 
     if not torch.isfinite(scores).all():
         raise UserError("a model holds NaN or infinite weights: its units cannot be matched")
@@ -213,7 +215,7 @@ def gather(
         (p.repeat(size, 1)) for p in (prior.mean * prior.precision, prior.precision)
     )
     members = torch.zeros(size, dtype=torch.int64)
-    # The same sum for any order of matching.
+    # in one order, so that sums do not depend on who was matched last
     for j in sorted(assigned):
         places = assigned[j]
         total[places] += units[j] * precisions[j]
