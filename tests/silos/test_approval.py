@@ -26,7 +26,7 @@ from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import Agreement, parse
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from tests.silos.fakes import FakeNodes, mine, silo_file, with_keys
-from tests.silos.test_silo import TERMS, said, task
+from tests.silos.test_silo import TERMS, said, task, with_recipe
 
 Command = Callable[..., tuple[int, str]]
 NAMES = ("client-0", "client-1")
@@ -371,6 +371,7 @@ def test_a_run_ends_with_the_last_day_of_its_approval(
         {"until": "2999-12-31"},
         {"until": "2000-01-01"},
         {"terms": "{}"},
+        {"terms": "of another seed"},
         {"more": 1},
     ],
 )
@@ -382,6 +383,8 @@ def test_an_approval_that_says_something_else_than_its_plan_is_none(
     given = approval.approve(file, plan)
     assert json.loads(given.terms)["recipe"]["method"] == "fedseq"
     path = file.folder / "plans" / f"{plan}.approved"
+    if change == {"terms": "of another seed"}:
+        change = {"terms": with_recipe(terms, seed=9).text()}
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     held = change == {"until": "2999-12-31"}
     assert ("nobody" in hello(file, terms)) != held, "the day is the operator's"

@@ -151,11 +151,8 @@ class Roll:
         self._began = True
 
     def _with_reasons(self, absent: Sequence[str]) -> str:
-        said = {
-            name: f" (it said: {self._reasons[name]})" if name in self._reasons else ""
-            for name in absent
-        }
-        return ", ".join(f"{name}{reason}" for name, reason in said.items())
+        told = {name: f"{name} (it said: {why})" for name, why in self._reasons.items()}
+        return ", ".join(told.get(name, name) for name in absent)
 
     def introduce(self, terms: str) -> None:
         """From now on, ask silos that proved their names whether they agree to these terms;

@@ -544,30 +544,23 @@ def read(path: Path) -> SiloFile:
         "pretrained": Pretrained,
         "metrics": Metrics,
     }
+    entries = ("name", "folder", "allow", *sections)
     for key in values:
-        if key not in ("name", "folder", "allow", *sections):
-            raise unknown(f"entry in {path}", key, ("name", "folder", "allow", *sections))
+        if key not in entries:
+            raise unknown(f"entry in {path}", key, entries)
     name = check_name(values.get("name"), str(path))
     folder = values.get("folder", f"{name}-silo")
     if not isinstance(folder, str):
         raise UserError(f"{path}: folder must be text, not {folder!r}")
-    tables = values.get("data", {})
-    several = (
-        isinstance(tables, dict)
-        and bool(tables)
-        and all(isinstance(one, dict) for one in tables.values())
-    )
+    named: dict[str, Data] = {}
     with at(str(path)):
-        named = (
-            {key: made(Data, listed(one), f"data.{key}") for key, one in tables.items()}
-            if several
-            else {}
-        )
-        values |= {"data": {}} if several else {}
+        tables = values.get("data")
+        if isinstance(tables, dict) and all(isinstance(one, dict) for one in tables.values()):
+            named = {key: made(Data, listed(one), f"data.{key}") for key, one in tables.items()}
+            values["data"] = {}
         parts = {
             key: made(kind, listed(values.get(key, {})), key) for key, kind in sections.items()
         }
-    with at(str(path)):
         allow, ruled = _allowed(values.get("allow", {}))
     own = path.absolute().parent / Path(folder).expanduser()
     silo = SiloFile(path.absolute(), name, own, **parts, named=named, allow=allow, ruled=ruled)
