@@ -29,12 +29,12 @@ from ekiden.silos.silo import node
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Held, SiloFile, read
 
-NODE_CONFIG = "silo"  # Key in the node's configuration that names its silo.toml
+# Key in the node's configuration that names its silo.toml
+NODE_CONFIG = "silo"
 
 app = ClientApp()
-_held: tuple[SiloFile, Mapping[str, Held]] | None = (
-    None  # the data sets by their names; "" is the only one
-)
+# the data sets by their names; "" is the only one
+_held: tuple[SiloFile, Mapping[str, Held]] | None = None
 
 
 def hold(file: SiloFile) -> Mapping[str, Held]:
@@ -45,7 +45,8 @@ def hold(file: SiloFile) -> Mapping[str, Held]:
     )  # a pool of threads does not survive a fork; each task sets its own number
     _report()
     _held = (file, {name: file.holding(name).load() for name in file.named or ("",)})
-    for dataset, client in _held[1].values():  # what all requests need
+    # what all requests need
+    for dataset, client in _held[1].values():
         for part in (client.train, client.val, client.test):
             _ = part.digest
         if dataset.train.x.ndim == 2:
@@ -103,7 +104,8 @@ def jobs(file: SiloFile) -> Jobs:
 
     def answer_one() -> None:
         most = file.limits.memory
-        with suppress(UserError):  # the answer reports it
+        # the answer reports it
+        with suppress(UserError):
             most = read(file.path).limits.memory
         with limited(most):
             run()

@@ -22,18 +22,23 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from ekiden.core.base.errors import UserError
 from ekiden.silos.security import Security, without_proxy
 
-_IN_USE = "already in use"  # what the SuperLink answers about a key that it knows
+# what the SuperLink answers about a key that it knows
+_IN_USE = "already in use"
 
 
 @dataclass(frozen=True)
 class RunAtLink:
     """A run as the SuperLink knows it."""
 
-    run: str  # its number
+    # its number
+    run: str
     name: str
-    state: str  # pending, starting, running, completed, failed or stopped
-    since: str  # when it got into that state, in ISO 8601
-    reason: str  # why it ended early
+    # pending, starting, running, completed, failed or stopped
+    state: str
+    # when it got into that state, in ISO 8601
+    since: str
+    # why it ended early
+    reason: str
 
 
 class Refused(UserError):
@@ -45,7 +50,8 @@ class SuperLink:
 
     def __init__(self, address: str, security: Security) -> None:
         self.address = address
-        os.environ.update(without_proxy(os.environ))  # the HTTP client reads it
+        # the HTTP client reads it
+        os.environ.update(without_proxy(os.environ))
         authority = security.certificate.read_bytes() if security.certificate else None
         self._client: Any = ControlHttpClient.from_server_address(
             address, security.insecure, None if security.insecure else authority, ()

@@ -53,7 +53,8 @@ def programs(jobs: Jobs) -> Iterator[tuple[Path, TextIO]]:
         listener.listen()
         printed, out = os.pipe()
         gc.collect()
-        gc.freeze()  # a collection would write to, and so copy, memory that all share
+        # a collection would write to, and so copy, memory that all share
+        gc.freeze()
         parent, keeper = os.getpid(), os.fork()
         if not keeper:
             os.close(printed)
@@ -63,7 +64,8 @@ def programs(jobs: Jobs) -> Iterator[tuple[Path, TextIO]]:
             with open(printed, encoding="utf-8", errors="replace") as lines:
                 yield folder, lines
         finally:
-            os.kill(keeper, signal.SIGKILL)  # its children end with it
+            # its children end with it
+            os.kill(keeper, signal.SIGKILL)
             os.waitpid(keeper, 0)
 
 
@@ -82,7 +84,8 @@ def _serve(listener: socket.socket, jobs: Jobs, parent: int, out: int) -> NoRetu
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what ends
+    # Ctrl-C reaches all; the parent decides what ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     keeper = os.getpid()
     while os.getppid() == parent:
@@ -116,7 +119,8 @@ def _do(link: socket.socket, jobs: Jobs, keeper: int) -> NoReturn:
         sys.stderr.flush()
         with suppress(OSError):
             link.send(bytes([code % 256]))
-        os._exit(code)  # with the main thread: others of Flower would go on for ever
+        # with the main thread: others of Flower would go on for ever
+        os._exit(code)
 
 
 def _end_with(link: socket.socket, keeper: int) -> None:

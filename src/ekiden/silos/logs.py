@@ -48,7 +48,8 @@ class Log:
         """Write the lines of other processes as they come, in a thread."""
 
         def write() -> None:
-            with suppress(ValueError):  # the pipe was closed, because the other process is gone
+            # the pipe was closed, because the other process is gone
+            with suppress(ValueError):
                 for line in lines:
                     self.other(line)
 

@@ -20,7 +20,8 @@ from ekiden.core.base.errors import UserError
 from ekiden.silos.status_page import POLICY
 
 Counts = Callable[[], Mapping[str, float]]
-_PATIENCE = 5.0  # seconds until a request must have arrived
+# seconds until a request must have arrived
+_PATIENCE = 5.0
 _CONNECTIONS = 8
 _KINDS = {
     "hello": r"hello\b",
@@ -106,7 +107,8 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        alarm = threading.Timer(_PATIENCE, self._cut, [request])  # whatever it sends meanwhile
+        # whatever it sends meanwhile
+        alarm = threading.Timer(_PATIENCE, self._cut, [request])
         alarm.start()
         try:
             super().process_request_thread(request, client_address)
@@ -115,7 +117,8 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def _cut(self, request: Any) -> None:
-        with suppress(OSError):  # closing alone would not wake who waits for it
+        # closing alone would not wake who waits for it
+        with suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

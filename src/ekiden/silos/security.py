@@ -11,8 +11,10 @@ from ekiden.core.base.errors import UserError
 from ekiden.silos.trust import keys
 
 Say = Callable[[str], None]
-SOON = 30  # days before its end from which a certificate is named
-_WAIT = 3.0  # seconds for a certificate
+# days before its end from which a certificate is named
+SOON = 30
+# seconds for a certificate
+_WAIT = 3.0
 _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -22,7 +24,8 @@ class Security:
 
     # PEM file of the authority that signed its certificate; None trusts the system's authorities
     certificate: Path | None = None
-    insecure: bool = False  # use no TLS
+    # use no TLS
+    insecure: bool = False
 
     def flags(self) -> list[str]:
         """Return the flags for Flower's commands."""

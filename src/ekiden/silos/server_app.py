@@ -59,8 +59,10 @@ class GridNodes:
                         else content(message)
                     )
             except httpx.HTTPError:
-                break  # the SuperLink is away; its messages will be there later
-            except Exception as error:  # a silo can send objects from which Flower makes no message
+                # the SuperLink is away; its messages will be there later
+                break
+            # a silo can send objects from which Flower makes no message
+            except Exception as error:
                 found[ticket] = Lost(f"its answer is not a message ({type(error).__name__})")
         return found
 

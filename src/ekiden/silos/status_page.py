@@ -18,7 +18,8 @@ class StatusTable:
     title: str
     columns: Sequence[str]
     rows: Iterable[Sequence[str]]
-    empty: str  # what is said instead of a table without rows
+    # what is said instead of a table without rows
+    empty: str
 
     def html(self) -> str:
         """Return the section, with every text escaped."""

@@ -52,16 +52,20 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-FLEET = "/v1/fleet/"  # prefix of the Fleet API's paths
+# prefix of the Fleet API's paths
+FLEET = "/v1/fleet/"
 KEYS, DATABASE = "--keys", "--database"
 
 
-_CONNECTIONS = 1024  # connections at the silos' port
+# connections at the silos' port
+_CONNECTIONS = 1024
 # of these from one address, behind which several silos may be; the next one closes the oldest idle
 # one
 _EACH = 64
-_FIRST = 20.0  # seconds until the first request of a connection has arrived
-_LOOK = 5.0  # seconds between looks at SuperExec
+# seconds until the first request of a connection has arrived
+_FIRST = 20.0
+# seconds between looks at SuperExec
+_LOOK = 5.0
 
 
 class FleetOnly:
@@ -135,7 +139,8 @@ def guarded(
     most: int = _CONNECTIONS, each: int = _EACH, seconds: float = _FIRST
 ) -> type[H11Protocol]:
     """Return a protocol for uvicorn that bounds connections."""
-    connections: dict[Any, None] = {}  # the oldest first
+    # the oldest first
+    connections: dict[Any, None] = {}
 
     class Guarded(H11Protocol):  # type: ignore[misc]  # uvicorn is not checked
         """HTTP over a connection that is counted."""
@@ -153,7 +158,8 @@ def guarded(
                 if idle is None:
                     transport.abort()
                     return
-                del connections[idle]  # the oldest: who only connects shuts nobody out
+                # the oldest: who only connects shuts nobody out
+                del connections[idle]
                 idle.transport.abort()
             self.admitted = True
             connections[self] = None
@@ -201,7 +207,8 @@ class KeyFolder:
 
     def _name(self, public: bytes) -> str | None:
         for path in self.folder.glob("*.pub"):
-            with suppress(OSError):  # it is taken out at this moment
+            # it is taken out at this moment
+            with suppress(OSError):
                 found = path.stat()
                 version = (found.st_mtime_ns, found.st_ino)
                 if path.stem not in self._read or self._read[path.stem][0] != version:

@@ -31,9 +31,11 @@ _RESTART, _LONGEST = (
     10.0,
     600.0,
 )  # seconds until a SuperNode that ended is started again; doubled each time
-_LASTING = 60.0  # seconds after which it counts as having worked
+# seconds after which it counts as having worked
+_LASTING = 60.0
 _DAY, _HOUR = 86400.0, 3600.0
-_TELL = 60.0  # time in seconds for which a silo that cannot take part stays connected to say why
+# time in seconds for which a silo that cannot take part stays connected to say why
+_TELL = 60.0
 
 
 def command_of(file: SiloFile, security: Security) -> list[str]:
@@ -42,7 +44,8 @@ def command_of(file: SiloFile, security: Security) -> list[str]:
     if file.link.key:
         command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))  # a free port
+        # a free port
+        probe.bind(("127.0.0.1", 0))
         port = file.link.port or probe.getsockname()[1]
     return [*command, "--port", str(port), "--node-config", f'silo="{file.path}"']
 
@@ -140,7 +143,8 @@ class Monitored:
         """Return whether the silo is connected, and in words since when, or why not, and for how
         long its SuperLink's certificate is valid.
         """
-        if time.monotonic() - self._asked > _HOUR:  # a monitor asks each few seconds
+        # a monitor asks each few seconds
+        if time.monotonic() - self._asked > _HOUR:
             self._certificate = days_left(self._file.link.address)
             self._asked = time.monotonic()
         good, words = connection.health(self._file.folder)

@@ -20,7 +20,8 @@ _PROBE = 60.0
 class Lost:
     """A message that will get no answer."""
 
-    why: str  # the reason, one line
+    # the reason, one line
+    why: str
 
 
 class SealingKey(NamedTuple):
@@ -52,27 +53,30 @@ class Post(Protocol):
 class Crossing:
     """A message from SuperLink to silo and its answer: a row of network.jsonl."""
 
-    client: str  # the silo
-    kind: str  # task, value, evaluate or status
-    sent: int  # bytes to the silo
-    received: int  # bytes from it
-    waited: float = 0.0  # seconds for which the silo was away in between
+    # the silo
+    client: str
+    # task, value, evaluate or status
+    kind: str
+    # bytes to the silo
+    sent: int
+    # bytes from it
+    received: int
+    # seconds for which the silo was away in between
+    waited: float = 0.0
 
 
 @dataclass
 class Patience:
     """How long to wait for silos that do not answer."""
 
-    seconds: float = (
-        3600.0  # time since the last sign of life after which a client counts as missing
-    )
+    # time since the last sign of life after which a client counts as missing
+    seconds: float = 3600.0
     # longest time in seconds between two looks at the post. It begins at a tenth, so that a quick
     # answer is seen at
     # once.
     poll: float = 1.0
-    absent: Absent = (
-        "stop"  # what to do about a missing client: wait without end, skip it, or stop the run
-    )
+    # what to do about a missing client: wait without end, skip it, or stop the run
+    absent: Absent = "stop"
 
     def pause(self, since: float) -> float:
         """Return the seconds until the next look for an answer awaited since then: a fortieth of
@@ -93,9 +97,12 @@ class Message:
     kind: str
     data: bytes
     ticket: str | Lost
-    since: float | None = None  # time since which all attempts were lost
-    waited: float = 0.0  # seconds of such times before
-    probe: str = ""  # ticket of the question whether the silo is working on it
+    # time since which all attempts were lost
+    since: float | None = None
+    # seconds of such times before
+    waited: float = 0.0
+    # ticket of the question whether the silo is working on it
+    probe: str = ""
     probe_after: float = field(default_factory=lambda: _PROBE)
     probed: float = field(default_factory=time.monotonic)
     answer: tuple[Answer, memoryview] | ClientMissing | None = None
@@ -212,7 +219,8 @@ class Courier:
     def _lost(self, message: Message, lost: Lost) -> None:
         if message.since is None:
             message.since = time.monotonic()
-        message.probe_after = _PROBE  # to learn soon that a silo is back
+        # to learn soon that a silo is back
+        message.probe_after = _PROBE
         try:
             self._gone(message.client, lost.why)
         except ClientMissing as missing:
@@ -222,7 +230,8 @@ class Courier:
         away = isinstance(message.ticket, Lost)
         message.ticket = self._post.send(message.client, message.data)
         if away and isinstance(message.ticket, str):
-            self._alive(message.client)  # it is connected again
+            # it is connected again
+            self._alive(message.client)
 
     def _alive(self, client: str) -> None:
         """Restart patience with a silo: it gave a sign of life."""

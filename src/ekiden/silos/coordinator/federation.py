@@ -37,11 +37,16 @@ class Federation(Checked):
     # holds certificates, the SuperLink's database, `keys/NAME.pub`, and `silos/NAME` to give to
     # each silo
     folder: Path
-    host: str  # name or IP address at which silos reach the SuperLink
-    port: Port  # port for silos only
-    control_port: Port  # port on loopback, for the coordinator
-    silos: tuple[str, ...]  # names of the silos, in the order that methods see
-    joining: tuple[str, ...] = ()  # those added later that took part in no run so far
+    # name or IP address at which silos reach the SuperLink
+    host: str
+    # port for silos only
+    port: Port
+    # port on loopback, for the coordinator
+    control_port: Port
+    # names of the silos, in the order that methods see
+    silos: tuple[str, ...]
+    # those added later that took part in no run so far
+    joining: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _is_host(self.host):
@@ -185,9 +190,12 @@ class SiloStatus:
     """A silo as the SuperLink sees it."""
 
     name: str
-    fingerprint: str  # of its key
-    state: Literal["connected", "away", "never"]  # connected, away, or never seen by this SuperLink
-    seen: float | None  # seconds since its last signed request; None if there was none
+    # of its key
+    fingerprint: str
+    # connected, away, or never seen by this SuperLink
+    state: Literal["connected", "away", "never"]
+    # seconds since its last signed request; None if there was none
+    seen: float | None
 
 
 def status(federation: Federation) -> list[SiloStatus]:

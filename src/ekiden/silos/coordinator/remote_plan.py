@@ -87,12 +87,16 @@ class RemotePlan(Checked, Generic[M]):
 class Measuring(Checked):
     """What silos measure of a model that is finished."""
 
-    run: str  # folder of the run, over silos or on one machine
-    validation: bool = False  # on validation samples, not on test samples
-    by: tuple[str, ...] = ()  # columns that divide test samples into subgroups
+    # folder of the run, over silos or on one machine
+    run: str
+    # on validation samples, not on test samples
+    validation: bool = False
+    # columns that divide test samples into subgroups
+    by: tuple[str, ...] = ()
     # times at which survival is measured, each with the model's cumulative hazard there
     at: tuple[tuple[float, float], ...] = ()
-    weights: str = ""  # safetensors file of the values that are measured instead of the run's model
+    # safetensors file of the values that are measured instead of the run's model
+    weights: str = ""
 
 
 def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:

@@ -60,10 +60,10 @@ from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.silos.trust.parcel import HELLO, Answer, Ask, Hello, pack, said, signed_text, unpack
 
-_GREET_AGAIN = 600.0  # seconds without an answer
-_FOR_OTHERS = (
-    5.0  # seconds in which other silos may refuse, too, so that one message names all of them
-)
+# seconds without an answer
+_GREET_AGAIN = 600.0
+# seconds in which other silos may refuse, too, so that one message names all of them
+_FOR_OTHERS = 5.0
 Say = Callable[[str], None]
 # beginning of the line in the log of a run's ServerApp that says why the run ended early
 ENDED = "ekiden ended: "
@@ -107,10 +107,14 @@ class Roll:
         self._greeted: dict[int, str] = {}
         self._pending: dict[str, tuple[int, str, float]] = {}
         self._silos: dict[str, tuple[int, Hello]] = {}
-        self._known: dict[int, str] = {}  # nodes that proved their names, and so are told the terms
-        self._reasons: dict[str, str] = {}  # the silos' reasons for not taking part
-        self._refused: dict[str, str] = {}  # reasons of silos that proved their names
-        self._others_until = 0.0  # when others have had time to refuse, too
+        # nodes that proved their names, and so are told the terms
+        self._known: dict[int, str] = {}
+        # the silos' reasons for not taking part
+        self._reasons: dict[str, str] = {}
+        # reasons of silos that proved their names
+        self._refused: dict[str, str] = {}
+        # when others have had time to refuse, too
+        self._others_until = 0.0
 
     def gather(
         self, clients: Collection[str] = (), *, all_of_them: bool = True
@@ -211,12 +215,14 @@ class Roll:
         ):
             node, nonce, _ = self._pending.pop(ticket)
             if isinstance(data, Lost):
-                self._greeted.pop(node, None)  # greet it again
+                # greet it again
+                self._greeted.pop(node, None)
             else:
                 self._meet(node, nonce, data)
 
         for ticket, (node, _, since) in list(self._pending.items()):
-            if time.monotonic() - since > _GREET_AGAIN:  # the message was cut off on the way
+            # the message was cut off on the way
+            if time.monotonic() - since > _GREET_AGAIN:
                 del self._pending[ticket]
                 self._greeted.pop(node, None)
 
@@ -254,7 +260,8 @@ class Roll:
             self._refuse(name, said(answer.error))
         elif self._terms and node not in self._known:
             self._known[node] = name
-            del self._greeted[node]  # greet it again, with the terms
+            # greet it again, with the terms
+            del self._greeted[node]
         else:
             self._greeted[node] = name
             self._reasons.pop(name, None)
@@ -360,7 +367,8 @@ def _narrow(agreed: Agreement, hellos: Mapping[str, Hello]) -> Agreement:
         return agreed
     if not method.width:
         narrower = replace(agreed, recipe=replace(recipe, method=replace(method, width=most)))
-        with suppress(UserError):  # a network has as many features as it has
+        # a network has as many features as it has
+        with suppress(UserError):
             on_meta(narrower.builder())
             return narrower
     do = f"give --width {most} or less, " if method.width else ""
@@ -607,7 +615,8 @@ def config_of(agreed: Agreement, setup: Setup, samples: Mapping[str, list[int]])
         "dataset": agreed.dataset,
         "clients": samples,
         **setup.told({name: counts[0] for name, counts in samples.items() if counts}),
-        **describe_model(setup),  # digests of the model alone: the data are the silos' own
+        # digests of the model alone: the data are the silos' own
+        **describe_model(setup),
         "remote_plan": {**plan, "clients": ",".join(agreed.clients), "revises": agreed.revises},
     }
 
@@ -640,9 +649,8 @@ def _void(folder: Path) -> dict[str, set[int]]:
     return void
 
 
-EVALUATIONS = (
-    "evaluations"  # folder in a run folder that holds what silos measured of its model later
-)
+# folder in a run folder that holds what silos measured of its model later
+EVALUATIONS = "evaluations"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 _PATIENCE = 3600.0
@@ -757,7 +765,8 @@ def terms_for(
     model = read_model(Path(asked.run), asked.weights or MODEL, build, own=not asked.weights)
     labels = before.labels
     if isinstance(labels, Classification):
-        labels = replace(labels, weights=())  # other silos have other counts of classes
+        # other silos have other counts of classes
+        labels = replace(labels, weights=())
     if asked.at and isinstance(labels, Survival):
         times, hazard = zip(*asked.at, strict=True)
         labels = replace(labels, times=times, hazard=hazard)

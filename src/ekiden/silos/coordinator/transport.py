@@ -124,7 +124,8 @@ class Remote(Transport):
         self._note = note
         self._held = held or {}
         self._written = written or {}
-        self._states: dict[str, str] = {}  # of silos that did a task in this step
+        # of silos that did a task in this step
+        self._states: dict[str, str] = {}
         private = sealing.new_private() if agreed.sealed else None
         self._key = sealing.public_of(private) if agreed.sealed else ""
         self._sealer: Sealer = Plain()
@@ -133,7 +134,8 @@ class Remote(Transport):
         self._void = {client: set(steps) for client, steps in (void or {}).items()}
         self._running: dict[Ref[Any], Message] = {}
         self._last: dict[str, Ref[Any]] = {}
-        self._parts: set[Ref[Any]] = set()  # of sums under masks
+        # of sums under masks
+        self._parts: set[Ref[Any]] = set()
         self._sizes: dict[Ref[Any], int] = {}
         self._values: dict[Slot, tuple[Lock | None, memoryview]] = {}
         self._asked: dict[Ref[Any], Message] = {}
@@ -141,11 +143,13 @@ class Remote(Transport):
         self._live = live_refs(state)
         self._settled = (state.step, self._live)
         self._step = state.step
-        self._done: dict[Ref[Any], tuple[Work, str]] = {}  # what was done in this step
+        # what was done in this step
+        self._done: dict[Ref[Any], tuple[Work, str]] = {}
         self._before: dict[
             Ref[Any], str | None
         ] = {}  # place of the private state before each task of this step
-        self._records: dict[Ref[Any], str] = {}  # signed, of the values that are needed
+        # signed, of the values that are needed
+        self._records: dict[Ref[Any], str] = {}
         self._plan_without = lru_cache(1)(partial(_planned, setup, agreed.clients))
         self._full = self._plan_without(frozenset())
 
@@ -231,7 +235,8 @@ class Remote(Transport):
             return self._initial()
         task = ref.key.split("-", 2)[2]
         if ref in self._running:
-            self._read_by_server.add(task)  # silos send the next ones with their answers
+            # silos send the next ones with their answers
+            self._read_by_server.add(task)
         try:
             lock, data = self._fetch(ref, self._server())
         except ClientMissing as missing:
@@ -272,7 +277,8 @@ class Remote(Transport):
         work: dict[Ref[Any], Work] = {}
         for ref, (its, record) in self._done.items():
             if self._step in self._void.get(ref.owner, ()):
-                continue  # as if it had done nothing in this step
+                # as if it had done nothing in this step
+                continue
             work[ref] = its
             if record:
                 self._note(record)
@@ -472,7 +478,8 @@ class Remote(Transport):
     def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock | None, memoryview]:
         """Return the value behind `ref` as its owner encoded and sealed it."""
         slot = self._slot(ref, reader.name, reader.step)
-        for _ in range(2):  # what was asked for may have been sealed for others
+        # what was asked for may have been sealed for others
+        for _ in range(2):
             if slot not in self._values:
                 if ref not in self._asked:
                     self._order(ref, reader)

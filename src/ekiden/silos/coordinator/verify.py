@@ -46,9 +46,12 @@ _SHOWN = 120
 class Unproven:
     """What a folder reports and signatures do not prove."""
 
-    files: tuple[str, ...]  # the files that report it; empty if no file does so by itself
-    names: tuple[str, ...]  # the fields there; empty means all
-    why: str  # the reason, in a few words
+    # the files that report it; empty if no file does so by itself
+    files: tuple[str, ...]
+    # the fields there; empty means all
+    names: tuple[str, ...]
+    # the reason, in a few words
+    why: str
 
     def __str__(self) -> str:
         names = f" ({', '.join(self.names)})" if self.names else ""
@@ -60,9 +63,12 @@ class Unproven:
 class Signed:
     """What silos signed about a run."""
 
-    terms: Agreement  # the terms that they agreed to
-    hops: tuple[Hop, ...]  # the tasks, in order of steps
-    tallies: tuple[Tally, ...]  # the measurements
+    # the terms that they agreed to
+    terms: Agreement
+    # the tasks, in order of steps
+    hops: tuple[Hop, ...]
+    # the measurements
+    tallies: tuple[Tally, ...]
 
 
 def check_settings(config: Mapping[str, Any], signed: Signed, setup: Setup) -> Iterator[str]:
@@ -104,9 +110,12 @@ def check_samples(signed: Signed) -> Iterator[str]:
 class ReportedModels:
     """The models of the last state, read from the folder."""
 
-    digests: tuple[str, ...]  # digest of each model, the run's own first
-    results: int  # number of models that are the run's own
-    figures: Mapping[str, Any]  # what follows from the models and not from counts: `MODELS_ONLY`
+    # digest of each model, the run's own first
+    digests: tuple[str, ...]
+    # number of models that are the run's own
+    results: int
+    # what follows from the models and not from counts: `MODELS_ONLY`
+    figures: Mapping[str, Any]
 
 
 def check_metrics(
@@ -155,7 +164,8 @@ def _counted(
     found: dict[str, Any] = {"step": step, "bytes": sum(t.bytes for t in ledger if t.step < step)}
     for name in _COMPUTE:
         found[name] = sum(getattr(hop, name) for hop in signed.hops if hop.step < step)
-        if not compute and type(row.get(name)) is int:  # the server's own, which nobody signs
+        # the server's own, which nobody signs
+        if not compute and type(row.get(name)) is int:
             found[name] = max(found[name], row[name])
     if NOTES in row:
         found[NOTES] = row[NOTES]
@@ -349,16 +359,20 @@ _NOTES = (
 _MODELS = ("model.safetensors", "personal/*.safetensors")
 NOTES = "notes"
 _COMPUTE = ("forward", "backward")
-MODELS_ONLY = ("consensus", "parameters")  # entries that follow from models and not from counts
+# entries that follow from models and not from counts
+MODELS_ONLY = ("consensus", "parameters")
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The findings of a check."""
 
-    hops: tuple[Hop, ...]  # signed tasks, in order
-    wrong: tuple[str, ...]  # one line for each difference from what was signed
-    unproven: tuple[Unproven, ...]  # what the folder reports and signatures cannot prove
+    # signed tasks, in order
+    hops: tuple[Hop, ...]
+    # one line for each difference from what was signed
+    wrong: tuple[str, ...]
+    # what the folder reports and signatures cannot prove
+    unproven: tuple[Unproven, ...]
     # whether the method says which of the signed values is the result, and the run has ended
     result: bool
 
@@ -370,7 +384,8 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     terms.
     """
     agreed = terms(folder)
-    if not agreed.keys:  # a run on one machine
+    # a run on one machine
+    if not agreed.keys:
         return Verdict((), tuple(_evaluations(folder, agreed, trusted)), (), False)
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     state, marks = read(folder / "state.safetensors", tuple[type(setup.method.start()), Marks])  # type: ignore[misc]
@@ -379,7 +394,8 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     rows = read_lines(folder / "metrics.jsonl")
     with reading(str(folder / "ledger.jsonl")):
         ledger = [made(Transfer, row) for row in read_ledger(folder)]
-    if not ended:  # a resume drops what a killed run leaves of an unfinished step
+    # a resume drops what a killed run leaves of an unfinished step
+    if not ended:
         hops = [hop for hop in hops if hop.after <= state.step]
         tallies = [tally for tally in tallies if tally.after <= state.step]
         rows, ledger = rows[: state.step], [row for row in ledger if row.step < state.step]
@@ -440,7 +456,8 @@ def _evaluations(
         _, tallies, wrong = _entries(file.parent, later)
         wrong += _other_keys(later, trusted)
         build = Built(agreed.recipe.method, later.builder(), len(agreed.clients))
-        given = file.with_name(MODEL).exists()  # the values of another file
+        # the values of another file
+        given = file.with_name(MODEL).exists()
         model = read_model(file.parent if given else folder, MODEL, build, own=not given)
         if later.measures != custody.digest(wire.chunks(model)):
             wrong.append("silos measured another model than the one in the folder")

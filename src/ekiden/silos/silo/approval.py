@@ -25,12 +25,16 @@ from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import Agreement, no_samples
 from ekiden.silos.trust.parcel import said
 
-PLANS = "plans"  # folder in the silo's folder
+# folder in the silo's folder
+PLANS = "plans"
 _NO_RUN = "0" * 16
 _APPROVED = "approved"
-_MOST = 100  # plans that wait
-DAYS = 30  # for which an approval holds if nobody says how long
-_LONG = 160  # characters of a value that are shown
+# plans that wait
+_MOST = 100
+# for which an approval holds if nobody says how long
+DAYS = 30
+# characters of a value that are shown
+_LONG = 160
 
 
 def read_terms(file: SiloFile, text: str) -> Agreement:
@@ -48,7 +52,8 @@ def digest(file: SiloFile, terms: Agreement) -> str:
         if certificate and certificate.is_file()
         else ""
     )
-    query = file.holding(terms.data).query  # an agreement is about these rows
+    # an agreement is about these rows
+    query = file.holding(terms.data).query
     text = json.dumps([replace(terms, run=_NO_RUN).text(), file.link.address, link, query])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -60,8 +65,10 @@ class Approval(Checked):
     The terms name method, hyperparameters, evaluations and ε, so all of them are bound.
     """
 
-    terms: str  # the plan, without the run's id
-    until: str  # the last day, such as 2027-01-31
+    # the plan, without the run's id
+    terms: str
+    # the last day, such as 2027-01-31
+    until: str
 
     def holds(self, file: SiloFile, terms: Agreement) -> bool:
         """Return whether it is for a run of these terms, and its last day is not over."""

@@ -29,7 +29,8 @@ EVALUATIONS = "evaluations.jsonl"
 """file in the silo's folder: a line for each run that measures models with noise, written before its
 first counts leave; never changed"""
 _SECRET = "noise.key"
-_SLACK = 1 + 1e-9  # rounding, if the parts of a run are composed in another way than the whole
+# rounding, if the parts of a run are composed in another way than the whole
+_SLACK = 1 + 1e-9
 L = TypeVar("L", bound=Checked)
 
 
@@ -37,14 +38,22 @@ L = TypeVar("L", bound=Checked)
 class LedgerLine(Checked):
     """A line of the ledger."""
 
-    at: str  # when
-    run: str  # the run's id
-    epsilon: Positive  # ε that the run promises
-    delta: Fraction  # its δ
-    mark: str  # names the noise, without telling it
-    noise: NonNegative  # σ
-    rate: Fraction  # q
-    steps: CountOrZero  # number of steps
+    # when
+    at: str
+    # the run's id
+    run: str
+    # ε that the run promises
+    epsilon: Positive
+    # its δ
+    delta: Fraction
+    # names the noise, without telling it
+    mark: str
+    # σ
+    noise: NonNegative
+    # q
+    rate: Fraction
+    # number of steps
+    steps: CountOrZero
 
     @property
     def spent(self) -> Spent:
@@ -75,10 +84,14 @@ def check(file: SiloFile, terms: Agreement) -> None:
 class MeasuredLine(Checked):
     """A line of the ledger of measurements."""
 
-    at: str  # when
-    run: str  # the run's id
-    data: str  # name of the data set
-    noise: Positive  # σ of one Gaussian release that tells as much as all counts of the run
+    # when
+    at: str
+    # the run's id
+    run: str
+    # name of the data set
+    data: str
+    # σ of one Gaussian release that tells as much as all counts of the run
+    noise: Positive
 
 
 def check_measured(file: SiloFile, terms: Agreement) -> MeasuredLine | None:
@@ -158,10 +171,14 @@ class LedgerKeeper:
     counted.
     """
 
-    file: SiloFile  # the silo's own file
-    terms: Agreement  # of the run
-    folder: Path  # of the run
-    task: str  # its place in the run, and a digest of everything that it got
+    # the silo's own file
+    file: SiloFile
+    # of the run
+    terms: Agreement
+    # of the run
+    folder: Path
+    # its place in the run, and a digest of everything that it got
+    task: str
 
     def key(self, fit: int, spent: Spent, *, note: bool = True) -> bytes:
         """Return the key of the noise of a fit, with `note` once it is written down that it is

@@ -6,17 +6,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-FILE = "connection.json"  # in the silo's folder
-_SILENT = 90.0  # seconds without an answer; Flower sends a heartbeat each 30 s, also during a task
+# in the silo's folder
+FILE = "connection.json"
+# seconds without an answer; Flower sends a heartbeat each 30 s, also during a task
+_SILENT = 90.0
 
 
 @dataclass(frozen=True)
 class Connection:
     """What a silo knows about its connection."""
 
-    since: float = 0.0  # when it was connected, or lost the connection; seconds since 1970
-    seen: float = 0.0  # last answer of the SuperLink
-    why: str = ""  # why the last request failed; empty if it did not
+    # when it was connected, or lost the connection; seconds since 1970
+    since: float = 0.0
+    # last answer of the SuperLink
+    seen: float = 0.0
+    # why the last request failed; empty if it did not
+    why: str = ""
 
     @property
     def stands(self) -> bool:

@@ -40,7 +40,8 @@ class Measurement:
 
     run: Agreed
     ask: Ask
-    models: list[Weights]  # of which the first `ask.results` are the run's, not a client's own
+    # of which the first `ask.results` are the run's, not a client's own
+    models: list[Weights]
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
@@ -112,11 +113,13 @@ def check_once(m: Measurement) -> None:
 
 CHECKS: tuple[Callable[[Measurement], None], ...] = (
     check_numbers,
-    check_room,  # builds the network, so numbers come first
+    # builds the network, so numbers come first
+    check_room,
     check_step,
     check_named,
     check_result,
-    check_once,  # writes down what is measured, so it comes last
+    # writes down what is measured, so it comes last
+    check_once,
 )
 
 
@@ -158,7 +161,8 @@ def _given(m: Measurement, found: SiloReport) -> Reported:
     for one in policy.measured_by(run.file, run.terms, run.own, members):
         told.note(run.file.folder, one)
     masked = masks.added(None, found, None) if masks else found
-    if not isinstance(masked, Masked):  # nothing is sealed, or the run is of this silo alone
+    # nothing is sealed, or the run is of this silo alone
+    if not isinstance(masked, Masked):
         return Reported(shown=found)
     shows = run.file.limits.own_figures and (dp is None or dp.honest == 1)
     return Reported(masked, found if shows else None)

@@ -15,7 +15,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from ekiden.core.base.files import write
 from ekiden.silos.silo.connection import FILE, Connection
 
-_POLL = 1.0  # seconds between two looks for a message; Flower waits 3
+# seconds between two looks for a message; Flower waits 3
+_POLL = 1.0
 
 
 def run(folder: Path) -> None:
@@ -56,7 +57,8 @@ class Noted:
         changed = why != self._now.why or not self._now.since
         since = now if changed else self._now.since
         self._now = Connection(since, self._now.seen if why else now, why)
-        if changed or now - self._written > 5:  # a file each second would wear out a disk
+        # a file each second would wear out a disk
+        if changed or now - self._written > 5:
             self._written = now
             write(self._folder / FILE, [json.dumps(asdict(self._now)).encode()], sync=False)
 

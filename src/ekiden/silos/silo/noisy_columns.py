@@ -26,8 +26,10 @@ from ekiden.readers.schema import Schema
 from ekiden.silos.silo import budget
 from ekiden.silos.silo.silo_file import SiloFile
 
-_GRID = 1024  # u and u² are rounded to multiples of 1/1024
-_SURE = 4  # standard deviations of the noise from which a count is not taken for noise alone
+# u and u² are rounded to multiples of 1/1024
+_GRID = 1024
+# standard deviations of the noise from which a count is not taken for noise alone
+_SURE = 4
 _LABEL = target("")
 
 
@@ -83,7 +85,8 @@ class NumberColumn:
     values: Numbers
     low: float
     high: float
-    squares = 3  # by which a row moves the sums at most
+    # by which a row moves the sums at most
+    squares = 3
 
     def sums(self) -> Numbers:
         """Return the number of missing values, of others, Σu and Σu², in units of 1/1024."""
@@ -120,7 +123,8 @@ class NameColumn:
     name: str
     values: tuple[str, ...]
     allowed: tuple[str, ...]
-    squares = 1  # by which a row moves the sums at most
+    # by which a row moves the sums at most
+    squares = 1
 
     def sums(self) -> Numbers:
         """Return the rows of each allowed category, in units of 1/1024."""
@@ -150,7 +154,8 @@ def columns_of(
         if bounds.least is None or bounds.most is None:
             lacking.append(name.removeprefix(_LABEL))
             continue
-        end = bounds.number(bounds.most) + (bounds.kind == "date")  # a day ends on the next one
+        # a day ends on the next one
+        end = bounds.number(bounds.most) + (bounds.kind == "date")
         found.append(NumberColumn(name, values, bounds.number(bounds.least), end))
     names = list[tuple[str, tuple[str, ...], tuple[str, ...]]]()
     vocabularies = zip(table.categorical, table.vocabularies, strict=True)

@@ -32,18 +32,20 @@ from ekiden.silos.trust.custody import Entry
 from ekiden.silos.trust.parcel import Absence
 from ekiden.silos.trust.sealing import Party, Plain, Sealer
 
-FILE = "requests.log"  # file in the silo's folder
+# file in the silo's folder
+FILE = "requests.log"
 _SIZES = "requests.json"
 _RUN = 2_000_000
 _STRANGERS = 1_000_000
-_LONGEST = 4096  # bytes of a line
+# bytes of a line
+_LONGEST = 4096
 log = logging.getLogger("ekiden")
-TERMS = "terms.json"  # file in a run's folder with the terms to which the run is bound
+# file in a run's folder with the terms to which the run is bound
+TERMS = "terms.json"
 _COUNT = "requests"
 _DATA = "data"
-_ARGUMENT_BYTES = (
-    64  # Largest size of arguments, in largest models: a gossip task gets its neighbours' models
-)
+# Largest size of arguments, in largest models: a gossip task gets its neighbours' models
+_ARGUMENT_BYTES = 64
 _SEALING_KEY = "sealing.key"
 
 
@@ -73,7 +75,8 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
                 name: size for name, size in written.items() if "-" not in name or name == today
             }
             write(folder / _SIZES, [json.dumps({**days, peer: size}).encode()], sync=False)
-    except OSError as error:  # a full disk must not keep the silo from reporting it
+    # a full disk must not keep the silo from reporting it
+    except OSError as error:
         log.warning("cannot write %s: %s", file, error.strerror)
 
 
@@ -110,7 +113,8 @@ class Admission:
         if not self.bound:
             self.check_disk()
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "lock").touch()  # its age is the age of the folder
+            # its age is the age of the folder
+            (self.folder / "lock").touch()
             write_once(self.folder / TERMS, self._terms.text().encode())
         self.check()
 
@@ -196,17 +200,25 @@ def sizes(folder: Path) -> Iterator[int]:
 class Agreed:
     """A run that the silo takes part in."""
 
-    file: SiloFile  # the silo's own file
-    client: ClientData  # the silo's samples
-    own: ClientData  # the same in the coding of classes of the silo's own file
-    terms: Agreement  # terms of the run
-    worker: Worker  # executes the run's tasks
-    sealer: Sealer  # opens and seals for the silo
+    # the silo's own file
+    file: SiloFile
+    # the silo's samples
+    client: ClientData
+    # the same in the coding of classes of the silo's own file
+    own: ClientData
+    # terms of the run
+    terms: Agreement
+    # executes the run's tasks
+    worker: Worker
+    # opens and seals for the silo
+    sealer: Sealer
     plan: (
         Outline | None
     )  # what the method will ask for if no client is missing; None if that is not known beforehand
-    admission: Admission  # limits what the run may ask for
-    data: str  # fingerprint of the silo's samples, the same as when the run began
+    # limits what the run may ask for
+    admission: Admission
+    # fingerprint of the silo's samples, the same as when the run began
+    data: str
 
     def plan_without(self, absent: Sequence[Absence]) -> Outline | None:
         """Return what the method asks for without the missing clients."""
@@ -256,10 +268,12 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     module = (
         None if first or terms.has_values else blank(setup.build, empty)
     )  # the values are checked the first time
-    setup = replace(setup, build=Copies(setup.build))  # a message may need several
+    # a message may need several
+    setup = replace(setup, build=Copies(setup.build))
     policy.check_values(file, terms, setup)
     plan = policy.plan_of(file, terms, setup)
-    network = setup.build() if module is None else module  # tasks load their own values into it
+    # tasks load their own values into it
+    network = setup.build() if module is None else module
     setup = replace(setup, hardware=resolved_hardware(file.hardware, 1, lambda: network))
 
     def watch(name: str, epoch: int, epochs: int) -> None:
@@ -308,7 +322,8 @@ def _spelled(held: Held, terms: Agreement) -> Held:
         instead = Names("classes", own, terms.classes, zeros=False).instead()
     names = tuple(instead.get(name, name) for name in dataset.classes)
     if not set(names) <= set(terms.classes):
-        return held  # other classes, which are refused
+        # other classes, which are refused
+        return held
     log.info("classes %s count as %s", ", ".join(dataset.classes), ", ".join(names))
     after = in_order(replace(dataset, classes=names), terms.classes)
 

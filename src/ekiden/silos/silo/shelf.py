@@ -51,20 +51,28 @@ _DAYS = "days.json"
 class Done:
     """How a task ended."""
 
-    digest: str  # digest of the request and the private state before it
-    size: int  # `wire.size` of the value
-    forward: int  # samples that went forward
-    backward: int  # samples that went backward
-    record: str = ""  # signed record of the task in the chain of custody; empty without a silo key
+    # digest of the request and the private state before it
+    digest: str
+    # `wire.size` of the value
+    size: int
+    # samples that went forward
+    forward: int
+    # samples that went backward
+    backward: int
+    # signed record of the task in the chain of custody; empty without a silo key
+    record: str = ""
 
 
 @dataclass(frozen=True)
 class Asked:
     """The request that led to an outcome."""
 
-    digest: str  # digest of the request and the private state before it
-    given: str  # SHA-256 of the returned value
-    length: int  # bytes of the request
+    # digest of the request and the private state before it
+    digest: str
+    # SHA-256 of the returned value
+    given: str
+    # bytes of the request
+    length: int
     # names and lengths of the silo's own values that were arguments; they follow the request in its
     # file
     own: tuple[tuple[str, int], ...] = ()
@@ -92,7 +100,8 @@ class Shelf:
     def held(self) -> Iterator[None]:
         """Lock the run against other processes of this silo: one task at a time."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "lock").touch()  # its age is the run's age
+        # its age is the run's age
+        (self._folder / "lock").touch()
         with locked(self._folder / "lock"):
             yield
 
@@ -317,7 +326,8 @@ def drop_old_runs(runs: Path) -> None:
                 since = since if before == asked else seen.days
                 kept[file.parent.name] = asked, since
                 if asked < now - _DAYS_KEPT * 86400 and seen.days - since >= _DAYS_KEPT:
-                    with locked(file, wait=False):  # a process that is working on the run holds it
+                    # a process that is working on the run holds it
+                    with locked(file, wait=False):
                         shutil.rmtree(file.parent, ignore_errors=True)
         write(
             runs.parent / _DAYS, [json.dumps(plain(replace(seen, runs=kept))).encode()], sync=False
@@ -328,8 +338,10 @@ def drop_old_runs(runs: Path) -> None:
 class _Days:
     """The days that the silo has seen."""
 
-    day: int = 0  # the last one, in days since 1970
-    days: int = 0  # their number
+    # the last one, in days since 1970
+    day: int = 0
+    # their number
+    days: int = 0
     # for each run, when it was last asked for, and how many days had been seen then
     runs: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 

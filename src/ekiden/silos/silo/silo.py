@@ -34,7 +34,8 @@ def check_bound(file: SiloFile, terms: Agreement) -> None:
 ADMISSION: tuple[Callable[[SiloFile, Agreement], None], ...] = (
     policy.check_terms,
     check_bound,
-    approval.check,  # keeps the plan to be read, so what the file does not allow is refused before
+    # keeps the plan to be read, so what the file does not allow is refused before
+    approval.check,
 )
 """What each request of a run must pass, before the silo's data are read or anything is built: what
 the operator changes in the file, a key that is taken away and an approval that ends count for runs
@@ -92,7 +93,8 @@ class Silo:
             self._note(f"refused {what}: {reason}")
             if isinstance(error, PrivateError):
                 reason = error.told
-        except Exception as error:  # from torch or from the user's own data function
+        # from torch or from the user's own data function
+        except Exception as error:
             log.exception("a request failed")
             self._note(f"failed at {what}: {type(error).__name__}: {error}")
             # The text may hold a sample's value.
@@ -123,7 +125,8 @@ class Silo:
         terms = approval.read_terms(self._own, ask.agreement) if ask.agreement else None
         self._choose(terms.data if terms else ask.data)
         self._note(f"hello{f' of run {terms.run}, agreed to' if terms else ''}")
-        if ask.plan:  # nothing is read before the silo's file allows it
+        # nothing is read before the silo's file allows it
+        if ask.plan:
             policy.check_terms(self._file, approval.read_terms(self._own, ask.plan))
         run = self._agreed(terms) if terms else None
         dataset, client = self._held()
@@ -160,7 +163,8 @@ class Silo:
 
     def _refused(self, ask: Ask, reason: str) -> bytes:
         if ask.kind == HELLO:
-            with suppress(UserError):  # a silo that proves its name is believed at once
+            # a silo that proves its name is believed at once
+            with suppress(UserError):
                 return self._greeting(ask, Hello(self._file.name, code_version()), reason)
         return pack(Answer(self._file.name, error=reason))
 

@@ -432,7 +432,8 @@ class SiloFile:
 
     def read(self) -> Dataset:
         """Load the data set at `data.path`; errors about its contents are for this silo only."""
-        with command_line(within=False):  # the reader looks at [data], not at a command
+        # the reader looks at [data], not at a command
+        with command_line(within=False):
             try:
                 return self._read()
             except PrivateError:
@@ -444,7 +445,8 @@ class SiloFile:
 
     def _read(self) -> Dataset:
         data, reading = self.data, self.data.reading
-        if outside.is_file(reading.sample_kind):  # relative to this file, as all paths in it
+        # relative to this file, as all paths in it
+        if outside.is_file(reading.sample_kind):
             file, _, name = reading.sample_kind.rpartition(":")
             reading = replace(reading, sample_kind=f"{self.beside(file).absolute()}:{name}")
         if self.schema:
@@ -513,7 +515,8 @@ class SiloFile:
             found = function()
         except UserError:
             raise
-        except Exception as error:  # the silo's own code may raise anything
+        # the silo's own code may raise anything
+        except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise UserError(
                 f"{self.path}: {self.data.python} failed with {what}: fix it"

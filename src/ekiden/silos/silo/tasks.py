@@ -42,9 +42,12 @@ log = logging.getLogger("ekiden")
 class GivenArguments:
     """The arguments that a task gets."""
 
-    args: tuple[Any, ...]  # the arguments
-    taken: tuple[Taken, ...]  # the values among them
-    own: Mapping[str, Encoded]  # this silo's own values among them, encoded, by their keys
+    # the arguments
+    args: tuple[Any, ...]
+    # the values among them
+    taken: tuple[Taken, ...]
+    # this silo's own values among them, encoded, by their keys
+    own: Mapping[str, Encoded]
 
 
 def gather(
@@ -59,7 +62,8 @@ def gather(
     method = worker.setup.method
     taken: dict[Taken, None] = {}
     mine = dict(own)
-    own_models: list[Weights] = []  # the initial model, and what this silo made itself
+    # the initial model, and what this silo made itself
+    own_models: list[Weights] = []
 
     def fetch(ref: Ref[Any]) -> Any:
         if ref.owner == EVERYONE:
@@ -103,11 +107,16 @@ class TaskRequest:
     """A request for a task, opened and checked."""
 
     ask: Ask
-    arguments: str  # digest of the server's arguments
-    given: GivenArguments  # all arguments
-    private: Any  # the silo's state before the task
-    digest: str  # digest of all that the task gets
-    data: bytes  # the complete request
+    # digest of the server's arguments
+    arguments: str
+    # all arguments
+    given: GivenArguments
+    # the silo's state before the task
+    private: Any
+    # digest of all that the task gets
+    digest: str
+    # the complete request
+    data: bytes
 
     @property
     def place(self) -> Place:
@@ -119,8 +128,10 @@ class TaskRequest:
 class SiloTasks:
     """Does the tasks of a run."""
 
-    run: Agreed  # the run that the silo agreed to
-    shelf: Shelf  # holds what its tasks returned
+    # the run that the silo agreed to
+    run: Agreed
+    # holds what its tasks returned
+    shelf: Shelf
 
     def do(self, ask: Ask, body: memoryview, data: bytes) -> bytes:
         """Do a task, or find its earlier outcome; `data` is the complete request.
@@ -150,7 +161,8 @@ class SiloTasks:
         done, value = self._execute(request)
         log.info("step %d: %s done", ask.step + 1, ask.task)
         self.run.note(f", step {ask.step + 1}: {ask.task} done")
-        with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed
+        # writes while the value is sealed
+        with ThreadPoolExecutor(1) as disk:
             kept = disk.submit(self._keep, request, done, value)
             answer = self._answer(ask, done, value)
             kept.result()
@@ -365,5 +377,6 @@ def masks_of(run: Agreed, ask: Ask, name: str, dp: DP | None) -> PartMasks | Non
     if not isinstance(party, Party):
         return None
     least = run.file.least_clients(measured=bool(run.terms.measures))
-    fewest = max(least, dp.honest if dp else 1)  # fewer parts have too little of a shared noise
+    # fewer parts have too little of a shared noise
+    fewest = max(least, dp.honest if dp else 1)
     return PartMasks(party, ask.members, fewest, name, run.admission.folder)

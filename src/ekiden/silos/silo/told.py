@@ -24,8 +24,10 @@ Told = dict[str, dict[str, str]]
 class ToldSums:
     """What is reported about some samples."""
 
-    kind: str  # the samples, whatever version: training rows with these columns, for example
-    about: Mapping[str, str]  # what stays the same: `rows`, `features`, `members` and the like
+    # the samples, whatever version: training rows with these columns, for example
+    kind: str
+    # what stays the same: `rows`, `features`, `members` and the like
+    about: Mapping[str, str]
     # whether the silo that makes the difference agrees to other `members`
     released: Callable[[], bool] = lambda: False
 

@@ -39,8 +39,10 @@ from ekiden.readers.kinds import terms as inputs_terms
 from ekiden.runs.recipe import Recipe, recipe_of, with_code
 from ekiden.silos.trust import keys
 
-AGREEMENT = "agreement.json"  # file in the run folder that holds the terms
-NOISE = "epsilon=2,delta=1e-05,clip=1"  # of counts, if nobody says anything else
+# file in the run folder that holds the terms
+AGREEMENT = "agreement.json"
+# of counts, if nobody says anything else
+NOISE = "epsilon=2,delta=1e-05,clip=1"
 EXACT, NOTHING = "exact", "none"
 _NOT_AUGMENTED, _IMAGES = Augment(), inputs_terms(Images())
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -54,10 +56,14 @@ _METHODS = frozenset(kind.title() + lap for kind in METHODS for lap in ("", LAP)
 class Revision:
     """Which run this one replaces, and which client left or joined."""
 
-    run: str  # id of the replaced run
-    terms: str  # digest of its agreement
-    change: str  # "without" or "with"
-    client: str  # the client that left or joined
+    # id of the replaced run
+    run: str
+    # digest of its agreement
+    terms: str
+    # "without" or "with"
+    change: str
+    # the client that left or joined
+    client: str
     # signature of this client: it agrees to sums with it and without it; see `masking`. May be
     # empty.
     release: str = ""
@@ -95,42 +101,55 @@ def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
 class Agreement:
     """The terms of a run."""
 
-    run: str  # id of the run, the same before and after a crash
-    version: str  # version of Ekiden with a digest of its source, see `code_version`
-    recipe: Recipe[Method]  # what is run
+    # id of the run, the same before and after a crash
+    run: str
+    # version of Ekiden with a digest of its source, see `code_version`
+    version: str
+    # what is run
+    recipe: Recipe[Method]
     # What follows is empty in a plan, which is made before silos have said what they hold.
-    dataset: str = ""  # name of the data set, for the record
-    shape: tuple[Count, ...] = (1,)  # shape of one sample
-    classes: tuple[str, ...] = ()  # names of the classes
-    mean: tuple[float, ...] = ()  # per channel, subtracted after scaling bytes to [0, 1]
-    std: tuple[Positive, ...] = ()  # per channel, divided by
-    augment: Augment = _NOT_AUGMENTED  # how training batches are augmented
-    inputs: str = _IMAGES  # what the samples are, see `ekiden.readers.kinds.terms`
-    clients: tuple[str, ...] = ()  # names of the silos, in order
-    keys: tuple[str, ...] = ()  # public key of each silo; none if names are not proved
-    sealed: bool = False  # whether values are sealed for their readers
-    skips: bool = False  # whether the run continues without silos that do not answer
+    # name of the data set, for the record
+    dataset: str = ""
+    # shape of one sample
+    shape: tuple[Count, ...] = (1,)
+    # names of the classes
+    classes: tuple[str, ...] = ()
+    # per channel, subtracted after scaling bytes to [0, 1]
+    mean: tuple[float, ...] = ()
+    # per channel, divided by
+    std: tuple[Positive, ...] = ()
+    # how training batches are augmented
+    augment: Augment = _NOT_AUGMENTED
+    # what the samples are, see `ekiden.readers.kinds.terms`
+    inputs: str = _IMAGES
+    # names of the silos, in order
+    clients: tuple[str, ...] = ()
+    # public key of each silo; none if names are not proved
+    keys: tuple[str, ...] = ()
+    # whether values are sealed for their readers
+    sealed: bool = False
+    # whether the run continues without silos that do not answer
+    skips: bool = False
     # digest of the network's frozen and pretrained values, which each silo has itself; empty if
     # there are none
     values: str = ""
-    task: str = ""  # what the labels mean, see `ekiden.core.tasks.terms`
+    # what the labels mean, see `ekiden.core.tasks.terms`
+    task: str = ""
     # whether names of classes that are written in several ways are one class (merge) or several
     # (keep)
     spelling: Spelling = ""
-    schema: str = ""  # the study's schema, which the data of all silos meet; empty if there is none
-    revises: str = (
-        ""  # the run that this one replaces, as `Revision.text` gives it; empty if there is none
-    )
+    # the study's schema, which the data of all silos meet; empty if there is none
+    schema: str = ""
+    # the run that this one replaces, as `Revision.text` gives it; empty if there is none
+    revises: str = ""
     # digest of the model that silos measure and do nothing else, under the terms of the run that
     # made it; empty in all
     # other runs
     measures: str = ""
-    data: str = (
-        ""  # which of its data sets each silo uses, by the name in its file; empty: the only one
-    )
-    validation: bool = (
-        False  # whether they measure it on their validation samples instead of the test samples
-    )
+    # which of its data sets each silo uses, by the name in its file; empty: the only one
+    data: str = ""
+    # whether they measure it on their validation samples instead of the test samples
+    validation: bool = False
     # columns by whose subgroups they also tell about it, as `Division.parse` reads them
     by: tuple[str, ...] = ()
     # noise of what silos tell about models, as `DP` reads it; "exact": without noise; "none": they
@@ -256,7 +275,8 @@ class Agreement:
         return self._text
 
     @cached_property
-    def _text(self) -> str:  # asked for several times with each message
+    # asked for several times with each message
+    def _text(self) -> str:
         values = plain(self) | {"recipe": self.recipe.shared()}
         return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
@@ -470,9 +490,12 @@ _LONGEST_ROSTER = 1 << 20
 class Roster(Checked):
     """Who takes part."""
 
-    certificate: str  # PEM text of the authority that signs the SuperLink's certificate
-    silos: tuple[str, ...]  # their names, in the order that methods see
-    keys: tuple[str, ...]  # their public keys
+    # PEM text of the authority that signs the SuperLink's certificate
+    certificate: str
+    # their names, in the order that methods see
+    silos: tuple[str, ...]
+    # their public keys
+    keys: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if len(self.silos) != len(self.keys) or len(set(self.silos)) != len(self.silos):

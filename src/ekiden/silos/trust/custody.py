@@ -27,7 +27,8 @@ from ekiden.silos.trust import keys
 from ekiden.silos.trust.sealing import Sign
 
 FILE = "custody.jsonl"
-SALT = "custody.salt"  # file in a run's folder at a silo
+# file in a run's folder at a silo
+SALT = "custody.salt"
 _SALT_BYTES = 32
 
 
@@ -35,21 +36,30 @@ _SALT_BYTES = 32
 class Taken:
     """A value that a task used."""
 
-    owner: str  # the client that gave it
-    key: str  # its name there
-    digest: str  # digest of its encoding
-    size: int  # its `wire.size`, as found by the silo that used it
+    # the client that gave it
+    owner: str
+    # its name there
+    key: str
+    # digest of its encoding
+    digest: str
+    # its `wire.size`, as found by the silo that used it
+    size: int
 
 
 @dataclass(frozen=True)
 class Entry:
     """What a silo says about something that it did."""
 
-    run: str  # id of the run
-    terms: str  # digest of its agreement, and so of hyperparameters, training and the silos' keys
-    client: str  # the silo
-    step: int  # step of the run; of a measurement, number of steps done before
-    data: str  # fingerprint of all its samples, see `fingerprint`
+    # id of the run
+    run: str
+    # digest of its agreement, and so of hyperparameters, training and the silos' keys
+    terms: str
+    # the silo
+    client: str
+    # step of the run; of a measurement, number of steps done before
+    step: int
+    # fingerprint of all its samples, see `fingerprint`
+    data: str
 
     @property
     def after(self) -> int:
@@ -61,17 +71,28 @@ class Entry:
 class Hop(Entry):
     """A task that a silo did."""
 
-    method: str  # name of the method
-    samples: tuple[int, int, int]  # numbers of its training, validation and test samples
-    call: int  # number of the task among those of the client in this step
-    task: str  # name of the task
-    arguments: str  # digest of the server's arguments, with names in place of values
-    taken: tuple[Taken, ...]  # the values that the task used
-    given: str  # digest of the value that it returned
-    size: int  # `wire.size` of that value
-    model: str  # digest of the model in that value; empty if there is none
-    forward: int  # samples that went forward through a network
-    backward: int  # samples that went backward
+    # name of the method
+    method: str
+    # numbers of its training, validation and test samples
+    samples: tuple[int, int, int]
+    # number of the task among those of the client in this step
+    call: int
+    # name of the task
+    task: str
+    # digest of the server's arguments, with names in place of values
+    arguments: str
+    # the values that the task used
+    taken: tuple[Taken, ...]
+    # digest of the value that it returned
+    given: str
+    # `wire.size` of that value
+    size: int
+    # digest of the model in that value; empty if there is none
+    model: str
+    # samples that went forward through a network
+    forward: int
+    # samples that went backward
+    backward: int
 
     def __str__(self) -> str:
         return f"step {self.step + 1}, {self.client}, {self.task}"
@@ -94,10 +115,14 @@ class Hop(Entry):
 class Tally(Entry):
     """What a silo measured of models on its own test samples."""
 
-    results: int  # number of models that are the run's, not a client's own; they come first
-    models: tuple[str, ...]  # digest of each model
-    last: bool  # whether the run ends with these models
-    report: str  # what the silo reported, as it left the silo, in base64; see `report.Reported`
+    # number of models that are the run's, not a client's own; they come first
+    results: int
+    # digest of each model
+    models: tuple[str, ...]
+    # whether the run ends with these models
+    last: bool
+    # what the silo reported, as it left the silo, in base64; see `report.Reported`
+    report: str
 
     def __str__(self) -> str:
         return f"what {self.client} measured after step {self.step}"

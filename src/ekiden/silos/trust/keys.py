@@ -21,7 +21,8 @@ from ekiden.core.base.outside import require_extra
 
 _AUTHORITY_DAYS = 3650
 _DAYS = 365
-_LONGEST = 1 << 14  # bytes of a public key
+# bytes of a public key
+_LONGEST = 1 << 14
 
 
 def generate(private: Path) -> Path:
@@ -281,7 +282,8 @@ def _issued(
         .issuer_name(named("Ekiden federation"))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # clocks differ
+        # clocks differ
+        .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=days))
     )
     for extension, critical in extensions:

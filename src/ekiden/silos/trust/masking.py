@@ -33,8 +33,10 @@ from ekiden.silos.trust import custody, keys, sealing
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.sealing import Party, Reader
 
-RELEASE = "release"  # the kind of what is signed
-_BLOCK = 1 << 20  # numbers that are masked at a time
+# the kind of what is signed
+RELEASE = "release"
+# numbers that are masked at a time
+_BLOCK = 1 << 20
 Words = list["np.ndarray[Any, Any]"]
 
 
@@ -42,11 +44,16 @@ Words = list["np.ndarray[Any, Any]"]
 class PartMasks:
     """Masks for what a silo gives to the sums of one task."""
 
-    party: Party  # the silo, with its key of the run
-    members: tuple[Reader, ...]  # all who give a part, with their keys
-    fewest: int  # fewest members of a sum
-    name: str  # name of a sum that begins with this task
-    folder: Path  # the run's folder at the silo, where it keeps which masks it has used
+    # the silo, with its key of the run
+    party: Party
+    # all who give a part, with their keys
+    members: tuple[Reader, ...]
+    # fewest members of a sum
+    fewest: int
+    # name of a sum that begins with this task
+    name: str
+    # the run's folder at the silo, where it keeps which masks it has used
+    folder: Path
 
     @cached_property
     def digest(self) -> str:

@@ -22,9 +22,11 @@ from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.sealing import Lock, Reader, Sealer
 
 T = TypeVar("T")
-Absence = tuple[int, str]  # a step, and a client that was missing in it
+# a step, and a client that was missing in it
+Absence = tuple[int, str]
 _KEY = re.compile(r"\d{1,9}-\d{1,9}-\w{1,100}")
-HELLO = "hello"  # the kind of request, and of what its answer signs
+# the kind of request, and of what its answer signs
+HELLO = "hello"
 _LENGTH = 8
 _MOST_HEADER = 1 << 22
 
@@ -43,57 +45,78 @@ class ParcelPart:
 class Ask:
     """A request of the coordinator to a silo."""
 
-    kind: str  # hello, task, value, evaluate or status
-    agreement: str = (
-        ""  # terms of the run, see `Agreement`; empty in a hello that only asks what a silo holds
-    )
-    nonce: str = ""  # random text that the answer to a hello must sign
-    data: str = ""  # in a hello without terms: the name of the data set that the run wants; empty: the only one
+    # hello, task, value, evaluate or status
+    kind: str
+    # terms of the run, see `Agreement`; empty in a hello that only asks what a silo holds
+    agreement: str = ""
+    # random text that the answer to a hello must sign
+    nonce: str = ""
+    # in a hello without terms: the name of the data set that the run wants; empty: the only one
+    data: str = ""
     # in a hello without terms: what the plan of the run says, as terms of no data; see `session.planned`
     plan: str = ""
-    step: int = 0  # step of the task
-    call: int = 0  # number of the task among those of this client in this step
-    task: str = ""  # name of the task
-    key: str = ""  # key of the requested value
+    # step of the task
+    step: int = 0
+    # number of the task among those of this client in this step
+    call: int = 0
+    # name of the task
+    task: str = ""
+    # key of the requested value
+    key: str = ""
     # place (step and call) of the task that left the private state to start from; empty if there is
     # none
     state: str = ""
-    settled: int = 0  # number of steps of the run that are final
-    keep: tuple[str, ...] = ()  # keys of the values from those steps that are still needed
+    # number of steps of the run that are final
+    settled: int = 0
+    # keys of the values from those steps that are still needed
+    keep: tuple[str, ...] = ()
     # which clients were missing in which step; what they did there does not count. All absences if
     # the method knows
     # beforehand what it asks for, otherwise only this silo's own.
     absent: tuple[tuple[int, str], ...] = ()
-    parts: tuple[ParcelPart, ...] = ()  # what the body holds after the arguments
-    length: int = 0  # bytes of the arguments in the body
-    lock: Lock | None = None  # lock of the arguments, or of the models to measure
-    eager: bool = False  # send the value with the answer
-    readers: tuple[Reader, ...] = ()  # parties for which to seal the value
+    # what the body holds after the arguments
+    parts: tuple[ParcelPart, ...] = ()
+    # bytes of the arguments in the body
+    length: int = 0
+    # lock of the arguments, or of the models to measure
+    lock: Lock | None = None
+    # send the value with the answer
+    eager: bool = False
+    # parties for which to seal the value
+    readers: tuple[Reader, ...] = ()
     # all silos that give a part to the sum to which the task adds this silo's, with their keys
     members: tuple[Reader, ...] = ()
     # number of models to measure that are the run's result, not a client's own; they come first
     results: int = 0
-    clients: int = 0  # number of clients of the run, on which the network of a result may depend
+    # number of clients of the run, on which the network of a result may depend
+    clients: int = 0
     # records of the chain of custody, one for each model to measure: its owner signs that it is the
     # run's result
     records: tuple[str, ...] = ()
-    last: bool = False  # whether the models to measure are those with which the run ends
+    # whether the models to measure are those with which the run ends
+    last: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
     """A silo's answer to a request."""
 
-    silo: str  # name of the silo
-    error: str = ""  # why the silo refused or failed; empty if all went well
-    size: int = 0  # `wire.size` of the value
-    forward: int = 0  # samples that went forward through a network
-    backward: int = 0  # samples that went backward
-    locks: tuple[Lock, ...] = ()  # locks of the value, one for each reader
-    record: str = (
-        ""  # signed record of the task or the measurement in the chain of custody; see `custody`
-    )
-    busy: bool = False  # in answer to a status: whether the silo is working on this run
+    # name of the silo
+    silo: str
+    # why the silo refused or failed; empty if all went well
+    error: str = ""
+    # `wire.size` of the value
+    size: int = 0
+    # samples that went forward through a network
+    forward: int = 0
+    # samples that went backward
+    backward: int = 0
+    # locks of the value, one for each reader
+    locks: tuple[Lock, ...] = ()
+    # signed record of the task or the measurement in the chain of custody; see `custody`
+    record: str = ""
+    # in answer to a status: whether the silo is working on this run
+    busy: bool = False
     # in answer to a task: place of the task that left the private state that the silo has after
     # this one
     state: str = ""
@@ -103,31 +126,42 @@ class Answer:
 class Hello:
     """How a silo introduces itself."""
 
-    name: str  # from its `silo.toml`
-    version: str  # version of Ekiden with a digest of its source, see `code_version`
+    # from its `silo.toml`
+    name: str
+    # version of Ekiden with a digest of its source, see `code_version`
+    version: str
     # What follows is empty if it does not take part.
-    dataset: str = ""  # name of its data set
-    shape: tuple[int, ...] = ()  # shape of one sample
-    classes: tuple[str, ...] = ()  # names of the classes
-    mean: tuple[float, ...] = ()  # per channel, subtracted after scaling bytes to [0, 1]
-    std: tuple[float, ...] = ()  # per channel, divided by
-    augment: tuple[int, bool, float] = (0, False, 0.0)  # crop, flip and rotation in training
-    samples: tuple[int, int, int] = (0, 0, 0)  # numbers for training, validation and test
-    inputs: str = ""  # what the samples are, see `ekiden.readers.kinds.terms`
-    signature: str = (
-        ""  # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
-    )
+    # name of its data set
+    dataset: str = ""
+    # shape of one sample
+    shape: tuple[int, ...] = ()
+    # names of the classes
+    classes: tuple[str, ...] = ()
+    # per channel, subtracted after scaling bytes to [0, 1]
+    mean: tuple[float, ...] = ()
+    # per channel, divided by
+    std: tuple[float, ...] = ()
+    # crop, flip and rotation in training
+    augment: tuple[int, bool, float] = (0, False, 0.0)
+    # numbers for training, validation and test
+    samples: tuple[int, int, int] = (0, 0, 0)
+    # what the samples are, see `ekiden.readers.kinds.terms`
+    inputs: str = ""
+    # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
+    signature: str = ""
     # X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals
     # nothing
     sealing: str = ""
-    proof: str = ""  # signature of `sealing` by the silo's key
-    task: str = ""  # what the labels mean, see `ekiden.core.tasks.terms`
-    schema: str = (
-        ""  # the study's schema that its data meet, as `Schema.text` gives it; empty without one
-    )
+    # signature of `sealing` by the silo's key
+    proof: str = ""
+    # what the labels mean, see `ekiden.core.tasks.terms`
+    task: str = ""
+    # the study's schema that its data meet, as `Schema.text` gives it; empty without one
+    schema: str = ""
     # training samples of all silos in each class, if the silos agreed on them
     counts: dict[str, int] = field(default_factory=dict)
-    features: int = 0  # of how many features it gives exact sums at most; 0: of any number
+    # of how many features it gives exact sums at most; 0: of any number
+    features: int = 0
 
 
 def pack(header: Any, body: Iterable[bytes | memoryview] = ()) -> bytes:
@@ -167,8 +201,10 @@ def signed_text(nonce: str, name: str) -> bytes:
 class Contents:
     """An opened request."""
 
-    arguments: Encoded  # the task's arguments, encoded, with Refs in place of values
-    values: Mapping[tuple[str, str], Encoded]  # values of other silos, encoded, by owner and key
+    # the task's arguments, encoded, with Refs in place of values
+    arguments: Encoded
+    # values of other silos, encoded, by owner and key
+    values: Mapping[tuple[str, str], Encoded]
 
     def digest(self, terms: str, ask: Ask, private: Any) -> str:
         """Return a digest of the request, its terms and the private state before it; sealing does
@@ -265,7 +301,8 @@ def check_claims(value: Any, samples: int) -> None:
                 continue
             said = getattr(record, name)
             if isinstance(said, Tensor) and (not said.numel() or said.dtype == torch.bool):
-                continue  # the method needs no counts, or only which classes there are
+                # the method needs no counts, or only which classes there are
+                continue
             total = float(said.sum()) if isinstance(said, Tensor) else said
             least = float(said.min()) if isinstance(said, Tensor) else said
             if least < 0 or (total != samples and not (isinstance(said, float) and said == 1)):
@@ -282,7 +319,8 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 def _finite(values: Tensor) -> bool:
     if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
-        return True  # NaN and infinity always reach the sum, and it takes a tenth of the time
+        # NaN and infinity always reach the sum, and it takes a tenth of the time
+        return True
     return bool(torch.isfinite(values).all())
 
 

@@ -28,9 +28,12 @@ from ekiden.core.tasks import Task
 from ekiden.core.training.private import noise_for
 from ekiden.silos.trust.agreement import Agreement
 
-FIRST = ("reports", "far")  # entries of `SiloReport.own` before those of the metrics
-_LARGEST = 2.0**55  # of a number in a sum over silos
-_MOST_LISTED = 100  # classes whose metrics are listed
+# entries of `SiloReport.own` before those of the metrics
+FIRST = ("reports", "far")
+# of a number in a sum over silos
+_LARGEST = 2.0**55
+# classes whose metrics are listed
+_MOST_LISTED = 100
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,8 @@ class Reported:
 
     # its report under masks, as a part of the sum of all silos; None if the run seals nothing
     masked: Masked | None = None
-    shown: SiloReport | None = (
-        None  # its report in the clear: if nothing is masked, or if the silo's file allows it
-    )
+    # its report in the clear: if nothing is masked, or if the silo's file allows it
+    shown: SiloReport | None = None
 
 
 def report(telling: Exact, counts: Tensor, mine: int, silos: int = 0) -> SiloReport:
@@ -81,7 +83,8 @@ def report(telling: Exact, counts: Tensor, mine: int, silos: int = 0) -> SiloRep
         value, weighed = found.values.get(metric.name, nan), Weighed()
         if silos >= FEWEST and metric.name in errors:
             weighed = Weighed.of(*errors[metric.name])
-        if not max(map(abs, weighed)) < _LARGEST:  # an error of nearly 0: no room, and no weight
+        # an error of nearly 0: no room, and no weight
+        if not max(map(abs, weighed)) < _LARGEST:
             weighed = Weighed()
         told = abs(value) < _LARGEST and not shared
         sums = [value, 1.0, *weighed] if told else [0.0] * 7

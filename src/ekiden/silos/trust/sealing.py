@@ -22,44 +22,60 @@ from ekiden.core.engine.wire import SERVER, Encoded
 from ekiden.silos.trust import keys
 
 Sign = Callable[[str, bytes], str]
-_PIECE = 1 << 30  # bytes that are encrypted at once; the cipher takes less than 2 GiB
+# bytes that are encrypted at once; the cipher takes less than 2 GiB
+_PIECE = 1 << 30
 _TAG = 16
 _KEY_BYTES = 32
-KEY, _SEAL = "key", "seal"  # kinds of what is signed
+# kinds of what is signed
+KEY, _SEAL = "key", "seal"
 
 
 @dataclass(frozen=True)
 class Binding:
     """What a lock is for."""
 
-    run: str  # id of the run
+    # id of the run
+    run: str
     # digest of its agreement, and so of the method, its hyperparameters and the silos' keys
     terms: str
-    sender: str  # party that sealed the value
-    key: str  # the value's name there
-    recipient: str  # party that may read it
-    step: int  # step in which it is read
+    # party that sealed the value
+    sender: str
+    # the value's name there
+    key: str
+    # party that may read it
+    recipient: str
+    # step in which it is read
+    step: int
 
 
 @dataclass(frozen=True)
 class Reader:
     """A party that may read a value."""
 
-    name: str  # a silo, or the server
-    step: int  # step in which it reads the value
-    key: str  # its X25519 public key of this run, in hexadecimal
-    proof: str = ""  # signature of `key` by its silo key; empty for the server
+    # a silo, or the server
+    name: str
+    # step in which it reads the value
+    step: int
+    # its X25519 public key of this run, in hexadecimal
+    key: str
+    # signature of `key` by its silo key; empty for the server
+    proof: str = ""
 
 
 @dataclass(frozen=True)
 class Lock:
     """What one reader needs to open a value; all bytes in hexadecimal."""
 
-    recipient: str  # party that may read the value
-    step: int  # step in which it may
-    key: str  # the recipient's public key for which the lock was made
-    wrapped: str  # the value's key and digest, encrypted
-    signature: str  # signature by the sender's silo key; empty for the server
+    # party that may read the value
+    recipient: str
+    # step in which it may
+    step: int
+    # the recipient's public key for which the lock was made
+    key: str
+    # the value's key and digest, encrypted
+    wrapped: str
+    # signature by the sender's silo key; empty for the server
+    signature: str
 
 
 class Sealed(NamedTuple):
@@ -97,12 +113,18 @@ class Plain:
 class Party:
     """Seals and opens for one party of a run."""
 
-    name: str  # name of the party
-    run: str  # id of the run
-    terms: str  # digest of its agreement
-    private: Any  # the party's X25519 key of this run
-    silos: Mapping[str, str]  # public silo key of every client
-    sign: Sign | None  # signs with the party's silo key; None for the server, which has none
+    # name of the party
+    name: str
+    # id of the run
+    run: str
+    # digest of its agreement
+    terms: str
+    # the party's X25519 key of this run
+    private: Any
+    # public silo key of every client
+    silos: Mapping[str, str]
+    # signs with the party's silo key; None for the server, which has none
+    sign: Sign | None
 
     def seal(
         self, value: Encoded, key: str, readers: Sequence[Reader]
@@ -215,7 +237,8 @@ def unlock(
         found = Encoded.of(_in_pieces(decrypt, data, _PIECE + _TAG))
         if found.digest != inside[_KEY_BYTES:].hex():
             raise ValueError("another value under the same key")
-    except Exception:  # of the cipher, of HPKE or of the hexadecimal: all mean the same
+    # of the cipher, of HPKE or of the hexadecimal: all mean the same
+    except Exception:
         raise wire.WireError(
             f"the seal of value {binding.key[:80]!r} from {binding.sender[:80]} to "
             f"{binding.recipient} for step "
