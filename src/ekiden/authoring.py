@@ -34,7 +34,7 @@ from ekiden.core.engine.method import (
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.engine.wire import SERVER, Ref
 from ekiden.core.tasks import Task
-from ekiden.core.training.fit import Forward, Objective, Penalty, Work, cross_entropy
+from ekiden.core.training.fit import Forward, Objective, Penalty, Work
 from ekiden.core.training.weights import RunningMean, Weights, mean
 
 __all__ = [
@@ -71,7 +71,6 @@ __all__ = [
     "UserError",
     "Weights",
     "Work",
-    "cross_entropy",
     "mean",
     "on_client",
     "require",

@@ -18,12 +18,24 @@ from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.methods.chain import fedelmy as diversity
-from ekiden.methods.chain.fedelmy import Measure, Paper, Released, paper_scale, released_divisor
+from ekiden.methods.chain.fedelmy import (
+    Measure,
+    Paper,
+    Released,
+    magnitude,
+    paper_scale,
+    power_of_ten,
+    released_divisor,
+)
 from tests.methods.toys import Quadratic, weights
 
 
 def f32(x: float) -> Tensor:
     return torch.tensor(x)
+
+
+def f64(x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +53,7 @@ def f32(x: float) -> Tensor:
     ],
 )
 def test_released_divisor(loss: float, d2: float, a: float) -> None:
-    assert released_divisor(loss, d2) == a
+    assert released_divisor(f64(loss), f64(d2)) == a
 
 
 @pytest.mark.parametrize(
@@ -50,12 +62,20 @@ def test_released_divisor(loss: float, d2: float, a: float) -> None:
 def test_paper_scale_brings_a_distance_one_order_below_the_loss(
     loss: float, d: float, scaled: float
 ) -> None:
-    assert d * paper_scale(loss, d) == pytest.approx(scaled)
+    assert d * float(paper_scale(f64(loss), f64(d))) == pytest.approx(scaled)
 
 
 def test_scales_survive_a_zero_loss_and_a_zero_distance() -> None:
-    assert math.isfinite(released_divisor(0.0, 1e38))
-    assert paper_scale(0.0, 0.0) == 0
+    assert released_divisor(f64(0.0), f64(1e38)).isfinite()
+    assert paper_scale(f64(0.0), f64(0.0)) == 0
+
+
+@pytest.mark.parametrize("exponent", [-30, -5, -1, 0, 1, 7, 30])
+def test_orders_of_magnitude_are_exact_at_powers_of_ten(exponent: int) -> None:
+    at = 10.0**exponent
+    assert magnitude(f64(at)) == exponent
+    assert magnitude(f64(math.nextafter(at, 0))) == exponent - 1
+    assert power_of_ten(f64(exponent)) == at
 
 
 def test_a_loss_that_is_not_finite_is_left_to_the_check_of_the_epoch() -> None:
@@ -87,7 +107,7 @@ def autograd(penalty: Paper, theta: Tensor, loss: Tensor) -> Tensor:
         )
 
     d1, d2 = torch.stack([d(m) for m in pool]).mean(), d(pool[0])
-    s1, s2 = paper_scale(float(loss), d1.item()), paper_scale(float(loss), d2.item())
+    s1, s2 = paper_scale(loss, d1.detach()), paper_scale(loss, d2.detach())
     (-penalty.alpha * s1 * d1 + penalty.beta * s2 * d2).backward()  # type: ignore[no-untyped-call]
     assert theta.grad is not None
     return theta.grad
@@ -137,7 +157,7 @@ def test_released_form_equals_walking_the_pool() -> None:
     start = torch.stack(pool).mean(0)
     d1 = torch.stack([(theta - m).pow(2).sum() for m in [*pool, start]]).mean()
     d2 = (theta - pool[0]).pow(2).sum()
-    a = released_divisor(0.8, d2.item())
+    a = released_divisor(f64(0.8), d2.detach())
     (-0.4 * d1 / a + 0.9 * d2 / a).backward()  # type: ignore[no-untyped-call]
     grad = torch.zeros(30)
     Released(pool[0], start, 0.4, 0.9)(theta.detach().float(), grad, f32(0.8))

@@ -25,7 +25,7 @@ from ekiden.core.engine.method import Size
 from ekiden.core.engine.wire import Ref
 from ekiden.core.engine.worker import Setup, Worker
 from ekiden.core.tasks import Classification, Task
-from ekiden.core.training.fit import Forward, Loss, Objective, Work, cross_entropy
+from ekiden.core.training.fit import Forward, Loss, Objective, Work
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.data import federate
@@ -310,7 +310,7 @@ def test_weight_zero_is_fedseq_with_tail_averaging_bit_for_bit(blobs: FederatedD
     for distils in (False, True):
         client = Client(worker.bench("here"), blobs.clients[0], None, 0, "key")
         objective = (
-            Distillation(client.network(start), 0.0, "both", 1.0) if distils else cross_entropy
+            Distillation(client.network(start), 0.0, "both", 1.0) if distils else client.loss
         )
         fitted.append(client.fit(start, epochs=2, objective=objective))
     assert torch.equal(fitted[0].params, fitted[1].params)

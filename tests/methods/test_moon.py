@@ -11,6 +11,8 @@ from ekiden import FederatedData, UserError, run
 from ekiden.core.engine.client import Client
 from ekiden.core.engine.worker import Job, Setup, Worker
 from ekiden.core.models.split import as_split
+from ekiden.core.tasks import Classification
+from ekiden.core.training.fit import TaskLoss
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
@@ -89,7 +91,9 @@ def test_frozen_models_stay_as_they_are() -> None:
     received, previous, student = network(), network(), Tiny().train()
     before = [{k: v.clone() for k, v in m.state_dict().items()} for m in (received, previous)]
     x, y = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
-    objective = ContrastiveLoss(as_split(received), [as_split(previous)], 5.0, 0.5)
+    objective = ContrastiveLoss(
+        as_split(received), [as_split(previous)], 5.0, 0.5, TaskLoss(Classification())
+    )
     objective(student, x, y, *(teacher(x) for teacher in objective.teachers)).backward()  # type: ignore[no-untyped-call]
     for module, values in zip((received, previous), before, strict=True):
         assert all(torch.equal(v, values[k]) for k, v in module.state_dict().items())

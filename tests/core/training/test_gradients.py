@@ -14,6 +14,7 @@ from ekiden.core.tasks import Task
 from ekiden.core.tasks.labels import Classification, MultiLabel, Regression
 from ekiden.core.training import fit as fitting
 from ekiden.core.training import gradients
+from ekiden.core.training import network as network_module
 from ekiden.core.training.feed import Feed
 from ekiden.core.training.fit import Bench, TaskLoss, fit
 from ekiden.core.training.gradients import Chain, Gradient, Pass
@@ -158,37 +159,176 @@ def test_a_hook_that_comes_later_is_called(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Replayed:
-    """Stands in for a CUDA graph: it owns its inputs, and its passes call the function again."""
+    """Stands in for a CUDA graph: it owns its arguments, and calls the function again."""
 
-    def __init__(self, make: Pass, batch: tuple[Tensor, ...]) -> None:
-        self.make, self.batch, self.count = make, [tensor.clone() for tensor in batch], 0
+    def __init__(self, function: Pass, given: tuple[Tensor, ...]) -> None:
+        self.function, self.given, self.count = function, [t.clone() for t in given], 0
 
-    def __call__(self, *batch: Tensor) -> Tensor:
-        for own, given in zip(self.batch, batch, strict=True):
-            own.copy_(given)
+    def __call__(self, *given: Tensor) -> Tensor:
+        for own, new in zip(self.given, given, strict=True):
+            own.copy_(new)
         self.count += 1
-        return self.make(*self.batch).clone()
+        return self.function(*self.given).clone()
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sam"])
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
+    """Let this CPU record as a GPU does, and return what is recorded."""
+    made: list[Replayed] = []
+
+    def record(function: Pass, given: tuple[Tensor, ...]) -> Pass:
+        made.append(Replayed(function, given))
+        return made[-1]
+
+    monkeypatch.setattr(fitting, "is_recordable", lambda network: True)
+    monkeypatch.setattr(fitting, "record", record)
+    return made
+
+
+def never(function: Pass, given: tuple[Tensor, ...]) -> None:
+    """Record nothing."""
+
+
+STEPS: list[dict[str, Any]] = [
+    {},
+    {"optimizer": "sgd", "momentum": 0.9, "clip_norm": 0.1},
+    {"select": "tail", "max_steps": 11},
+    {"select": "best"},
+]
+
+
+@pytest.mark.parametrize("training", STEPS, ids=str)
 @pytest.mark.parametrize(
     "build", [lambda: Dropping((3, 8, 8)), lambda: models.build("resnet18", (3, 8, 8), 3)]
 )
-def test_a_recording_draws_and_counts_as_autograd_does(
-    build: Callable[[], nn.Module], optimizer: str, monkeypatch: pytest.MonkeyPatch
+def test_recorded_steps_draw_and_count_as_others_do(
+    build: Callable[[], nn.Module],
+    training: dict[str, Any],
+    replayed: list[Replayed],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = dataset((3, 8, 8), 21, augment=Augment(crop=1, flip=True))
-    right = trained(bench(data, build, optimizer=optimizer))
-    made: list[Replayed] = []
+    quick = bench(data, build, **training)
+    found = trained(quick, epochs=4)
+    assert {len(recording.given[0]) for recording in replayed} >= {8, 5}
+    assert all(recording.count > 1 for recording in replayed)
+    monkeypatch.setattr(fitting, "record", never)
+    slow = bench(data, build, **training)
+    assert bits(trained(slow, epochs=4)) == bits(found)
+    assert slow.work == quick.work
 
-    def record(make: Pass, batch: tuple[Tensor, ...]) -> Pass:
-        made.append(Replayed(make, batch))
-        return made[-1]
 
-    monkeypatch.setattr(fitting, "recorder", lambda network: record)
-    assert bits(trained(bench(data, build, optimizer=optimizer))) == bits(right)
-    assert [len(recording.batch[1]) for recording in made] == [8, 5]
-    assert all(recording.count > 1 for recording in made)
+def test_steps_without_dropout_are_those_of_an_epoch_that_is_drawn_batch_by_batch(
+    replayed: list[Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = dataset((3, 8, 8), 21, augment=Augment(crop=1, flip=True))
+
+    def smooth() -> nn.Module:
+        return models.build("resnet18_gn", (3, 8, 8), 3)
+
+    found = trained(bench(data, smooth))
+    monkeypatch.setattr(fitting, "is_recordable", lambda network: False)
+    assert replayed
+    assert bits(trained(bench(data, smooth))) == bits(found)
+
+
+def test_a_later_fit_replays_from_its_first_step(replayed: list[Replayed]) -> None:
+    here = bench(dataset((1, 8, 8)), images, optimizer="sgd", momentum=0.9)
+    start = here.network.weights()
+    first = trained(here)
+    made, counts = len(replayed), [recording.count for recording in replayed]
+    here.network.load(start)
+    assert bits(trained(here)) == bits(first)
+    assert len(replayed) == made
+    assert sum(recording.count for recording in replayed) - sum(counts) == 3 * 7
+
+
+class Waiting:
+    """A penalty that says nothing about itself."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        self.calls += 1
+        grad.add_(params, alpha=self.calls)
+
+
+def test_what_may_do_something_else_in_each_step_is_not_recorded(replayed: list[Replayed]) -> None:
+    samples = dataset((5,)).train
+    train, none = Subset(samples, torch.arange(50)), Subset(samples, torch.arange(0))
+    squares: Any = {"objective": lambda forward, x, y: forward(x).square().mean()}
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"penalty": Waiting()}),
+        ({}, squares),
+        ({"optimizer": "sam"}, {}),
+    ]
+    for training, options in cases:
+        here = bench(dataset((5,)), perceptron, **training)
+        fit(here, here.network.weights(), train, none, epochs=2, seed=1, **options)
+    assert not replayed
+
+
+class Taught(fitting.Objective):
+    """The task's loss, held near a teacher's answers."""
+
+    fixed = True
+
+    def __init__(self, task: Task, teacher: nn.Module) -> None:
+        self.task, self.teacher = task, teacher
+
+    @property
+    def teachers(self) -> tuple[nn.Module]:
+        return (self.teacher,)
+
+    def __call__(self, forward: Any, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
+        outputs: Tensor = forward(x)
+        return self.task.mean_loss(outputs, y) + (outputs - answers[0]).square().mean()
+
+
+@pytest.mark.parametrize("augment", [Augment(), Augment(crop=1)])
+def test_teachers_of_recorded_steps(
+    augment: Augment, replayed: list[Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = dataset((1, 8, 8), 21, augment=augment)
+    train, none = Subset(data.train, torch.arange(21)), Subset(data.train, torch.arange(0))
+
+    def taught() -> list[bytes]:
+        here = bench(data, images)
+        objective = Taught(data.task, images().eval())
+        start = here.network.weights()
+        return bits(fit(here, start, train, none, epochs=3, seed=1, objective=objective))
+
+    found = taught()
+    assert replayed
+    monkeypatch.setattr(fitting, "is_recordable", lambda network: False)
+    assert taught() == found
+
+
+def test_a_recording_that_leaves_something_out_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What happens on the CPU while a graph is made does not happen when it is replayed."""
+    data = dataset((1, 8, 8))
+    right = trained(bench(data, images))
+
+    def lazy(function: Pass, given: tuple[Tensor, ...]) -> Pass:
+        found = function(*given)
+        return lambda *later: found
+
+    monkeypatch.setattr(fitting, "is_recordable", lambda network: True)
+    monkeypatch.setattr(fitting, "record", lazy)
+    assert bits(trained(bench(data, images))) == bits(right)
+
+
+def test_evaluation_is_recorded(replayed: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dataset((1, 8, 8))
+    here, all_samples = bench(data, images), Subset(data.train, torch.arange(50))
+    found = [fitting.evaluate(here, all_samples, 16).answers for _ in range(3)]
+    assert [len(recording.given[0]) for recording in replayed] == [16, 2]
+    monkeypatch.setattr(fitting, "is_recordable", lambda network: False)
+    right = fitting.evaluate(here, all_samples, 16).answers
+    assert all(torch.equal(answers, right) for answers in found)
 
 
 class Dropping(nn.Module):
@@ -207,21 +347,21 @@ class Dropping(nn.Module):
         return self.head(self.layers(x))  # type: ignore[no-any-return]
 
 
-def test_only_modules_that_do_the_same_in_each_step_are_recorded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_modules_that_do_the_same_in_each_step_are_recorded() -> None:
     class Gpu:
         is_cuda = True
 
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-
-    def on_gpu(module: nn.Module) -> Any:
+    def on_gpu(module: nn.Module) -> bool:
         network = Network(module)
+        network_module.compute_aligned(network.module)
         network.params = Gpu()  # type: ignore[assignment]
-        return gradients.recorder(network)
+        return gradients.is_recordable(network)
 
-    assert on_gpu(models.build("lenet", (3, 32, 32), 3)) is not None
-    assert (
-        on_gpu(Dropping((3, 8, 8))) is None
-    )  # a module of the user's may do something else each time
-    assert gradients.recorder(Network(images())) is None
+    # with biases that begin at no multiple of 16 bytes
+    assert on_gpu(models.build("lenet", (3, 32, 32), 3))
+    # a module of the user's may do something else each time
+    assert not on_gpu(Dropping((3, 8, 8)))
+    hooked = models.build("lenet", (3, 32, 32), 3)
+    hooked.register_forward_hook(lambda module, args, output: None)
+    assert not on_gpu(hooked)
+    assert not gradients.is_recordable(Network(images()))

@@ -269,6 +269,8 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
             "init": lambda: None,
             "device_count": lambda: _GPUS,
             "current_device": lambda: 0,
+            "set_device": lambda device: None,
+            "set_sync_debug_mode": lambda mode: None,
             "get_device_name": lambda device=None: "none: the CPU with a GPU's rules",
             "is_bf16_supported": lambda *_: True,
             "synchronize": lambda device=None: None,

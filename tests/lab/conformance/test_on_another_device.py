@@ -18,18 +18,22 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.cli.app import main
+from ekiden.core.base.constants import constant
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import safetensors_chunks
 from ekiden.core.data.augment import Augment
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.worker import Setup, Worker
 from ekiden.core.models.images import MaxPool
+from ekiden.core.training import fit as fitting
 from ekiden.core.training.fit import Optimizer as step_of
+from ekiden.core.training.gradients import Pass
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny, files, same
 from ekiden.methods import (
     DENSE,
     METHODS,
+    MOON,
     SCAFFOLD,
     SPFL,
     DisPFL,
@@ -48,11 +52,21 @@ from ekiden.methods import (
     OTFusion,
     RegMean,
 )
+from ekiden.methods.chain import fedelmy
 from tests.lab.conformance.elsewhere import Elsewhere, Mixed
 from tests.lab.conformance.test_every_method import ELSEWHERE, mostly, small
 from tests.silos import test_remote as remote
 
 ONE = torch.zeros(1, dtype=torch.int64)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedELMY walks a small network's pool in another way on a GPU, where asking would wait."""
+    monkeypatch.setattr(fedelmy, "_SMALL", 0)
+    # what another test made lies on no device of this one's
+    constant.cache_clear()
+
 
 MISTAKES: dict[str, Callable[[Tensor, Tensor], object]] = {
     "a sum of vectors": lambda there, here: there + here,
@@ -386,6 +400,50 @@ def test_images_give_the_bits_of_the_cpu(method: Method, changes: dict[str, Any]
     assert not mode.seen & UNORDERED - ordered
     assert found.metrics == expected.metrics
     assert same(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(rounds=2, epochs=2),
+        FedELMY(models=2, epochs=2, warmup=1),
+        FedELMY(models=2, epochs=2, warmup=1, form="released", alpha=0.5),
+        FedTasuki(epochs=2),
+        MetaFed(rounds=1, epochs=2),
+        MOON(rounds=2, epochs=2),
+        SCAFFOLD(rounds=1, epochs=3),
+    ],
+    ids=lambda method: method.title(),
+)
+@pytest.mark.parametrize("augment", [True, False])
+def test_steps_that_a_gpu_records_compute_there(
+    method: Method, augment: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording, here a call, owns its arguments; what is replayed meets nothing of the CPU."""
+    recorded: list[int] = []
+
+    def record(function: Pass, given: tuple[Tensor, ...]) -> Pass:
+        own = [tensor.clone() for tensor in given]
+        recorded.append(len(own[0]))
+
+        def replay(*now: Tensor) -> Tensor:
+            for kept, new in zip(own, now, strict=True):
+                kept.copy_(new)
+            return function(*own).clone()
+
+        return replay
+
+    found = []
+    for way in (record, lambda *_: None):
+        constant.cache_clear()
+        monkeypatch.setattr(fitting, "record", way)
+        options = on("cuda:1", augment=augment, batch_size=8)
+        with Elsewhere():
+            found.append(run(method, images(), "cnn_tiny", **options))
+    assert recorded
+    assert found[0].metrics == found[1].metrics
+    models = ([result.weights or result.personal[0]] for result in found)
+    assert all(same(a, b) for a, b in zip(*models, strict=True) if a and b)
 
 
 OPTIONS = (

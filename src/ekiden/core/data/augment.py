@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ekiden.core.base.checks import Checked, CountOrZero, Range
+from ekiden.core.base.constants import constant
 from ekiden.core.base.errors import UserError, counted
 
 
@@ -147,8 +148,7 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
         return out if unit == 1 else out.div_(unit)
     shape = (-1, *[1] * (x.ndim - 2))
     centre, spread = (
-        torch.tensor(values, dtype=torch.float64).view(shape) for values in (mean, std)
+        constant(values, torch.float64, x.device).view(shape) for values in (mean, std)
     )
-    scale = (1 / (unit * spread)).float().to(x.device)
-    offset = (-centre / spread).float().to(x.device)
+    scale, offset = (1 / (unit * spread)).float(), (-centre / spread).float()
     return (out * scale if out is x else out.mul_(scale)).add_(offset)

@@ -156,7 +156,10 @@ class Worker:
         torch.set_num_threads(setup.hardware.threads)
         keep_freed_memory()
         # in every process that computes
-        if torch.device(setup.hardware.device).type == "cuda":
+        device = torch.device(setup.hardware.device)
+        if device.type == "cuda":
+            if device.index:
+                torch.cuda.set_device(device)
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         self.setup = setup
         self.clients = clients

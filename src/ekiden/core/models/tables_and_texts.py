@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ekiden.core.base.constants import constant
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.inputs import Inputs
 from ekiden.core.models.split import SplitNetwork
@@ -94,13 +95,13 @@ class Indicators(nn.Module):
     def __init__(self, table: TableRows) -> None:
         super().__init__()
         self.numbers = table.numbers
-        self.levels = tuple(_levels(known) for known in table.vocabularies)
+        self.levels = tuple(tuple(_levels(known)) for known in table.vocabularies)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, d) rows to (b, D)."""
         codes = x[:, self.numbers :]
         each = [
-            (codes[:, k, None] == torch.tensor(levels, dtype=x.dtype, device=x.device)).to(x)
+            (codes[:, k, None] == constant(levels, x.dtype, x.device)).to(x)
             for k, levels in enumerate(self.levels)
         ]
         return torch.cat([x[:, : self.numbers], *each], dim=1)
@@ -194,10 +195,6 @@ class TableTransformerFeatures(nn.Module):
         self.blocks = Blocks(_COLUMN, 4, 2)
         self.norm = nn.LayerNorm(_COLUMN)
 
-    def _get_name(self) -> str:
-        # in the digests of run folders, which hold the network's description
-        return "TransformerFeatures"
-
     def forward(self, x: Tensor) -> Tensor:
         """(b, d) rows to (b, 32)."""
         numbers, embedded = self.row(x)
@@ -271,10 +268,6 @@ class TextTransformerFeatures(nn.Module):
         self.places = nn.Parameter(torch.randn(tokens.length, _WIDTH) * 0.02)
         self.blocks = Blocks(_WIDTH, 4, 2)
         self.norm = nn.LayerNorm(_WIDTH)
-
-    def _get_name(self) -> str:
-        # in the digests of run folders, which hold the network's description
-        return "TransformerFeatures"
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, L) tokens to (b, 64)."""

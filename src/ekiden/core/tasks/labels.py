@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.core.base.checks import CountOrZero, Positive
+from ekiden.core.base.constants import constant
 from ekiden.core.base.errors import UserError, row_text
 from ekiden.core.tasks import measures
 from ekiden.core.tasks.base import IGNORED, Metric, Need, Scores, Task, VectorTask
@@ -57,7 +58,7 @@ class Classification(VectorTask):
             return F.cross_entropy(outputs, y)
         # A sum over the batch's weights instead of b would let a sample's weight depend on the
         # others in its batch.
-        weights = torch.tensor(self.weights, device=outputs.device)
+        weights = constant(self.weights, outputs.dtype, outputs.device)
         return F.cross_entropy(outputs, y, weights, reduction="sum") / len(y)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -275,9 +276,7 @@ class Regression(ScaledTask):
         return ((y.double() - mean) / std).float()
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (
-            torch.tensor(v, dtype=torch.float64, device=like.device) for v in (self.mean, self.std)
-        )
+        mean, std = (constant(v, torch.float64, like.device) for v in (self.mean, self.std))
         return mean, std
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from math import prod
 
 import torch
@@ -56,46 +57,67 @@ class Feed:
         return not self.dataset.augment.active
 
     def batch(
-        self, subset: Subset, rows: Tensor | slice, *, train: bool, light: bool = False
+        self,
+        subset: Subset,
+        rows: Tensor | slice,
+        *,
+        train: bool,
+        light: bool = False,
+        draws: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Inputs (b, ...) and labels (b,) for positions `rows` of `subset`, augmented in training.
 
         Inputs are float32; tokens are int64, cut to the longest text of the batch. `light` inputs
         may hold only the numbers of the samples, for a network whose frozen part alone reads them
-        (`Network.light`).
+        (`Network.light`). Augmentation takes `draws` if they are given.
         """
         held = self._on_device(subset.samples)
-        return self._batch(held, subset.rows[rows].to(self.device), train=train, light=light)
+        index = subset.rows[rows].to(self.device)
+        if (train and not self.alike) or self._in_tokens(held):
+            return self._inputs(held, index, train=train, draws=draws)
+        if light and not self.dataset.inputs.ragged:
+            nothing = torch.empty((), device=self.device)
+            inputs, y = nothing.expand(len(index), *held.x.shape[1:]), held.y[index]
+        else:
+            inputs, y = self._inputs(held, index, train=train)
+        return self._marked(inputs, held, index), y
+
+    def draw(self, subset: Subset, batches: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """Return the rows (b,) of each of the training `batches`, positions in `subset`, and what
+        augments it (4, b), or nothing (0,).
+
+        All of an epoch is drawn first and moved to the device at once.
+        """
+        rows = self._rows(subset, batches)
+        if self.alike:
+            return zip(rows, repeat(torch.empty(0, device=self.device)), strict=False)
+        sizes = [len(own) for own in rows]
+        draws = torch.cat([self.dataset.augment.draw(size) for size in sizes], 1)
+        return zip(rows, torch.split(draws.to(self.device), sizes, 1), strict=True)
+
+    def _rows(self, subset: Subset, batches: list[Tensor]) -> Sequence[Tensor]:
+        """Return the rows of each of the `batches`, positions in `subset`, on the device."""
+        rows = subset.rows[torch.cat(batches)].to(self.device)
+        return torch.split(rows, [len(batch) for batch in batches])
 
     def epoch(
-        self,
-        subset: Subset,
-        batches: Sequence[Tensor],
-        *,
-        light: bool = False,
-        ahead: bool = False,
+        self, subset: Subset, batches: list[Tensor], *, light: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what `batch` gives for each of the training `batches`, positions in `subset`.
 
-        On a GPU all is drawn first if it may be drawn `ahead`: if the loss draws nothing itself. On
-        a CPU dropout draws from the same generator as augmentation, so a batch is drawn when its
-        turn comes.
+        Dropout and losses may draw from the same generator as augmentation, so a batch is drawn
+        when its turn comes.
         """
         held = self._on_device(subset.samples)
-        sizes = [len(rows) for rows in batches]
-        indices = torch.split(subset.rows[torch.cat([*batches])].to(self.device), sizes)
-        augment = self.dataset.augment
-        if ahead and augment.active and self.device.type != "cpu":
-            draws = torch.cat([augment.draw(size) for size in sizes], 1).to(self.device)
-            for index, drawn in zip(indices, torch.split(draws, sizes, 1), strict=True):
-                yield self._batch(held, index, train=True, draws=drawn)
-            return
+        indices = self._rows(subset, batches)
+        sizes = [len(index) for index in indices]
         together = 1
         if self.alike and not light and not self.dataset.inputs.ragged:
             together = self._together(sizes)
         for first in range(0, len(indices), together):
             some = indices[first : first + together]
-            inputs, y = self._batch(held, torch.cat(some), train=True, light=light)
+            samples = Subset(subset.samples, torch.cat([*some]))
+            inputs, y = self.batch(samples, slice(None), train=True, light=light)
             if len(some) == 1:
                 yield inputs, y
                 continue
@@ -114,24 +136,6 @@ class Feed:
         each = 4 * sizes[0] * prod(self.dataset.shape)
         regular = len(set(sizes[:-1])) <= 1 and each % 64 == 0
         return max(1, 2**20 // each) if regular and each else 1
-
-    def _batch(
-        self,
-        held: _Held,
-        index: Tensor,
-        *,
-        train: bool,
-        light: bool = False,
-        draws: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        if not (self.alike or not train) or self._in_tokens(held):
-            return self._inputs(held, index, train=train, draws=draws)
-        if light and not self.dataset.inputs.ragged:
-            nothing = torch.empty((), device=self.device)
-            inputs, y = nothing.expand(len(index), *held.x.shape[1:]), held.y[index]
-        else:
-            inputs, y = self._inputs(held, index, train=train)
-        return self._marked(inputs, held, index), y
 
     def _marked(self, inputs: Tensor, held: _Held, index: Tensor) -> Tensor:
         """Return a batch that says which samples it has."""

@@ -8,11 +8,12 @@ on Flower is a separate process.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from math import nan
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +21,20 @@ from torch import Tensor
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.settings import Hardware, Training, batches, derive
-from ekiden.core.data.samples import Subset
+from ekiden.core.data.samples import Samples, Subset
 from ekiden.core.tasks import Scores, Task
 from ekiden.core.tasks.base import better
 from ekiden.core.training.feed import Feed
-from ekiden.core.training.gradients import Chain, Gradient, generators, is_changed, recorder
+from ekiden.core.training.gradients import (
+    Chain,
+    Gradient,
+    Pass,
+    Shortcut,
+    generators,
+    is_changed,
+    is_recordable,
+    record,
+)
 from ekiden.core.training.network import Network
 from ekiden.core.training.private import Mechanism
 from ekiden.core.training.weights import Weights
@@ -97,9 +107,7 @@ class TaskLoss(Objective):
 
     task: Task
 
-    @property
-    def fixed(self) -> bool:
-        return True
+    fixed = True
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         return self.task.mean_loss(forward(x).float(), y)
@@ -119,23 +127,14 @@ class Penalty(Protocol):
     """A regulariser with a closed-form gradient.
 
     One that adds something up over the steps keeps it in a dict of tensors called `progress`, which
-    survives a crash together with the rest of the fit.
+    survives a crash together with the rest of the fit. One that is the same function of its tensors
+    in each step says so by `fixed = True`; a GPU may then replay it.
     """
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's,
         detached.
         """
-
-
-def cross_entropy(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy ℓ of a batch."""
-    return F.cross_entropy(forward(x).float(), y)
-
-
-def as_objective(loss: Objective | Loss) -> Objective:
-    """Return `loss`, a plain function as an objective."""
-    return loss if isinstance(loss, Objective) else FunctionLoss(loss)
 
 
 # of the time one part
@@ -156,16 +155,24 @@ class Optimizer:
     grad: Tensor  # (P,), where the gradient stands at each step
     training: Training  # which one, with its settings
     # all that must survive a crash, under torch's names: number of steps and (P,) running moments,
-    # or the (P,) buffer of the momentum, from the first step on
+    # or the (P,) buffer of the momentum
     state: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        names = []
         if self.training.adaptive:
-            self.state = {
-                "step": torch.zeros((), dtype=torch.float32, device=self.params.device),
-                "exp_avg": torch.zeros_like(self.params),
-                "exp_avg_sq": torch.zeros_like(self.params),
-            }
+            names = ["exp_avg", "exp_avg_sq"]
+            self.state["step"] = self.params.new_empty(())
+        elif self.training.momentum:
+            names = ["momentum_buffer"]
+        self.state |= {name: torch.empty_like(self.params) for name in names}
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all steps."""
+        for value in self.state.values():
+            # -0 + g is g also where g is -0, so the first step of SGD needs no case of its own
+            value.fill_(-0.0)
 
     def step(self) -> None:
         """One step along the gradient."""
@@ -194,9 +201,6 @@ class Optimizer:
         )
 
     def _sgd(self) -> None:
-        first = self.training.momentum > 0 and not self.state
-        if first:
-            self.state["momentum_buffer"] = torch.empty_like(self.grad)
         torch._fused_sgd_(
             [self.params],
             [self.grad],
@@ -207,7 +211,7 @@ class Optimizer:
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            is_first_step=first,
+            is_first_step=False,
         )
 
 
@@ -255,17 +259,56 @@ class Bench:
 def gradient_of(bench: Bench, objective: Objective) -> Gradient:
     """Return what makes the gradients of an objective; its shortcuts live as long as the network."""
     network, hardware = bench.network, bench.hardware
-    if not objective.fixed or bench.feed.dataset.inputs.ragged or is_changed(network.module):
+    suits = isinstance(objective, TaskLoss) and hardware.precision == "float32"
+    if not suits or bench.feed.dataset.inputs.ragged or is_changed(network.module):
         return Gradient(network, hardware, objective)
     key = (objective, hardware)
-    found: Gradient | None = network.gradients.get(key)
-    if found is None:
-        chain = None
-        if isinstance(objective, TaskLoss) and hardware.precision == "float32":
-            chain = Chain.of(network, objective.task)
-        shortcut = recorder(network) if chain is None else chain.shortcut
-        found = network.gradients[key] = Gradient(network, hardware, objective, shortcut)
-    return found
+    if key not in network.shortcuts:
+        chain = Chain.of(network, bench.task)
+        network.shortcuts[key] = Shortcut(network, chain.quicker) if chain else None
+    return Gradient(network, hardware, objective, network.shortcuts[key])
+
+
+def steps_of(
+    bench: Bench, objective: Objective, penalty: Penalty | None, samples: Samples
+) -> tuple[Optimizer, Shortcut | None]:
+    """Return the optimiser of a fit, and what a GPU replays its steps by, if it may.
+
+    They are used again where equal arguments say that the steps are the same.
+    """
+    network, training = bench.network, bench.training
+    optimizer = Optimizer(network.params, network.grad, training)
+    if not is_replayed(bench, objective, penalty):
+        return optimizer, None
+    changing = (network.params, *optimizer.state.values(), *progress_of(penalty).values())
+    shortcut = Shortcut(network, record, changing)
+    if penalty is not None or objective.teachers:
+        return optimizer, shortcut
+    # with as many sample sets, recording again costs less than their memory
+    if len(network.shortcuts) > 16:
+        network.shortcuts.clear()
+    key = (objective, training, bench.hardware, bench.feed, samples)
+    optimizer, shortcut = network.shortcuts.setdefault(key, (optimizer, shortcut))
+    optimizer.restart()
+    return optimizer, shortcut
+
+
+def is_replayed(bench: Bench, objective: Objective, penalty: Penalty | None) -> bool:
+    """Return whether a GPU may replay the steps of a fit: whether all do the same."""
+    return (
+        objective.fixed
+        and (penalty is None or getattr(penalty, "fixed", False))
+        and bench.private is None
+        and bench.training.optimizer != "sam"
+        and not bench.feed.dataset.inputs.ragged
+        and is_recordable(bench.network)
+    )
+
+
+def progress_of(penalty: Penalty | None) -> dict[str, Tensor]:
+    """Return what a penalty adds up."""
+    progress: dict[str, Tensor] = getattr(penalty, "progress", {})
+    return progress
 
 
 def kept(grad: Tensor, limit: float) -> Tensor:
@@ -306,23 +349,25 @@ def fit(
             f"{bench.where}: the method trains on a loss of its own, for which --dp promises "
             "nothing"
         )
-    light = network.light and (isinstance(objective, TaskLoss) or objective is cross_entropy)
-    objective = as_objective(objective)
+    if not isinstance(objective, Objective):
+        objective = FunctionLoss(objective)
     network.load(start)
     run = _Run(
         bench,
+        train,
+        objective,
+        penalty,
         gradient_of(bench, objective),
-        Optimizer(network.params, network.grad, training),
+        *steps_of(bench, objective, penalty, train.samples),
         training.steps(len(train), epochs),
-        getattr(penalty, "progress", {}),
-        light=light,
+        light=network.light and isinstance(objective, TaskLoss),
         lengths=None if bench.private else bench.feed.lengths(train),
     )
     # max_steps may end it earlier
     epochs = -(-run.total // batches(len(train), training.batch_size))
     first = run.restore(key)
     if first < epochs and run.total >= batches(len(train), training.batch_size):
-        run.ask(objective, train, count=first == 0)
+        run.ask(count=first == 0)
     device = bench.feed.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for epoch in range(first, epochs):
@@ -330,7 +375,7 @@ def fit(
                 generator.manual_seed(
                     bench.private.noise.seed(epoch) if bench.private else derive(seed, epoch)
                 )
-            run.epoch(epoch, train, penalty, objective)
+            run.epoch(epoch)
             if training.select == "best":
                 run.keep_best(val)
             bench.watch(epoch + 1, epochs)
@@ -344,134 +389,130 @@ class _Run:
     """One fit in progress; `state` lists all that must survive a crash."""
 
     bench: Bench
+    train: Subset
+    objective: Objective
+    penalty: Penalty | None
     gradient: Gradient
     optimizer: Optimizer
+    shortcut: Shortcut | None
     total: int
-    progress: dict[str, Tensor]
     light: bool = False  # whether numbers of samples are enough as inputs
     lengths: Tensor | None = None
     step: int = 0
     score: float = nan  # of the best epoch; higher is better
     chosen: Weights | None = None  # best epoch, or running mean of the tail
     averaged: int = 0
-    answers: tuple[Tensor, ...] | None = None  # of the teachers, for all samples
+    answers: tuple[Tensor, ...] = ()  # of the teachers, for all samples, if they are kept
     work: Work = field(default_factory=Work)
     saved_at: float = field(default_factory=time.monotonic)
     saving_took: float = 0.0
 
-    def ask(self, objective: Objective, train: Subset, *, count: bool) -> None:
+    def ask(self, *, count: bool) -> None:
         """Keep the teachers' outputs for all samples, if each sample is always the same input."""
-        if not objective.teachers or not self.bench.feed.alike:
+        train = self.train
+        if not self.objective.teachers or not self.bench.feed.alike:
             return
         parts = torch.split(torch.arange(len(train)), 512)
-        each = [
-            _answers(self.bench, objective, self.bench.feed.batch(train, rows, train=True)[0])
-            for rows in parts
-        ]
+        each = [self._ask(self.bench.feed.batch(train, rows, train=True)[0]) for rows in parts]
         self.answers = tuple(map(torch.cat, zip(*each, strict=True)))
         if count:
-            self.work.forward += len(objective.teachers) * len(train)
+            self.work.forward += len(self.objective.teachers) * len(train)
 
-    def drawn(self, train: Subset) -> list[Tensor]:
+    def _ask(self, x: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad(), self.bench.autocast():
+            return tuple(teacher(x).float() for teacher in self.objective.teachers)
+
+    def drawn(self) -> list[Tensor]:
         """Draw the batches of an epoch, as positions in `train`, up to the last step of the fit."""
         size, private = self.bench.training.batch_size, self.bench.private
         left = self.total - self.step
         if private is None:
-            return shuffled(len(train), size, self.lengths)[:left]
-        steps = min(batches(len(train), size), left)
+            return shuffled(len(self.train), size, self.lengths)[:left]
+        steps = min(batches(len(self.train), size), left)
         return [private.rows(self.step + i) for i in range(steps)]
 
-    def taught(self, objective: Objective, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return the teachers' outputs for a batch, or at least for the part of it that the
-        objective needs.
-        """
-        if not objective.teachers:
-            return ()
-        if self.answers is not None:
-            rows = rows.to(self.bench.feed.device)
-            return tuple(answers[rows] for answers in self.answers)
-        x = x[: objective.asks(len(x))]
-        self.work.forward += len(objective.teachers) * len(x)
-        return _answers(self.bench, objective, x)
-
-    def epoch(
-        self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective
-    ) -> None:
-        bench, network, training = self.bench, self.bench.network, self.bench.training
+    def epoch(self, epoch: int) -> None:
+        """Train for one epoch."""
+        bench, training, feed = self.bench, self.bench.training, self.bench.feed
         # One sample has no batch statistics: such a client trains with the running ones.
-        network.module.train(len(train) > 1)
-        drawn = self.drawn(train)
-        inputs = bench.feed.epoch(train, drawn, light=self.light, ahead=objective.fixed)
+        bench.network.module.train(len(self.train) > 1)
+        drawn = self.drawn()
+        if self.shortcut is None:
+            take: Pass = self._step
+            inputs: Iterable[tuple[Tensor, ...]] = feed.epoch(self.train, drawn, light=self.light)
+        else:
+            take = partial(self.shortcut, self._step_from_rows)
+            inputs = feed.draw(self.train, drawn)
         losses = []
-        for rows, (x, y) in zip(drawn, inputs, strict=True):
-            losses.append(self._make_gradient(objective, x, y, self.taught(objective, x, rows)))
-            if penalty is not None:
-                penalty(network.params, network.grad, losses[-1])
-            if training.clip_norm:
-                network.grad.mul_(kept(network.grad, training.clip_norm))
-            with torch.no_grad():
-                self.optimizer.step()
+        for rows, given in zip(drawn, inputs, strict=True):
+            known = (answers[rows.to(feed.device)] for answers in self.answers)
+            try:
+                losses.append(take(*given, *known))
+            except ValueError as error:  # BatchNorm, of a mini-batch of one
+                raise UserError(f"{bench.where}: {error}: use a larger --batch-size") from None
+            self._count(len(rows))
             self.step += 1
             if training.select == "tail" and self.step > self.total * (1 - training.tail):
                 self._average()
         self._check(torch.stack(losses), epoch)
 
-    def _make_gradient(
-        self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...]
-    ) -> Tensor:
-        """Make the gradient of a step as the training says, and return the loss ()."""
+    def _count(self, size: int) -> None:
+        """Count the work of a step."""
+        objective = self.objective
         if self.bench.private is not None:
-            return self._noisy(self.bench.private, x, y)
-        if self.bench.training.optimizer != "sam":
-            return self._gradient(objective, x, y, answers)
-        draws = [generator.get_state() for generator in generators(self.bench.feed.device)]
-        loss = self._gradient(objective, x, y, answers)
-        self._ascend(objective, x, y, answers, draws)
-        return loss
+            # what is drawn varies, and stays unknown
+            size = round(self.bench.private.batch)
+        for _ in range(2 if self.bench.training.optimizer == "sam" else 1):
+            self.work.add(Work(size, size))
+            self.work.add(objective.further(size))
+        if not self.answers:
+            self.work.forward += len(objective.teachers) * objective.asks(size)
 
-    def _gradient(
-        self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...]
-    ) -> Tensor:
-        try:
+    def _step_from_rows(self, rows: Tensor, draws: Tensor, *answers: Tensor) -> Tensor:
+        """Take one step on these rows of the samples; see `Feed.draw`."""
+        samples = Subset(self.train.samples, rows)
+        x, y = self.bench.feed.batch(samples, slice(None), train=True, draws=draws)
+        return self._step(x, y, *answers)
+
+    def _step(self, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
+        """Take one step, and return the loss ()."""
+        bench, network, training = self.bench, self.bench.network, self.bench.training
+        if not answers and self.objective.teachers:
+            answers = self._ask(x[: self.objective.asks(len(x))])
+        if bench.private is not None:
+            # the loss stays unknown, and so does its size
+            loss = torch.full((), nan)
+            network.grad.zero_()
+            with bench.autocast():
+                bench.private.gradient(network, x, y, bench.task.mean_loss, self.step)
+        elif training.optimizer == "sam":
+            loss = self._sharp(x, y, *answers)
+        else:
             loss = self.gradient(x, y, *answers)
-        except ValueError as error:  # BatchNorm, of a mini-batch of one
-            raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
-        self.work.add(Work(len(y), len(y)))
-        self.work.add(objective.further(len(y)))
+        if self.penalty is not None:
+            self.penalty(network.params, network.grad, loss)
+        if training.clip_norm:
+            network.grad.mul_(kept(network.grad, training.clip_norm))
+        with torch.no_grad():
+            self.optimizer.step()
         return loss
 
-    def _noisy(self, private: Mechanism, x: Tensor, y: Tensor) -> Tensor:
-        """Make the gradient of a differentially private step; its loss stays unknown, and so does
-        its size.
-        """
-        network, task = self.bench.network, self.bench.task
-        network.grad.zero_()
-        with self.bench.autocast():
-            private.gradient(network, x, y, task.mean_loss, self.step)
-        self.work.add(Work(round(private.batch), round(private.batch)))
-        return torch.full((), torch.nan)
-
-    def _ascend(
-        self,
-        objective: Objective,
-        x: Tensor,
-        y: Tensor,
-        answers: tuple[Tensor, ...],
-        draws: list[Tensor],
-    ) -> None:
-        """Replace the gradient by that at w + ρ g / ‖g‖, with the same dropout (`draws`: the
-        generators' states).
+    def _sharp(self, *batch: Tensor) -> Tensor:
+        """Make the gradient at w + ρ g / ‖g‖, with the same dropout as g, and return the loss at w.
 
         Running statistics stay those of the first pass.
         """
-        network = self.bench.network
+        network, draws = self.bench.network, generators(self.bench.feed.device)
+        states = [draw.get_state() for draw in draws]
+        loss = self.gradient(*batch)
         before = network.weights()
         scale = self.bench.training.rho / (network.grad.norm() + 1e-12)
         network.params.add_(network.grad * scale)
-        for generator, state in zip(generators(self.bench.feed.device), draws, strict=True):
-            generator.set_state(state)
-        self._gradient(objective, x, y, answers)
+        for draw, state in zip(draws, states, strict=True):
+            draw.set_state(state)
+        self.gradient(*batch)
         network.load(before)
+        return loss
 
     def _average(self) -> None:
         network = self.bench.network
@@ -483,11 +524,12 @@ class _Run:
     def _check(self, losses: Tensor, epoch: int) -> None:
         finite = torch.isfinite(losses) | (self.bench.private is not None)
         # A sum is NaN or infinite if any value is; it needs no second vector.
-        if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params.sum())):
-            batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1
+        finite[-1] &= torch.isfinite(self.bench.network.params.sum())
+        wrong = (~finite).nonzero()
+        if len(wrong):
             raise Diverged(
                 f"{self.bench.where}: loss or weights became NaN or infinite in epoch {epoch + 1}, "
-                f"batch {batch + 1}: lower --lr (now {self.bench.training.lr}) or check this "
+                f"batch {int(wrong[0]) + 1}: lower --lr (now {self.bench.training.lr}) or check this "
                 "client's data; the last good model is kept"
             )
 
@@ -495,10 +537,9 @@ class _Run:
         """Keep the first epoch with the strictly best validation score; the last one if none is
         defined, or without such data.
         """
-        network, score = self.bench.network, nan
-        if len(val):
-            score = self.bench.task.headline.signed(evaluate(self.bench, val).score())
-            self.work.forward += len(val)
+        network = self.bench.network
+        score = self.bench.task.headline.signed(evaluate(self.bench, val).score())
+        self.work.forward += len(val)
         if better(score, self.score):
             self.score = score
             self.chosen = network.weights()
@@ -528,7 +569,7 @@ class _Run:
             "numbers": torch.tensor(numbers),
             "accuracy": torch.tensor(self.score, dtype=torch.float64),
         }
-        tensors |= {f"penalty.{name}": value for name, value in self.progress.items()}
+        tensors |= {f"penalty.{name}": value for name, value in progress_of(self.penalty).items()}
         if last:
             tensors |= vars(self.result())
         else:
@@ -545,27 +586,24 @@ class _Run:
         saved = self.bench.journal.load(key) if self.bench.journal is not None else None
         if saved is None:
             return 0
-        device, network = self.bench.feed.device, self.bench.network
+        network = self.bench.network
         epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved[
             "numbers"
         ].tolist()
         self.score = saved["accuracy"].item()
-        network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
-        for name, value in self.progress.items():
+        for name, value in progress_of(self.penalty).items():
             value.copy_(saved[f"penalty.{name}"])
-        if chosen := _under("chosen.", saved, device):
-            self.chosen = Weights(**chosen)
-        self.optimizer.state |= _under("optimizer.", saved, device)
+        for name, value in self.optimizer.state.items():
+            value.copy_(saved.get(f"optimizer.{name}", value))
+        if "chosen.params" in saved:
+            network.load(_weights(saved, "chosen."))
+            self.chosen = network.weights()
+        network.load(_weights(saved))
         return int(epoch)
 
 
-def _under(prefix: str, saved: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, by the rest of their names."""
-    return {
-        name.removeprefix(prefix): value.to(device)
-        for name, value in saved.items()
-        if name.startswith(prefix)
-    }
+def _weights(saved: dict[str, Tensor], prefix: str = "") -> Weights:
+    return Weights(*(saved[prefix + name] for name in ("params", "buffers", "counters")))
 
 
 def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
@@ -575,11 +613,8 @@ def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
     network = bench.network
     network.load(model)
     network.module.eval()
-    network.grad.zero_()
     x, y = bench.feed.batch(subset, slice(None), train=False)
-    with bench.autocast():
-        loss = TaskLoss(bench.task)(network.module, x, y)
-    loss.backward()  # type: ignore[no-untyped-call]
+    Gradient(network, bench.hardware, TaskLoss(bench.task))(x, y)
     bench.work.add(Work(len(y), len(y)))
     return network.grad.clone()
 
@@ -594,17 +629,26 @@ def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | Non
         full: whether the answers are probabilities, if the task has them. None: if the headline
             metric needs them.
     """
-    module, task = bench.network.module, bench.task
+    network, module, task = bench.network, bench.network.module, bench.task
     full = task.headline.full if full is None else full
     was_training = module.training
     module.eval()
     answers, losses = [], []
-    with torch.inference_mode(), bench.autocast():
+
+    def forward(x: Tensor) -> Tensor:
+        with bench.autocast():
+            return cast(Tensor, module(x).float())
+
+    run: Pass = forward
+    if is_recordable(network) and not bench.feed.dataset.inputs.ragged:
+        shortcut = Shortcut(network, record)
+        run = partial(network.shortcuts.setdefault(bench.hardware, shortcut), forward)
+    with torch.inference_mode():
         for start in range(0, len(subset), batch):
             x, y = bench.feed.batch(
-                subset, slice(start, start + batch), train=False, light=bench.network.light
+                subset, slice(start, start + batch), train=False, light=network.light
             )
-            outputs = bench.network.module(x).float()
+            outputs = run(x)
             answers.append(task.answers(outputs, full=full))
             losses.append(task.loss(outputs, y))
     module.train(was_training)
@@ -617,11 +661,6 @@ def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | Non
         _together(answers).cpu(),
         torch.cat(losses).cpu(),
     )
-
-
-def _answers(bench: Bench, objective: Objective, x: Tensor) -> tuple[Tensor, ...]:
-    with torch.no_grad(), bench.autocast():
-        return tuple(teacher(x).float() for teacher in objective.teachers)
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:

@@ -1,14 +1,16 @@
 """The gradient of a mini-batch: by autograd, or by the same kernels without it.
 
 With a small network, most of a step passes between the kernels. So a chain of linear layers is
-written out (`Chain`), and on a GPU the two passes of a network are recorded and replayed
-(`Recording`). Such a shortcut is taken for batches of one shape once it has given the bits of
-autograd for such a batch, with this network, on this machine. Otherwise autograd does the work.
+written out (`Chain`), and on a GPU a whole step, or a pass without gradient, is recorded and
+replayed (`Recording`). Such a `Shortcut` is taken for tensors of one shape once it has given the
+bits of the plain way, with this network, on this machine.
 """
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,138 +23,180 @@ from ekiden.core.tasks.labels import Classification
 from ekiden.core.training.network import Elastic, Network
 
 Pass = Callable[..., Tensor]
-"""(inputs (b, ...), labels (b, ...), further tensors) -> the loss (), without gradient; the
-gradient is left in `network.grad`."""
+"""A function of tensors that returns one, without gradient, and may change others: the loss () of a
+batch, whose gradient is left in `network.grad`."""
 
 
+@dataclass(frozen=True)
 class Gradient:
     """Puts the gradient of the loss of a batch into `network.grad`, and returns the loss ()."""
+
+    network: Network  # what is trained
+    hardware: Hardware  # on what
+    # (network, inputs, labels, further tensors) -> the mean loss (), differentiable
+    loss: Callable[..., Tensor]
+    shortcut: "Shortcut | None" = None  # may do the same more quickly
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        if self.shortcut is None:
+            return self._by_autograd(*batch)
+        return self.shortcut(self._by_autograd, *batch)
+
+    def _by_autograd(self, *batch: Tensor) -> Tensor:
+        network = self.network
+        network.grad.zero_()
+        with self.hardware.autocast():
+            loss = self.loss(network.module, *batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+class Shortcut:
+    """A quicker way to what a function of tensors gives, taken where it gives the same bits.
+
+    The first call with tensors of some shapes is left to the function: it makes workspaces, which a
+    recording must not make. The second is done both ways and compared.
+    """
 
     def __init__(
         self,
         network: Network,
-        hardware: Hardware,
-        loss: Callable[..., Tensor],
-        shortcut: Callable[[Pass, tuple[Tensor, ...]], Pass | None] | None = None,
+        quicker: Callable[[Pass, tuple[Tensor, ...]], Pass | None],
+        changing: Sequence[Tensor] = (),
     ) -> None:
         """Prepare.
 
         Args:
-            network: what is trained.
-            hardware: on what.
-            loss: (network, inputs, labels, further tensors) -> the mean loss (), differentiable.
-            shortcut: given the pass by autograd and a batch, returns what may do the same for
-                batches of this shape.
+            network: what the function computes with.
+            quicker: given the function and its arguments, returns what may give the same for
+                arguments of these shapes.
+            changing: what the function changes, apart from the network's gradient and buffers.
         """
-        self._network = network
-        self._hardware = hardware
-        self._loss = loss
-        self._shortcut = shortcut
-        self._seen: set[Any] = set()
-        # by the shapes of a batch
-        self._passes: dict[Any, Pass] = {}
+        self._module = network.module
+        self._quicker = quicker
+        self._changing = (network.grad, network.buffers, network.counters, *changing)
+        self._draws = generators(network.params.device)
+        # None: to be compared; False: the function itself
+        self._ways: dict[Any, Pass | Literal[False] | None] = {}
 
-    def __call__(self, *batch: Tensor) -> Tensor:
-        if self._shortcut is None:
-            return self._by_autograd(*batch)
-        kind = (self._network.module.training, *[tensor.shape for tensor in batch])
-        if kind in self._passes:
-            return self._passes[kind](*batch)
-        if kind in self._seen:
-            return self._compared(kind, self._shortcut, batch)
-        # the first pass makes workspaces, which a recording must not make
-        self._seen.add(kind)
-        return self._by_autograd(*batch)
+    def __call__(self, function: Pass, *given: Tensor) -> Tensor:
+        """Return what `function` does: the same one in each call, as far as bits can tell."""
+        kind = (self._module.training, *[tensor.shape for tensor in given])
+        if kind not in self._ways:
+            self._ways[kind] = None
+            return function(*given)
+        way = self._ways[kind]
+        if way is None:
+            return self._compare(kind, function, given)
+        return way(*given) if way else function(*given)
 
-    def _by_autograd(self, *batch: Tensor) -> Tensor:
-        network = self._network
-        network.grad.zero_()
-        with self._hardware.autocast():
-            loss = self._loss(network.module, *batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+    def _compare(self, kind: Any, function: Pass, given: tuple[Tensor, ...]) -> Tensor:
+        """Return what the function gives, and note which way to take from now on."""
+        before = self._state()
+        way = self._quicker(function, given)
+        # making it may have changed what is on the CPU, and replaying it would not
+        self._restore(before)
+        found = [way(*given), *self._state()] if way else []
+        self._restore(before)
+        right = function(*given)
+        same = found and all(map(torch.equal, found, [right, *self._state()]))
+        self._ways[kind] = way if way and same else False
+        return right
 
-    def _compared(
-        self,
-        kind: Any,
-        shortcut: Callable[[Pass, tuple[Tensor, ...]], Pass | None],
-        batch: tuple[Tensor, ...],
-    ) -> Tensor:
-        """Return the loss by autograd; from now on take the shortcut, if it does the same."""
-        network = self._network
-        changing = network.grad, network.buffers, network.counters
-        draws = generators(network.params.device)
+    def _state(self) -> list[Tensor]:
+        tensors = [tensor.clone() for tensor in self._changing]
+        return tensors + [draw.get_state() for draw in self._draws]
 
-        def state() -> tuple[list[Tensor], list[Tensor]]:
-            return [t.clone() for t in changing], [draw.get_state() for draw in draws]
-
-        def restore(values: list[Tensor], drawn: list[Tensor]) -> None:
-            for tensor, value in zip(changing, values, strict=True):
-                tensor.copy_(value)
-            for draw, value in zip(draws, drawn, strict=True):
-                draw.set_state(value)
-
-        before = state()
-        loss = self._by_autograd(*batch).clone()
-        after = state()
-        restore(*before)
-        self._passes[kind] = self._by_autograd
-        if short := shortcut(self._by_autograd, batch):
-            found = [short(*batch), *changing]
-            if all(map(torch.equal, found, [loss, *after[0]])):
-                self._passes[kind] = short
-        restore(*after)
-        return loss
+    def _restore(self, state: list[Tensor]) -> None:
+        for tensor, value in zip(self._changing, state, strict=False):
+            tensor.copy_(value)
+        for draw, value in zip(self._draws, state[len(self._changing) :], strict=True):
+            draw.set_state(value)
 
 
 class Recording:
-    """A pass over a batch on a GPU as a CUDA graph, which owns its inputs."""
+    """A function of tensors on a GPU as a CUDA graph, which owns its arguments.
 
-    def __init__(self, make: Pass, batch: tuple[Tensor, ...], pool: Any) -> None:
-        self._batch = [tensor.clone() for tensor in batch]
+    All else that the function reads must live as long.
+    """
+
+    def __init__(self, function: Pass, given: tuple[Tensor, ...]) -> None:
+        self._given = [tensor.clone() for tensor in given]
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._loss = make(*self._batch)
+        pool = _keeper().pool()
+        torch.cuda.synchronize()
+        # Collecting garbage could free another graph, which a recording does not survive.
+        gc.disable()
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+                self._graph.capture_begin(pool)
+                try:
+                    self._found = function(*self._given)
+                finally:
+                    self._graph.capture_end()
+        except RuntimeError:
+            # PyTorch's memory and generator would stay in a recording that fails: this ends that of
+            # the memory, and a recording that succeeds that of the generator.
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            _keeper.cache_clear()
+            _keeper()
+            raise
+        finally:
+            gc.enable()
 
-    def __call__(self, *batch: Tensor) -> Tensor:
-        for own, given in zip(self._batch, batch, strict=True):
-            own.copy_(given)
+    def __call__(self, *given: Tensor) -> Tensor:
+        for own, new in zip(self._given, given, strict=True):
+            own.copy_(new)
         self._graph.replay()
-        return self._loss.clone()
+        return self._found.clone()
 
 
-def recorder(network: Network) -> Callable[[Pass, tuple[Tensor, ...]], Pass | None] | None:
-    """Return what records passes of a network on a GPU; None if they may differ between steps."""
-    if not network.params.is_cuda or not all(map(_does_the_same, network.module.modules())):
+def record(function: Pass, given: tuple[Tensor, ...]) -> Pass | None:
+    """Return a recording; None if the function waits for the GPU."""
+    try:
+        # found out before, since a recording in which something waits does harm
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            function(*given)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return Recording(function, given)
+    except RuntimeError:
         return None
 
-    # one is replayed at a time: they share memory
-    pool = cache(torch.cuda.graph_pool_handle)
 
-    def record(make: Pass, batch: tuple[Tensor, ...]) -> Pass | None:
-        try:
-            return Recording(make, batch, pool())
-        except RuntimeError:  # something waits for the GPU
-            return None
-
-    return record
+@cache
+def _keeper() -> torch.cuda.CUDAGraph:
+    """Return a graph that keeps the memory which all others share: one is replayed at a time."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.zeros((), device="cuda")
+    return graph
 
 
-def _does_the_same(part: nn.Module) -> bool:
-    """Return whether a module does the same in each step: PyTorch's and ours do."""
-    return type(part).__module__.startswith(("torch.nn.modules.", "ekiden.core.models."))
+def is_recordable(network: Network) -> bool:
+    """Return whether a GPU may replay passes of a network: PyTorch's modules and ours do the same in
+    each step.
+    """
+    if not network.params.is_cuda or is_changed(network.module):
+        return False
+    names = (type(part).__module__ for part in network.module.modules())
+    return all(name.startswith(("torch.nn.modules.", "ekiden.core.models.")) for name in names)
 
 
 def is_changed(module: nn.Module) -> bool:
     """Return whether a pass calls more, or something else, than the classes of the parts say."""
-    return any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-        or "forward" in vars(part)
-        for part in module.modules()
-    )
+    for part in module.modules():
+        hooks = [
+            *part._forward_hooks.values(),
+            *part._forward_pre_hooks.values(),
+            *part._backward_hooks.values(),
+            *part._backward_pre_hooks.values(),
+        ]
+        # ours align tensors
+        if "forward" in vars(part) or any(h.__module__ != Network.__module__ for h in hooks):
+            return True
+    return False
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
@@ -162,8 +206,7 @@ def generators(device: torch.device) -> list[torch.Generator]:
     """
     if device.type != "cuda":
         return [torch.default_generator]
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return [torch.default_generator, torch.cuda.default_generators[index]]
+    return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
 
 
 class _Linear:
@@ -221,7 +264,7 @@ class Chain:
             return None
         return cls(network.grad, layers, task)
 
-    def shortcut(self, make: Pass, batch: tuple[Tensor, ...]) -> Pass | None:
+    def quicker(self, make: Pass, batch: tuple[Tensor, ...]) -> Pass | None:
         """Return its pass if it can read the batch: vectors, or what is flattened to them."""
         return self if batch[0].dtype == torch.float32 and not batch[0].requires_grad else None
 

@@ -5,7 +5,7 @@ A network of plain layers can take other widths, or be read as matrices, one for
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -59,8 +59,8 @@ class Network:
         self.counters = _flatten(integers, self.params.device, torch.int64)
         self.params.grad = self.grad
         self._tensors = (trainable, [*floats, *resting], integers)
-        # ways to make gradients that hold these tensors, by what they are gradients of
-        self.gradients: dict[object, Any] = {}
+        # of work that these tensors take part in, by what says that it is the same
+        self.shortcuts: dict[object, Any] = {}
 
         # where each tensor is in `params` and `buffers`
         self.layout: Layout = layout(self.module, trainable, [*floats, *resting])
@@ -151,16 +151,16 @@ def compute_aligned(module: nn.Module) -> None:
     that 16 bytes divide. The vectors, the names of tensors and the gradients stay as they are.
     """
     for part in module.modules():
-        own = part.named_parameters(recurse=False)
-        if names := [name for name, value in own if value.data_ptr() % _WIDEST_LOAD]:
-            part.register_forward_pre_hook(partial(_copy_tensors, names))
+        if any(value.data_ptr() % _WIDEST_LOAD for value in part.parameters(recurse=False)):
+            part.register_forward_pre_hook(_copy_tensors)
             part.register_forward_hook(_drop_copies, always_call=True)
 
 
-def _copy_tensors(names: list[str], part: nn.Module, args: object) -> None:
+def _copy_tensors(part: nn.Module, args: object) -> None:
     # an attribute of this name hides the parameter
-    for name in names:
-        part.__dict__[name] = part._parameters[name].clone()  # type: ignore[union-attr]
+    for name, value in part.named_parameters(recurse=False):
+        if value.data_ptr() % _WIDEST_LOAD:
+            part.__dict__[name] = value.clone()
 
 
 def _drop_copies(part: nn.Module, args: object, outputs: object) -> None:

@@ -39,6 +39,11 @@ class Distillation(Objective):
         """The received model."""
         return (self.teacher,)
 
+    @property
+    def fixed(self) -> bool:
+        """Whether nothing is invented, which draws numbers."""
+        return not self.invented
+
     def asks(self, batch: int) -> int:
         """Return for how many samples the teacher is asked: those that invented inputs do not
         replace.

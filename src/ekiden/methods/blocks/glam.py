@@ -20,6 +20,7 @@ class GLAM(Objective):
     tau: float
     rho: float
     task: Task = field(default_factory=Classification)
+    fixed = True
 
     @property
     def teachers(self) -> tuple[Forward, ...]:

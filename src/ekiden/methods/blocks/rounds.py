@@ -71,20 +71,11 @@ class ParallelMethod(Method):
 
     rounds: int
     participation: float
-    lr_decay: float
     traits = Traits(skips=True)  # a round has fewer replies
     selection = last_iterate
 
     def steps(self, clients: int) -> int:
         return self.rounds
-
-    def drawn(self, fed: Fed) -> tuple[str, ...]:
-        """Draw the clients of this round."""
-        return sample(fed, self.participation)
-
-    def training(self, client: Client, round: int) -> Training:
-        """Return a client's settings in a round: the last iterate, at the round's learning rate."""
-        return local_training(client, self.lr_decay, round)
 
     def replies(self, clients: int) -> int:
         """Return T·m, how often clients train in all rounds."""
@@ -261,6 +252,7 @@ class Proximal:
     weight: float  # μ
     centre: Tensor
     slope: Tensor | None = None
+    fixed = True
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add the gradient; at the centre exactly 0 and the slope."""
@@ -283,9 +275,11 @@ class Corrected:
     clip_norm: float = 0.0  # what it removes from a step is missing there, too
     pull: Proximal | None = None  # counts as part of the gradient
     progress: dict[str, Tensor] = field(default_factory=dict)
+    fixed = True
 
     def __post_init__(self) -> None:
-        self.progress.update(sum=torch.zeros_like(self.slope), steps=torch.zeros(1))
+        zeros = torch.zeros_like(self.slope)
+        self.progress.update(sum=zeros, steps=zeros.new_zeros(1))
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add the gradient of the pull, take note, add the slope."""
@@ -508,7 +502,7 @@ class AveragingMethod(RobustMethod, SecureMethod):
 
     def averaged(self, fed: Fed, model: Weights, round: int) -> Weights:
         """Return what the clients of a round make of `model`, combined."""
-        chosen = self.drawn(fed)
+        chosen = sample(fed, self.participation)
         if self.secure:
             return fed.sum(self.add, chosen, model, round, len(chosen), at="server").mean(model)
         return self.combined(fed, {k: fed.call(self.train, k, model, round) for k in chosen}, model)

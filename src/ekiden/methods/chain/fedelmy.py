@@ -1,7 +1,6 @@
 """FedELMY: one-shot sequential federated learning with a pool of diverse models at each client."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -24,6 +23,7 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
+from ekiden.core.base.constants import constant
 from ekiden.core.training.weights import distance, piece
 from ekiden.methods.blocks.rounds import OrderedMethod
 
@@ -152,31 +152,54 @@ class Released:
     start: Tensor  # θ_s
     alpha: float
     beta: float
+    fixed = True
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add the gradient at `params`; a is a constant in it."""
-        factor = 2 / released_divisor(float(loss), float(distance(params, self.received)))
+        factor = 2 / released_divisor(loss, distance(params, self.received))
         if self.alpha != self.beta:  # (2/a)·[(β - α) θ + α θ_s - β θ_0]
-            grad.add_(params, alpha=factor * (self.beta - self.alpha))
-        grad.add_(self.start, alpha=factor * self.alpha)
-        grad.sub_(self.received, alpha=factor * self.beta)
+            add_scaled(grad, params, factor * (self.beta - self.alpha))
+        add_scaled(grad, self.start, factor * self.alpha)
+        add_scaled(grad, self.received, -factor * self.beta)
 
 
-def released_divisor(loss: float, d2: float) -> float:
+def released_divisor(loss: Tensor, d2: Tensor) -> Tensor:
     """A = 10^(o(d2) - o(ℓ) + 1), but 1 where that is below 1 or d2 = 0; o is the order of
     magnitude.
     """
-    if not d2 > 0:
-        return 1.0
-    above: float = 10.0 ** min(max(magnitude(d2) - magnitude(loss) + 1, 0), 300)
-    return above
+    above = power_of_ten((magnitude(d2) - magnitude(loss) + 1).clamp(min=0))
+    return torch.where(d2 > 0, above, 1.0)
 
 
-def magnitude(x: float) -> float:
-    """o(x) = floor(log10 x): 1000 is of order 3; NaN where x is NaN or infinite."""
-    if not math.isfinite(x):
-        return math.nan
-    return math.floor(math.log10(max(x, 1e-300)))
+# What is computed with orders of magnitude stays on the device: no step waits for a GPU.
+_LARGEST = 300
+
+
+def _powers(device: torch.device) -> Tensor:
+    orders = range(-_LARGEST, _LARGEST + 1)
+    return constant(tuple(10.0**k for k in orders), torch.double, device)
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """o(x) = floor(log10 x) in float64: 1000 is of order 3; NaN where x is NaN or infinite."""
+    order = torch.searchsorted(_powers(x.device), x.double(), right=True) - 1 - _LARGEST
+    return order + 0 * x.double()
+
+
+def power_of_ten(order: Tensor) -> Tensor:
+    """Return 10^order in float64, at least 1e-300 and at most 1e300; NaN for NaN."""
+    place = order.nan_to_num().clamp(-_LARGEST, _LARGEST).long() + _LARGEST
+    # an index of no dimension would wait for the GPU
+    return _powers(order.device).take(place) + 0 * order
+
+
+def add_scaled(grad: Tensor, x: Tensor, factor: Tensor) -> None:
+    """Add factor · x to `grad`."""
+    if grad.is_cpu:
+        # rounds once
+        grad.add_(x, alpha=float(factor))
+    else:
+        grad.addcmul_(x, factor.to(grad.dtype))
 
 
 @dataclass(frozen=True)
@@ -191,32 +214,33 @@ class Paper:
     measure: Measure
     alpha: float
     beta: float
+    fixed = True
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add the gradient at `params`; the scales are constants in it."""
         if self.measure in ("l1", "cosine"):
-            d = [float(measure(params, m, self.measure)) for m in self.pool]
-            for member, scale in zip(self.pool, self.scales(d, float(loss)), strict=True):
+            d = torch.stack([measure(params, m, self.measure) for m in self.pool])
+            for member, scale in zip(self.pool, self.scales(d, loss), strict=True):
                 add_gradient(params, member, self.measure, scale, grad)
             return
-        walk = self.offset_walk if len(params) <= _SMALL else self.block_walk
-        squares, add = walk(params)
-        d = (squares.sqrt() if self.measure == "l2" else squares).tolist()
-        scales = self.scales(d, float(loss))
+        # on a GPU, asking how close a member is would wait
+        small = params.is_cpu and len(params) <= _SMALL
+        squares, add = self.offset_walk(params) if small else self.block_walk(params)
         if self.measure == "l2":
             # ∇‖u‖ = u/‖u‖
-            factors = [scale / max(x, 1e-12) for scale, x in zip(scales, d, strict=True)]
+            d = squares.sqrt()
+            factors = self.scales(d, loss) / d.double().clamp(min=1e-12)
         else:
             # ∇‖u‖² = 2u
-            factors = [2 * scale for scale in scales]
-        add(grad, grad.new_tensor(factors))
+            factors = 2 * self.scales(squares, loss)
+        add(grad, factors.to(grad.dtype))
 
-    def scales(self, d: Sequence[float], loss: float) -> list[float]:
-        """Return the weights of distances `d` in the loss, as numbers: small tensors would cost
-        more than the pool.
-        """
-        pull = -self.alpha / len(d) * paper_scale(loss, sum(d) / len(d))
-        return [pull + self.beta * paper_scale(loss, d[0]), *[pull] * (len(d) - 1)]
+    def scales(self, d: Tensor, loss: Tensor) -> Tensor:
+        """Return the weights of distances `d` (S,) in the loss, in float64."""
+        d = d.double()
+        scales = (-self.alpha / len(d) * paper_scale(loss, d.mean())).repeat(len(d))
+        scales[0] += self.beta * paper_scale(loss, d[0])
+        return scales
 
     def offset_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
         """For small networks: ‖u - D_t‖² = ‖u‖² - 2 D_t u + ‖D_t‖² from θ_s, so that two passes
@@ -258,12 +282,9 @@ class Paper:
         ), add
 
 
-def paper_scale(loss: float, d: float) -> float:
+def paper_scale(loss: Tensor, d: Tensor) -> Tensor:
     """Return the factor that brings d to one order of magnitude below ℓ; 0 if d = 0."""
-    if not d > 0:
-        return 0.0
-    factor: float = 10.0 ** (magnitude(loss) - magnitude(d) - 1)
-    return factor
+    return torch.where(d > 0, power_of_ten(magnitude(loss) - magnitude(d) - 1), 0.0)
 
 
 def measure(a: Tensor, b: Tensor, kind: Measure) -> Tensor:
@@ -273,15 +294,15 @@ def measure(a: Tensor, b: Tensor, kind: Measure) -> Tensor:
     return 1 - torch.cosine_similarity(a, b, dim=0)
 
 
-def add_gradient(params: Tensor, other: Tensor, kind: Measure, scale: float, grad: Tensor) -> None:
+def add_gradient(params: Tensor, other: Tensor, kind: Measure, scale: Tensor, grad: Tensor) -> None:
     """Add scale · ∇ measure(params, other) to `grad`; where it has no gradient (equal models),
     nothing.
     """
     if kind == "l1":
-        grad.add_((params - other).sign_(), alpha=scale)
+        add_scaled(grad, (params - other).sign_(), scale)
         return
-    norm = max(float(params.norm()), 1e-12)
-    norm_other = max(float(other.norm()), 1e-12)
+    norm, norm_other = (x.norm().double().clamp(min=1e-12) for x in (params, other))
     # ∇(1 - cos) = cos·θ/‖θ‖² - m/(‖θ‖‖m‖)
-    cosine = float(params.dot(other)) / (norm * norm_other)
-    grad.add_(params, alpha=scale * cosine / norm**2).sub_(other, alpha=scale / (norm * norm_other))
+    cosine = params.dot(other).double() / (norm * norm_other)
+    add_scaled(grad, params, scale * cosine / norm**2)
+    add_scaled(grad, other, -scale / (norm * norm_other))

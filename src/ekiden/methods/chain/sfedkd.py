@@ -202,6 +202,7 @@ class Lesson(Objective):
     target: tuple[float, ...]  # α_t
     others: tuple[float, ...]  # β_t
     temperature: float
+    fixed = True
 
     @property
     def teachers(self) -> tuple[Forward, ...]:

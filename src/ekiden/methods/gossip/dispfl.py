@@ -150,6 +150,7 @@ class Inactive:
     """
 
     where: Tensor  # (P,) bool
+    fixed = True
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Drop their gradient."""

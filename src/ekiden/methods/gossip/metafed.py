@@ -139,6 +139,7 @@ class FeatureDistillation(Objective):
     teacher: Split
     weight: float
     task: Task = field(default_factory=Classification)
+    fixed = True
 
     @property
     def teachers(self) -> tuple[Forward]:

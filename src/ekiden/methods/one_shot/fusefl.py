@@ -650,6 +650,11 @@ class Through(Objective):
     loss: Objective
     columns: int  # stages of the first level
 
+    @property
+    def fixed(self) -> bool:
+        """Whether the loss is."""
+        return self.loss.fixed
+
     def further(self, batch: int) -> Work:
         """Count the passes in addition to the first."""
         return Work((self.columns - 1) * batch, 0)

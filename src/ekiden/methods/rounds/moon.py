@@ -1,7 +1,7 @@
 """MOON: model-contrastive federated learning."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +19,9 @@ from ekiden.authoring import (
     Positive,
     State,
     Weights,
-    cross_entropy,
     on_client,
 )
 from ekiden.core.models.split import Split, as_split
-from ekiden.core.training.fit import FunctionLoss
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.combining import Rule
 
@@ -74,7 +72,10 @@ class MOON(shared.RobustMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
-            asked = {k: fed.call(self.train, k, model, s.step) for k in self.drawn(fed)}
+            asked = {
+                k: fed.call(self.train, k, model, s.step)
+                for k in shared.sample(fed, self.participation)
+            }
             target = self.combined(fed, asked, model)
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
@@ -86,7 +87,7 @@ class MOON(shared.RobustMethod):
         """
         previous = client.state or []
         objective = self.contrast(client, model, previous, client.loss)
-        training = self.training(client, round)
+        training = shared.local_training(client, self.lr_decay, round)
         trained = client.fit(model, epochs=self.epochs, objective=objective, training=training)
         # without a contrast nobody would read the models
         if self.mu:
@@ -117,7 +118,12 @@ class ContrastiveLoss(Objective):
     previous: Sequence[Split]
     mu: float
     temperature: float
-    base: Objective = field(default_factory=lambda: FunctionLoss(cross_entropy))
+    base: Objective
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the base loss is."""
+        return self.base.fixed
 
     @property
     def teachers(self) -> tuple[Forward, ...]:
