@@ -122,7 +122,9 @@ def _range(dataset: Dataset) -> str:
     if any(dataset.mean) or any(s != 1 for s in dataset.std):
         mean, std = (listed((f"{v:.3g}" for v in of), 100) for of in (dataset.mean, dataset.std))
         return f"{found}, less mean {mean}, divided by {std}"
-    return found if x.dtype == torch.uint8 else f"{found}, used as they are"
+    if x.dtype != torch.uint8:
+        found += ", used as they are"
+    return found
 
 
 def _labels(dataset: Dataset) -> str:
@@ -138,7 +140,9 @@ def _labels(dataset: Dataset) -> str:
     held = task.counts(y, len(dataset.classes))
     top = dataset.classes[int(held.argmax())]
     share = 100 * float(held.max()) / max(1, int(held.sum()))
-    of = "pixels" if task.kind == "segmentation" else "training labels"
+    of = "training labels"
+    if task.kind == "segmentation":
+        of = "pixels"
     many = counted(len(dataset.classes), "class", "classes")
     return f"{task.kind}, {many}: {names}; commonest: {top} ({share:.1f} % of the {of})"
 
@@ -194,7 +198,9 @@ def table(fed: FederatedData) -> RichTable:
 
 def _short(name: str) -> str:
     """Return the name of data without the folder that they are in."""
-    return Path(name).name if Path(name).is_absolute() else name
+    if Path(name).is_absolute():
+        return Path(name).name
+    return name
 
 
 def _cells(held: NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:

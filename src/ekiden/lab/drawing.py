@@ -248,7 +248,9 @@ def _worth(row: Mapping[str, Any]) -> float:
     """Return a key by which rows of one metric are sorted, the best last."""
     if row["mean"] is None:
         return -inf
-    return float(row["mean"] if row["higher"] else -row["mean"])
+    if row["higher"]:
+        return float(row["mean"])
+    return -float(row["mean"])
 
 
 def _result(done: Sequence[Summary], *, alone: bool) -> str:
@@ -258,7 +260,9 @@ def _result(done: Sequence[Summary], *, alone: bool) -> str:
     values = [value for s in done if (value := value_of(s, headline(s).name)) is not None]
     metric = headline(done[0])
     text = spread([metric.scale * value for value in values], metric)
-    return text if alone or not text else f"{metric.name} {text}{metric.unit}"
+    if alone or not text:
+        return text
+    return f"{metric.name} {text}{metric.unit}"
 
 
 def fitted(table: RichTable, console: Console) -> RichTable:

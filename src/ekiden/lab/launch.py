@@ -147,8 +147,8 @@ class Lines:
             self._step[run], total = event.step, self._total[run]
             every = max(1, -(-total // _MOST_LINES))
             if event.step % every == 0 or event.step == total:
-                text = f"step {event.step} of {total}"
-                self._print(run, f"{text}, {event.text}" if event.text else text)
+                words = (f"step {event.step} of {total}", event.text)
+                self._print(run, ", ".join(filter(None, words)))
         elif event.step is None and self._total[run]:
             silent = time.monotonic() - self._last[run]
             if silent >= _SILENCE:
@@ -376,7 +376,9 @@ class Board:
         if waiting:
             left = f"about {duration((now - self._began) / self._done * waiting)} left"
         self.progress.update(self._all, completed=self._done, text=left)
-        error = "another process is working on it" if event.elsewhere else event.error
+        error = event.error
+        if event.elsewhere:
+            error = "another process is working on it"
         how = ", ".join(filter(None, (error or f"done in {duration(now - began)}", left)))
         _print(self._console, f"[{self._done}/{len(self._names)}] {self._names[event.run]}: {how}")
 
@@ -484,7 +486,9 @@ def _queued() -> set[str] | None:
     in the queue.
     """
     said = subprocess.run(_SQUEUE, capture_output=True, text=True, check=False)
-    return None if said.returncode else set(said.stdout.split())
+    if said.returncode:
+        return None
+    return set(said.stdout.split())
 
 
 def queue_settings(given: Sequence[str]) -> dict[str, str | int]:

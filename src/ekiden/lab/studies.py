@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
 from itertools import product
-from math import isnan, nan, sqrt
+from math import isnan, nan
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
@@ -24,6 +24,7 @@ from ekiden.core.data.samples import FederatedData
 from ekiden.core.engine.method import Method
 from ekiden.core.tasks.base import better
 from ekiden.lab.drawing import latex, table_of
+from ekiden.lab.tables.verdicts import Difference
 from ekiden.runs.api import as_federation, as_method, no_argument, run
 from ekiden.runs.result import Result, flat, task_in
 from ekiden.runs.summary import spread
@@ -101,13 +102,14 @@ class Study(Mapping[str, tuple[Result, ...]]):
         rows = []
         for label, results in self.items():
             metric = task_in(results[0].config).headline
-            gaps = [metric.scale * (a.score - b.score) for a, b in zip(results, other, strict=True)]
-            gap = f"{mean(gaps):+.2f}"
-            if len(gaps) > 1:
-                gap += f" ± {stdev(gaps) / sqrt(len(gaps)):.2f}"
+            pairs = zip(results, other, strict=True)
+            gaps = tuple(metric.scale * (a.score - b.score) for a, b in pairs)
             scores = [metric.scale * result.score for result in results]
             row = {"method": label, f"{metric.name}{metric.unit}": spread(scores, metric)}
-            row[f"minus {against}"] = "" if results is other else gap
+            row[f"minus {against}"] = ""
+            if results is not other:
+                gap = Difference(gaps, against, whole=True, bound=False)
+                row[f"minus {against}"] = str(gap)
             known = [result.majority for result in results if result.majority is not None]
             if known:
                 row["majority guess %"] = f"{100 * mean(known):.2f}"
@@ -280,8 +282,12 @@ def study(  # noqa: D417  (there are no others)
 
 def _checked_seeds(seeds: Any) -> tuple[int, ...]:
     """Return different whole numbers, or refuse others."""
-    given = seeds.tolist() if isinstance(seeds, np.ndarray) else seeds
-    whole = tuple(given) if isinstance(given, Sequence) else ()
+    given = seeds
+    if isinstance(seeds, np.ndarray):
+        given = seeds.tolist()
+    whole: tuple[Any, ...] = ()
+    if isinstance(given, Sequence):
+        whole = tuple(given)
     unfit = any(type(seed) is not int or seed < 0 for seed in whole)
     if not whole or unfit or len(set(whole)) < len(whole):
         raise UserError(
@@ -328,7 +334,9 @@ class _Results:
             self.advance(f"{name}, seed {seed}", self.done)
             named = re.sub(r"[^\w.=+/-]+", "-", name)
             at = None if self.place is None else self.place / f"{named}-seed{seed}"
-            given = silos.for_tuning() if tune else silos
+            given = silos
+            if tune:
+                given = silos.for_tuning()
             found.append(
                 run(one.method, given, training=one.training, seed=seed, folder=at, **self.options)
             )

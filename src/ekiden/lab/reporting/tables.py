@@ -149,9 +149,10 @@ def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) 
     places = ranks(experiment, done)
     cells = {}
     for result in done:
-        place = places.get(result.cell.slug, 0)
+        rank = places.get(result.cell.slug, 0)
         # only the first two are marked
-        rank = place if place <= 2 else 0
+        if rank > 2:
+            rank = 0
         cells[result.cell.row, result.cell.column] = _compared(result, rank, experiment)
     compared = "column" if experiment.methods_in_rows else "row"
     notes = [_HOW, f" Best of a {compared} bold, second underlined."]
@@ -160,7 +161,8 @@ def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) 
     about = [experiment.note]
     if reasons := [one.cell.differs for one in done if one.runs] + [experiment.differs]:
         why = "; ".join(sorted(filter(None, set(reasons))))
-        about.insert(0, f"Not comparable with print: {why}." if why else "")
+        if why:
+            about.insert(0, f"Not comparable with print: {why}.")
     if scaled := scaled_down(experiment):
         about.insert(0, f"Scaled down (budget {experiment.budget}): {scaled}.")
     if experiment.source:
@@ -174,8 +176,12 @@ def _compared(result: CellResult, rank: int, experiment: Experiment) -> _Result:
     """Return what a cell of a sweep shows."""
     cell, printed = result.cell, result.cell.published
     if not result.runs:
-        text = "cannot be run" if cell.skip else "not run"
-        return _Result(f"{text}; published {printed.mean:.2f}" if printed else text)
+        text = "not run"
+        if cell.skip:
+            text = "cannot be run"
+        if printed:
+            text += f"; published {printed.mean:.2f}"
+        return _Result(text)
     parts = [ours(result), _unit(cell.metric)]
     numbers = [result.mean, result.std, len(result.runs), cell.metric, rank or None]
     if compared := result.comparison:
@@ -216,20 +222,29 @@ def _loose(number: int, groups: Sequence[Group]) -> PlainTable:
         metric = inside[0].shown
         rivals = [g for g in inside if g.shown.name == metric.name and not g.yardstick]
         order = sorted({mean(g.values(metric.name)) for g in rivals}, reverse=metric.higher)
-        best = order[:2] if len(inside) > 1 else []
+        best = order[:2]
+        # alone, it is not the best of anything
+        if len(inside) == 1:
+            best = []
         for group in inside:
             values = group.values(group.shown.name, group.shown.scale)
             score = mean(group.values(group.shown.name))
-            rank = 1 + best.index(score) if group in rivals and score in best else 0
+            rank = 0
+            if group in rivals and score in best:
+                rank = 1 + best.index(score)
             text = "; ".join(filter(None, (spread(values), _unit(group.shown.name))))
-            std = stdev(values) if len(values) > 1 else None
+            std = None
+            if len(values) > 1:
+                std = stdev(values)
             numbers = (mean(values), std, len(values), group.shown.name, rank or None)
             cells[group.name, setting] = _Result(text, rank, numbers)
         for group in inside:
             if group.shown.name == "accuracy" and (shares := group.values("majority", 100)):
                 guesses.append(f"{setting} {mean(shares):.2f}")
                 break
-    how = _HOW if all(g.shown.name == "accuracy" for g in groups) else _HEADLINE
+    how = _HEADLINE
+    if all(g.shown.name == "accuracy" for g in groups):
+        how = _HOW
     note = f"{how} Best of a column bold, second underlined; methods that pool the data are not ranked."
     if guesses:
         note += f" Always giving the commonest class: {', '.join(guesses)}."
@@ -315,8 +330,10 @@ def _default(field: "Field[Any]") -> Any:
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
+    if value is False:
+        return [f"--no-{name}"]
+    if value is True:
+        return [f"--{name}"]
     if isinstance(value, (tuple, list)):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}", str(value)]

@@ -18,7 +18,7 @@ from rich.text import Text
 from ekiden.core.engine.method import Method
 from ekiden.lab.tables.experiment import METRICS, PAPER, Cell, Experiment, Published
 from ekiden.lab.tables.sweep import Sweep
-from ekiden.runs.summary import Summary, headline, metric_of, value_of
+from ekiden.runs.summary import Summary, headline, metric_of, spread, value_of
 
 # two-sided
 LEVEL = 0.95
@@ -50,7 +50,9 @@ class Comparison:
     @property
     def t(self) -> float | None:
         """The difference in standard errors; None if no spread is known."""
-        return None if self.error is None else self.difference / self.error
+        if self.error is None:
+            return None
+        return self.difference / self.error
 
     @property
     def limit(self) -> float | None:
@@ -76,8 +78,10 @@ class Comparison:
     def verdict(self) -> str:
         """The verdict: `consistent` if spreads explain the difference, else `above` or `below`."""
         t, limit = self.t, self.limit
+        if self.std is None:
+            return "no spread known: one seed"
         if t is None or limit is None:
-            return f"no spread known: {'one seed' if self.std is None else 'its seeds agree'}"
+            return "no spread known: its seeds agree"
         if abs(t) <= limit:
             return "consistent"
         return "above" if t > 0 else "below"
@@ -95,7 +99,9 @@ class Comparison:
         """Standard errors of the two means."""
         if self.std is None:
             return None
-        theirs = self.std if self.printed.std is None else self.printed.std
+        theirs = self.printed.std
+        if theirs is None:
+            theirs = self.std
         return self.std / sqrt(self.runs), theirs / sqrt(self.printed.runs or self.runs)
 
 
@@ -127,7 +133,9 @@ class CellResult:
     @property
     def std(self) -> float | None:
         """The standard deviation over the seeds, None for a single one."""
-        return stdev(self.values) if len(self.runs) > 1 else None
+        if len(self.runs) < 2:
+            return None
+        return stdev(self.values)
 
     @property
     def comparison(self) -> Comparison | None:
@@ -170,7 +178,7 @@ def collect(
     `more` are folders and records of the same sweep, for runs that the first lacks; folders count
     before records.
     """
-    chosen = sweep.experiment.cells if cells is None else cells
+    chosen = cells or sweep.experiment.cells
     done: dict[str, list[Summary]] = {cell.slug: [] for cell in chosen}
     left_out: dict[str, list[str]] = {cell.slug: [] for cell in chosen}
     places = [replace(one, experiment=sweep.experiment).runs(chosen) for one in (sweep, *more)]
@@ -178,7 +186,9 @@ def collect(
         cell, seed = copies[0].cell, copies[0].seed
         counted, reasons = [], []
         for state in (copy.state for copy in copies):
-            why = unmeasured(state.result, cell.metric) if state.result else state.why
+            why = state.why
+            if state.result:
+                why = unmeasured(state.result, cell.metric)
             if why:
                 reasons.append(f"{cell.label}, seed {seed} does not count: {why}")
             elif state.result:
@@ -207,8 +217,9 @@ def verdict(result: CellResult, experiment: Experiment) -> str:
     compared = result.comparison
     if compared is None:
         return "not printed" if result.runs else "not run"
-    reason = obstacle(result.cell, experiment)
-    return f"not comparable: {reason}" if reason else compared.verdict
+    if reason := obstacle(result.cell, experiment):
+        return f"not comparable: {reason}"
+    return compared.verdict
 
 
 def obstacle(cell: Cell, experiment: Experiment) -> str:
@@ -239,8 +250,9 @@ def listing(experiment: Experiment, results: Sequence[CellResult]) -> RichTable:
         value = Text("not run")
         if r.runs:
             value = Text(ours(r), style=_STYLES.get(places.get(r.cell.slug, 0), ""))
-        compared = r.comparison
-        far = f"{compared.difference:+.2f}" if compared else ""
+        far = ""
+        if compared := r.comparison:
+            far = f"{compared.difference:+.2f}"
         row, column = map(Text, names(r.cell, experiment))
         made.add_row(row, column, value, str(len(r.runs)), as_printed(r.cell.published), far)
     return made
@@ -295,7 +307,7 @@ def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
 
 def ours(result: CellResult) -> str:
     """Return mean ± standard deviation, or only the mean for a single value."""
-    return f"{result.mean:.2f}" if result.std is None else f"{result.mean:.2f} ± {result.std:.2f}"
+    return spread(result.values)
 
 
 def as_printed(value: Published | None) -> str:
@@ -309,7 +321,9 @@ def as_printed(value: Published | None) -> str:
 
 def _digits(value: float) -> str:
     """Return a number with two digits after the point, or with those that were printed."""
-    return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
+    if round(value, 2) == value:
+        return f"{value:.2f}"
+    return f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -330,14 +344,18 @@ class Difference:
     @property
     def error(self) -> float | None:
         """Standard error of the mean, s/√n; None for a single seed."""
-        return stdev(self.points) / sqrt(len(self.points)) if len(self.points) > 1 else None
+        if len(self.points) < 2:
+            return None
+        return stdev(self.points) / sqrt(len(self.points))
 
     def __str__(self) -> str:
         """Return mean ± standard error, and the number of seeds if some are missing."""
         text = f"{self.mean:+.2f}"
         if self.error is not None:
             text += f" ± {self.error:.2f}"
-        return text if self.whole else f"{text} ({len(self.points)})"
+        if not self.whole:
+            text += f" ({len(self.points)})"
+        return text
 
 
 class ComparedTask(NamedTuple):
@@ -371,8 +389,10 @@ class Contrast:
         """One row per task."""
         found = []
         for task in self.tasks:
-            best = f"{task.best}: {task.best.other}" if task.best else ""
-            found.append([task.label, *("" if d is None else str(d) for d in task.each), best])
+            row = [task.label, *(str(d or "") for d in task.each), ""]
+            if task.best:
+                row[-1] = f"{task.best}: {task.best.other}"
+            found.append(row)
         return found
 
     @property
@@ -381,7 +401,9 @@ class Contrast:
         found = [(task.label, d) for task in self.tasks for d in task.each if d and not d.bound]
         lost = [f"{task}, {d.other} ({d})" for task, d in found if d.mean < 0]
         count = f"Behind in {len(lost)} of {len(found)}"
-        return f"{count}: {'; '.join(lost)}." if lost else f"{count}."
+        if lost:
+            count += f": {'; '.join(lost)}"
+        return f"{count}."
 
     @property
     def table(self) -> RichTable:
@@ -449,8 +471,10 @@ def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str
 
 def _places(experiment: Experiment, result: CellResult) -> tuple[str, str]:
     """Return task and method of a cell."""
-    cell = result.cell
-    return (cell.column, cell.row) if experiment.methods_in_rows else (cell.row, cell.column)
+    places = result.cell.row, result.cell.column
+    if experiment.methods_in_rows:
+        return places[::-1]
+    return places
 
 
 def _pools_data(result: CellResult) -> bool:
