@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ekiden.clinic import subgroups
 from ekiden.clinic.counting import at_times, counting_of
-from ekiden.clinic.figures import CountedAnswers, Figures, figures
+from ekiden.clinic.figures import AtTime, CountedAnswers, Figures, figures
 from ekiden.clinic.heterogeneity import heterogeneity
 from ekiden.clinic.ranked import Wanted
 from ekiden.core.base.errors import UserError
@@ -62,7 +62,9 @@ def figures_of(
     """
     dataset = test.data.dataset
     train = test.task.counts(dataset.train.y, dataset.outputs).double().numpy()
-    survival = at_times(test.task, parts or [scores]) if isinstance(test.task, Survival) else ()
+    survival: tuple[AtTime, ...] = ()
+    if isinstance(test.task, Survival):
+        survival = at_times(test.task, parts or [scores])
     told = CountedAnswers(
         _counts(scores), train=train, trained=len(dataset.train), survival=survival
     )

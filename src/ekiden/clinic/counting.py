@@ -143,7 +143,9 @@ class Counting(ABC):
     @property
     def scored(self) -> int:
         """Number of classes or labels whose scores are counted, where the task has scores."""
-        return self.outputs if self.full and self.outputs <= _MOST_BINNED else 0
+        if self.full and self.outputs <= _MOST_BINNED:
+            return self.outputs
+        return 0
 
     @cached_property
     def edges(self) -> Tensor:
@@ -311,7 +313,9 @@ class OfClasses(Scored):
     @property
     def scored(self) -> int:
         """Number of classes whose scores are counted: of two, only the second."""
-        return min(super().scored, 1) if self.outputs == 2 else super().scored
+        if self.outputs == 2:
+            return min(super().scored, 1)
+        return super().scored
 
     def parts(self) -> Sequence[Counted]:
         k = self.outputs
@@ -365,7 +369,10 @@ class OfLabels(Scored):
         answer = p >= 0.5
         pairs = zip(there.long().T, answer.long().T, strict=True)
         tables = torch.stack([torch.bincount(2 * a + b, minlength=4).view(2, 2) for a, b in pairs])
-        shown = tables.sum(2).amin(1) >= (care.positives if care.positives > 1 else 0)
+        shown = tables.sum(2).amin(1) >= care.positives
+        # without a least number, labels of no sample are counted, too
+        if care.positives == 1:
+            shown[:] = True
         found = {"tables": tables * shown[:, None, None]}
         if not self.scored:
             return found
@@ -436,7 +443,9 @@ class OfNumbers(Counting):
         # mean of e²(y - mean)²
         both = e2y2 - 2 * target * e2y + target**2 * squared
         fourth = y4 - 4 * target * y3 + 6 * target**2 * squares - 3 * target**4
-        moments = np.stack([e4, both, fourth]) * (nan if n["lost"][1] else std**4)
+        moments = np.stack([e4, both, fourth]) * std**4
+        if n["lost"][1]:
+            moments = moments + nan
         return NumberSums(samples, loss, absolute * std, squared * std**2, spread * std**2, moments)
 
 
@@ -509,7 +518,9 @@ def survival_sums(s: Scores, time: float, hazard: float) -> tuple[Tensor, Tensor
     ends, event = s.y[:, 0].double(), s.y[:, 1] > 0
     without, had = status_at(s, time)
     known, followed = had | without, _followed(ends, event, ends.clamp(max=time))
-    least = float(followed[known].min()) if bool(known.any()) else 0.0
+    least = 0.0
+    if known.any():
+        least = float(followed[known].min())
     sums = torch.zeros(6, SHARES, dtype=torch.float64)
     if least < FOLLOWED:
         return sums, torch.zeros(2, dtype=torch.float64)

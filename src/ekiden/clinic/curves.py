@@ -64,7 +64,9 @@ class Curve:
 
 def _first(times: Sequence[float], survival: Numbers, left: float) -> float | None:
     reached = survival <= left
-    return times[int(reached.argmax())] if reached.any() else None
+    if not reached.any():
+        return None
+    return times[int(reached.argmax())]
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,9 @@ def ranking_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, 
     rarest = min(float(min(one.low.sum(), one.high.sum())) for one in known)
     # over classes
     summed = not isinstance(c, LabelCounts)
-    spread = sum(errors) if summed else errors
+    spread = errors
+    if summed:
+        spread = [sum(errors)]
     return {
         "auroc": _around(values["auroc"], [ranks.area_error(one) for one in known], rarest),
         "brier": _around(values["brier"], spread, c.samples, 0.0, 1.0 + summed),
@@ -351,8 +353,9 @@ def _majority(told: CountedAnswers) -> float | None:
 
 
 def _confusion(c: Counts) -> tuple[tuple[int, ...], ...]:
-    table = c.table if isinstance(c, ClassCounts) else None
-    return () if table is None else tuple(tuple(map(int, row)) for row in table[:, :-1])
+    if not isinstance(c, ClassCounts) or c.table is None:
+        return ()
+    return tuple(tuple(map(int, row)) for row in c.table[:, :-1])
 
 
 def _rows(each: Mapping[str, Floats]) -> tuple[Mapping[str, float], ...]:

@@ -79,7 +79,9 @@ def recalibrated(ranked: Ranked, *, shift: bool) -> tuple[float, float] | None:
         other class.
     """
     logits = _logits(ranked)
-    columns = [logits, np.ones_like(logits)] if shift else [logits]
+    columns = [logits]
+    if shift:
+        columns.append(np.ones_like(logits))
     found = _logistic(ranked, np.stack(columns))
     if found is None or found[0][0] <= 0:
         return None
@@ -180,7 +182,9 @@ def delong(ranked: Ranked) -> Interval:
         return share
     middle, spread = np.log(area / (1 - area)), Z * error / (area * (1 - area))
     low, high = (float(1 / (1 + np.exp(-(middle + sign * spread)))) for sign in (-1, 1))
-    return (low, high) if rare >= _FEW else (min(low, share[0]), max(high, share[1]))
+    if rare < _FEW:
+        return min(low, share[0]), max(high, share[1])
+    return low, high
 
 
 def thresholds(ranked: Ranked, wanted: Wanted) -> tuple[Threshold, ...]:

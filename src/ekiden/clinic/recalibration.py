@@ -85,7 +85,9 @@ class Recalibration(Checked):
 def model_in(folder: Path) -> str:
     """Return the digest of the file of a run's global model; "" if there is none."""
     file = folder / "model.safetensors"
-    return hashlib.sha256(read_regular(file, 1 << 62)).hexdigest() if file.exists() else ""
+    if not file.exists():
+        return ""
+    return hashlib.sha256(read_regular(file, 1 << 62)).hexdigest()
 
 
 class Recalibrated(nn.Module):
@@ -133,4 +135,6 @@ def kept_subgroups(folder: Path) -> Mapping[str, Any]:
         raise UserError(
             f"{folder / SUBGROUPS} is damaged: remove it, or run `ekiden evaluate --by` again"
         ) from None
-    return found if found.get("model") == model_in(folder) else {}
+    if found.get("model") != model_in(folder):
+        return {}
+    return found

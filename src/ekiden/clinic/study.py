@@ -124,7 +124,9 @@ def _sources(data: str, silos: Sequence[str]) -> list[tuple[str, Path]]:
 
 
 def _entry(name: str, value: str, remark: str = "") -> str:
-    return f"{name} = {value}  # {remark}\n" if remark else f"{name} = {value}\n"
+    if remark:
+        value += f"  # {remark}"
+    return f"{name} = {value}\n"
 
 
 def _kind(name: str) -> str:
@@ -135,7 +137,9 @@ def _features(raws: Sequence[Raw], reading: Reading) -> dict[str, str]:
     """Draft the columns that a model gets."""
     first = raws[0]
     if first.kind is not Table:
-        kind = first.kind.column if first.kind.column in SAMPLES else "array"
+        kind = "array"
+        if first.kind.column in SAMPLES:
+            kind = first.kind.column
         return {_sample_column(first, reading): _kind(kind)}
     found = {}
     for name in first.images.column_names:
@@ -264,7 +268,9 @@ class CohortCell:
     def __str__(self) -> str:
         if self.mean is not None and self.deviation is not None:
             return f"{self.mean:.4g} ({self.deviation:.3g})"
-        return f"{self.count:,} ({100 * self.share:.1f} %)" if self.count else "-"
+        if not self.count:
+            return "-"
+        return f"{self.count:,} ({100 * self.share:.1f} %)"
 
 
 @dataclass(frozen=True)
@@ -335,7 +341,9 @@ def survival(told: Sequence[ColumnSums]) -> curves.Compared | None:
     names = [
         name.removeprefix(target("")) for name in told[0].moments if name not in told[0].missing
     ]
-    return curves.compared(names[0], given) if given else None
+    if not given:
+        return None
+    return curves.compared(names[0], given)
 
 
 def cohort_sums(fed: FederatedData, times: Sequence[float] = ()) -> list[ColumnSums]:

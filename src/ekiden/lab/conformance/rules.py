@@ -190,7 +190,9 @@ def ends_after_its_steps(subject: Subject) -> None:
     result = subject.plain
     done = [row["step"] for row in result.metrics]
     if done != list(range(1, subject.steps + 1)):
-        many = f"more than {subject.steps}" if len(done) > subject.steps else str(len(done))
+        many = str(len(done))
+        if len(done) > subject.steps:
+            many = f"more than {subject.steps}"
         raise Broken(f"a run over {CLIENTS} clients has {many} steps, `steps` says {subject.steps}")
     models = _models(result)
     if not models:
@@ -244,7 +246,9 @@ def ledger_equals_the_cost(subject: Subject) -> None:
     size = Size.of(Network(of_method(Tiny, method, (4,), 3, 3, Classification())()), (4,))
     cost, moved = method.cost(CLIENTS, size), method.moved(result.state, CLIENTS, size)
     if result.bytes != moved:
-        says = "cost" if type(method).moved is Method.moved else "moved"
+        says = "moved"
+        if type(method).moved is Method.moved:
+            says = "cost"
         raise Broken(
             f"{result.bytes} bytes moved between {CLIENTS} clients, `{says}` says {moved} (M is "
             f"{int(size)})"
@@ -318,7 +322,9 @@ def _attempts(subject: Subject) -> Iterator[tuple[Any, float]]:
     kinds = vars(subject.default)
     counts = [name for name in subject.counts if name != "rounds" and kinds[name] > 10]
     short, long = (replace(method, **dict.fromkeys(counts, count)) for count in (5, 20))
-    more = replace(long, **{"rounds": 8}) if "rounds" in kinds else long
+    more = long
+    if "rounds" in kinds:
+        more = replace(long, **{"rounds": 8})
     yield from ((short, 0.1), (long, 0.1), (more, 0.1), (more, 0.01))
 
 
@@ -331,7 +337,9 @@ def difference(a: Result, b: Result) -> str:
     if a.ledger != b.ledger:
         return "another ledger"
     models = zip((a.weights, *a.personal), (b.weights, *b.personal), strict=True)
-    return "" if all(same(x, y) for x, y in models) else "another model"
+    if not all(same(x, y) for x, y in models):
+        return "another model"
+    return ""
 
 
 SHAPES: tuple[Method, ...] = (

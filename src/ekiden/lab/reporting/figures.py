@@ -257,7 +257,9 @@ def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
     """Write as many names as are readable."""
     across, down = (-(-len(names) // 40) for names in (columns, rows))
     left, under = ([cut(name, _LONGEST) for name in names] for names in (rows, columns))
-    turned = 90 if max(map(len, under)) > 3 else 0
+    turned = 0
+    if max(map(len, under)) > 3:
+        turned = 90
     axes.set_xticks(np.arange(0, len(columns), across) + 0.5, under[::across], rotation=turned)
     axes.set_yticks(np.arange(0, len(rows), down) + 0.5, left[::down])
     axes.tick_params(length=0)
@@ -333,7 +335,9 @@ def hops(run: Summary) -> list[str] | None:
             clients.append(target)
         elif step != len(clients) - 1 or target != clients[-1]:
             return None
-    return clients if len(clients) == len(run.metrics) > 1 else None
+    if len(clients) != len(run.metrics) or len(clients) < 2:
+        return None
+    return clients
 
 
 def forgetting(group: Group, number: int) -> Drawing | Missing | None:
@@ -384,7 +388,9 @@ def lost_points(values: NDArray[np.float64], trained: Sequence[int]) -> float | 
         since = values[list(trained).index(column) :, column]
         if np.isfinite(since).all():
             losses.append(float(since.max() - since[-1]))
-    return float(np.mean(losses)) if losses else None
+    if not losses:
+        return None
+    return float(np.mean(losses))
 
 
 def _scaled(values: Sequence[float | None], metric: Metric) -> list[float]:
@@ -393,8 +399,12 @@ def _scaled(values: Sequence[float | None], metric: Metric) -> list[float]:
 
 def _named(metric: Metric, *, first: bool = True) -> str:
     """Return the metric's name for a sentence, capitalised if it is the first word."""
-    name = f"{metric.name[0].upper()}{metric.name[1:]}" if first else metric.name
-    return f"{name} in per cent" if metric.share else name
+    name = metric.name
+    if first:
+        name = f"{name[0].upper()}{name[1:]}"
+    if metric.share:
+        name += " in per cent"
+    return name
 
 
 def ledger(group: Group, number: int) -> Drawing | Missing:

@@ -203,7 +203,9 @@ def _by_setting(
 def _forgetting(chosen: Details) -> list[Item]:
     def make(group: Group, number: int) -> list[Item]:
         item = forgetting(group, number)
-        return [item] if item is not None else []
+        if item is None:
+            return []
+        return [item]
 
     # `_section` joins the names of those that lack figures for one reason
     why = "no model is handed from client to client"

@@ -120,7 +120,9 @@ def collect(paths: Sequence[Path]) -> Found:
             left_out.append((folder, why))
     if not runs:
         folder, why = left_out[0]
-        more = f"; {len(left_out) - 1} more are left out too" if len(left_out) > 1 else ""
+        more = ""
+        if len(left_out) > 1:
+            more = f"; {len(left_out) - 1} more are left out too"
         raise UserError(f"no finished run to report: {folder}: {why}{more}")
     sweeps = []
     for folder in _distinct(file.parent for path in paths for file in sorted(path.rglob(MARK))):
@@ -156,7 +158,9 @@ def find(path: Path) -> list[Path]:
     """Return the run folders at or below a path, in the order of their names."""
     refuse_records(path)
     if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
+        what = "does not exist"
+        if path.exists():
+            what = "is a file"
         raise UserError(f"{path} {what}: give run folders, or a folder that holds them")
     found = runs_in(path)
     if not found:
@@ -181,7 +185,9 @@ def _read(folder: Path) -> Summary:
 def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a sweep noted in a run."""
     swept = config.get("sweep")
-    return swept if isinstance(swept, dict) else {}
+    if not isinstance(swept, dict):
+        return {}
+    return swept
 
 
 def _alike(config: Mapping[str, Any]) -> str:

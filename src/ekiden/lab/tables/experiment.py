@@ -183,7 +183,9 @@ class Cell:
     @property
     def measured(self) -> str:
         """What the metric was measured on. Only values with the same answer are compared."""
-        return self.metric if self.metric in OWN_DATA else "union"
+        if self.metric in OWN_DATA:
+            return self.metric
+        return "union"
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,9 @@ def select(
             found |= slugs
         return found
 
-    kept = named(only) if only else {c.slug for c in cells}
+    kept = {c.slug for c in cells}
+    if only:
+        kept = named(only)
     kept -= named(without)
     if not kept:
         raise UserError("--without leaves no cell: name fewer")
@@ -212,8 +214,10 @@ class Sweep:
     @property
     def command(self) -> str:
         """The command that runs the sweep."""
-        budget = [] if self.experiment.budget == PAPER else ["--budget", self.experiment.budget]
-        return shlex.join(["ekiden", "sweep", self.file, *budget])
+        words = ["ekiden", "sweep", self.file]
+        if self.experiment.budget != PAPER:
+            words += ["--budget", self.experiment.budget]
+        return shlex.join(words)
 
 
 def plan_sweep(
@@ -225,7 +229,9 @@ def plan_sweep(
 ) -> Sweep:
     """Make the sweep over a file; nothing is written."""
     found = experiment.read(file, budget)
-    name = file.stem if budget == PAPER else f"{file.stem}-{budget}"
+    name = file.stem
+    if budget != PAPER:
+        name += f"-{budget}"
     known = _known(recorded, file.stem, budget)
     sweep = Sweep(found, out or Path("runs") / name, _short(file), known.runs if known else {})
     if (sweep.folder / MARK).exists():
@@ -239,7 +245,9 @@ def plan_sweep(
         raise UserError(
             f"{sweep.folder} is not empty and not a sweep folder: choose another one by --out"
         )
-    return replace(sweep, records={**_reused(sweep, reuse), **sweep.records}) if reuse else sweep
+    if not reuse:
+        return sweep
+    return replace(sweep, records={**_reused(sweep, reuse), **sweep.records})
 
 
 def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
@@ -286,7 +294,9 @@ def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[Launc
     changed = [(run, state.changed) for run, state in states if state.changed]
     if changed:
         run, different = changed[0]
-        more = f" (and {len(changed) - 1} other runs)" if len(changed) > 1 else ""
+        more = ""
+        if len(changed) > 1:
+            more = f" (and {len(changed) - 1} other runs)"
         where = f"{run.folder} was run"
         hint = "that folder to run it again, or give another one for the sweep by --out"
         if not run.begun:
@@ -527,7 +537,9 @@ def _failed(folder: Path) -> dict[str, str]:
 def _short(file: Path) -> str:
     """Return a path relative to the current folder, if it is below that."""
     whole, here = file.absolute(), Path.cwd()
-    return str(whole.relative_to(here) if whole.is_relative_to(here) else file)
+    if whole.is_relative_to(here):
+        return str(whole.relative_to(here))
+    return str(file)
 
 
 def _content(path: Path) -> str:
