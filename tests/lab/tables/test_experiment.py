@@ -210,7 +210,7 @@ MISTAKES = [
         "write a row of its own for each printed value",
     ),
     ('printed = ["39.50 ± 1.25", 40]', "warmup = [1, 2]", "would share a run folder"),
-    ('label = "second"', 'label = "{beta}"\nclients = [2, 3]', "the label names 'beta'"),
+    ('label = "second"', 'label = "{beta}"\nclients = [2, 3]', "settings as {clients}: 'beta'"),
     (
         'label = "second"',
         'label = "{clients.beta}"\nclients = [2, 3]',

@@ -147,7 +147,7 @@ class GLM(TableMethod):
     events (--task survival), stratified by client, ties as Efron's"""
     laps: Annotated[int, Range(least=4, most=100)] = 15
     """T, passes over all clients, for at most as many of Newton's steps; linear regression makes
-    one"""
+    one, and --firth 2T - 1"""
     ridge: NonNegative = 0.0
     """λ: subtract λ/2 of the squared coefficients, of numbers as they are scaled and without
     constants, from the log-likelihood. Then estimates are finite, and columns may follow from each
@@ -336,6 +336,9 @@ class GLM(TableMethod):
     def _laps(self) -> int:
         if self.family == "linear":
             return 1
+        if self.firth:
+            # two laps a step, but for the first: it needs no information
+            return 2 * self.laps - 1
         return self.laps
 
     def steps(self, clients: int) -> int:
