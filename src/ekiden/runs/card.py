@@ -113,8 +113,7 @@ def _model(config: Mapping[str, Any]) -> list[str]:
     own = config.get("architecture", {}).get("class")
     kind = known(config["recipe"]["method"])
     name = config["network"] or own or config["recipe"]["model"]
-    made = kind is not None and kind.own_network is not Method.own_network
-    if kind is not None and made and chosen_model(config) == "auto":
+    if kind and chosen_model(config) == "auto" and kind.own_network is not Method.own_network:
         # the network by name is only what the method begins with
         name = kind.title()
     name = outside.short(name)
