@@ -66,8 +66,7 @@ class Part:
 
     def put(self, values: Weights, model: Weights) -> Weights:
         """Return `model` with these entries replaced by `values`, which `of` gave."""
-        fits = (int(self.params.sum()), int(self.buffers.sum()), int(self.counters.sum()))
-        if (len(values.params), len(values.buffers), len(values.counters)) != fits:
+        if values.shapes != self.of(model).shapes:
             raise UserError(
                 "these values are those of another part of the model: use the same network at "
                 "every client"
@@ -124,9 +123,7 @@ class RunningMean:
         if not weight:
             return
         if (mean := self._model) is None:
-            self._model = Weights(
-                model.params.clone(), model.buffers.clone(), model.counters.clone()
-            )
+            self._model = Weights(*(values.clone() for values in vars(model).values()))
             return
         mean.params.lerp_(model.params, weight / self.total)
         mean.buffers.lerp_(model.buffers, weight / self.total)
