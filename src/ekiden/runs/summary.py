@@ -538,13 +538,13 @@ def conditions(config: Mapping[str, Any], dataset: str, clients: int) -> list[st
     if (model := chosen_model(config)) != "auto":
         parts.append(outside.short(model))
     plan = said_in(config)
-    if plan.get("size"):
-        parts.append(f"{plan['size']} pixels")
+    if side := plan.get("size"):
+        parts.append(f"{side} pixels")
     if plan.get("tune"):
         parts.append("on validation data")
     if config["recipe"]["evaluate_on"] == "own":
         parts.append("personal models on own data")
-    return [part for part in parts if part]
+    return list(filter(None, parts))
 
 
 def chosen_model(config: Mapping[str, Any]) -> str:
