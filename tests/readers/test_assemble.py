@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.core.data.augment import Augment
 from ekiden.core.data.samples import Dataset
-from ekiden.data import FederatedData, Samples, federate, from_tensors, load
+from ekiden.data import FederatedData, Samples, federate, from_tensors, load, split
 from tests.readers.conftest import noise, png, write, write_folder
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -469,3 +469,10 @@ def test_arrays_of_no_numbers_are_one_line() -> None:
     ):
         with pytest.raises(UserError, match=line):
             federate([given, given])
+
+
+def test_parts_of_a_data_set_are_refused_with_the_way_that_keeps_its_scaling() -> None:
+    client = split(load("digits"), "iid", 2).clients[0]
+    for part in (client, client.train):
+        with pytest.raises(UserError, match=r"neither scaling nor augmentation.*data.subset"):
+            federate([part])

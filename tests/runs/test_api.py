@@ -144,6 +144,7 @@ def test_a_run_learns_within_no_grad() -> None:
             {"seeds": [0]},
             "unknown argument 'seeds': a run has one seed, ekiden.study takes several",
         ),
+        (("fedseq", SILOS), {"subset": 9}, "unknown argument 'subset': take it of the data"),
         (("fedseq", SILOS), {"worker": 2}, "unknown argument 'worker': did you mean 'workers'?"),
         (
             (FedSeq(), SILOS, Tiny),

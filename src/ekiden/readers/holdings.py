@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ekiden.core.base.errors import UserError, counted, listed, tell
 from ekiden.core.base.files import read_text
-from ekiden.core.data.samples import Samples
+from ekiden.core.data.samples import ClientData, Samples, Subset
 from ekiden.core.tasks import LanguageModelling, inferred
 from ekiden.readers import columns, frames, medical, raster
 from ekiden.readers import schema as schemas
@@ -288,6 +288,12 @@ def raw_of(source: Any, what: str) -> Raw:
         if subject is not None and subject.dtype.kind == "f":
             raise UserError(f"subject of {what} holds fractions: number the subjects by integers")
         return replace(raw, subject=subject, time=_for_each(source.time, raw, "time"))
+    if isinstance(source, Subset | ClientData):
+        raise UserError(
+            f"{what} is a {type(source).__name__}, which has neither scaling nor augmentation: "
+            "divide what ekiden.load returns, or some of it, as in ekiden.split(data.subset(100), "
+            "'iid', 3)"
+        )
     if isinstance(source, tuple) and len(source) == 2:
         x, y = source
         if np.ndim(y) == 0 and isinstance(y, Tensor | int | np.integer) and np.ndim(x):

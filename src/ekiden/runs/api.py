@@ -58,14 +58,22 @@ from ekiden.runs.tracking import bar, measured
 
 # (step, client) -> whether that client does not answer in that step
 Absent = Callable[[int, str], bool]
-_OF_STUDIES = ("seeds", "grid")
-_OF_DATA = {
-    **dict.fromkeys(("partition", "clients", "num_clients", "val_fraction"), "ekiden.split"),
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("seeds", "grid"), "a run has one seed, ekiden.study takes several, and a grid"
+    ),
+    **dict.fromkeys(
+        ("partition", "clients", "num_clients", "val_fraction"),
+        "it is about the data, so give it to ekiden.split",
+    ),
     **dict.fromkeys(
         ("label_column", "group_column", "subject_column", "drop_columns", "size", "task"),
-        "ekiden.load",
+        "it is about the data, so give it to ekiden.load",
     ),
-    **dict.fromkeys(("test", "tests", "names"), "ekiden.federate"),
+    **dict.fromkeys(
+        ("test", "tests", "names"), "it is about the data, so give it to ekiden.federate"
+    ),
+    "subset": "take it of the data, as in ekiden.split(ekiden.load(...).subset(100), 'iid', 3)",
 }
 __all__ = ["Result", "describe", "run", "steps"]
 
@@ -79,29 +87,22 @@ def no_argument(name: str, known: Sequence[str], method: object) -> UserError:
         known: those that the function has.
         method: the method that is run; its settings and those of training are known, too.
     """
-    if name in _OF_STUDIES and name not in known:
-        return UserError(
-            f"unknown argument {name!r}: a run has one seed, ekiden.study takes several, and a grid"
-        )
+    if name in _ELSEWHERE and name not in known:
+        return UserError(f"unknown argument {name!r}: {_ELSEWHERE[name]}")
     kind = type(as_method(method, None))
-    own, training = ([f.name for f in fields(one)] for one in (kind, Training))
-    if name in _OF_DATA:
-        return UserError(
-            f"unknown argument {name!r}: it is about the data, so give it to {_OF_DATA[name]}"
-        )
-    near = next(iter(get_close_matches(name, [*known, *own, *training], n=1)), "")
-    meant = near if near == name else f"unknown argument {name!r}: did you mean {near!r}? It"
-    if near in own:
-        return UserError(
-            f"{meant} is a setting of the method: give {kind.__name__}({near}=...) as the method"
-        )
-    if near in training:
-        return UserError(
-            f"{meant} is a setting of training: give training=ekiden.Training({near}=...)"
-        )
-    if name in (f.name for f in fields(Hardware)):
-        return UserError(f"unknown argument {name!r}: give hardware=ekiden.Hardware({name}=...)")
-    return unknown("argument", name, known)
+    owners = {
+        Hardware: "is a setting of hardware: give hardware=ekiden.Hardware({}=...)",
+        Training: "is a setting of training: give training=ekiden.Training({}=...)",
+        kind: f"is a setting of the method: give {kind.__name__}({{}}=...) as the method",
+    }
+    meant = {one.name: words for owner, words in owners.items() for one in fields(owner)}
+    near = next(iter(get_close_matches(name, [*known, *meant], n=1)), "")
+    if near not in meant:
+        return unknown("argument", name, known)
+    words = meant[near].format(near)
+    if near == name:
+        return UserError(f"{name} {words}")
+    return UserError(f"unknown argument {name!r}: did you mean {near!r}? It {words}")
 
 
 @dataclass(frozen=True)

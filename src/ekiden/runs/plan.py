@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
-import torch
-
 from ekiden.core import models
 from ekiden.core.base import outside
 from ekiden.core.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain, reading
@@ -152,11 +150,7 @@ class Plan(Checked, Generic[M]):
         reading = self.reading.for_model(self.recipe.model)
         more = {"without": without} if without else {}
         found = loaded(self.data, self.silos, self.size, reading, self.task, **more)
-        if self.subset is None:
-            return found
-        draws = torch.Generator().manual_seed(self._data_seed)
-        rows = torch.randperm(len(found.train), generator=draws)[: self.subset].sort().values
-        return replace(found, train=found.train.taken(rows))
+        return found if self.subset is None else found.subset(self.subset, self._data_seed)
 
     def run(
         self,

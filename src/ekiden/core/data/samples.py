@@ -207,6 +207,12 @@ class Dataset:
             augment=self.augment if training.augment else Augment(),
         )
 
+    def subset(self, samples: int, seed: int = 0) -> "Dataset":
+        """Return the data set with so many random training samples; all else stays as it is."""
+        draws = torch.Generator().manual_seed(seed)
+        rows = torch.randperm(len(self.train), generator=draws)[:samples].sort().values
+        return replace(self, train=self.train.taken(rows))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
