@@ -16,7 +16,7 @@ from ekiden.core.base.errors import nearest
 from ekiden.core.engine.method import Method
 from ekiden.core.tasks import Classification
 from ekiden.readers.kinds import Images
-from ekiden.runs.result import LoadedModel
+from ekiden.runs.loaded_model import LoadedModel
 
 Command = Callable[..., tuple[int, str]]
 _PIXELS = LoadedModel(

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from ekiden.runs.api import run as run
     from ekiden.runs.api import steps as steps
     from ekiden.runs.clock import Devices as Devices
+    from ekiden.runs.loaded_model import LoadedModel as LoadedModel
     from ekiden.runs.loading import load_model as load_model
     from ekiden.runs.loading import open_run as open_run
     from ekiden.runs.reruns import forget as forget
     from ekiden.runs.reruns import join as join
-    from ekiden.runs.result import LoadedModel as LoadedModel
     from ekiden.runs.result import Result as Result
 
 _NAMES = {

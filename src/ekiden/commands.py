@@ -41,11 +41,13 @@ from ekiden.runs import card as cards
 from ekiden.runs import exporting, predictions, summary
 from ekiden.runs.api import How, as_federation, with_metric
 from ekiden.runs.clock import Devices, devices_of
+from ekiden.runs.loaded_model import LoadedModel, ModelSource
 from ekiden.runs.loading import load_model, open_run
+from ekiden.runs.measuring import Part
 from ekiden.runs.plan import federation_in, go_on_with, in_memory, plan_in, refuse_lost, rerun
 from ekiden.runs.predictions import column_in
 from ekiden.runs.recipe import recipe_of
-from ekiden.runs.result import LoadedModel, ModelSource, Part, Result
+from ekiden.runs.result import Result
 
 _LOOK = 0.5  # seconds between two looks at a run that computes
 Folder = str | os.PathLike[str]

@@ -473,6 +473,7 @@ def test_arrays_of_no_numbers_are_one_line() -> None:
 
 def test_parts_of_a_data_set_are_refused_with_the_way_that_keeps_its_scaling() -> None:
     client = split(load("digits"), "iid", 2).clients[0]
-    for part in (client, client.train):
+    parts: tuple[Any, ...] = (client, client.train)
+    for part in parts:
         with pytest.raises(UserError, match=r"neither scaling nor augmentation.*data.subset"):
             federate([part])

@@ -30,9 +30,10 @@ from ekiden.core.training.weights import Weights
 from ekiden.lab.drawing import table_of
 from ekiden.readers.kinds import Inputs
 from ekiden.runs import summary
+from ekiden.runs.config import by_group, inputs_of, not_finished, task_in
 from ekiden.runs.loading import load_model, open_models
+from ekiden.runs.measuring import Part, silos_in
 from ekiden.runs.plan import in_memory
-from ekiden.runs.result import Part, by_group, inputs_of, not_finished, silos_in, task_in
 
 Place: TypeAlias = Literal["here", "flower"]
 _GUESS = "always the commonest class"

@@ -19,7 +19,7 @@ from ekiden.lab import drawing
 from ekiden.readers.moments import read_sums
 from ekiden.readers.scaling import Scaling, agree_on
 from ekiden.readers.schema import read as read_schema
-from ekiden.runs.result import inputs_of, task_in
+from ekiden.runs.config import inputs_of, task_in
 from ekiden.silos import commands
 from ekiden.silos.coordinator import federation as federations
 from ekiden.silos.coordinator.federation import Federation

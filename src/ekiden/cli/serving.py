@@ -21,9 +21,10 @@ from ekiden.lab.tables.sweep import expand
 from ekiden.runs import audit as audits
 from ekiden.runs import card as cards
 from ekiden.runs import exporting, predictions
+from ekiden.runs.config import not_finished
+from ekiden.runs.loaded_model import ModelSource
 from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.predictions import column_in
-from ekiden.runs.result import ModelSource, not_finished
 from ekiden.runs.summary import summarise, thresholds_in
 from ekiden.runs.summary import write as write_table
 

@@ -26,7 +26,8 @@ from ekiden.core.tasks.base import better
 from ekiden.lab.drawing import latex, table_of
 from ekiden.lab.tables.verdicts import Difference
 from ekiden.runs.api import as_federation, as_method, no_argument, run
-from ekiden.runs.result import Result, flat, task_in
+from ekiden.runs.config import flat, task_in
+from ekiden.runs.result import Result
 from ekiden.runs.summary import spread
 from ekiden.runs.tracking import Advance, bar
 

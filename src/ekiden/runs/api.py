@@ -52,8 +52,9 @@ from ekiden.methods import check_needs, method_named, note_few_steps
 from ekiden.readers.holdings import Source
 from ekiden.readers.sources import federate
 from ekiden.runs import tracking
+from ekiden.runs.loaded_model import ModelSource
 from ekiden.runs.recipe import Recipe
-from ekiden.runs.result import ModelSource, Result
+from ekiden.runs.result import Result
 from ekiden.runs.tracking import bar, measured
 
 # (step, client) -> whether that client does not answer in that step

@@ -15,7 +15,9 @@ from ekiden.core.tasks import Classification, MultiLabel, Regression, Survival
 from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.readers.kinds import Table
-from ekiden.runs.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
+from ekiden.runs.config import flat, inputs_of, not_finished, task_in
+from ekiden.runs.loaded_model import LoadedModel
+from ekiden.runs.result import Result
 from ekiden.runs.summary import chosen_model, partition, size, trained
 
 _BODY = """

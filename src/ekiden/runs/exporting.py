@@ -31,9 +31,9 @@ from ekiden.core.training.frozen import fixed
 from ekiden.readers.dates import DAY
 from ekiden.readers.kinds import Images, Table, Tokens
 from ekiden.runs.card import card, usage
+from ekiden.runs.loaded_model import LoadedModel, ModelSource
 from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.predictions import check_free
-from ekiden.runs.result import LoadedModel, ModelSource
 
 _DOMAIN, _VERSION = "ai.onnx.ml", 3
 # samples that both models are compared on

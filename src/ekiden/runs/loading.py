@@ -38,9 +38,12 @@ from ekiden.core.engine.transport import Transfer
 from ekiden.core.training import frozen
 from ekiden.core.training.network import on_meta
 from ekiden.readers.kinds import from_json
+from ekiden.runs.config import task_in
+from ekiden.runs.loaded_model import LoadedModel, ModelSource, wrapped
 from ekiden.runs.plan import federation_in
 from ekiden.runs.recipe import recipe_of
-from ekiden.runs.result import LoadedModel, Models, ModelSource, Result, task_in, wrapped
+from ekiden.runs.record import Models
+from ekiden.runs.result import Result
 
 
 def load_model(

@@ -13,7 +13,7 @@ from PIL import Image
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import csv_cell, disk_error
 from ekiden.runs.batches import Batch
-from ekiden.runs.result import LoadedModel
+from ekiden.runs.loaded_model import LoadedModel
 
 TABLE = "masks.csv"
 # classes of a PNG with a palette

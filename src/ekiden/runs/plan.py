@@ -28,8 +28,8 @@ from ekiden.readers.holdings import located_silo
 from ekiden.readers.partition import Iid, Unmet, parse, split
 from ekiden.readers.sources import join, load, located, silos
 from ekiden.runs import api
+from ekiden.runs.loaded_model import ModelSource
 from ekiden.runs.recipe import Recipe, recipe_of
-from ekiden.runs.result import ModelSource
 
 M = TypeVar("M", bound=Method)
 GIVE_AGAIN = "as in ekiden.resume(folder, silos, network=...) and ekiden.evaluate(folder, silos)"

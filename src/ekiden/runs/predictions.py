@@ -30,8 +30,8 @@ from ekiden.readers import frames
 from ekiden.readers.kinds import Images, Tokens, texts
 from ekiden.readers.sources import NAMED
 from ekiden.runs.batches import Batch, SampleReader
+from ekiden.runs.loaded_model import LoadedModel
 from ekiden.runs.masks import check_mask_folder, write_masks
-from ekiden.runs.result import LoadedModel
 
 
 def column_in(config: Mapping[str, Any]) -> str:

@@ -20,9 +20,9 @@ from ekiden.core.engine.setup import builder, describe_model
 from ekiden.core.engine.worker import Setup
 from ekiden.methods import among
 from ekiden.runs import api
+from ekiden.runs.loaded_model import ModelSource
 from ekiden.runs.plan import Plan, in_memory, plan_in, rerun
 from ekiden.runs.recipe import Recipe, recipe_of
-from ekiden.runs.result import ModelSource
 
 _SCALED = {"classes": "the classes", "input": "the shape or scale of inputs"}
 

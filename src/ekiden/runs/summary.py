@@ -33,9 +33,9 @@ from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.readers.sources import NAMED
 from ekiden.runs.clock import Devices, Timed, timed
+from ekiden.runs.config import coefficients_in, data_name, flat, task_in
 from ekiden.runs.plan import in_memory
 from ekiden.runs.recipe import recipe_of
-from ekiden.runs.result import coefficients_in, data_name, flat, task_in
 
 if TYPE_CHECKING:
     import pyarrow as pa

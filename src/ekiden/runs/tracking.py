@@ -26,7 +26,7 @@ from ekiden.core.data.samples import said_in
 from ekiden.core.engine.drive import Row
 from ekiden.core.engine.folder import read_config, read_lines
 from ekiden.core.tasks import Metric
-from ekiden.runs.result import flat
+from ekiden.runs.config import flat
 
 # (text, done): what is shown behind the bar, and how many parts are done
 Advance = Callable[[str, int], None]

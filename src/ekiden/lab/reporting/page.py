@@ -47,7 +47,7 @@ from ekiden.lab.reporting.tables import (
     results,
 )
 from ekiden.runs.clock import Devices
-from ekiden.runs.result import ModelSource
+from ekiden.runs.loaded_model import ModelSource
 
 Item = PlainTable | Drawing | Heading | Missing
 Say = Callable[[str], None]

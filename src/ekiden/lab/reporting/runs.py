@@ -23,9 +23,10 @@ from ekiden.lab.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, ru
 from ekiden.lab.tables.verdicts import CellResult
 from ekiden.methods import known
 from ekiden.readers.columns import Reading
+from ekiden.runs.loaded_model import ModelSource
 from ekiden.runs.loading import open_models
 from ekiden.runs.plan import TaskName, loaded, stored
-from ekiden.runs.result import ModelSource, Result
+from ekiden.runs.result import Result
 from ekiden.runs.summary import (
     Summary,
     conditions,

@@ -49,8 +49,9 @@ from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import of_terms
 from ekiden.readers.kinds import terms as inputs_terms
 from ekiden.readers.undecoded import natural
+from ekiden.runs.config import inputs_of, task_in
 from ekiden.runs.recipe import recipe_of
-from ekiden.runs.result import Result, inputs_of, task_in
+from ekiden.runs.result import Result
 from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
 from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, check
 from ekiden.silos.coordinator.transport import Remote, SiloTests
