@@ -16,12 +16,12 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # Today's numbers, a little rounded up. A change that adds says in its message what it replaces, and
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
-    "core": 89_700,
+    "core": 89_450,
     "methods": 115_300,
     "readers": 58_230,
     "care": 16_850,
     "clinic": 25_300,
-    "runs": 32_350,
+    "runs": 32_600,
     "silos": 60_030,
     "lab": 40_700,
     "cli": 21_040,
