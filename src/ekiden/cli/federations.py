@@ -220,12 +220,8 @@ def status(options: StatusOptions) -> None:
     table = drawing.table_of("silo", "state", "last seen (s)", "key", "what to do")
     for silo in silos:
         seen = "" if silo.seen is None else f"{silo.seen:.0f}"
-        if running:
-            table.add_row(
-                silo.name, silo.state, seen, silo.fingerprint, commands.REMEDY[silo.state]
-            )
-        else:
-            table.add_row(silo.name, "unknown", seen, silo.fingerprint, "")
+        state = silo.state if running else "unknown"
+        table.add_row(silo.name, state, seen, silo.fingerprint, commands.REMEDY.get(state, ""))
     console.print(table)
     say(words)
 

@@ -12,7 +12,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from ekiden.cli.console import console, only_json, print_json, say
 from ekiden.cli.flags import parse
@@ -214,10 +214,9 @@ def init_silo(options: SiloInitOptions) -> None:
         f"with the coordinator's roster.json: ekiden silo join {options.folder / 'silo.toml'} "
         "roster.json"
     )
-    say(f'level = "{options.level}" in silo.toml lets out {levels.TELLS[options.level]}')
-    for other in get_args(Level):
-        if other != options.level:
-            say(f'    level = "{other}": {levels.TELLS[other]}')
+    say(f'silo.toml has level = "{options.level}"; what each level lets out:')
+    for level, what in levels.TELLS.items():
+        say(f"    {level}: {what}")
 
 
 def join_roster(options: RosterOptions) -> None:
@@ -414,10 +413,11 @@ def trust_code(options: SiloTrustOptions) -> None:
     file, code = silo_file.read(options.file), f"{options.code}:"
     if not outside.is_file(code):
         raise UserError(f"{options.code} is not a Python file: runs execute nothing else")
-    file.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     outside.trust(outside.located(code), trusted.register(file))
-    name = outside.by_content(code).replace(":", "")
-    say(f"runs at {file.name} may execute {name}; a coordinator names it, and cannot send another")
+    say(
+        f"runs at {file.name} may execute {outside.by_content(code).replace(':', '')}; a coordinator "
+        "names it, and cannot send another"
+    )
 
 
 def verify(options: VerifyOptions) -> None:
@@ -557,8 +557,7 @@ def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: st
     out = out or folder.with_name(f"{folder.resolve().name}-{suffix}")
     if out.exists():
         raise UserError(f"{out} exists already: delete it, or choose another folder by --out")
-    link = {name: value for name, value in _link(folder).items() if name != "run"}
-    _submit(plan, out, link, anywhere=True, track=())
+    _submit(plan, out, _link(folder), anywhere=True, track=())
 
 
 def _link(folder: Path) -> dict[str, Any]:
@@ -623,7 +622,7 @@ def evaluate(
         }
         names = clients or ",".join(federations.members(one))
     elif plan is not None:
-        link = {name: value for name, value in _link(run).items() if name != "run"}
+        link = _link(run)
         names = clients or plan.clients
     else:
         raise UserError(
@@ -730,9 +729,9 @@ def ps(options: PsOptions) -> None:
     runs = commands.connect(*_reached(options)).runs()
     if options.json:
         return print_json([asdict(run) for run in runs])
-    table = table_of("run", "what", "state", "since (UTC)", "reason")
+    table = table_of(*commands.RUN_COLUMNS)
     for run in runs:
-        table.add_row(run.run, run.name, run.state, run.since[:19].replace("T", " "), run.reason)
+        table.add_row(*run.row)
     console.print(table)
 
 

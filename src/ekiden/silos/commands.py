@@ -271,6 +271,7 @@ def health(federation: Federation) -> tuple[bool, str]:
     )
 
 
+RUN_COLUMNS = ("run", "what", "state", "since (UTC)", "reason")
 REMEDY = {
     "connected": "",
     "away": "there: ekiden silo status silo.toml",
@@ -288,12 +289,11 @@ def operators_page(federation: Federation) -> str:
     runs: list[tuple[str, ...]] = []
     with suppress(UserError):
         known = connect(federation.link, Security(federation.certificate)).runs()
-        runs = [(run.run, run.name, run.state, run.since[:19], run.reason) for run in known[:100]]
+        runs = [run.row for run in known[:100]]
     columns = ("silo", "state", "last seen (s)", "what to do")
-    about = ("run", "what", "state", "since (UTC)", "reason")
     sections = (
         StatusTable("Silos", columns, silos, "No silo is let in: ekiden federation add"),
-        StatusTable("Runs", about, runs, "No run was started yet."),
+        StatusTable("Runs", RUN_COLUMNS, runs, "No run was started yet."),
     )
     return page(f"Federation {federation.folder.name}", health(federation), sections)
 

@@ -40,6 +40,11 @@ class RunAtLink:
     # why it ended early
     reason: str
 
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Return what tables of runs show of it, below `commands.RUN_COLUMNS`."""
+        return self.run, self.name, self.state, self.since[:19].replace("T", " "), self.reason
+
 
 class Refused(UserError):
     """The SuperLink did not do what it was asked, or cannot be reached."""

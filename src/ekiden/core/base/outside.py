@@ -73,7 +73,7 @@ def trusts_text(text: str) -> bool:
 
 def _note(digest: str, path: Path, register: Path) -> None:
     if (digest, str(path)) not in _noted(register):
-        register.parent.mkdir(parents=True, exist_ok=True)
+        register.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with register.open("a", encoding="utf-8") as file:
             file.write(f"{digest} {path}\n")
 
