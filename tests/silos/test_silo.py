@@ -229,7 +229,7 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
             "augment.*crop -1 is out of range|crop -1 is out of range",
         ),
         (task(replace(TERMS, clients=("server", "client-0"))), "no silo can be called 'server'"),
-        (task(replace(TERMS, clients=("*", "client-0"))), "terms of the run cannot be read"),
+        (task(replace(TERMS, clients=("*", "client-0"))), "is not the name of a silo"),
         (task(replace(TERMS, clients=("client-0", "client-0"))), "terms of the run cannot be read"),
         (task(task="run"), "clients run only functions marked @on_client"),
         (task(task="__init__"), "clients run only functions marked @on_client"),

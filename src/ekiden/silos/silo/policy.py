@@ -417,6 +417,25 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
         )
 
 
+def check_lists(name: str, agreed: Agreement, ask: Ask) -> None:
+    """Refuse more absences, readers or members than the run can have: each one costs time, before
+    it is refused.
+    """
+    silos = len(agreed.clients)
+    # The server reads, too, and the result after the end.
+    most = (agreed.recipe.method.steps(silos) + 1) * (silos + 1)
+    for what, found in (
+        ("absences", ask.absent),
+        ("readers", ask.readers),
+        ("members of a sum", ask.members),
+    ):
+        if len(found) > most:
+            raise UserError(
+                f"{len(found)} {what} in a run of {silos} silos, {name} takes {most} at most: "
+                "refused"
+            )
+
+
 def check_task(method: Method, task: str) -> None:
     """Refuse a task of which the method does not say what it gives, or that it does not use as it
     is run here.

@@ -73,6 +73,7 @@ class Silo:
                 Admission(self._file, terms).check()
                 return pack(Answer(self._file.name, busy=is_held(self._runs / terms.run / "lock")))
             run = self._agreed(terms)
+            policy.check_lists(self._file.name, terms, ask)
             shelf = Shelf(self._runs / terms.run, run.worker.setup.method.traits.private)
             with shelf.held():
                 approval.take(self._file, terms)
