@@ -287,3 +287,11 @@ def test_what_silos_have_by_nature_is_no_doubt_about_them() -> None:
     ones: dict[str, Any] = {"a": 1 + (n > 57), "b": 1 + (n > 10)}  # nearly all 1, and mostly 2
     for held in (schools | mixed, ones):
         assert not compared(held)
+
+
+@pytest.mark.parametrize("squares", [1e-320, 1e-300, 1e300])
+def test_sums_at_the_ends_of_floats_are_compared(squares: float) -> None:
+    held = {"a": ColumnMoments(100, 1.0, 9.0), "b": ColumnMoments(100, 1.1, 9.0)}
+    held["odd"] = ColumnMoments(100, 0.0, squares)
+    told = [ColumnSums({"v": m}, {"v": 0}, {}, silo=silo) for silo, m in held.items()]
+    assert "column 'v' of odd differs" in "".join(compare_sums(told))

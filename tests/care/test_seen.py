@@ -83,3 +83,12 @@ def test_rows_that_are_equal_by_chance_are_not_called_copies(values: int) -> Non
     assert not [*rows_of_several(held)]
     lines = rows_of_several(held | {"s1": [*held["s1"], *held["s0"]]})
     assert "s0 and s1" in "".join(lines) or values == 3
+
+
+def test_one_row_that_is_common_at_one_silo_is_no_copy_of_the_same_row_elsewhere() -> None:
+    common = ["0"] * 300 + [str(k) for k in range(1, 701)]
+    assert not [*rows_of_several({"large": common, "small": ["0"] * 20})]
+    copied = [str(k) for k in range(1, 30)]
+    assert "large and small 30 rows" in "".join(
+        rows_of_several({"large": common, "small": ["0", *copied]})
+    )

@@ -57,8 +57,9 @@ def _apart(distances: Numbers, least: float) -> list[int]:
 
     if len(distances) < 2:
         return []
-    # farther makes no difference, and infinity cannot be linked
-    links = linkage(squareform(distances.clip(max=1e9), checks=False), "single")
+    # farther makes no difference, and neither infinity nor NaN can be linked
+    finite = np.nan_to_num(distances).clip(max=1e9)
+    links = linkage(squareform(finite, checks=False), "single")
     for inner, outer in pairwise([0.0, *links[:, 2]]):
         if outer < max(least, 2 * inner):
             continue
@@ -155,8 +156,10 @@ def _distances(told: Sequence[ColumnMoments]) -> Numbers:
     mean = np.array([one.mean for one in told])
     deviation = np.array([one.deviation for one in told])
     variances = deviation[:, None] ** 2 + deviation**2
-    far = (mean[:, None] - mean) ** 2 / (8 * variances)
-    wide = np.log(variances / (2 * deviation[:, None] * deviation)) / 2
+    # squares of what a silo tells may be 0 or infinite
+    with np.errstate(all="ignore"):
+        far = (mean[:, None] - mean) ** 2 / (8 * variances)
+        wide = np.log(variances / (2 * deviation[:, None] * deviation)) / 2
     return np.asarray(far + wide)
 
 

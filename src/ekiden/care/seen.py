@@ -82,6 +82,11 @@ def beyond_chance(
         chance: how probable it is that two rows are equal, as far as their values tell.
         pairs: of parts that are compared.
     """
+    # a row that is common in a part would hide all others
+    common = {row for rows in (here, there) for row, n in rows.items() if n > 2}
+    here, there = (
+        Counter({row: n for row, n in rows.items() if row not in common}) for rows in (here, there)
+    )
     equal = sum(n * there[row] for row, n in here.items())
     # by Cauchy and Schwarz, the mean of both is a bound; that of few rows is unsure
     within = max(twice(here, there), sqrt(twice(here) * twice(there)), chance)

@@ -163,7 +163,7 @@ def _shares(seen: SeenData) -> _Summaries:
 
 
 def swapped_labels(seen: SeenData) -> Iterator[str]:
-    """Name two classes that the class means of other silos tell apart, but at a silo not, or the
+    """Name two classes that a linear model of other silos tells apart, but at a silo not, or the
     other way round.
     """
     data = seen.data
@@ -177,12 +177,16 @@ def swapped_labels(seen: SeenData) -> Iterator[str]:
         return
     x = _standardised(known)
     y = {name: part.y[at].cpu() for name, (part, at) in parts.items()}
+    squares = {name: v.T @ v for name, v in x.items()}
+    products = {name: v.T @ F.one_hot(y[name], len(data.classes)).double() for name, v in x.items()}
+    rows = sum(map(len, x.values()))
     for name, others, shown in _compared([*parts]):
-        rows, labels = torch.cat([x[n] for n in others]), torch.cat([y[n] for n in others])
-        means = [rows[labels == k].mean(0) for k in range(len(data.classes))]
-        weights = torch.stack(means).nan_to_num().T
+        # a little of the identity, so that columns that depend on each other have a solution
+        ridge = 1e-3 * rows * torch.eye(x[name].shape[1], dtype=torch.float64)
+        whole = torch.stack([squares[n] for n in others]).sum(0) + ridge
+        weights = torch.linalg.solve(whole, torch.stack([products[n] for n in others]).sum(0))
         scores = {n: (x[n] @ weights, y[n]) for n in parts}
-        there = rows @ weights, labels
+        there = torch.cat([x[n] for n in others]) @ weights, torch.cat([y[n] for n in others])
         swapped, lost = list[str](), list[str]()
         for a, b in combinations(range(len(data.classes)), 2):
             pair = f"{data.classes[a]!r} and {data.classes[b]!r}"
@@ -222,11 +226,12 @@ def _labelled_parts(seen: SeenData) -> dict[str, tuple[Samples, Tensor]]:
 
 
 def _standardised(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return vectors (n, d) with mean 0 and deviation 1 over all parts."""
-    whole = torch.cat([*values.values()])
-    std = whole.std(0)
-    std[std == 0] = 1.0
-    return {name: (v - whole.mean(0)) / std for name, v in values.items()}
+    """Return vectors (n, d) with mean 0 and deviation 1 over all parts, and a 1 behind them."""
+    x = {name: F.pad(v, (0, 1), value=1.0) for name, v in values.items()}
+    whole = torch.cat([*x.values()])
+    mean, std = whole.mean(0), whole.std(0)
+    mean[-1], std[std == 0] = 0.0, 1.0
+    return {name: (v - mean) / std for name, v in x.items()}
 
 
 def _deviations_apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
