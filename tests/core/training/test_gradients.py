@@ -1,5 +1,6 @@
 """Shortcuts of a step give the bits of autograd, and where they do not, autograd does the work."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -319,6 +320,31 @@ def test_a_recording_that_leaves_something_out_is_not_taken(
     monkeypatch.setattr(fitting, "is_recordable", lambda network: True)
     monkeypatch.setattr(fitting, "record", lazy)
     assert bits(trained(bench(data, images))) == bits(right)
+
+
+def test_what_waits_for_a_gpu_is_found_before_it_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modes: list[str] = []
+
+    def set_mode(mode: str) -> None:
+        modes.append(mode)
+        if mode == "error":
+            warnings.warn("a prototype", stacklevel=2)
+
+    def wait(x: Tensor) -> Tensor:
+        assert modes == ["error"]
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    def never_made(*args: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    monkeypatch.setattr(gradients, "Recording", never_made)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gradients.record(wait, (torch.ones(2),)) is None
+    assert modes == ["error", "default"]
 
 
 def test_evaluation_is_recorded(replayed: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:

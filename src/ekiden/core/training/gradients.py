@@ -7,6 +7,7 @@ bits of the plain way, with this network, on this machine.
 """
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -155,7 +156,10 @@ def record(function: Pass, given: tuple[Tensor, ...]) -> Pass | None:
     """Return a recording; None if the function waits for the GPU."""
     try:
         # found out before, since a recording in which something waits does harm
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            # PyTorch calls the mode a prototype
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             function(*given)
         finally:
