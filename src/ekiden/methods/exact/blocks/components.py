@@ -4,6 +4,12 @@ A silo projects its patch features on them and adds up products of the results. 
 same variance and hardly depend on each other, so sums of products need few bits, and a given number
 of them says more than as many patch features do.
 
+Related: Yingxue Zhou, Zhiwei Steven Wu, Arindam Banerjee: Bypassing the Ambient Dimension: Private
+SGD with Gradient Subspace Identification. ICLR 2021. https://arxiv.org/abs/2007.03813 (a projection
+from public data). Ali Rahimi, Benjamin Recht: Random Features for Large-Scale Kernel Machines.
+NeurIPS 2007. Hirokatsu Kataoka et al.: Pre-training without Natural Images. ACCV 2020.
+https://arxiv.org/abs/2101.08515 (images by formula). Images: see `seed_images`.
+
 The basis must have the same bits on every machine, which eigenvectors in floating point do not. So
 all matrices here hold whole numbers, and float64 holds the sums of their products exactly, whatever
 the order of adding. What remains (roots, quotients, and Cholesky's method by rows) are single
