@@ -1,6 +1,7 @@
 """Public components: nearly white on seed images, exact for any samples, and nobody's choice."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A basis in a second instead of a minute."""
     monkeypatch.setattr(components, "IMAGES", 600)
     monkeypatch.setattr(components, "FILTERS", 10)
+    monkeypatch.setattr(components, "UNITS", 100)
     components._kept.cache_clear()
 
 
@@ -47,7 +49,7 @@ def test_on_seed_images_components_are_white() -> None:
 def test_they_span_the_space_of_the_first_eigenvectors() -> None:
     features, width = made(), 40
     images = torch.from_numpy(seed_images(components.IMAGES, *SHAPE[:2], 0))
-    phi = features.patches(images).double().numpy()
+    phi = features.body(images).double().numpy()
     z = (phi - phi.mean(0)) / np.maximum(phi.std(0), 1)
     values, vectors = np.linalg.eigh(z.T @ z / len(z))
     own = features.get_buffer("projection").double().numpy() * np.maximum(phi.std(0), 1)[:, None]
@@ -62,14 +64,17 @@ def test_components_are_whole_numbers_of_plain_arithmetic() -> None:
     features = made()
     draw = torch.Generator().manual_seed(2)
     x = torch.randint(256, (7, *SHAPE), generator=draw, dtype=torch.uint8)
-    phi = features.patches(x).long().numpy()
+    phi = features.body(x).long().numpy()
     v, c, k = (t.long().numpy() for t in features._basis())
     fine = (phi @ v - c) * k
     wanted = np.clip(np.rint(fine / 2**20), -127, 127)
     assert np.array_equal(features(x).numpy(), wanted)
 
 
-def test_a_basis_comes_from_the_cache_and_a_damaged_file_is_made_again() -> None:
+def test_a_basis_comes_from_the_cache_and_a_damaged_file_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path))
     first = made()._basis()
     (file,) = files.cache_folder().glob("components-*.safetensors")
     for damage in (False, True):
@@ -150,9 +155,50 @@ def test_sums_that_may_wrap_are_noticed() -> None:
         ekiden.run(FedGram(features="components", width=24, samples=240), silos, quiet=True)
 
 
+def vectors(d: int, width: int) -> Components:
+    torch.manual_seed(0)
+    features = Components((d,), width, mirror=False)
+    features.fix()
+    return features
+
+
+def test_components_of_vectors_are_whole_numbers_of_plain_arithmetic() -> None:
+    features = vectors(5, 20)
+    x = torch.randn(50, 5, generator=torch.Generator().manual_seed(1))
+    u = np.clip(np.rint(x.double().numpy() * 127 / 4), -127, 127)
+    r, b = (features.body.get_buffer(name).numpy() for name in ("matrix", "bias"))
+    units = np.rint(np.maximum(u @ r.T + 127 * b, 0) / (2 * np.sqrt((r**2).sum(1))))
+    phi = np.concatenate([u, np.minimum(units, 127)], 1).astype(int)
+    v, c, k = (t.long().numpy() for t in features._basis())
+    wanted = np.clip(np.rint((phi @ v - c) * k / 2**20), -64, 64)
+    assert np.array_equal(features(x).numpy(), wanted)
+    drawn = features(features.samples()).numpy()
+    assert np.abs(drawn.std(0) / UNIT - 1).max() < 0.3, "some are cut off at two deviations"
+
+
+def test_one_lap_over_a_table_learns_what_is_not_linear_and_never_wraps() -> None:
+    """Copies of one column vary most together; answers depend on a product of two others."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(1200, 6, generator=draw)
+    x[:, 3:] = x[:, :1]
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    parts = [(x[:300], y[:300]), (x[300:900], y[300:900])]
+    silos = ekiden.federate(parts, test=(x[900:], y[900:]), val_fraction=0.0)
+    method = FedGram(features="components", width=60, samples=900)
+    one = ekiden.run(method, silos, quiet=True)
+    assert one.accuracy > 0.8
+    assert one.bytes == -(-11 * 60 * 59 // 16) + 4 * 60 + 24 + 4 * 2 * 60 + 8 * 2
+    other = ekiden.run(replace(method, order="reversed"), silos, quiet=True)
+    assert one.weights is not None
+    assert other.weights is not None
+    assert torch.equal(one.weights.params, other.weights.params)
+
+
 def test_wrong_samples_and_options_are_one_line() -> None:
-    silos = [(torch.randn(20, 4), torch.arange(20) % 2)] * 2
-    with pytest.raises(UserError, match="for square images of 16 to 64 pixels"):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 1001, generator=draw)
+    silos = [(x[:20], torch.arange(20) % 2), (x[20:], torch.arange(20) % 2)]
+    with pytest.raises(UserError, match="and for vectors of at most 1000 numbers"):
         ekiden.run(FedGram(features="components", width=4), silos, quiet=True)
     with pytest.raises(UserError, match="leave out dictionary first"):
         FedGram(features="components", dictionary="first")
@@ -163,5 +209,5 @@ def test_wrong_samples_and_options_are_one_line() -> None:
 def test_basis_of_few_images_has_no_missing_numbers() -> None:
     """More components than there are directions: the rest is rounding, not NaN."""
     features = made()
-    found = basis_of(features.patches, 60, 5)
+    found = basis_of(features.body, features.samples(), 60, 5)
     assert all(bool(torch.isfinite(part.double()).all()) for part in found)

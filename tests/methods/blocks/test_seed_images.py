@@ -48,15 +48,18 @@ SCRIPT = """
 import torch
 from ekiden.methods.exact.blocks import components
 from ekiden.methods.exact.blocks.whole_features import PatchFeatures
-components.IMAGES, components.FILTERS = 300, 6
+components.IMAGES, components.FILTERS, components.UNITS = 300, 6, 200
 torch.manual_seed(3)
 c = components.Components((3, 16, 16), 30, mirror=True)
 c.fix()
 p = PatchFeatures((3, 16, 16), 64, (5, 8))
 p.fix()
+t = components.Components((5,), 30, mirror=False)
+t.fix()
 x = torch.randint(256, (9, 3, 16, 16), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 import hashlib
 parts = [*c._basis(), p.get_buffer("filters"), p.get_buffer("scale"), c(x), p(x)]
+parts += [*t._basis(), t(t.samples())]
 print(hashlib.blake2b(b"".join(t.numpy().tobytes() for t in parts), digest_size=8).hexdigest())
 """
 

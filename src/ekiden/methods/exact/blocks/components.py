@@ -1,6 +1,7 @@
 """Principal components of the features of seed images: few, nearly white, and chosen by nobody.
 
-A silo projects its patch features on them and adds up products of the results. These have about the
+A silo projects its patch features on them, or units of a vector's numbers, and adds up products of
+the results. These have about the
 same variance and hardly depend on each other, so sums of products need few bits, and a given number
 of them says more than as many patch features do.
 
@@ -18,30 +19,32 @@ operations that IEEE 754 rounds right.
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ekiden.core.base import files
 from ekiden.core.base.errors import UserError
 from ekiden.core.training.gram import LARGEST
 from ekiden.methods.exact.blocks import patches
 from ekiden.methods.exact.blocks.patches import Patches, Pooling
-from ekiden.methods.exact.blocks.seed_images import seed_images
-from ekiden.methods.exact.blocks.whole_features import Scaling, WholeFeatures
+from ekiden.methods.exact.blocks.seed_images import DEVIATION, Draws, seed_images
+from ekiden.methods.exact.blocks.whole_features import SPREAD, Scaling, WholeFeatures
 
 Matrix = NDArray[np.float64]
 
-# Deviation of a component on seed images; beyond four of them it is cut off
+# Deviation of a component on samples of the seed; in images it is cut off beyond four of them
 UNIT = 32
 IMAGES = 4000  # seed images whose features are analysed
 FILTERS = 222  # 3,996 features with 3 x 3 parts of the image
 SIZES = (5, 8)  # sides of the patches in pixels
+UNITS = 3000  # random units of a vector, next to its numbers
+# With these, sums of 4,096 products stay exact
+MOST_INPUTS = 1000
 # Largest sum that a feature tells from larger ones, in usual sums
 REACH = 2.0
 # components; of more the last ones would hold little but noise
@@ -64,81 +67,145 @@ class Basis(NamedTuple):
     factor: Tensor  # (r,) int64 k
 
 
-class Components(WholeFeatures):
-    """Principal components of patch features, from the seed alone.
+class Units(nn.Module):
+    """Numbers u of a vector, and random rectified linear units of them, in whole numbers.
 
-    The first r components of D = 3,996 features of seed images, rotated among themselves: a
-    rotation changes no ridge regression, and what subspace iteration finds is one. Each has
-    deviation `UNIT` on seed images.
+    u = ⌊127/4·x⌉ if x has mean 0 and deviation 1, and a unit is ⌊max(r·u + 127·b, 0)/(2·|r|)⌉; both
+    are cut off at 127. Rows r are about normal, and so is b, as large as r·u/127.
     """
 
-    settled: Mapping[str, torch.dtype] = {"mean": torch.float32, "std": torch.float32}
+    matrix: Tensor
+    bias: Tensor
+
+    def __init__(self, inputs: int) -> None:
+        """Prepare for vectors of `inputs` numbers."""
+        super().__init__()
+        self.inputs = inputs
+        self.width = inputs + UNITS
+        self.register_buffer("matrix", torch.zeros(UNITS, inputs))
+        self.register_buffer("bias", torch.zeros(UNITS))
+
+    def fix(self, seed: int) -> None:
+        """Draw the units."""
+        numbers = self._drawn(seed)[:UNITS]
+        rows = (numbers[:, 1:] / 4).floor()
+        self.matrix.copy_(rows)
+        self.bias.copy_((numbers[:, 0] * rows.square().sum(1).sqrt() / (4 * DEVIATION)).floor())
+
+    def samples(self, seed: int) -> Tensor:
+        """(n, inputs) normal numbers that do not depend on each other."""
+        return (self._drawn(seed)[UNITS:, 1:] / DEVIATION).float()
+
+    def _drawn(self, seed: int) -> Tensor:
+        draws = Draws(UNITS + IMAGES, 4 * (self.inputs + 1), seed)
+        return torch.from_numpy(draws.normal(self.inputs + 1)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, D) float32 of vectors (b, inputs)."""
+        u = (x.flatten(1).double() * (LARGEST / SPREAD)).round_().clamp_(-LARGEST, LARGEST)
+        matrix = self.matrix.double()
+        answers = (u @ matrix.T + LARGEST * self.bias.double()).clamp_(min=0)
+        length = matrix.square().sum(1).sqrt().clamp(min=1)
+        units = (answers / (2 * length)).round_().clamp_(max=LARGEST)
+        return torch.cat([u, units], 1).float()
+
+
+class Components(WholeFeatures):
+    """Principal components of other features, from the seed alone.
+
+    The first r components that D features have on samples of the seed: 3,996 patch features on
+    images, or a vector's numbers and 3,000 units of them on normal numbers. They are rotated among
+    themselves: a rotation changes no ridge regression, and what subspace iteration finds is one.
+    Each has deviation `UNIT` on samples of the seed.
+    """
+
     fixed = True
-    # On six data sets, components had 0.18 to 2.06 times the variance that they have on seed
-    # images. Sums in which a variance is more than four times as large are noticed and refused.
-    variance: ClassVar[int] = 4 * UNIT**2
+    # On six sets of images, components had 0.18 to 2.06 times the variance that they have on seed
+    # images. Sums in which one is more than four times as large are refused.
+    variance = 4 * UNIT**2
 
     def __init__(self, shape: tuple[int, ...], width: int, *, mirror: bool) -> None:
-        """Prepare for images of `shape`.
+        """Prepare for samples of `shape`.
 
         Args:
-            shape: (C, H, W).
+            shape: (C, H, W), or (d,) for vectors whose numbers have mean 0 and deviation 1.
             width: r, number of components.
             mirror: whether features are averaged with those of the mirror image.
         """
         super().__init__()
+        self.body: Patches | Units
+        if len(shape) == 3:
+            counts = [FILTERS // len(SIZES)] * len(SIZES)
+            how = Pooling(pool=3, mirror=mirror, bilinear=True)
+            none = patches.blank(shape[0], counts, SIZES)
+            zero = (0.0,) * shape[0]
+            one = (1.0,) * shape[0]
+            self.body = Patches(shape, none, how, mean=zero, std=one)
+            self.settled = {"mean": torch.float32, "std": torch.float32}
+            self.largest = LARGEST
+        else:
+            self.body = Units(shape[0])
+            self.settled = {}
+            # Columns of tables may depend on each other as much as they like. So what is beyond two
+            # deviations is cut off, and no variance is too large.
+            self.largest = 2 * UNIT
         if width > MOST:
             raise UserError(
                 f"there are {MOST} components at most, not {width}: give a smaller --width"
             )
         self.width = width
+        self.shape = shape
         self.seed = torch.initial_seed()
-        counts = [FILTERS // len(SIZES)] * len(SIZES)
-        how = Pooling(pool=3, mirror=mirror, bilinear=True)
-        none = patches.blank(shape[0], counts, SIZES)
-        zero = (0.0,) * shape[0]
-        one = (1.0,) * shape[0]
-        self.patches = Patches(shape, none, how, mean=zero, std=one)
-        rows = self.patches.width
         # Whole numbers
-        self.register_buffer("projection", torch.zeros(rows, width))
+        self.register_buffer("projection", torch.zeros(self.body.width, width))
         self.register_buffer("centre", torch.zeros(width, dtype=torch.int64))
         self.register_buffer("factor", torch.zeros(width, dtype=torch.int64))
 
     def get_buffer(self, target: str) -> Tensor:
-        """The own one, or that of the patches."""
+        """The own one, or that of the features below."""
         own = target in Basis._fields
-        return super().get_buffer(target) if own else self.patches.get_buffer(target)
+        return super().get_buffer(target) if own else self.body.get_buffer(target)
 
     def fix(self) -> None:
-        """Set filters and components from the seed."""
+        """Set the features below and components from the seed."""
         # A silo asks for the shapes with each message.
         if self.get_buffer("projection").is_meta:
             return
         with torch.no_grad(), torch.device("cpu"):
-            for name, values in patches.of_seed(self.patches, SIZES, self.seed, REACH).items():
-                self.get_buffer(name).copy_(values)
+            if isinstance(self.body, Units):
+                self.body.fix(self.seed)
+            else:
+                for name, values in patches.of_seed(self.body, SIZES, self.seed, REACH).items():
+                    self.get_buffer(name).copy_(values)
             for name, values in self._basis()._asdict().items():
                 self.get_buffer(name).copy_(values)
 
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
-        """Take how the inputs were normalised."""
-        self.patches.scale_by(*scaling)
+        """Take how images were normalised."""
+        if isinstance(self.body, Patches):
+            self.body.scale_by(*scaling)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, r) whole numbers from -127 to 127 of images (b, C, H, W)."""
+        """(b, r) whole numbers from -127 to 127 of samples (b, ...)."""
         with torch.autocast(x.device.type, enabled=False):
-            sums = self.patches(x).double() @ self.get_buffer("projection").double()
+            sums = self.body(x).double() @ self.get_buffer("projection").double()
             fine = (sums - self.get_buffer("centre")) * self.get_buffer("factor")
-            whole: Tensor = (fine / _FINE).round_().clamp_(-LARGEST, LARGEST)
+            whole: Tensor = (fine / _FINE).round_().clamp_(-self.largest, self.largest)
             return whole.float()
 
     def _basis(self) -> Basis:
         """Return the basis, from the cache if it was made before."""
-        shape = self.patches.shape
-        about = (_VERSION, shape, self.patches.how, self.seed, self.width, IMAGES, FILTERS, REACH)
+        how = self.body.how if isinstance(self.body, Patches) else UNITS
+        about = (_VERSION, self.shape, how, self.seed, self.width, IMAGES, FILTERS, REACH)
         name = hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
         return _kept(f"components-{name}", self)
+
+    def samples(self) -> Tensor:
+        """Return the samples of the seed on which the features below are analysed."""
+        if isinstance(self.body, Units):
+            return self.body.samples(self.seed)
+        channels, side, _ = self.shape
+        return torch.from_numpy(seed_images(IMAGES, channels, side, self.seed))
 
 
 @lru_cache(maxsize=4)
@@ -146,7 +213,7 @@ def _kept(name: str, features: Components) -> Basis:
     file = files.cache_folder() / f"{name}.safetensors"
     with contextlib.suppress(UserError, OSError):
         return Basis(**files.read_tensors(file)[0])
-    made = basis_of(features.patches, features.width, features.seed)
+    made = basis_of(features.body, features.samples(), features.width, features.seed)
     # The cache is a help, not a need.
     with contextlib.suppress(UserError, OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -155,23 +222,23 @@ def _kept(name: str, features: Components) -> Basis:
     return made
 
 
-def basis_of(features: Patches, width: int, seed: int) -> Basis:
-    """Return a basis of the first principal components of patch features of seed images.
+def basis_of(features: Patches | Units, samples: Tensor, width: int, seed: int) -> Basis:
+    """Return a basis of the first principal components that features have on samples of the seed.
 
     Args:
         features: with filters and scales, D features.
+        samples: (n, ...).
         width: r.
-        seed: of the images.
+        seed: decides with which space the iteration begins.
     """
-    channels, side, _ = features.shape
-    images = torch.from_numpy(seed_images(IMAGES, channels, side, seed))
+    n = len(samples)
     total = np.zeros(features.width)
     products = np.zeros((features.width,) * 2)
-    for block in torch.split(images, _ROWS):
+    for block in torch.split(samples, _ROWS):
         found = features(block)
         products += (found.T @ found).numpy()
         total += found.double().sum(0).numpy()
-    covariance = products / IMAGES - np.outer(total, total) / IMAGES**2
+    covariance = products / n - np.outer(total, total) / n**2
     deviation = np.sqrt(np.maximum(np.diagonal(covariance), 1.0))
     whole = np.rint(covariance / np.outer(deviation, deviation) * 2**_BITS)
     start = np.random.Philox(key=seed % 2**64).random_raw(features.width * width) >> np.uint64(55)
@@ -184,7 +251,7 @@ def basis_of(features: Patches, width: int, seed: int) -> Basis:
         _shortened(subspace @ _inverse_root((subspace.T @ image) * shift))[0] / deviation[:, None]
     )
     projection = np.rint(white / np.abs(white).max(0) * LARGEST)
-    centre = np.floor(projection.T @ total / IMAGES)
+    centre = np.floor(projection.T @ total / n)
     # In units of 2^-10 a covariance has 22 bits, and the columns' sums of products have 41.
     spread = np.floor(np.rint(covariance * 2**10) @ projection / 2**12)
     variance = (spread * projection).sum(0) * 2**2

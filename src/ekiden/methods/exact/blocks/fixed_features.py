@@ -51,7 +51,7 @@ from ekiden.core.training.gram import (
 )
 from ekiden.core.training.network import Network, trial
 from ekiden.methods.blocks.rounds import OrderedMethod
-from ekiden.methods.exact.blocks.components import MOST, Components
+from ekiden.methods.exact.blocks.components import MOST, MOST_INPUTS, Components
 from ekiden.methods.exact.blocks.patches import Pooling
 from ekiden.methods.exact.blocks.whole_features import (
     BlockAverages,
@@ -334,10 +334,10 @@ class FixedFeatures(OrderedMethod):
 
     features: str = "auto"
     """φ: patches, answers to patches of images; components, the principal components that such
-    answers have on images of the seed; random, random units of the inputs; network, the features of
-    the given network and random units of these; blocks, the same with what its blocks give, each
-    averaged over the image, without the last one; run:FOLDER, the features of a finished run's
-    model; auto, patches for images of 16 pixels a side or more, else random"""
+    answers have on images of the seed, or random units on normal numbers; random, random units of
+    the inputs; network, the features of the given network and random units of these; blocks, the
+    same with what its blocks give, each averaged over the image, without the last one; run:FOLDER,
+    the features of a finished run's model; auto, patches for images of 16 pixels a side or more, else random"""
     bytes: str = "M"
     """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the
     number of features: M (as much as a model of the network), 5% (of that), 250kB, 11.5MB; or own,
@@ -521,15 +521,22 @@ class FixedFeatures(OrderedMethod):
         return RandomReLU(inputs, width, direct=2 * inputs <= width)
 
     def _components(self, shape: tuple[int, ...], room: Room) -> Components:
-        if len(shape) != 3 or shape[1] != shape[2] or not _IMAGE <= shape[1] <= _LARGE:
+        square = len(shape) == 3 and shape[1] == shape[2]
+        images = square and _IMAGE <= shape[1] <= _LARGE
+        vectors = len(shape) == 1 and shape[0] <= MOST_INPUTS
+        if not images and not vectors:
             raise UserError(
                 f"--features components are for square images of {_IMAGE} to {_LARGE} pixels a "
-                f"side, these samples have shape {shape}: give --features patches, or --size"
+                f"side, and for vectors of at most {MOST_INPUTS} numbers, these samples have shape "
+                f"{shape}: give --features patches, --features random, or --size"
             )
-        width = room.features(each=0, fixed=0, always=8 * shape[0])
+        scaling = 0
+        if images:
+            scaling = 8 * shape[0]
+        width = room.features(each=0, fixed=0, always=scaling)
         if not self.width:
             width = min(width, MOST)
-        return Components(shape, width, mirror=self._mirrors(shape))
+        return Components(shape, width, mirror=images and self._mirrors(shape))
 
     def _mirrors(self, shape: tuple[int, ...]) -> bool:
         return self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1)

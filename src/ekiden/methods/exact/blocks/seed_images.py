@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 
 # Coordinates and grey levels are counted in sixteenths
 SUB = 16
+DEVIATION = 148  # of drawn numbers that are about normal
 _TURN = 4096  # cosines are counted in 1/4096
 _DIRECTIONS = 32
 _LEAVES = 22  # most shapes of an image; 4 at least
@@ -40,7 +41,7 @@ _ASPECTS = np.array([614, 778, 985, 1247, 1579, 2000, 2533, 3207, 4061])  # 0.15
 _SPECTRA = np.array([[5, 5, 6, 6, 7], [2, 3, 5, 8, 12], [1, 2, 4, 8, 16]])
 
 
-class _Draws:
+class Draws:
     """Random whole numbers for many images: those of an image do not depend on how many follow."""
 
     def __init__(self, count: int, each: int, seed: int) -> None:
@@ -55,7 +56,7 @@ class _Draws:
         return part * bound >> 32
 
     def normal(self, many: int = 1) -> Ints:
-        """(n, many) sums of four bytes minus their mean: about normal, with deviation 148."""
+        """(n, many) sums of four bytes minus their mean: about normal, with `DEVIATION`."""
         total: Ints = self.below(256, 4 * many).reshape(len(self._raw), many, 4).sum(2)
         return total - 510
 
@@ -97,7 +98,7 @@ def seed_images(count: int, channels: int, side: int, seed: int) -> NDArray[np.u
     """
     cells = sum((side // step + 2) ** 2 for step in _OCTAVES)
     each = 64 + 14 * channels + _LEAVES * (24 + 4 * channels) + 2 * cells
-    draws = _Draws(count, each, seed)
+    draws = Draws(count, each, seed)
     scene = _Scene(draws, count, channels, side)
     blocks = [scene.block(slice(i, i + _BLOCK)) for i in range(0, count, _BLOCK)]
     return np.concatenate(blocks) if blocks else np.empty((0, channels, side, side), np.uint8)
@@ -106,7 +107,7 @@ def seed_images(count: int, channels: int, side: int, seed: int) -> NDArray[np.u
 class _Scene:
     """What is drawn for each image, before anything is painted."""
 
-    def __init__(self, draws: _Draws, count: int, channels: int, side: int) -> None:
+    def __init__(self, draws: Draws, count: int, channels: int, side: int) -> None:
         self.side = side
         self.channels = channels
         self.plain = np.arange(count)[:, None] % 2 == 1
@@ -124,7 +125,7 @@ class _Scene:
         self.direction = draws.below(_DIRECTIONS)
         size = side * SUB
         spread = side * SUB * 3 // 10
-        self.centre = size // 2 + draws.normal(2 * _LEAVES) * spread // 148
+        self.centre = size // 2 + draws.normal(2 * _LEAVES) * spread // DEVIATION
         self.turn = draws.below(_DIRECTIONS, _LEAVES)
         self.half = _HALF_SIZES[draws.below(len(_HALF_SIZES), _LEAVES)] * size // 4096 + 4
         aspect = _ASPECTS[draws.below(len(_ASPECTS), _LEAVES)]
@@ -134,7 +135,7 @@ class _Scene:
         outlined = self.plain & (draws.below(5, _LEAVES) < 3)
         stroke = SUB * side * (2 + draws.below(7, _LEAVES)) // 256
         self.stroke = np.where(outlined, stroke + 8, 0)  # half the thickness of an outline
-        self.shade = draws.normal(_LEAVES) * 16 // 148
+        self.shade = draws.normal(_LEAVES) * 16 // DEVIATION
         self.colours = [self.base + self._colour(draws, 50) for _ in range(_LEAVES)]
         self.spectrum = _SPECTRA[draws.below(len(_SPECTRA))[:, 0]]
         strength = np.abs(draws.normal())
@@ -143,11 +144,11 @@ class _Scene:
             draws.below(256, (side // step + 2) ** 2).astype(np.int16) - 128 for step in _OCTAVES
         ]
 
-    def _colour(self, draws: _Draws, spread: int) -> Ints:
+    def _colour(self, draws: Draws, spread: int) -> Ints:
         """(n, C) how far a colour lies from the base: together, and each channel by its own."""
         together = draws.normal()
         own = draws.normal(self.channels)
-        return (together + own * self.hue // 100) * spread // 148
+        return (together + own * self.hue // 100) * spread // DEVIATION
 
     def block(self, some: slice) -> NDArray[np.uint8]:
         """Paint these images."""
@@ -199,4 +200,4 @@ class _Scene:
             weight = self.spectrum[some, octave, None, None]
             total = total + smooth // step**2 * weight
         # A weighted noise has a deviation of about 1,000; a strength of 148 means 10 levels.
-        return total * self.strength[some, :, None] * (10 * SUB) // (148 * 1000)
+        return total * self.strength[some, :, None] * (10 * SUB) // (DEVIATION * 1000)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +36,7 @@ class WholeFeatures(nn.Module, ABC):
     """Names of the buffers that a client settles, and the types in which they travel."""
     fixed = False
     """Whether nobody settles them; see `fix`."""
-    variance: ClassVar[int] = 2**14
+    variance: int = 2**14
     """A little more than the largest variance of a number from -127 to 127."""
 
     @abstractmethod
@@ -271,7 +270,7 @@ class PatchFeatures(WholeFeatures):
         "filters": torch.int8,
         **dict.fromkeys(("gain", "mean", "std", "scale"), torch.float32),
     }
-    variance: ClassVar[int] = 2**12
+    variance: int = 2**12
     """A little more than the largest variance of a number from 0 to 127."""
 
     def __init__(
