@@ -209,5 +209,6 @@ def test_wrong_samples_and_options_are_one_line() -> None:
 def test_basis_of_few_images_has_no_missing_numbers() -> None:
     """More components than there are directions: the rest is rounding, not NaN."""
     features = made()
-    found = basis_of(features.body, features.samples(), 60, 5)
-    assert all(bool(torch.isfinite(part.double()).all()) for part in found)
+    found = basis_of(features.body, features.samples()[:30], 60, 5)
+    assert (found.projection.abs().amax(0) == 127).all(), "each column uses all bits"
+    assert (found.factor > 0).all()

@@ -52,6 +52,7 @@ MOST = 1000
 # Of whole numbers in matrices: products of two, 4,096 times, stay below 2^53
 _BITS = 20
 _PASSES = 4  # of subspace iteration
+_SPARE = 1e-9  # added to squared lengths of 1: less is left only by rounding
 # A component is counted in 1/_FINE of its unit before it is rounded
 _FINE = 2**20
 # 127² times as many is below 2^24, so float32 is exact
@@ -276,11 +277,14 @@ def _inverse_root(gram: Matrix) -> Matrix:
     """Return whole numbers W with WᵀGW diagonal, by Cholesky's method, one row after the other."""
     size = np.sqrt(gram.diagonal())
     work = gram / np.outer(size, size)
-    # Rounding could make a pivot negative. W may differ a little from the exact root: what counts
-    # is the space that its columns span, and the next pass starts from better columns.
-    np.fill_diagonal(work, 1 + 1e-9)
+    # W may differ a little from the exact root: what counts is the space that its columns span, and
+    # the next pass starts from better columns.
+    np.fill_diagonal(work, 1 + _SPARE)
     inverse = np.eye(len(work))
     for k in range(len(work)):
+        # What rounding left of a column that nearly follows from earlier ones has no sign.
+        if work[k, k] < _SPARE:
+            continue
         pivot = np.sqrt(work[k, k])
         column = work[k + 1 :, k] / pivot
         inverse[k] /= pivot
