@@ -17,7 +17,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
     "core": 89_950,
-    "methods": 115_300,
+    "methods": 115_750,
     "readers": 58_230,
     "care": 16_850,
     "clinic": 25_300,
