@@ -65,9 +65,10 @@ _NAMES = {
     "readers.sources": "federate load",
     "runs.api": "run steps",
     "runs.clock": "Devices",
+    "runs.loaded_model": "LoadedModel",
     "runs.loading": "load_model open_run",
     "runs.reruns": "forget join",
-    "runs.result": "LoadedModel Result",
+    "runs.result": "Result",
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public names and their modules. A module is loaded when its name is used: `ekiden --version`

@@ -43,6 +43,7 @@ WRONG: dict[object, list[object]] = {
     Literal: ["no such choice", None, 1, True],
     tuple: ["0.5", 0.5, None, [float("nan")], ["x"], {"a": 1}],
     tuple[str, ...]: [3, None, [3], {"a": 1}],
+    get_type_hints(Training)["loop"]: [3, None, True, ["a"]],
 }
 
 
