@@ -51,6 +51,7 @@ def test_in_a_checkout_each_file_goes_where_it_belongs_and_the_method_is_listed(
     listed = (there / "__init__.py").read_text()
     assert "from ekiden.methods.rounds.near_prox import NearProx\n" in listed
     assert "FedProx, NearProx" in listed
+    assert '"FedProx",\n    "NearProx",\n' in listed.partition("__all__")[2]
     code, said = command("new", "method", "NearProx", "--like", "fedprox")
     assert code == 2
     assert "exists already" in said

@@ -181,6 +181,8 @@ def _list(file: Path, other: type[Method], module: str, kind: str) -> None:
     text = text.replace(own, f"{own}from {module} import {kind}\n", 1)
     imports, start, kinds = text.partition("SORTS")
     kinds = re.sub(rf"\b{other.__name__}\b", f"{other.__name__}, {kind}", kinds, count=1)
+    public = f'    "{other.__name__}",\n'
+    kinds = kinds.replace(public, f'{public}    "{kind}",\n', 1)
     write_file(file, [(imports + start + kinds).encode()])
 
 

@@ -9,6 +9,7 @@ import pytest
 from ekiden import FederatedData, Hardware, UserError, run
 from ekiden.authoring import Client, Method, Traits, Weights, on_client
 from ekiden.cli.app import call
+from ekiden.core.engine.method import INITIAL, State
 from ekiden.core.engine.wire import Ref
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import METHODS, FedSeq
@@ -108,3 +109,23 @@ def test_a_user_s_own_file_is_refused_in_one_line(
         call(["run", "mine.py:Mine", "--data", "digits"])
     assert "\n" not in str(told.value)
     assert not Path("runs").exists()
+
+
+@dataclass(frozen=True)
+class Counting(State):
+    """A state of its own."""
+
+    number: int = 0
+
+
+@pytest.mark.parametrize(("annotation", "wanted"), [(Counting, Counting), (Any, State)])
+def test_the_first_state_is_what_run_takes(annotation: Any, wanted: type[State]) -> None:
+    def run(self: Any, fed: Any, s: Any) -> Any:
+        yield s
+
+    run.__annotations__["s"] = annotation
+    mine: Any = type("Mine", (FedSeq,), {"run": run})
+    other: Any = type("Other", (mine,), {"result_network": lambda self, network, clients: network})
+    assert mine().start() == wanted(model=INITIAL)
+    # a model that does not fit the result's network is no result
+    assert other().start() == wanted(model=None)

@@ -71,11 +71,20 @@ class ParallelMethod(Method):
 
     rounds: int
     participation: float
+    lr_decay: float
     traits = Traits(skips=True)  # a round has fewer replies
     selection = last_iterate
 
     def steps(self, clients: int) -> int:
         return self.rounds
+
+    def drawn(self, fed: Fed) -> tuple[str, ...]:
+        """Draw the clients of this round."""
+        return sample(fed, self.participation)
+
+    def training(self, client: Client, round: int) -> Training:
+        """Return a client's settings in a round: the last iterate, at the round's learning rate."""
+        return local_training(client, self.lr_decay, round)
 
     def replies(self, clients: int) -> int:
         """Return T·m, how often clients train in all rounds."""
@@ -502,7 +511,7 @@ class AveragingMethod(RobustMethod, SecureMethod):
 
     def averaged(self, fed: Fed, model: Weights, round: int) -> Weights:
         """Return what the clients of a round make of `model`, combined."""
-        chosen = sample(fed, self.participation)
+        chosen = self.drawn(fed)
         if self.secure:
             return fed.sum(self.add, chosen, model, round, len(chosen), at="server").mean(model)
         return self.combined(fed, {k: fed.call(self.train, k, model, round) for k in chosen}, model)

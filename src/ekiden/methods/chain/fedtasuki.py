@@ -31,6 +31,7 @@ from ekiden.authoring import (
     require,
 )
 from ekiden.core.base.settings import seeded
+from ekiden.core.engine import wire
 from ekiden.core.tasks import Need
 from ekiden.core.training.weights import Layer
 from ekiden.methods.blocks.distillation import Distillation, Form, Invent, scrambled
@@ -173,10 +174,6 @@ class ClassInputs(NamedTuple):
     # (K, C, h, w) for images, averaged over the cells of a grid; (K, d) for other samples; zeros if
     # none
     means: Tensor
-
-    def on_cpu(self) -> "ClassInputs":
-        """Return the same means on the CPU, where `measure` puts its result."""
-        return ClassInputs(self.counts.cpu(), self.means.cpu())
 
     def merged(self, other: "ClassInputs") -> "ClassInputs":
         """Return the means of the samples of both."""
@@ -411,7 +408,8 @@ class FedTasuki(OrderedMethod):
         inputs = received.inputs
         own = self.inputs(client)
         if inputs is not None and own is not None:
-            inputs = inputs.on_cpu()
+            # there `measure_means` puts its result
+            inputs = wire.placed(inputs, torch.device("cpu"))
             if again:
                 inputs = inputs.without(own)
             if inputs.counts.any():

@@ -93,9 +93,7 @@ class FedAvg(AveragingMethod):
     @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs from the global model."""
-        trained = client.fit(
-            model, epochs=self.epochs, training=shared.local_training(client, self.lr_decay, round)
-        )
+        trained = client.fit(model, epochs=self.epochs, training=self.training(client, round))
         return shared.Reply(trained, shared.sample_weight(client, self.weighting))
 
     def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:

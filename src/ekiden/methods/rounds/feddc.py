@@ -86,7 +86,7 @@ class FedDC(SecureMethod):
     def run(self, fed: Fed, s: Drifting) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            chosen = shared.sample(fed, self.participation)
+            chosen = self.drawn(fed)
             sizes = shared.with_sizes(fed, self.count, chosen, s.sizes)
             w = shared.at_server(fed, s.cloud)
             g = shared.or_zero(s.gradient, w.params)
@@ -113,7 +113,7 @@ class FedDC(SecureMethod):
         """Take K steps on L_i(w) + (α/2ω_i)‖w + h_i - w^r‖² + ⟨w, g/ω_i - g_i⟩, then update h_i and
         g_i.
         """
-        training = shared.local_training(client, self.lr_decay, round)
+        training = self.training(client, round)
         zero = torch.zeros_like(model.params)
         h_i, g_i = client.state or Memory(zero, zero)
         # ω_i, the size relative to the mean

@@ -105,7 +105,7 @@ class FedDisco(SecureMethod):
     def run(self, fed: Fed, s: Labelled) -> Iterator[State]:
         while s.step < self.rounds:
             w = shared.at_server(fed, s.model)
-            chosen = shared.sample(fed, self.participation)
+            chosen = self.drawn(fed)
             if self.secure:
                 labels = s.labels or fed.sum(self.tell, fed.clients, len(fed.clients), at="server")
                 s = replace(s, labels=labels)
@@ -124,9 +124,7 @@ class FedDisco(SecureMethod):
     @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> Skewed:
         """Train for E epochs from the global model; the discrepancy does not change this."""
-        trained = client.fit(
-            model, epochs=self.epochs, training=shared.local_training(client, self.lr_decay, round)
-        )
+        trained = client.fit(model, epochs=self.epochs, training=self.training(client, round))
         return Skewed(trained, client.n, discrepancy(client.class_counts(), self.discrepancy))
 
     @on_client(gives=shared.together)

@@ -70,7 +70,7 @@ class FedDyn(SecureMethod):
         """Yield the state after each round."""
         while s.step < self.rounds:
             w = shared.at_server(fed, s.cloud)
-            chosen = shared.sample(fed, self.participation)
+            chosen = self.drawn(fed)
             middle, answered, _ = self.middle(fed, chosen, w.params, w, s.step)
             cloud = middle
             h = None
@@ -85,7 +85,7 @@ class FedDyn(SecureMethod):
     @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> EqualReply:
         """Train for E epochs on L_i(w) - ⟨λ_i, w⟩ + (α/2)‖w - w^r‖², then update λ_i."""
-        training = shared.local_training(client, self.lr_decay, round)
+        training = self.training(client, round)
         if not self.alpha:
             return EqualReply(client.fit(model, epochs=self.epochs, training=training))
         slope = None if client.state is None else -client.state

@@ -80,7 +80,7 @@ class FedNova(SecureMethod):
         """Yield the state after each round."""
         while s.step < self.rounds:
             w = shared.at_server(fed, s.model)
-            chosen = shared.sample(fed, self.participation)
+            chosen = self.drawn(fed)
             if self.secure:
                 sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
                 # Σ p_i Δ_i / a_i, and τ_eff
@@ -101,7 +101,7 @@ class FedNova(SecureMethod):
     @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> Progress:
         """Train for E epochs from the global model, whatever number of steps that is."""
-        training = shared.local_training(client, self.lr_decay, round)
+        training = self.training(client, round)
         near = shared.Proximal(self.mu, model.params) if self.mu else None
         trained = client.fit(model, epochs=self.epochs, penalty=near, training=training)
         a = progress(client, self.epochs, training, self.mu)

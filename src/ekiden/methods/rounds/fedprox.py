@@ -71,7 +71,7 @@ class FedProx(AveragingMethod):
     @on_client(gives=shared.alone)
     def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs on F_i(w) + (μ/2)‖w - w^r‖²."""
-        training = shared.local_training(client, self.lr_decay, round)
+        training = self.training(client, round)
         penalty = shared.Proximal(self.mu, model.params) if self.mu else None
         trained = client.fit(model, epochs=self.epochs, penalty=penalty, training=training)
         return shared.Reply(trained, shared.sample_weight(client, self.weighting))

@@ -78,7 +78,7 @@ class LSS(RobustMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
-            chosen = shared.sample(fed, self.participation)
+            chosen = self.drawn(fed)
             asked = {k: fed.call(self.train, k, model, s.step) for k in chosen}
             s = s.next(model=self.combined(fed, asked, model))
             yield s
@@ -86,7 +86,7 @@ class LSS(RobustMethod):
     @on_client(gives="model")
     def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train n models, each from the mean of the pool so far (Algorithm 1)."""
-        training = shared.local_training(client, self.lr_decay, round)
+        training = self.training(client, round)
         pool = [model]
         for _ in range(self.models):
             others = [one.params for one in pool]

@@ -72,10 +72,7 @@ class MOON(shared.RobustMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
-            asked = {
-                k: fed.call(self.train, k, model, s.step)
-                for k in shared.sample(fed, self.participation)
-            }
+            asked = {k: fed.call(self.train, k, model, s.step) for k in self.drawn(fed)}
             target = self.combined(fed, asked, model)
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
@@ -87,7 +84,7 @@ class MOON(shared.RobustMethod):
         """
         previous = client.state or []
         objective = self.contrast(client, model, previous, client.loss)
-        training = shared.local_training(client, self.lr_decay, round)
+        training = self.training(client, round)
         trained = client.fit(model, epochs=self.epochs, objective=objective, training=training)
         # without a contrast nobody would read the models
         if self.mu:

@@ -79,7 +79,7 @@ class SCAFFOLD(SecureMethod):
         while s.step < self.rounds:
             x = shared.at_server(fed, s.model)
             c = shared.or_zero(s.control, x.params)
-            chosen = shared.sample(fed, self.participation)
+            chosen = self.drawn(fed)
             middle = self.middle(fed, chosen, c, x, x.with_params(c), s.step)
             model = shared.server_step(x, middle.model, self.server_lr)
             s = s.next(model=model, control=middle.vector)
@@ -92,7 +92,7 @@ class SCAFFOLD(SecureMethod):
         """Take K steps along g - c_i + c, then update c_i."""
         c = control.params
         c_i = shared.or_zero(client.state, c)
-        training = shared.local_training(client, self.lr_decay, round)
+        training = self.training(client, round)
         corrected = shared.Corrected(c - c_i, training.l2, training.clip_norm)
         y = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
         # c_i⁺, option II
