@@ -225,5 +225,5 @@ def test_a_method_that_counts_no_passes_has_an_unknown_share_of_computing(tmp_pa
     assert result.simulated().computing is None
     (row,) = ekiden.compare(tmp_path / "run", devices="equal")
     assert row["computing"] is None
-    assert row["data"].endswith(", auto"), "trees have no other network"
+    assert row["data"] == "own data, 2 clients", "trees have no network"
     assert "without computing" in ekiden.show(tmp_path / "run", devices="equal")

@@ -170,7 +170,8 @@ def test_what_is_refused(
         with pytest.raises(SystemExit) as end:
             main()
         assert end.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        said = capsys.readouterr().err
+        (line,) = [line for line in said.splitlines() if line.startswith("ekiden: ")]
         assert message in line
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     # Two silos are fewer than the three that a silo of this federation wants.

@@ -68,7 +68,7 @@ class Basis(NamedTuple):
     factor: Tensor  # (r,) int64 k
 
 
-class Units(nn.Module):
+class RandomUnits(nn.Module):
     """Numbers u of a vector, and random rectified linear units of them, in whole numbers.
 
     u = ⌊127/4·x⌉ if x has mean 0 and deviation 1, and a unit is ⌊max(r·u + 127·b, 0)/(2·|r|)⌉; both
@@ -134,7 +134,7 @@ class Components(WholeFeatures):
             mirror: whether features are averaged with those of the mirror image.
         """
         super().__init__()
-        self.body: Patches | Units
+        self.body: Patches | RandomUnits
         if len(shape) == 3:
             counts = [FILTERS // len(SIZES)] * len(SIZES)
             how = Pooling(pool=3, mirror=mirror, bilinear=True)
@@ -145,7 +145,7 @@ class Components(WholeFeatures):
             self.settled = {"mean": torch.float32, "std": torch.float32}
             self.largest = LARGEST
         else:
-            self.body = Units(shape[0])
+            self.body = RandomUnits(shape[0])
             self.settled = {}
             # Columns of tables may depend on each other as much as they like. So what is beyond two
             # deviations is cut off, and no variance is too large.
@@ -173,7 +173,7 @@ class Components(WholeFeatures):
         if self.get_buffer("projection").is_meta:
             return
         with torch.no_grad(), torch.device("cpu"):
-            if isinstance(self.body, Units):
+            if isinstance(self.body, RandomUnits):
                 self.body.fix(self.seed)
             else:
                 for name, values in patches.of_seed(self.body, SIZES, self.seed, REACH).items():
@@ -203,7 +203,7 @@ class Components(WholeFeatures):
 
     def samples(self) -> Tensor:
         """Return the samples of the seed on which the features below are analysed."""
-        if isinstance(self.body, Units):
+        if isinstance(self.body, RandomUnits):
             return self.body.samples(self.seed)
         channels, side, _ = self.shape
         return torch.from_numpy(seed_images(IMAGES, channels, side, self.seed))
@@ -223,7 +223,7 @@ def _kept(name: str, features: Components) -> Basis:
     return made
 
 
-def basis_of(features: Patches | Units, samples: Tensor, width: int, seed: int) -> Basis:
+def basis_of(features: Patches | RandomUnits, samples: Tensor, width: int, seed: int) -> Basis:
     """Return a basis of the first principal components that features have on samples of the seed.
 
     Args:
