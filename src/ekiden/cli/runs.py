@@ -378,8 +378,12 @@ def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
         if runs := [summary.summarise(o.folder) for o in outcomes if not o.error]:
             tell([summary.as_record(run) for run in runs])
             console.print(drawing.comparison(runs))
-            for line in filter(None, map(summary.divergence, runs)):
-                say(line)
+            for run in runs:
+                # accuracy says little of a rare class
+                if line := summary.imbalance(run):
+                    say(f"{run.folder}: {line}")
+                if line := summary.divergence(run):
+                    say(line)
             say("\n".join(f"run folder: {o.folder}" for o in outcomes if not o.error))
     failed = [o for o in outcomes if o.error]
     if failed:
