@@ -19,6 +19,7 @@ import ekiden
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.settings import Training
 from ekiden.data import from_tensors, load
+from ekiden.readers import holdings
 from ekiden.readers.kinds import Images, Tokens
 from tests.readers.conftest import png
 from tests.readers.pictures import encoded
@@ -486,3 +487,10 @@ def test_images_that_another_library_allows_to_be_cut_are_named(
     assert "missing parts of damaged images are read as grey" in said(
         lambda: Images().encode([cut])
     )
+
+
+def test_a_name_too_long_for_a_file_is_a_name(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text("age,died\n61,yes\n54,no\n")
+    given = [f"{'ü' * 130}={tmp_path / 'north.csv'}", f"south={tmp_path / 'south.csv'}"]
+    assert [*holdings.named_silos(given)] == ["ü" * 130, "south"]

@@ -663,7 +663,8 @@ def _name_and_path(text: str) -> tuple[str, Path]:
     """Return the name, if there is one, and the path in NAME=PATH."""
     name, sign, rest = text.partition("=")
     whole = Path(text).expanduser()
-    if not sign or not name or "/" in name or os.sep in name or whole.exists():
+    # unlike `Path.exists`, it is False also of a text that is too long for a name of a file
+    if not sign or not name or "/" in name or os.sep in name or os.path.exists(whole):
         return "", whole
     return name, Path(rest).expanduser()
 
