@@ -21,7 +21,7 @@ from tests.readers.told import drawn, said
 
 
 def compared(silos: dict[str, Any]) -> str:
-    """Return what is said of one column, given its values at each silo."""
+    """Return what is said about one column, given its values at each silo."""
     told = [
         ColumnSums({"v": ColumnMoments.of(v * 1.0, "v")}, {"v": 0}, {}, silo=silo)
         for silo, v in silos.items()

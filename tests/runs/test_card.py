@@ -1,4 +1,4 @@
-"""The card of a run: what it says of data and network."""
+"""The card of a run: what it says about data and network."""
 
 from collections.abc import Callable
 from pathlib import Path

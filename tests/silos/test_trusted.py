@@ -260,7 +260,7 @@ def test_of_a_trusted_file_only_what_is_declared_is_called(code: Path, tmp_path:
     files, public = trusting(tmp_path)
     here = {name: outside.by_content(f"{code}:{name}") for name in ("wipe", "Net")}
     for changes, why in (
-        ({"model": here["wipe"]}, "is no class that derives from torch.nn.Module"),
+        ({"model": here["wipe"]}, "is not a class that derives from torch.nn.Module"),
         ({"method": here["wipe"]}, "is not a method"),
         ({"loop": here["wipe"]}, "is not a training loop"),
         ({"loop": here["Net"]}, "is not a training loop"),

@@ -85,7 +85,7 @@ def measured(metric: Metric, row: Row) -> str:
 
 @dataclass(frozen=True)
 class Tracked:
-    """A run as a tracker is told of it."""
+    """A run as a tracker draws it."""
 
     folder: Path
     config: Config

@@ -127,5 +127,5 @@ def test_the_first_state_is_what_run_takes(annotation: Any, wanted: type[State])
     mine: Any = type("Mine", (FedSeq,), {"run": run})
     other: Any = type("Other", (mine,), {"result_network": lambda self, network, clients: network})
     assert mine().start() == wanted(model=INITIAL)
-    # a model that does not fit the result's network is no result
+    # a model that does not fit the result's network is not a result
     assert other().start() == wanted(model=None)

@@ -10,7 +10,7 @@ from torch import Tensor
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a tensor of `values`, which nobody changes.
 
-    Making it anew at each step would wait for a GPU, and keep the step from being recorded.
+    Making it again at each step would wait for a GPU, and keep the step from being recorded.
     """
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)

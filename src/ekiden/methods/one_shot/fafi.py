@@ -206,7 +206,7 @@ def supervised_contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
         y: labels (b,).
         temperature: τ.
     """
-    # a sample is no positive of itself
+    # a sample is not a positive of itself
     own = torch.eye(len(z), dtype=torch.bool, device=z.device)
     share = (z @ z.T / temperature).masked_fill(own, -torch.inf).log_softmax(1)
     same = (y[:, None] == y) & ~own

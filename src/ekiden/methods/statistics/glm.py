@@ -337,7 +337,7 @@ class GLM(TableMethod):
         if self.family == "linear":
             return 1
         if self.firth:
-            # two laps a step, but for the first: it needs no information
+            # two laps a step, except for the first, which needs no information
             return 2 * self.laps - 1
         return self.laps
 

@@ -413,7 +413,7 @@ def _step(formula: Formula, before: Coefficients, totals: Derivatives) -> _Newto
     values = before.values
     likelihood = totals.likelihood
     if formula.family == "cox":
-        # here `_times` put the number of events, which is no slope
+        # here `_times` put the number of events, not a slope
         gradient[:, -1] = 0
     penalty = torch.zeros_like(values).view(len(values), -1, len(formula.names))
     penalty[:, :, :-1] = formula.ridge

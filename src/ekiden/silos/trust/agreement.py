@@ -458,7 +458,7 @@ def own_network(name: str, folder: Path) -> str:
         # whoever trusts a file did not mean every function in it
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise UserError(
-                f"{outside.short(name)} is no class that derives from torch.nn.Module: silos call "
+                f"{outside.short(name)} is not a class that derives from torch.nn.Module: silos call "
                 "nothing else in a file as a network"
             )
     if name.startswith("timm:"):
