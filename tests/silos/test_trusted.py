@@ -1,6 +1,7 @@
 """A silo executes a file for others only if its operator trusts just this content; whatever else a
 coordinator names, nothing runs."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,7 +133,9 @@ def attacked(file: SiloFile, code: Path, public: dict[str, str], **names: str) -
     text = terms.text()
     for what, name in names.items():
         before = {"method": "fedavg", "model": "mlp", "loop": outside.by_content(f"{code}:sgd")}
-        text = text.replace(f'"{what}":"{before[what]}"', f'"{what}":"{name}"')
+        given = f'"{what}":{json.dumps(before.get(what, ""))}'
+        assert given in text
+        text = text.replace(given, f'"{what}":{json.dumps(name)}')
     return hello(file, cast(Agreement, _Text(text)))
 
 
@@ -292,3 +295,13 @@ def test_what_a_loop_says_when_it_fails_stays_at_the_silo(code: Path, tmp_path: 
         )
     assert "4711" not in str(no.value)
     assert "4711" in (files[0].folder / "requests.log").read_text()
+
+
+def test_names_of_code_stand_in_no_other_place_of_the_terms(code: Path, tmp_path: Path) -> None:
+    """Who knows where the trusted file lies at a silo could name any function in it as a metric."""
+    files, public = trusting(tmp_path)
+    own = f"{tmp_path / 'silos' / 'mine.py'}:wipe"
+    for name in (own, outside.by_content(f"{code}:wipe")):
+        task = json.dumps({"kind": "classification", "metric": name})
+        assert "code in a file: refused" in attacked(files[0], code, public, metric=name)
+        assert "classification has no metric" in attacked(files[0], code, public, task=task)

@@ -415,8 +415,8 @@ def trust_code(options: SiloTrustOptions) -> None:
         raise UserError(f"{options.code} is not a Python file: runs execute nothing else")
     outside.trust(outside.located(code), trusted.register(file))
     say(
-        f"runs at {file.name} may execute {outside.by_content(code).replace(':', '')}; a coordinator "
-        "names it, and cannot send another"
+        f"runs at {file.name} may execute {outside.by_content(code).replace(':', '')}: a coordinator "
+        "can name this file, and cannot send one"
     )
 
 

@@ -143,8 +143,7 @@ class Agreement:
     # the run that this one replaces, as `Revision.text` gives it; empty if there is none
     revises: str = ""
     # digest of the model that silos measure and do nothing else, under the terms of the run that
-    # made it; empty in all
-    # other runs
+    # made it; empty in all other runs
     measures: str = ""
     # which of its data sets each silo uses, by the name in its file; empty: the only one
     data: str = ""
@@ -274,8 +273,8 @@ class Agreement:
         """Return the terms as JSON, the same text for the same terms."""
         return self._text
 
-    @cached_property
     # asked for several times with each message
+    @cached_property
     def _text(self) -> str:
         values = plain(self) | {"recipe": self.recipe.shared()}
         return json.dumps(values, separators=(",", ":"), sort_keys=True)
@@ -406,7 +405,10 @@ def _recipe(values: object, own: Callable[[str], str]) -> Recipe[Method]:
     """Return the recipe in the terms of a run. What it names of code is of the library, or in a
     file of which this party has its `own` copy: no other party sends code, or names a path.
     """
-    values = with_code(values, own) if isinstance(values, dict) else {}
+    values = values if isinstance(values, dict) else {}
+    # a function that a trusted file also holds must not run as something else, such as the metric
+    _refuse_code(with_code(values, lambda name: ""))
+    values = with_code(values, own)
     name = values.get("method")
     if not isinstance(name, str) or not (name in _METHODS or outside.is_file(name)):
         raise UserError(
@@ -416,13 +418,24 @@ def _recipe(values: object, own: Callable[[str], str]) -> Recipe[Method]:
     return recipe_of(values, _reader())
 
 
+def _refuse_code(values: object) -> None:
+    """Refuse values, as JSON gives them, that hold the name of code in a file."""
+    if isinstance(values, str) and outside.is_file(values):
+        no_code(values)
+    if isinstance(values, dict):
+        values = [*values.values()]
+    if isinstance(values, list):
+        for value in values:
+            _refuse_code(value)
+
+
 def _reader() -> str:
     return f"Ekiden {code_version()} at all parties"
 
 
 def check_name(name: object, where: str) -> str:
-    """Return a silo's name; refuse what cannot name a silo, and a file, and names that mean another party in messages,
-    such as the server, whose seals nobody signs.
+    """Return a silo's name. It must also do as the name of a file, and not mean another party in
+    messages, such as the server, whose seals nobody signs.
     """
     if not isinstance(name, str) or not _CLIENT.fullmatch(name):
         raise UserError(
