@@ -194,6 +194,15 @@ def test_one_lap_over_a_table_learns_what_is_not_linear_and_never_wraps() -> Non
     assert torch.equal(one.weights.params, other.weights.params)
 
 
+@pytest.mark.slow
+def test_worker_processes_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # a process of its own makes the basis in full
+    components._kept.cache_clear()
+    method = FedGram(features="components", width=24, samples=240)
+    expected = weights(method, cut("skewed"))
+    assert torch.equal(weights(method, cut("skewed"), processes=True, workers=2), expected)
+
+
 def test_wrong_samples_and_options_are_one_line() -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(40, 1001, generator=draw)
