@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ekiden.core.training.loop import train as train
     from ekiden.core.training.private import DP as DP
     from ekiden.lab.conformance import check as check
+    from ekiden.lab.estimator import FederatedClassifier as FederatedClassifier
     from ekiden.lab.studies import Study as Study
     from ekiden.lab.studies import study as study
     from ekiden.methods import *  # noqa: F403
@@ -60,6 +61,7 @@ _NAMES = {
     "core.training.loop": "train",
     "core.training.private": "DP",
     "lab.conformance": "check",
+    "lab.estimator": "FederatedClassifier",
     "lab.studies": "Study study",
     "readers.partition": "split",
     "readers.sources": "federate load",

@@ -78,6 +78,7 @@ def test_the_python_runs(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(files)
-    (block,) = blocks(PAGE, "python")
-    exec(compile(block.text, str(PAGE), "exec"), {})
-    assert capsys.readouterr().out == "regression ('age', 'dose')\n"
+    space: dict[str, object] = {}
+    for block in blocks(PAGE, "python"):
+        exec(compile(block.text, str(PAGE), "exec"), space)
+    assert capsys.readouterr().out == "regression ('age', 'dose')\n(120, 2)\n"

@@ -23,8 +23,8 @@ BUDGET = {
     "clinic": 25_300,
     "runs": 32_600,
     "silos": 60_030,
-    "lab": 40_700,
-    "cli": 21_040,
+    "lab": 41_000,
+    "cli": 20_900,
     "doors": 3_400,
 }
 """tokens that a room may have; files on top are the room `doors`"""

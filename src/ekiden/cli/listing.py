@@ -7,7 +7,7 @@ from typing import Annotated
 
 from rich.table import Table as RichTable
 
-from ekiden.cli.console import console, print_json, say
+from ekiden.cli.console import console, print_json
 from ekiden.commands import available, topology
 from ekiden.core.base.checks import Checked, Positional, Range
 from ekiden.core.base.errors import counted
@@ -50,10 +50,8 @@ class TopologyOptions(Checked):
     one_peer"""
     clients: Annotated[int, Range(least=2, most=1000)] = 10
     """N, number of clients"""
-    matrix: bool = False
-    """print the mixing matrix too"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON instead of tables, with the mixing matrix; see docs/reference/json.md"""
 
 
 def show_topology(options: TopologyOptions) -> None:
@@ -84,9 +82,6 @@ def show_topology(options: TopologyOptions) -> None:
     console.print(
         f"a round of gossip leaves at most {found['left']:.4f} of the distance between clients"
     )
-    if options.matrix:
-        for row in found["matrix"]:
-            say(" ".join(f"{weight:6.4f}" for weight in row))
 
 
 def _unless(holds: bool, word: str) -> str:

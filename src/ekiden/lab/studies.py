@@ -406,9 +406,8 @@ def _told(settings: Mapping[str, Any]) -> str:
 
 
 def _pandas() -> Any:
-    try:
-        # an extra
-        import pandas
-    except ImportError:
-        raise UserError('a table needs pandas: pip install "ekiden[pandas]"') from None
+    require_extra("pandas", "a table", "pandas")
+    # an extra
+    import pandas
+
     return pandas
