@@ -78,7 +78,7 @@ def test_a_run_begins_when_all_silos_have_approved_its_plan(
         (plan,) = waiting(file)
         code, told = command("silo", "approve", str(file.path))
         assert code == 0
-        for part in (plan, "method: fedseq", "epochs = 1", "silos: client-0, client-1"):
+        for part in (plan, "method: fedseq", "epochs = 1", 'clients: ["client-0", "client-1"]'):
             assert part in told
         assert keys.fingerprint(public["client-1"]) in told
         assert "coordinator reads: the result only" in told

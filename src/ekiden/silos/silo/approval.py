@@ -142,37 +142,24 @@ def approve(file: SiloFile, plan: str, until: date | None = None) -> Approval:
 
 
 def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
-    """Return everything that a plan says, in words; long texts with their digest."""
-    recipe, method = terms.recipe, terms.recipe.method
-    about = summary_of(type(method))
+    """Return each entry of the terms by its name, so that none is hidden, and what follows from them
+    at this silo; long texts with their digest.
+    """
     query = file.holding(terms.data).query
+    entries = plain(terms) | terms.recipe.shared()
+    # a plan is for any run, and keys are shown as people compare them
+    for name in ("run", "recipe", "keys"):
+        del entries[name]
     lines = {
         "what": f"measure the model {terms.measures}, train nothing" if terms.measures else "train",
-        "measured on": "validation samples" if terms.validation else "test samples",
-        "evaluations": f"{len(terms.measured_steps)}, noise of counts: {terms.evaluate_dp}",
-        **({"subgroups by": ", ".join(terms.by)} if terms.by else {}),
-        **({"survival at": ", ".join(f"{time:g}" for time in terms.times)} if terms.times else {}),
-        "method": f"{terms.method}: {about}",
-        "hyperparameters": _pairs(plain(method)),
-        "training": _pairs(plain(recipe.training)),
-        "differential privacy": recipe.dp or "none",
-        "network": _fields(recipe, "model", "pretrained", "train", "seed"),
-        "measured": _fields(recipe, "metric", "evaluate_every", "evaluate_on"),
-        "silos": ", ".join(terms.clients) or "not named",
+        **{name: _brief(value) for name, value in entries.items()},
+        "method": f"{terms.method}: {summary_of(type(terms.recipe.method))}",
         **{f"key of {name}": keys.fingerprint(key) for name, key in terms.silos.items()},
+        "measured after steps": _brief(terms.measured_steps),
+        "survival at": _brief(terms.times),
         "hand-offs": "sealed" if terms.sealed else "NOT SEALED: the coordinator can read them",
-        "missing silos": "left out" if terms.skips else "waited for",
         "level": _level(file, terms),
         "coordinator reads": _read_by_server(file, terms),
-        "data set": terms.data or "the only one",
-        "samples": f"{terms.dataset}: shape {terms.shape}, {len(terms.classes)} classes",
-        "read as": _fields(terms, "classes", "mean", "std", "augment", "inputs"),
-        "labels": _fields(terms, "task", "spelling", "schema"),
-        "own values": terms.values or "none",
-        "replaces": terms.revision.told() + f" ({_brief(terms.revises)})"
-        if terms.revision
-        else "no run",
-        "code": terms.version,
         "files of code": ", ".join(terms.code) or "none",
         "rows": f"of the query with SHA-256 {query}" if query else "of files, or of own code",
         "coordinator at": file.link.address or "not named",
@@ -251,15 +238,10 @@ def _read(file: SiloFile, path: Path) -> Agreement:
     return terms
 
 
-def _fields(record: object, *names: str) -> str:
-    return _pairs({name: getattr(record, name) for name in names})
-
-
-def _pairs(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} = {_brief(value)}" for name, value in values.items()) or "none"
-
-
 def _brief(value: object) -> str:
+    """Return a value of the terms as text; each entry of a table by its name."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} = {_brief(one)}" for name, one in value.items())
     text = value if isinstance(value, str) else json.dumps(value, default=plain)
     return _line(text, _LONG) or "none"
 
