@@ -618,7 +618,7 @@ def files_of(folder: Path) -> list[str]:
         folder.rglob("*") if folder.exists() else iter(()),
         {"requests.log", "requests.json"},
     )
-    own |= {".requests.log.lock", "days.json", "days.lock"}
+    own |= {".requests.log.lock", "days.json", ".days.json.lock"}
     return sorted(str(p.relative_to(folder)) for p in found if p.is_file() and p.name not in own)
 
 

@@ -307,19 +307,12 @@ def run(
         sys.exit(f"ekiden: the Control API stays on loopback: --host 127.0.0.1, not {host}")
     outside, _, port = fleet.rpartition(":")
     others = options | {"port": int(port), "lifespan": "off", "http": guarded(), "ws": "none"}
-    gate = FleetOnly(app, partial(_registered, app, keys), keys.note)
+    gate = FleetOnly(app, keys, keys.note)
     outer = uvicorn.Config(gate, host=outside.strip("[]"), **others)
     with suppress(KeyboardInterrupt):
         asyncio.run(
             _together(lifespans, gate, keys, uvicorn.Config(app, host=host, **options), outer)
         )
-
-
-def _registered(app: Any, keys: KeyFolder, public_key: bytes) -> bool:
-    if not keys(public_key):
-        return False
-    found: int | None = app.state.linkstate_factory.state().get_node_id_by_public_key(public_key)
-    return found is not None
 
 
 async def _together(

@@ -15,16 +15,16 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from ekiden.core.base.checks import made, plain
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import (
     Damaged,
+    lock_file,
     locked,
     marked,
     read_tensors,
@@ -44,6 +44,7 @@ _KEY = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
 _MARK = b"ekiden\0\3"
 _SUM = 32
 _DAYS_KEPT = 30
+_DAY = 86400
 _DAYS = "days.json"
 
 
@@ -309,45 +310,27 @@ def _key(path: Path) -> str:
 def drop_old_runs(runs: Path) -> None:
     """Remove the folders of runs that had no request for a month.
 
-    A clock that is wrong must not remove anything. So a month has passed if the clock says so, and
-    if also as many days were seen here: a jump is one day.
+    A clock that is wrong must not remove anything. So a month is 30 days that were seen here since
+    the last request: a jump of the clock is one day.
     """
     if not runs.is_dir():
         return
-    with locked(runs.parent / "days.lock"):
-        now, seen = time.time(), _seen(runs.parent / _DAYS)
-        if seen.day != int(now // 86400):
-            seen = replace(seen, day=int(now // 86400), days=seen.days + 1)
-        kept: dict[str, tuple[float, int]] = {}
-        for file in runs.glob("*/lock"):
-            with suppress(OSError):
-                asked = file.stat().st_mtime
-                before, since = seen.runs.get(file.parent.name, (asked, seen.days))
-                since = since if before == asked else seen.days
-                kept[file.parent.name] = asked, since
-                if asked < now - _DAYS_KEPT * 86400 and seen.days - since >= _DAYS_KEPT:
-                    # a process that is working on the run holds it
-                    with locked(file, wait=False):
-                        shutil.rmtree(file.parent, ignore_errors=True)
-        write(
-            runs.parent / _DAYS, [json.dumps(plain(replace(seen, runs=kept))).encode()], sync=False
-        )
+    file = runs.parent / _DAYS
+    with locked(lock_file(file)):
+        days = _days_seen(file) | {int(time.time() // _DAY)}
+        write(file, [json.dumps(sorted(days)).encode()], sync=False)
+    for lock in runs.glob("*/lock"):
+        with suppress(OSError):
+            asked = lock.stat().st_mtime // _DAY
+            if sum(day > asked for day in days) > _DAYS_KEPT:
+                # a process that is working on the run holds it
+                with locked(lock, wait=False):
+                    shutil.rmtree(lock.parent, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class _Days:
-    """The days that the silo has seen."""
-
-    # the last one, in days since 1970
-    day: int = 0
-    # their number
-    days: int = 0
-    # for each run, when it was last asked for, and how many days had been seen then
-    runs: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-
-
-def _seen(file: Path) -> _Days:
+def _days_seen(file: Path) -> set[int]:
+    """Return the days, since 1970, on which the silo was there."""
     try:
-        return made(_Days, json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, UserError):
-        return _Days()
+        return set(map(int, json.loads(file.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
+        return set()
