@@ -15,6 +15,7 @@ SAID = {
     "text": "rude: bad",
     "own_method": "halfseq",
     "own_loop": "after client 4: accuracy 0.",
+    "own_transport": "over pipes: accuracy 0.",
 }
 
 

@@ -1,7 +1,6 @@
-"""A user's own transport: the page's example runs unchanged, and what breaks the contract is
+"""A user's own transport: the example runs unchanged, and what breaks the contract is
 found."""
 
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from ekiden.methods import FedSeq, MetaFed
 from ekiden.transports import Start, Transport
 from tests.warm import WarmProcess
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "own-transport.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_transport" / "run.py"
 FAST: dict[str, Any] = {
     "training": Training(lr=0.01, batch_size=16),
     "hardware": Hardware(threads=1),
@@ -29,10 +28,9 @@ FAST: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def pipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The class of the page."""
+    """The class of the example."""
     folder = tmp_path_factory.mktemp("own")
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    (folder / "pipes.py").write_text(source)
+    (folder / "pipes.py").write_text(EXAMPLE.read_text(encoding="utf-8"))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         yield import_module("pipes").Pipes

@@ -15,6 +15,7 @@ from ekiden import FedAvg, FedELMY, FedGram, FedProx, FedSeq, Training, UserErro
 from ekiden.core.base import outside
 from tests.pages import DOCS, blocks
 
+LOOPS = DOCS.parent / "examples" / "own_loop"
 SILOS = [
     (torch.randn(20, 4, generator=torch.Generator().manual_seed(n)), torch.arange(20) % 2)
     for n in range(3)
@@ -133,14 +134,18 @@ def test_a_method_that_only_trains_may_also_have_a_pool() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["loops", "with_lightning", "with_transformers"])
 @pytest.mark.filterwarnings("ignore")
-def test_the_loops_of_the_page_train(
+def test_the_loops_of_the_page_and_the_example_train(
     name: str, tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
     package = name.removeprefix("with_")
     if package != name:
         pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
-    (block,) = [b for b in blocks(DOCS / "own.md") if b.title == f"{name}.py"]
-    (tmp_path / f"{name}.py").write_text(block.text)
+    if package == name:
+        (block,) = [b for b in blocks(DOCS / "own.md") if b.title == f"{name}.py"]
+        text = block.text
+    else:
+        text = (LOOPS / f"{name}.py").read_text(encoding="utf-8")
+    (tmp_path / f"{name}.py").write_text(text)
     loop = f"{tmp_path}/{name}.py:{'sgd' if package == name else 'train'}"
     args = [
         "run",
