@@ -263,11 +263,20 @@ def with_docstring(markdown: str, method: type[Method]) -> str:
 
 
 def curves(name: str) -> str:
-    """Return a picture of learning curves and its caption, in Markdown."""
+    """Return a picture of learning curves and its caption, in Markdown, with a link to more runs of
+    these methods.
+    """
+    more = {
+        "../which-method.md#one-shot-methods-side-by-side": (
+            "together", "merging", "matching", "distilled", "fixed",
+        ),
+        "spfl.md#results": ("rounds", "more-rounds", "weights"),
+    }  # fmt: skip
+    link = "".join(f" [More runs]({to})." for to, names in more.items() if name in names)
     return (
         f"![Learning curves on digits](../assets/curves-{name}.svg)\n\n"
         "*Digits, ten silos, Dirichlet 0.5, three seeds; nothing is tuned "
-        "(`benchmarks/pictures.sh`).*"
+        f"(`benchmarks/pictures.sh`).*{link}"
     )
 
 
