@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ekiden import Hardware, Training, UserError
-from ekiden.cli import silos
+from ekiden.cli import coordinator
 from ekiden.cli.app import COMMANDS, call
 from ekiden.cli.flags import parse
 from ekiden.cli.run_options import BetweenMachines, Here, RunOptions
@@ -62,7 +62,7 @@ def test_the_help_between_silos_has_each_flag_that_silos_allow(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        silos.run(FedSeq, ["--help"])
+        coordinator.run(FedSeq, ["--help"])
     flags = re.findall(r"^  (--[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)
     hidden = {"recipe", "method", "training", "plan", "place", "revises"}
     kinds = (FedSeq, Recipe, RemotePlan, Training, RunOptions, BetweenMachines)
@@ -78,7 +78,7 @@ def test_the_help_between_silos_has_each_flag_that_silos_allow(
 @pytest.mark.parametrize("flags", [["--evaluate-on", "own"]])
 def test_what_silos_decide_is_no_flag_between_silos(flags: list[str]) -> None:
     with pytest.raises(UserError, match="--evaluate-on is for runs on one machine"):
-        silos.run(FedSeq, [*flags, "--clients", "a,b"])
+        coordinator.run(FedSeq, [*flags, "--clients", "a,b"])
 
 
 def test_the_help_of_run_is_one_screen_with_every_method() -> None:

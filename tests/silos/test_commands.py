@@ -17,7 +17,8 @@ from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq
 from ekiden.silos import commands
 from ekiden.silos.control import RunAtLink
-from ekiden.silos.coordinator.session import ENDED
+from ekiden.silos.coordinator import remote_plan
+from ekiden.silos.logs import ENDED
 from ekiden.silos.security import Security
 
 ours = "ekiden: step 1 of 3 done"
@@ -53,7 +54,7 @@ class Link:
 def ended(link: Link, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
     said: list[str] = []
     monkeypatch.setattr(commands, "connect", lambda address, security: link)
-    monkeypatch.setattr(commands, "as_text", lambda plan: "{}")
+    monkeypatch.setattr(remote_plan, "as_text", lambda plan: "{}")
     monkeypatch.setattr("signal.signal", lambda *_: None)
     plan: Any = None
     return commands.run(plan, {"link": ""}, Security(), folder / "r", {}, said.append), said

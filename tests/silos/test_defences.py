@@ -463,7 +463,7 @@ DEFENCES = {
         "tests/silos/test_link.py::test_a_body_is_not_read_before_a_registered_silo_signed",
     ),
     "folders of others lead to no SuperLink": (
-        "cli/silos.py",
+        "cli/coordinator.py",
         "if not outside.trusts_text(named):",
         "if not named:",
         "tests/silos/test_revised.py::test_a_folder_of_others_leads_to_no_superlink",

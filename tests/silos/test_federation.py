@@ -21,8 +21,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.silos import commands, forks, supernode
 from ekiden.silos.coordinator import federation
 from ekiden.silos.coordinator.federation import Federation
-from ekiden.silos.coordinator.session import ENDED
-from ekiden.silos.logs import Log
+from ekiden.silos.logs import ENDED, Log
 from ekiden.silos.metrics import Metrics
 from ekiden.silos.security import Security, checked
 from ekiden.silos.silo import silo_file

@@ -52,7 +52,7 @@ from ekiden.silos.silo import silo_file as silo_toml
 from ekiden.silos.silo.shelf import Shelf
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile
-from ekiden.silos.trust import agreement, keys
+from ekiden.silos.trust import keys
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from ekiden.silos.trust.report import Reported
 from tests.silos import fakes
@@ -82,9 +82,7 @@ def mostly(fast: tuple[str, ...]) -> pytest.MarkDecorator:
 
 @pytest.fixture(autouse=True)
 def toy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("ekiden.methods", "ekiden.silos.silo.silo_file"):
-        monkeypatch.setattr(f"{module}.METHODS", (*METHODS, Toy))
-    monkeypatch.setattr(agreement, "_METHODS", agreement._METHODS | {"toy"})
+    monkeypatch.setattr("ekiden.methods.METHODS", (*METHODS, Toy))
 
 
 def small(kind: type[Method]) -> Method:

@@ -55,7 +55,7 @@ def test_a_full_file(tmp_path: Path) -> None:
 
 
 def test_the_defaults_allow_no_method_that_pools_data(tmp_path: Path) -> None:
-    methods = read(write(tmp_path, GOOD)).limits.methods
+    methods = read(write(tmp_path, GOOD)).limits.allowed_methods
     assert "fedelmy" in methods
     assert "centralized" not in methods
 

@@ -53,9 +53,9 @@ COMMANDS = {
     "silo release": "cli.silos:release",
     "silo approve": "cli.silos:approve",
     "silo trust": "cli.silos:trust_code",
-    "ps": "cli.silos:ps",
-    "stop": "cli.silos:stop",
-    "verify": "cli.silos:verify",
+    "ps": "cli.coordinator:ps",
+    "stop": "cli.coordinator:stop",
+    "verify": "cli.coordinator:verify",
 }
 """Where each command is: its module is loaded when it is called. Its argument is a dataclass, whose
 fields are its flags; `run`, whose flags depend on the method, takes the command line."""

@@ -434,7 +434,7 @@ def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float], *, shar
 def _on_silos(options: EvaluateOptions) -> None:
     """Measure a run's model at silos."""
     # it needs the extra flower
-    from ekiden.cli import silos
+    from ekiden.cli import coordinator
     from ekiden.silos.coordinator.remote_plan import Measuring
 
     for name in ("label_column", "column", "client", "metric"):
@@ -467,7 +467,7 @@ def _on_silos(options: EvaluateOptions) -> None:
         str(options.weights.absolute()) if options.weights else "",
     )
     about = (options.federation, options.clients, options.data, options.evaluate_dp)
-    row = silos.evaluate(asked, *about)
+    row = coordinator.evaluate(asked, *about)
     if by and not options.weights and "subgroups" in row:
         keep_subgroups(options.run, row["subgroups"])
     with reading("what silos reported", "the same Ekiden at all parties"):

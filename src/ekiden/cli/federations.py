@@ -6,20 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from rich.table import Table as RichTable
 
 from ekiden.cli.console import console, print_json, say
-from ekiden.clinic import study
 from ekiden.core.base.checks import Positional
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
-from ekiden.core.engine.folder import read_config
-from ekiden.core.tasks import ScaledTask
-from ekiden.lab import drawing
-from ekiden.readers.moments import read_sums
-from ekiden.readers.scaling import Scaling, agree_on
-from ekiden.readers.schema import read as read_schema
-from ekiden.runs.config import inputs_of, task_in
 from ekiden.silos import commands
 from ekiden.silos.coordinator import federation as federations
 from ekiden.silos.coordinator.federation import Federation
@@ -28,6 +22,9 @@ from ekiden.silos.metrics import Metrics
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import ROSTER, read_roster
+
+if TYPE_CHECKING:
+    from ekiden.readers.scaling import Scaling
 
 
 @dataclass(frozen=True)
@@ -217,7 +214,7 @@ def status(options: StatusOptions) -> None:
                 "silos": list(map(asdict, silos)),
             }
         )
-    table = drawing.table_of("silo", "state", "last seen (s)", "key", "what to do")
+    table = RichTable("silo", "state", "last seen (s)", "key", "what to do")
     for silo in silos:
         seen = "" if silo.seen is None else f"{silo.seen:.0f}"
         state = silo.state if running else "unknown"
@@ -237,6 +234,12 @@ def start_federation(options: FederationStartOptions) -> None:
 
 def agree(options: AgreeOptions) -> None:
     """`ekiden federation agree SUMS...`."""
+    from ekiden.clinic import study
+    from ekiden.lab import drawing
+    from ekiden.readers.moments import read_sums
+    from ekiden.readers.scaling import agree_on
+    from ekiden.readers.schema import read as read_schema
+
     if options.sums[0].is_dir():
         return _agree_with(options)
     expected = federations.read(options.federation).silos if options.federation else ()
@@ -256,6 +259,11 @@ def agree(options: AgreeOptions) -> None:
 
 def _agree_with(options: AgreeOptions) -> None:
     """Write the scaling of a run's model."""
+    from ekiden.core.engine.folder import read_config
+    from ekiden.core.tasks import ScaledTask
+    from ekiden.readers.scaling import Scaling
+    from ekiden.runs.config import inputs_of, task_in
+
     if replace(options, sums=(), out=AgreeOptions.out) != AgreeOptions(()) or len(options.sums) > 1:
         raise UserError(
             "give one run folder alone: its scaling is written, and nothing is agreed on"
@@ -273,7 +281,7 @@ def _agree_with(options: AgreeOptions) -> None:
     _write_agreed(options.out, made)
 
 
-def _write_agreed(file: Path, made: Scaling) -> None:
+def _write_agreed(file: Path, made: "Scaling") -> None:
     write(file, [json.dumps(made.to_json(), indent=1).encode()])
     say(
         f"wrote {file}: {made}; give it to all silos, and name it in their silo.toml: [data] "

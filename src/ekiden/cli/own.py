@@ -15,7 +15,6 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import disk_error
 from ekiden.core.base.files import write as write_file
 from ekiden.core.engine.method import Method
-from ekiden.methods import METHODS, method_named
 
 ROOT = Path(ekiden.__file__).parent
 
@@ -102,9 +101,9 @@ def trust(options: TrustOptions) -> None:
     for file in options.files:
         if file.suffix == ".json":
             # it needs the extra flower
-            from ekiden.cli import silos
+            from ekiden.cli import coordinator
 
-            say(f"runs may reach {silos.trust(file)}")
+            say(f"runs may reach {coordinator.trust(file)}")
             continue
         if file.suffix != ".py":
             raise UserError(
@@ -169,6 +168,9 @@ def write(folder: Path, name: str, like: str = "") -> tuple[tuple[Path, Path, Pa
 
 def _of_library(name: str) -> type[Method]:
     """Return a method of the library, by its name."""
+    # other commands here do not need them
+    from ekiden.methods import METHODS, method_named
+
     kind = method_named(name)
     if kind not in METHODS:
         raise UserError(f"--like {name} is not a method of the library: choose one of ekiden list")

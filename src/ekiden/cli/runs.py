@@ -179,11 +179,11 @@ def run(args: Sequence[str]) -> None:
         raise UserError(f"missing METHOD (first argument). Choose one of {names}")
     if first.on == "flower":
         # most commands do not need it
-        from ekiden.cli import silos as cli_silos
+        from ekiden.cli import coordinator
 
         if first.config:
             raise UserError("--config is for runs on this machine: leave it out")
-        return cli_silos.run(method_named(named), rest)
+        return coordinator.run(method_named(named), rest)
     launch.transport_of(first.on)
     default = read(first.config, named) if first.config else Plan(Recipe(method_named(named)()))
     kind = type(default.recipe.method)
@@ -219,13 +219,13 @@ def run(args: Sequence[str]) -> None:
 def resume(options: ResumeOptions) -> None:
     """`ekiden resume RUN...`."""
     # most commands do not need it
-    from ekiden.cli import silos as cli_silos
+    from ekiden.cli import coordinator
 
     launch.transport_of(options.on)
     if options.data or options.laps:
         for folder in options.runs:
             go_on_with(folder, options.data, options.laps)
-    here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
+    here = [folder for folder in options.runs if not coordinator.resume(folder, options.track)]
     if here:
         tracking.check(options.track, here[0])
         jobs = []
@@ -434,9 +434,9 @@ def forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
     """`ekiden forget RUN --client NAME`."""
     if _between_machines(options.run):
         # runs on one machine do not need it
-        from ekiden.cli import silos
+        from ekiden.cli import coordinator
 
-        silos.forget(options.run, options.client, options.out, options.release)
+        coordinator.forget(options.run, options.client, options.out, options.release)
     else:
         if options.release:
             raise UserError("--release is for runs between machines: leave it out")
@@ -448,11 +448,11 @@ def forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
 def join(options: JoinOptions, tell: Callable[[Any], None]) -> None:
     """`ekiden join RUN --client NAME [--data DATA]`."""
     if _between_machines(options.run):
-        from ekiden.cli import silos
+        from ekiden.cli import coordinator
 
         if options.data:
             raise UserError(f"the silos of {options.run} have their own data: leave out --data")
-        return silos.join(options.run, options.client, options.out, options.release)
+        return coordinator.join(options.run, options.client, options.out, options.release)
     if options.release:
         raise UserError("--release is for runs between machines: leave it out")
     data = datasets.located(options.data) if options.data else None

@@ -1,65 +1,27 @@
-"""The command line between machines.
+"""The commands of a silo: `ekiden silo ...`.
 
-At a silo: `ekiden silo ...`. At the coordinator: `ekiden federation ...`, `ekiden run METHOD --on
-flower`, `ps`, `stop` and `verify`.
+Most only read or write files of the silo, so what a run needs is imported where it is used.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
-from typing import Any, Literal, TypeAlias
 
-from ekiden.cli.console import console, only_json, print_json, say
-from ekiden.cli.flags import parse
-from ekiden.cli.run_options import BOXES, BetweenMachines, LinkOptions, RunOptions
+from ekiden.cli.console import print_json, say
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Positional, Positive
-from ekiden.core.base.errors import UserError, counted
-from ekiden.core.base.files import read_regular, write
-from ekiden.core.base.outside import summary_of
-from ekiden.core.engine.folder import note_end
-from ekiden.core.engine.method import Method
-from ekiden.core.engine.wire import EVERYONE
-from ekiden.core.training.private import DP
-from ekiden.lab import drawing, launch
-from ekiden.lab.drawing import table_of
-from ekiden.methods import among, between_machines
-from ekiden.runs import summary, tracking
-from ekiden.runs.recipe import Recipe
-from ekiden.runs.summary import Summary
-from ekiden.silos import commands, supernode
-from ekiden.silos.coordinator import federation as federations
-from ekiden.silos.coordinator import remote_plan, session
-from ekiden.silos.coordinator import verify as verifying
-from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, check, stored
-from ekiden.silos.coordinator.session import EVALUATIONS
+from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import write
 from ekiden.silos.logs import Format, Log
 from ekiden.silos.security import Security, checked, days_left
-from ekiden.silos.silo import (
-    approval,
-    budget,
-    connection,
-    levels,
-    noisy_columns,
-    participation,
-    silo_file,
-    trusted,
-)
+from ekiden.silos.silo import connection, levels, silo_file, trusted
 from ekiden.silos.silo.levels import Level
-from ekiden.silos.silo.silo_file import Limits, SiloFile
-from ekiden.silos.trust import agreement as agreements
+from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import read_roster
-from ekiden.silos.trust.masking import RELEASE, release_text
-
-Place: TypeAlias = Literal["here", "flower"]
-LINK = "link.json"
-"""file in a run folder that says how its SuperLink is reached"""
 
 
 @dataclass(frozen=True)
@@ -188,19 +150,6 @@ class SiloTrustOptions:
     """Python file, which you have read; if it changes, it has to be trusted again"""
 
 
-@dataclass(frozen=True)
-class VerifyOptions:
-    """Compare a run folder with what the silos signed, and say what is not proven."""
-
-    run: Positional[Path]
-    """run folder"""
-    keys: Path | None = None
-    """folder with the public key NAME.pub of every silo, as you know it; by default the keys that
-    the run had"""
-    json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
-
-
 def init_silo(options: SiloInitOptions) -> None:
     """`ekiden silo init FOLDER --link HOST:PORT`."""
     name = options.name or options.folder.absolute().name
@@ -231,6 +180,8 @@ def join_roster(options: RosterOptions) -> None:
 
 def start(options: SiloStartOptions) -> None:
     """`ekiden silo start silo.toml`."""
+    from ekiden.silos import supernode
+
     file = silo_file.read(options.file)
     if options.metrics_port:
         file = replace(file, metrics=replace(file.metrics, port=options.metrics_port))
@@ -257,6 +208,9 @@ def start(options: SiloStartOptions) -> None:
 
 
 def _serve(file: SiloFile, security: Security, log: Log) -> None:
+    from ekiden.runs import summary
+    from ekiden.silos import supernode
+
     try:
         held = supernode.load(file)
     except UserError as error:
@@ -270,9 +224,9 @@ def _serve(file: SiloFile, security: Security, log: Log) -> None:
             f"{dataset.shape} for {dataset.task.kind} with {dataset.outputs} outputs; they stay here"
         )
     limits = file.limits
-    methods = ", ".join(limits.methods)
-    if limits.methods == Limits().methods:
-        methods = "all methods"
+    methods = "all methods"
+    if limits.methods is not None:
+        methods = ", ".join(limits.methods)
     size = summary.size(limits.model_bytes)
     log(f"allows {methods}; models up to {size}; {limits.epochs} epochs a task")
     for line in _doubts(file):
@@ -294,9 +248,11 @@ def _doubts(file: SiloFile) -> Iterator[str]:
 
 def status(options: SiloStatusOptions) -> None:
     """`ekiden silo status silo.toml`."""
+    from ekiden.silos.silo import approval, budget
+
     file = silo_file.read(options.file)
     good, words = connection.health(file.folder)
-    if not supernode.is_started(file):
+    if not connection.is_started(file.folder):
         good, words = False, f"not started: `ekiden silo start {file.path}`"
     plans = [digest for digest, _ in approval.waiting(file)]
     spent = {name: budget.told(file, name) for name in file.named or ("",)}
@@ -328,6 +284,9 @@ def status(options: SiloStatusOptions) -> None:
 
 def sums(options: SumsOptions) -> None:
     """`ekiden silo sums silo.toml`."""
+    from ekiden.core.training.private import DP
+    from ekiden.silos.silo import noisy_columns
+
     file = silo_file.read(options.file).holding(options.data)
     out = (
         options.out
@@ -360,6 +319,11 @@ def make_keys(options: KeysOptions) -> None:
 
 def release(options: ReleaseOptions) -> None:
     """`ekiden silo release silo.toml agreement.json`."""
+    from ekiden.methods import among
+    from ekiden.silos.silo import participation
+    from ekiden.silos.trust import agreement as agreements
+    from ekiden.silos.trust.masking import RELEASE, release_text
+
     file = silo_file.read(options.file)
     if not file.link.key:
         raise UserError(f"{file.path}: only a silo with a key can agree: name it under [link]")
@@ -387,6 +351,8 @@ def release(options: ReleaseOptions) -> None:
 
 def approve(options: ApproveOptions) -> None:
     """`ekiden silo approve silo.toml [DIGEST]`."""
+    from ekiden.silos.silo import approval
+
     file = silo_file.read(options.file)
     if options.digest:
         try:
@@ -418,352 +384,3 @@ def trust_code(options: SiloTrustOptions) -> None:
         f"runs at {file.name} may execute {outside.by_content(code).replace(':', '')}: a coordinator "
         "can name this file, and cannot send one"
     )
-
-
-def verify(options: VerifyOptions) -> None:
-    """`ekiden verify RUN`."""
-    agreed = verifying.terms(options.run)
-    trusted = None
-    if options.keys:
-        trusted = commands.read_keys(options.keys, verifying.signers(options.run))
-    found = verifying.verify(options.run, trusted)
-    if options.json:
-        hops = [asdict(hop) for hop in found.hops]
-        print_json(
-            {
-                "hops": hops,
-                "wrong": found.wrong,
-                "unproven": found.unproven,
-                "result": bool(found.result),
-            }
-        )
-    else:
-        _show_hops(found)
-    if found.wrong:
-        raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
-    if options.json:
-        return
-    if revision := agreed.revision:
-        say(f"signed: this run replaces {revision.told()}")
-    if agreed.recipe.dp:
-        say(f"signed by each silo: it trained with differential privacy ({agreed.recipe.dp})")
-    run = summary.summarise(options.run)
-    if not run.finished:
-        say(f"stopped after step {run.last.get('step', 0)}: {summary.going_on(run)}")
-    line = f"verified: {len(found.hops)} tasks, each signed by its silo"
-    if found.result:
-        line += ", and the result is what they gave"
-    if measured := len(verifying.evaluations(options.run)):
-        line += f"; {counted(measured, 'later evaluation')}, signed by all silos"
-    say(line)
-
-
-def _show_hops(found: verifying.Verdict) -> None:
-    """Print the tasks that silos signed, and what is wrong or not proven."""
-    table = table_of("step", "silo", "did", "samples", "took", "gave", right=("step", "samples"))
-    for hop in found.hops:
-        took = ", ".join(
-            f"{t.digest[:12]} of {'all' if t.owner == EVERYONE else t.owner}" for t in hop.taken
-        )
-        table.add_row(
-            str(hop.step + 1), hop.client, hop.task, str(hop.samples[0]), took, hop.given[:12]
-        )
-    console.print(table)
-    for line in found.wrong:
-        say(line)
-    for claim in found.unproven:
-        say(f"not proven: {claim}")
-
-
-def run(kind: type[Method], args: Sequence[str]) -> None:
-    """`ekiden run METHOD --on flower [flags]`."""
-    default: RemotePlan[Any] = RemotePlan(Recipe(between_machines(kind), evaluate_every=0))
-    options = parse(
-        RunOptions,
-        args,
-        f"ekiden run {kind.title()} --on flower",
-        RunOptions(default, BetweenMachines(), on="flower"),
-        summary_of(kind),
-        BOXES,
-    )
-    plan, place = options.plan, options.place
-    if place.federation is not None:
-        if place.link or place.certificate or place.keys:
-            raise UserError(
-                "--federation says --link, --certificate and --keys: give one or the others"
-            )
-        federation = federations.read(place.federation)
-        place = replace(
-            place, link=federation.link, certificate=federation.certificate, keys=federation.keys
-        )
-        if not plan.clients:
-            plan = replace(plan, clients=",".join(federations.members(federation)))
-            if federation.joining:
-                say(
-                    f"the run is made without {', '.join(federation.joining)}, added later: once "
-                    "all silos have joined by the new roster, give --clients "
-                    f"{','.join(federation.silos)}"
-                )
-    if not plan.clients:
-        raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
-    tracking.check(options.track, options.out)
-    folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.recipe.seed}")
-    link: dict[str, Any] = {
-        "link": place.link,
-        "certificate": _absolute(place.certificate),
-        "keys": _absolute(place.keys),
-        "insecure": place.insecure or place.insecure_anywhere,
-    }
-    checked(
-        place.link,
-        Security(place.certificate, link["insecure"]),
-        lambda line: None,
-        anywhere=place.insecure_anywhere,
-    )
-    outside.trust_text(_named(link), folder / LINK)
-    with only_json(options.json) as tell:
-        run = _submit(plan, folder, link, anywhere=place.insecure_anywhere, track=options.track)
-        tell([summary.as_record(run)])
-    if place.federation is not None:
-        federations.met(place.federation, plan.names)
-
-
-def _absolute(path: Path | None) -> str:
-    """Return a path as a run folder keeps it; empty if there is none."""
-    return str(path.absolute()) if path else ""
-
-
-def resume(folder: Path, track: Sequence[str] = ()) -> bool:
-    """Resume a run over silos; return False if the folder is of a run on one machine."""
-    plan = stored(folder)
-    if plan is None:
-        return False
-    tracking.check(track, folder)
-    _submit(plan, folder, _link(folder), anywhere=True, track=track)
-    return True
-
-
-def forget(folder: Path, client: str, out: Path | None = None, release: Path | None = None) -> None:
-    """Repeat a run over silos without `client`, in a new folder; in `release` it agrees to that."""
-    _revise(folder, remote_plan.without(folder, client, release), out, f"without-{client}")
-
-
-def join(folder: Path, client: str, out: Path | None = None, release: Path | None = None) -> None:
-    """Repeat a run over silos with `client`, in a new folder; in `release` it agrees to that."""
-    _revise(folder, remote_plan.with_one_more(folder, client, release), out, f"with-{client}")
-
-
-def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: str) -> None:
-    out = out or folder.with_name(f"{folder.resolve().name}-{suffix}")
-    if out.exists():
-        raise UserError(f"{out} exists already: delete it, or choose another folder by --out")
-    _submit(plan, out, _link(folder), anywhere=True, track=())
-
-
-def _link(folder: Path) -> dict[str, Any]:
-    """Return how the engine of a run is reached, if the user has reached it like this before."""
-    try:
-        link: dict[str, Any] = json.loads(read_regular(folder / LINK))
-        named = _named(link)
-    except (OSError, ValueError, LookupError, TypeError):
-        raise UserError(
-            f"{folder / LINK} cannot be read: the run folder is damaged, start a new run"
-        ) from None
-    if not outside.trusts_text(named):
-        raise UserError(
-            f"{folder / LINK} leads to {_words(link)}, where nobody has run anything from here "
-            "like this: read the "
-            f"file, then `ekiden trust {folder / LINK}` if that is right"
-        )
-    return link
-
-
-def _named(link: Mapping[str, Any]) -> str:
-    """Return what decides which SuperLink is reached, and whose word counts there."""
-    return json.dumps([LINK, *(link[name] for name in ("link", "certificate", "keys", "insecure"))])
-
-
-def _words(link: Mapping[str, Any]) -> str:
-    how = f"with the certificate {link['certificate'] or 'of any authority'}"
-    if link["insecure"]:
-        how = "WITHOUT encryption"
-    return f"{link['link']} {how} and the keys {link['keys'] or 'of nobody'}"
-
-
-def trust(file: Path) -> str:
-    """Note that a SuperLink may be reached as a file says, and return that in words."""
-    try:
-        link: dict[str, Any] = json.loads(read_regular(file))
-        outside.trust_text(_named(link), file)
-    except (OSError, ValueError, LookupError, TypeError):
-        raise UserError(f"{file} does not say how a SuperLink is reached") from None
-    return _words(link)
-
-
-def evaluate(
-    asked: Measuring,
-    federation: Path | None,
-    clients: str,
-    data: str,
-    evaluate_dp: str = "",
-) -> dict[str, Any]:
-    """Measure the model of a run at silos, on validation or on test samples, and return the row of
-    metrics.
-    """
-    run = Path(asked.run)
-    plan = stored(run)
-    if federation is not None:
-        one = federations.read(federation)
-        link = {
-            "link": one.link,
-            "certificate": str(one.certificate),
-            "keys": str(one.keys),
-            "insecure": False,
-        }
-        names = clients or ",".join(federations.members(one))
-    elif plan is not None:
-        link = _link(run)
-        names = clients or plan.clients
-    else:
-        raise UserError(
-            f"{run} is of a run on one machine: say which silos measure its model, --federation "
-            "FOLDER"
-        )
-    plan = plan or RemotePlan(session.made_by(run).recipe)
-    recipe = replace(plan.recipe, method=among(plan.recipe.method, names.split(",")))
-    plan = replace(
-        plan,
-        clients=names,
-        recipe=recipe,
-        data=data or plan.data,
-        evaluate_dp=evaluate_dp or plan.evaluate_dp,
-    )
-    out = run / EVALUATIONS / token_hex(8)
-    security, public_keys = _superlink_of(plan, link, anywhere=True)
-    if ended := commands.run(plan, link, security, out, public_keys, say, asked):
-        raise UserError(ended)
-    try:
-        row: dict[str, Any] = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UserError(
-            f"no {out / 'metrics.jsonl'} on this machine: it is on the SuperLink's"
-        ) from None
-    say(f"kept in {out}")
-    return row
-
-
-def _security(link: Mapping[str, Any]) -> Security:
-    """Return how a SuperLink is verified."""
-    certificate = link["certificate"]
-    return Security(Path(certificate) if certificate else None, link["insecure"])
-
-
-def _superlink_of(
-    plan: RemotePlan[Any], link: Mapping[str, Any], *, anywhere: bool
-) -> tuple[Security, dict[str, str]]:
-    """Return how the SuperLink is reached, and the silos' public keys."""
-    security = _security(link)
-    checked(link["link"], security, say, anywhere=anywhere)
-    if link["keys"]:
-        return security, commands.read_keys(Path(link["keys"]), plan.names)
-    if security.insecure:
-        return security, {}
-    raise UserError(
-        "say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients"
-    )
-
-
-def _submit(
-    plan: RemotePlan[Any],
-    folder: Path,
-    link: Mapping[str, Any],
-    *,
-    anywhere: bool,
-    track: Sequence[str],
-) -> Summary:
-    check(plan)
-    security, public_keys = _superlink_of(plan, link, anywhere=anywhere)
-    with tracking.watching(track, folder, plan.recipe.method.steps(len(plan.names))) as look:
-
-        def follow(line: str) -> None:
-            say(line)
-            look()
-
-        ended = commands.run(plan, link, security, folder, public_keys, follow)
-    begun = (folder / "config.json").exists()
-    if ended:
-        if begun:
-            note_end(folder, ended)
-            if "ekiden resume" not in ended:
-                ended += f"; `ekiden resume {folder}` goes on"
-        raise UserError(ended)
-    if not begun:
-        raise UserError(f"no run folder {folder} on this machine: it is on the SuperLink's")
-    run = summary.summarise(folder)
-    console.print(drawing.comparison([run]))
-    say(f"run folder: {folder}")
-    if not run.finished:
-        raise UserError(f"the run did not end: continue it with `ekiden resume {folder}`")
-    return run
-
-
-@dataclass(frozen=True)
-class PsOptions(LinkOptions):
-    """List the runs that a SuperLink knows, and whether they are still running."""
-
-    json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
-
-
-@dataclass(frozen=True)
-class StopOptions(LinkOptions):
-    """End a run at the SuperLink; `ekiden resume` goes on with it."""
-
-    run: Positional[str] = ""
-    """run folder, or the number that `ekiden run` and `ekiden ps` show (then also --federation, or
-    --link)"""
-
-
-def ps(options: PsOptions) -> None:
-    """`ekiden ps`."""
-    runs = commands.connect(*_reached(options)).runs()
-    if options.json:
-        return print_json([asdict(run) for run in runs])
-    table = table_of(*commands.RUN_COLUMNS)
-    for run in runs:
-        table.add_row(*run.row)
-    console.print(table)
-
-
-def stop(options: StopOptions) -> None:
-    """`ekiden stop RUN`."""
-    if not options.run:
-        raise UserError("say which run to stop: its folder, or its number in `ekiden ps`")
-    if options.run.isdigit() and not Path(options.run).is_dir():
-        number, (link, security) = options.run, _reached(options)
-    else:
-        try:
-            values = _link(Path(options.run)) if (Path(options.run) / LINK).exists() else {}
-            number, link = str(values["run"]), str(values["link"])
-            security = _security(values)
-        except KeyError:
-            raise UserError(
-                f"{options.run} is neither a number nor the folder of a run between machines: "
-                "`ekiden ps` lists them"
-            ) from None
-    commands.connect(link, security).stop(number)
-    say(f"stopped {options.run}; a silo that works on a task finishes it")
-
-
-def _reached(options: LinkOptions) -> tuple[str, Security]:
-    """Return the SuperLink's address, and how to verify it."""
-    if options.federation is not None:
-        found = federations.read(options.federation)
-        return found.link, Security(found.certificate)
-    if not options.link:
-        raise UserError(
-            "say which SuperLink: --federation FOLDER, or --link HOST:PORT --certificate FILE"
-        )
-    security = Security(options.certificate, options.insecure)
-    checked(options.link, security, say, anywhere=False)
-    return options.link, security

@@ -11,7 +11,6 @@ result.
 import os
 import sys
 from collections.abc import Callable
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
@@ -79,14 +78,14 @@ class _Module(ModuleType):
         return made
 
 
-class _Finder(MetaPathFinder, Loader):
+class _Finder:
     """Finds stand-ins for all modules of PyTorch."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a stand-in; None for other modules."""
         if name.partition(".")[0] != "torch":
             return None
-        return ModuleSpec(name, self, is_package=True)
+        return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Make an empty module."""

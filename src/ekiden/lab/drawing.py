@@ -7,15 +7,13 @@ from io import StringIO
 from math import inf
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ekiden.clinic.curves import Compared, Curve
-from ekiden.clinic.study import CohortLine
 from ekiden.core.base.errors import counted
 from ekiden.core.engine.folder import read_ledger, read_lines
 from ekiden.runs.clock import Devices, Timed
@@ -39,6 +37,10 @@ from ekiden.runs.summary import (
     sums,
     value_of,
 )
+
+if TYPE_CHECKING:
+    from ekiden.clinic.curves import Compared, Curve
+    from ekiden.clinic.study import CohortLine
 
 
 def table_of(*columns: str, right: Sequence[str] = ()) -> RichTable:
@@ -136,7 +138,7 @@ def estimates(run: Summary) -> RichTable | None:
     return table
 
 
-def cohort(lines: Sequence[CohortLine]) -> RichTable:
+def cohort(lines: "Sequence[CohortLine]") -> RichTable:
     """Return table one: mean (standard deviation) of numbers, rows (share) of categories."""
     silos = list(lines[0].silos)
     table = table_of("column", *silos, right=silos)
@@ -151,7 +153,7 @@ def cohort(lines: Sequence[CohortLine]) -> RichTable:
     return table
 
 
-def survival(found: Compared) -> RichTable:
+def survival(found: "Compared") -> RichTable:
     """Return the table of the curves of silos, with the log-rank test below it."""
     test = ""
     if found.p is not None:
@@ -172,7 +174,7 @@ def survival(found: Compared) -> RichTable:
     return table
 
 
-def _survival_at(curve: Curve, time: float) -> str:
+def _survival_at(curve: "Curve", time: float) -> str:
     """Return survival, interval and error at a time, in percent."""
     if time not in curve.times:
         return "-"
@@ -184,7 +186,7 @@ def _survival_at(curve: Curve, time: float) -> str:
     return text
 
 
-def _quartile(curve: Curve, name: str) -> str:
+def _quartile(curve: "Curve", name: str) -> str:
     """Return the time by which so many had the event, and the ends of its interval."""
     time, low, high = ("-" if t is None else f"{t:g}" for t in curve.quartiles[name])
     return f"{time} ({low} to {high})"

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -472,6 +471,8 @@ def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
         digits = load_digits()
         images = [Image.fromarray(i) for i in np.rint(digits.images * (255 / 16)).astype(np.uint8)]
         return [Holding("", Raw("digits", images, digits.target.astype(np.int64), kind=Images))]
+
+    from importlib.metadata import version
 
     # importing it takes seconds
     return [version("scikit-learn")], held

@@ -18,7 +18,6 @@ from ekiden.core.models.split import parse_part
 from ekiden.core.training import loop as own_loop
 from ekiden.core.training import private
 from ekiden.core.training.private import DP
-from ekiden.methods import method_named, name_of
 
 M_co = TypeVar("M_co", bound=Method, covariant=True)
 
@@ -89,6 +88,9 @@ class Recipe(Checked, Generic[M_co]):
     @property
     def name(self) -> str:
         """The method's name, by which `method_named` finds it."""
+        # silos read their own files without any method
+        from ekiden.methods import name_of
+
         return name_of(type(self.method))
 
     @property
@@ -162,6 +164,8 @@ def recipe_of(
         raise UserError(
             f"the settings of the run cannot be read (they name no method): use {reader}"
         )
+    from ekiden.methods import method_named
+
     kind = method_named(values["method"])
     with reading(f"the settings of {values['method']}", reader):
         method = made(kind, values.get("hyperparameters"), "hyperparameters")

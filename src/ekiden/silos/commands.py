@@ -22,9 +22,7 @@ from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import UserError
 from ekiden.silos import forks
 from ekiden.silos.coordinator.federation import FILE, Federation, answers, read, status
-from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, as_text
-from ekiden.silos.coordinator.session import ENDED
-from ekiden.silos.logs import OURS, Log
+from ekiden.silos.logs import ENDED, OURS, Log
 from ekiden.silos.metrics import Metrics, served
 from ekiden.silos.security import SOON, Say, Security, without_proxy
 from ekiden.silos.status_page import StatusTable, page
@@ -32,6 +30,7 @@ from ekiden.silos.trust import keys
 
 if TYPE_CHECKING:
     from ekiden.silos.control import RunAtLink, SuperLink
+    from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 DATABASE = "link.db"  # file in a federation's folder with the SuperLink's messages
@@ -47,19 +46,22 @@ def connect(address: str, security: Security) -> "SuperLink":
 
 
 def run(
-    plan: RemotePlan[Any],
+    plan: "RemotePlan[Any]",
     link: Mapping[str, Any],
     security: Security,
     folder: Path,
     public_keys: Mapping[str, str],
     say: Say,
-    measures: Measuring | None = None,
+    measures: "Measuring | None" = None,
 ) -> str:
     """Submit a run to the SuperLink and show its output until it ends; Ctrl-C and SIGTERM end it.
 
     Returns:
         Why it ended early; empty if all went well.
     """
+    # only runs need it
+    from ekiden.silos.coordinator.remote_plan import as_text
+
     signal.signal(signal.SIGTERM, interrupt)
     superlink = connect(link["link"], security)
     settings = {

@@ -15,6 +15,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[ :]*(?:\[\S+\] )?\s*(.*)")
 """how Flower and uvicorn begin a line"""
 OURS = "ekiden: "
+# beginning of the line in the log of a run's ServerApp that says why the run ended early
+ENDED = "ekiden ended: "
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from ekiden.core.base.checks import made
 from ekiden.core.base.errors import UserError
+from ekiden.silos import logs
 from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.coordinator.remote_plan import Measuring
@@ -85,7 +86,7 @@ def main(grid: Grid, context: Context) -> None:
             return
         result = session.run(plan, nodes, folder, public_keys, say, link=link)
     except UserError as error:
-        print(session.ENDED + " ".join(str(error).split()), flush=True)
+        print(logs.ENDED + " ".join(str(error).split()), flush=True)
         # Flower would add a traceback and its own exit code, but our line says all.
         logging.getLogger("flwr").addFilter(lambda record: False)
         raise

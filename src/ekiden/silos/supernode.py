@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
-from filelock import Timeout
-
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import is_held, leave_no_core, lock_file, locked
+from ekiden.core.base.files import leave_no_core, lock_file, locked
 from ekiden.silos import forks
 from ekiden.silos.commands import QUIET, interrupt
 from ekiden.silos.logs import Log
@@ -21,6 +19,7 @@ from ekiden.silos.metrics import LogCounts, served
 from ekiden.silos.security import Security, days_left, without_proxy
 from ekiden.silos.silo import approval, budget, connection, participation
 from ekiden.silos.silo.approval import PLANS
+from ekiden.silos.silo.connection import STARTED
 from ekiden.silos.silo.participation import FILE as LOG
 from ekiden.silos.silo.participation import folders, sizes
 from ekiden.silos.silo.shelf import drop_old_runs
@@ -56,11 +55,13 @@ def alone(file: SiloFile) -> Iterator[None]:
     same key.
     """
     keep_private(file)
-    started = file.folder / "started"
+    started = file.folder / STARTED
     wanted = [(started, started, "stop that one first")]
     if file.link.key:
         key = file.beside(file.link.key)
         wanted.append((key, lock_file(key), "stop that one first, or give each silo its own key"))
+    from filelock import Timeout
+
     with ExitStack() as held:
         for path, lock, remedy in wanted:
             try:
@@ -80,11 +81,6 @@ def keep_private(file: SiloFile) -> None:
     for found in (file.folder, *file.folder.rglob("*")):
         if not found.is_symlink():
             found.chmod(found.stat().st_mode & 0o700)
-
-
-def is_started(file: SiloFile) -> bool:
-    """Return whether `ekiden silo start` serves this silo."""
-    return is_held(file.folder / "started")
 
 
 def load(file: SiloFile) -> Mapping[str, Held]:

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError, visible
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 _DIGEST = "blake2b"
 # placeholder for the digest while it is computed
@@ -337,7 +339,7 @@ def disk_error(error: OSError, path: Path) -> UserError:
 _A_LOOK = 0.1
 
 
-def hold_lock(path: Path, *, wait: bool) -> FileLock:
+def hold_lock(path: Path, *, wait: bool) -> "FileLock":
     """Hold the lock of a file until `release` is called; a missing file is made.
 
     Args:
@@ -348,6 +350,9 @@ def hold_lock(path: Path, *, wait: bool) -> FileLock:
         Timeout: another process holds it, and `wait` is false. It is an OSError.
         OSError: the file cannot be opened.
     """
+    # commands that only look need no lock
+    from filelock import FileLock
+
     lock = FileLock(path, thread_local=False)
     lock.acquire(timeout=-1 if wait else _A_LOOK, poll_interval=0.02)
     return lock
@@ -359,6 +364,8 @@ def is_held(path: Path) -> bool:
     """
     if not path.exists():
         return False
+    from filelock import Timeout
+
     try:
         hold_lock(path, wait=False).release()
     except Timeout:

@@ -15,15 +15,16 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ekiden.core.base.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Group = Literal["ekiden.methods", "ekiden.models", "ekiden.datasets", "ekiden.kinds"]
 _PREFIX = "ekiden_file_"
@@ -199,13 +200,16 @@ def source(thing: Any) -> Path | None:
     return Path(file) if file else None
 
 
-def installed(group: Group) -> dict[str, EntryPoint]:
+def installed(group: Group) -> dict[str, "EntryPoint"]:
     """Return the entry points that other packages declare in a group, by name."""
     return {point.name: point for point in _points(group)}
 
 
 @cache
-def _points(group: Group) -> tuple[EntryPoint, ...]:
+def _points(group: Group) -> tuple["EntryPoint", ...]:
+    # it takes longer to load than most of this package
+    from importlib.metadata import entry_points
+
     return tuple(entry_points(group=group))
 
 
@@ -279,7 +283,7 @@ class _Source(SourceFileLoader):
         return self.source_to_code(content, self.path)
 
 
-class _Files(MetaPathFinder):
+class _Files:
     """Finds the modules of the user's files by name, so that worker processes find the classes in
     them too.
     """

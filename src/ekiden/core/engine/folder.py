@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
 import torch
-from filelock import Timeout
 from torch import Tensor, nn
 
 from ekiden._version import __version__
@@ -176,6 +175,9 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = hold_lock(path / "lock", wait=False)
         except OSError as error:
+            # commands that only look do not lock
+            from filelock import Timeout
+
             if not isinstance(error, Timeout):
                 raise disk_error(error, path) from None
             raise InUse(

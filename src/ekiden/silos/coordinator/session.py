@@ -66,8 +66,6 @@ _GREET_AGAIN = 600.0
 # seconds in which other silos may refuse, too, so that one message names all of them
 _FOR_OTHERS = 5.0
 Say = Callable[[str], None]
-# beginning of the line in the log of a run's ServerApp that says why the run ended early
-ENDED = "ekiden ended: "
 
 
 class Nodes(Protocol):

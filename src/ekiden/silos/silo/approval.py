@@ -17,7 +17,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_text, write
 from ekiden.core.base.outside import summary_of
 from ekiden.core.base.settings import Hardware
-from ekiden.silos.silo import policy, trusted
+from ekiden.silos.silo import trusted
 from ekiden.silos.silo.levels import TELLS
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import agreement as agreements
@@ -171,12 +171,17 @@ def _level(file: SiloFile, terms: Agreement) -> str:
     """Return what a run needs of `level` in `silo.toml`, and what that lets out."""
     if terms.measures:
         return "any: no sample is trained on"
+    # to list plans is quicker without it
+    from ekiden.silos.silo import policy
+
     wanted = policy.level_of(file, terms.recipe)
     return f"{wanted}: {TELLS[wanted]}"
 
 
 def _read_by_server(file: SiloFile, terms: Agreement) -> str:
     """Return which values of the run the coordinator reads."""
+    from ekiden.silos.silo import policy
+
     try:
         setup = terms.setup(no_samples(terms), Hardware(threads=1), file.pretrained_folder)
         policy.check_size(file, setup)

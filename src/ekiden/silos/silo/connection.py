@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ekiden.core.base.files import is_held
+
 # in the silo's folder
 FILE = "connection.json"
+# there, too: held by the process that serves the silo
+STARTED = "started"
 # seconds without an answer; Flower sends a heartbeat each 30 s, also during a task
 _SILENT = 90.0
 
@@ -35,6 +39,11 @@ def read(folder: Path) -> Connection:
         return Connection(**json.loads((folder / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return Connection()
+
+
+def is_started(folder: Path) -> bool:
+    """Return whether `ekiden silo start` serves the silo of this folder."""
+    return is_held(folder / STARTED)
 
 
 def health(folder: Path) -> tuple[bool, str]:

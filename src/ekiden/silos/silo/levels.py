@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.method import Method, gives_of, task_names
-from ekiden.methods import between_machines
 
 Level = Literal["sums", "models", "all"]
 TELLS = {
@@ -60,6 +59,9 @@ def advice(method: Method, level: Level, least: int) -> str:
     """Return the options with which a level admits the method: those that differ from its defaults
     between machines.
     """
+    # most commands of a silo need no method
+    from ekiden.methods import between_machines
+
     kind = type(method)
     usual, safe = kind(), between_machines(kind)
     chosen = {

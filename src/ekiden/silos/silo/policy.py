@@ -59,9 +59,10 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
         )
     wanted = EVALUATE if agreed.measures else agreed.method
     # trust in a file is what allows the code in it
-    if wanted not in file.limits.methods and not outside.is_file(wanted):
+    methods = file.limits.allowed_methods
+    if wanted not in methods and not outside.is_file(wanted):
         raise UserError(
-            f"{name} does not allow {wanted[:40]!r}, only {', '.join(file.limits.methods)} "
+            f"{name} does not allow {wanted[:40]!r}, only {', '.join(methods)} "
             "(limits.methods in its silo.toml)"
         )
     if file.link.key and not agreed.sealed and not file.limits.unsealed:

@@ -39,7 +39,6 @@ from ekiden.core.base.settings import Hardware
 from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Samples
 from ekiden.core.tasks import Classification, LanguageModelling, terms
 from ekiden.core.tasks.base import IGNORED
-from ekiden.methods import LAP, METHODS
 from ekiden.readers import query
 from ekiden.readers import schema as schemas
 from ekiden.readers.assemble import AskedData, assemble
@@ -69,7 +68,6 @@ TaskKind = Literal[
     "language-modelling",
 ]
 Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
-_TITLES = tuple(kind.title() for kind in METHODS if not kind.traits.pools_data)
 EVALUATE = "evaluate"
 _LEAST_SALT, _MOST_SALT = 16, 64
 _NEW_PEERS = "new-peers"
@@ -88,9 +86,9 @@ class Limits(Checked):
     docs/security.md"""
     model_bytes: Count = 100_000_000
     """largest model, in bytes on the wire"""
-    methods: tuple[str, ...] = (*_TITLES, *(title + LAP for title in _TITLES), EVALUATE)
-    """names of the methods that may run here; with a closing lap (fedavg+lap), sums leave the silo;
-    `evaluate` lets the models of other runs be measured"""
+    methods: tuple[str, ...] | None = None
+    """names of the methods that may run here, by default all but centralized; with a closing lap
+    (fedavg+lap), sums leave the silo; `evaluate` lets the models of other runs be measured"""
     epochs: Count = 1000
     """largest number of training epochs in one task"""
     unsealed: bool = False
@@ -161,6 +159,13 @@ class Limits(Checked):
             raise UserError(
                 f"times = {list(self.times)}: write them in ascending order, such as [365, 730]"
             )
+
+    @property
+    def allowed_methods(self) -> tuple[str, ...]:
+        """Names of all methods that may run here."""
+        if self.methods is None:
+            return _known_methods(pooling=False)
+        return self.methods
 
 
 @dataclass(frozen=True)
@@ -571,11 +576,20 @@ def read(path: Path) -> SiloFile:
         if len([*filter(None, (data.path, data.sql, data.python))]) != 1:
             where = f"[data.{key}]" if key else "[data]"
             raise UserError(f"{path}: say where the data are, by path, sql or python in {where}")
-    known = [title + lap for title in (m.title() for m in METHODS) for lap in ("", LAP)]
-    for method in silo.limits.methods:
-        if method not in (*known, EVALUATE):
-            raise unknown(f"method in {path}", method, (*known, EVALUATE))
+    for method in silo.limits.methods or ():
+        known = _known_methods(pooling=True)
+        if method not in known:
+            raise unknown(f"method in {path}", method, known)
     return silo
+
+
+def _known_methods(*, pooling: bool) -> tuple[str, ...]:
+    """Return the names of all methods, with a lap too; `pooling`: also of those that pool data."""
+    # the other commands of a silo do not wait for all methods
+    from ekiden.methods import LAP, METHODS
+
+    titles = [kind.title() for kind in METHODS if pooling or not kind.traits.pools_data]
+    return (*titles, *(title + LAP for title in titles), EVALUATE)
 
 
 def _allowed(values: Any) -> tuple[Allow, dict[str, date]]:
@@ -583,8 +597,12 @@ def _allowed(values: Any) -> tuple[Allow, dict[str, date]]:
     if not isinstance(values, dict):
         raise UserError("allow must be tables, as in [allow.fedgram]")
     found: dict[str, dict[str, tuple[Any, ...]]] = {}
-    kinds = {kind.title(): kind for kind in METHODS}
     ruled = dict[str, date]()
+    if not values:
+        return found, ruled
+    from ekiden.methods import METHODS
+
+    kinds = {kind.title(): kind for kind in METHODS}
     for method, lists in values.items():
         if method not in kinds:
             raise unknown("method in allow", method, kinds)

@@ -30,8 +30,6 @@ from ekiden.core.engine.worker import Setup
 from ekiden.core.models.split import check_part
 from ekiden.core.tasks import Survival, Task, task_of_terms
 from ekiden.core.training.private import DP, check_honest
-from ekiden.methods import LAP, METHODS
-from ekiden.methods.blocks.rounds import SecureMethod
 from ekiden.readers import schema as schemas
 from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import Images, of_terms
@@ -49,7 +47,6 @@ RUN = re.compile(r"[0-9a-f]{16}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _MOST_TEXT = 1 << 18
-_METHODS = frozenset(kind.title() + lap for kind in METHODS for lap in ("", LAP))
 
 
 @dataclass(frozen=True)
@@ -215,6 +212,8 @@ class Agreement:
         """Whether a sum under masks goes on without a silo that is missing; all agree to that with
         these terms.
         """
+        from ekiden.methods.blocks.rounds import SecureMethod
+
         method = self.recipe.method
         return (
             self.sealed
@@ -256,6 +255,8 @@ class Agreement:
         """Refuse a run that promises masks (`--secure`, `--dp honest=h`) and has no keys for
         them.
         """
+        from ekiden.methods.blocks.rounds import SecureMethod
+
         method = self.recipe.method
         if isinstance(method, SecureMethod) and method.secure and not self.sealed:
             raise UserError(
@@ -405,12 +406,16 @@ def _recipe(values: object, own: Callable[[str], str]) -> Recipe[Method]:
     """Return the recipe in the terms of a run. What it names of code is of the library, or in a
     file of which this party has its `own` copy: no other party sends code, or names a path.
     """
+    # a roster is read without any method
+    from ekiden.methods import LAP, METHODS
+
     values = values if isinstance(values, dict) else {}
     # a function that a trusted file also holds must not run as something else, such as the metric
     _refuse_code(with_code(values, lambda name: ""))
     values = with_code(values, own)
     name = values.get("method")
-    if not isinstance(name, str) or not (name in _METHODS or outside.is_file(name)):
+    known = [kind.title() + lap for kind in METHODS for lap in ("", LAP)]
+    if not isinstance(name, str) or not (name in known or outside.is_file(name)):
         raise UserError(
             f"the terms of the run cannot be read: {str(name)[:40]!r} is not a method that silos "
             "know"
