@@ -387,19 +387,15 @@ def read(path: Path, own: Callable[[str], str]) -> Agreement:
     with at(str(path)):
         try:
             return parse(read_regular(path, 4 * _MOST_TEXT).decode(), own)
-        except (FileNotFoundError, UnicodeDecodeError):
-            raise UserError(f"this is not the {AGREEMENT} of a run's folder") from None
+        except (OSError, UnicodeDecodeError):
+            raise UserError(
+                f"this is not the {AGREEMENT} of a run's folder, or the run did not begin"
+            ) from None
 
 
 def of_run(folder: Path) -> Agreement:
     """Return the terms in the folder of a run between machines."""
-    try:
-        text = read_regular(folder / AGREEMENT).decode(errors="replace")
-    except OSError:
-        raise UserError(
-            f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged"
-        ) from None
-    return parse(text, outside.own_copy)
+    return read(folder / AGREEMENT, outside.own_copy)
 
 
 def _recipe(values: object, own: Callable[[str], str]) -> Recipe[Method]:
