@@ -119,8 +119,9 @@ def test_user_pages_name_no_tests(hooks: Any) -> None:
 def test_tables_of_tasks_and_of_everything_are_made_from_the_code(hooks: Any) -> None:
     assert "| fedelmy | yes | yes | yes | yes | yes | yes | yes |" in hooks.tasks()
     assert "| regression | `rmse` ↓ |" in hooks.metrics()
+    catalogue = hooks.catalogue()
     for method in METHODS:
-        assert f"| [{method.title()}](methods/" in hooks.catalogue()
+        assert f"| [{method.title()}](methods/" in catalogue
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
     for mark in ("CATALOGUE", "METRICS", "TASKS", "LEADERBOARD", "CONTRACT"):
         assert sum(f"\n{mark}\n" in page for page in pages) == 1, mark
