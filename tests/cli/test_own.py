@@ -45,7 +45,7 @@ def test_in_a_checkout_each_file_goes_where_it_belongs_and_the_method_is_listed(
         shutil.copy(METHODS / file, there / file)
     assert command("new", "method", "NearProx", "--like", "fedprox")[0] == 0
     assert (there / "rounds/near_prox.py").is_file()
-    assert "NearProx" in (tmp_path / "docs/methods/near_prox.md").read_text()
+    assert "ekiden run nearprox --data" in (tmp_path / "docs/methods/near_prox.md").read_text()
     test = (tmp_path / "tests/methods/test_near_prox.py").read_text()
     assert "from ekiden.methods.rounds.near_prox import NearProx" in test
     listed = (there / "__init__.py").read_text()

@@ -58,6 +58,14 @@ def test_the_page_has_the_form_of_all_pages(page: Path) -> None:
     assert faults(page.read_text(encoding="utf-8")) == []
 
 
+def test_no_page_has_kept_a_sentence_of_the_template(tmp_path: Path) -> None:
+    template = write(tmp_path, "HalfSeq")[0][2].read_text(encoding="utf-8")
+    sentences = [line for line in template.splitlines() if line.endswith((".", "?"))]
+    assert len(sentences) >= 5
+    kept = [p.name for p in PAGES for line in sentences if line in p.read_text(encoding="utf-8")]
+    assert kept == []
+
+
 def test_every_method_has_a_page() -> None:
     assert {method.__module__.rsplit(".", 1)[1] for method in METHODS} <= {
         page.stem for page in PAGES

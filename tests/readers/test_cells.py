@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import Dataset, FederatedData, federate, load, split
+from ekiden.readers import frames
 from ekiden.readers.cells import warn_of_marks
 from ekiden.readers.kinds import Table
 from tests.fuzz import examples
@@ -109,6 +110,7 @@ def stored(rows: dict[str, list[Any]], folder: Path) -> dict[str, Any]:
     pq.write_table(table, folder / "d.parquet")
     frame.to_parquet(folder / "e.parquet")
     pyarrow.feather.write_feather(table, str(folder / "f.feather"))
+    pyarrow.feather.write_feather(table, str(folder / "g.arrow"))
     return {
         "Arrow": table,
         "CSV": folder / "a.csv",
@@ -117,6 +119,7 @@ def stored(rows: dict[str, list[Any]], folder: Path) -> dict[str, Any]:
         "Parquet": folder / "d.parquet",
         "pandas's Parquet": folder / "e.parquet",
         "Feather": folder / "f.feather",
+        "Arrow file": folder / "g.arrow",
         "pandas": frame,
         "pandas with Arrow types": nullable,
         "pandas with categories": coded,
@@ -137,7 +140,10 @@ def test_one_table_stored_in_every_way_is_the_same_data_set(
     tmp_path: Path, rows: dict[str, list[Any]]
 ) -> None:
     found: dict[str, FederatedData] = {}
-    for how, source in stored(rows, tmp_path).items():
+    ways = stored(rows, tmp_path)
+    files = {source.suffix for source in ways.values() if isinstance(source, Path)}
+    assert files == {*frames.SUFFIXES}, "each format has a case"
+    for how, source in ways.items():
         made = load(source, group_column="group", label_column="label", min_count=1)
         found[how] = split(made, "natural", val_fraction=0.0)
     first = found["Arrow"]

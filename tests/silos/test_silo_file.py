@@ -1,9 +1,11 @@
 """Every mistake in a silo.toml is reported in one line that names it."""
 
+import ast
 import io
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from ekiden.runs.result import Result
 from ekiden.silos.coordinator.remote_plan import RemotePlan
 from ekiden.silos.coordinator.session import run
 from ekiden.silos.coordinator.verify import verify
-from ekiden.silos.silo.silo_file import read
+from ekiden.silos.silo import silo_file
+from ekiden.silos.silo.silo_file import Limits, read
 from ekiden.silos.trust import keys
 from tests.silos.fakes import FakeNodes
 
@@ -154,6 +157,17 @@ def test_messages_about_its_data_name_keys_and_not_flags(tmp_path: Path) -> None
         pytest.raises(UserError, match=r"which one holds the labels \(label_column\)"),
     ):
         file.load()
+
+
+@pytest.mark.parametrize("limit", [field.name for field in fields(Limits)])
+def test_each_limit_is_read(limit: str) -> None:
+    """One that nothing checks would allow all."""
+    room = Path(silo_file.__file__).parents[1]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in room.rglob("*.py")]
+    read_there = {
+        node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+    }
+    assert limit in read_there
 
 
 def test_the_file_is_utf_8_in_every_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,15 +132,18 @@ def write(folder: Path, name: str, like: str = "") -> tuple[tuple[Path, Path, Pa
             f"{name!r} cannot name a Python file and a class: choose a name of letters, digits and "
             "_"
         )
-    places, texts, method = (folder, folder, folder), (_METHOD, _TEST, _PAGE), None
+    places, texts = (folder, folder, folder), (_METHOD, _TEST, _PAGE)
+    where, command, listed = module, f"{module}.py:{kind}", False
+    method = _of_library(like) if like else Method
     if like:
-        method = _of_library(like)
         package = Path(*method.__module__.split("."))
         text = (ROOT.parent / package).with_suffix(".py").read_text(encoding="utf-8")
         texts = (re.sub(rf"\b{method.__name__}\b", "KIND", text), _LIKE_TEST, _PAGE)
-        if (folder / "src" / package).with_suffix(".py").is_file():
-            family = (folder / "src" / package).parent
-            places = (family, folder / "tests/methods", folder / "docs/methods")
+        source = (folder / "src" / package).with_suffix(".py")
+        if source.is_file():
+            places = (source.parent, folder / "tests/methods", folder / "docs/methods")
+            where, command = method.__module__.rpartition(".")[0] + f".{module}", kind.lower()
+            listed = True
     files = (
         places[0] / f"{module}.py",
         places[1] / f"test_{module}.py",
@@ -152,16 +155,14 @@ def write(folder: Path, name: str, like: str = "") -> tuple[tuple[Path, Path, Pa
         )
     if importlib.util.find_spec(module) is not None:
         raise UserError(f"Python has a module called {module} already: choose another name")
-    listed = places[0] != folder and method is not None
-    where = f"{method.__module__.rpartition('.')[0]}.{module}" if listed and method else module
     for file, text in zip(files, texts, strict=True):
-        named = text.replace("OTHER", method.__name__ if method else "").replace("KIND", kind)
+        named = text.replace("OTHER", method.__name__).replace("KIND", kind)
         try:
             with open(file, "x", encoding="utf-8") as new:
-                new.write(named.replace("MODULE", module if file.suffix == ".md" else where))
+                new.write(named.replace("COMMAND", command).replace("MODULE", where))
         except OSError as error:
             raise disk_error(error, file) from error
-    if listed and method:
+    if listed:
         _list(folder / "src/ekiden/methods/__init__.py", method, where, kind)
     return files, kind
 
@@ -254,11 +255,11 @@ def test_three_clients_receive_two_models() -> None:
 
 _LIKE_TEST = '''"""KIND: the contract of all methods, and what differs from OTHER."""
 
-import ekiden
 import torch
+
+import ekiden
 from ekiden.lab.conformance import check
 from ekiden.methods import OTHER
-
 from MODULE import KIND
 
 SILOS = [(torch.randn(20, 4), torch.arange(20) % 2) for _ in range(3)]
@@ -270,7 +271,8 @@ def test_it_keeps_the_contract() -> None:
 
 def test_it_is_the_other_one_until_it_is_changed() -> None:
     network = torch.nn.Linear(4, 2)
-    one, other = (ekiden.run(kind(), SILOS, network, evaluate_every=0) for kind in (KIND, OTHER))
+    one = ekiden.run(KIND(), SILOS, network, evaluate_every=0)
+    other = ekiden.run(OTHER(), SILOS, network, evaluate_every=0)
     assert one.metrics[-1]["loss"] == other.metrics[-1]["loss"]
 '''
 
@@ -285,12 +287,12 @@ For which data, networks and budgets it is meant, and when another method is bet
 ## Command
 
 ```sh
-ekiden run MODULE.py:KIND --data digits --clients 10 --seeds 0 1 2
+ekiden run COMMAND --data digits --clients 10 --seeds 0 1 2
 ```
 
 ## Cost
 
-(N - 1)·M bytes: each of the N clients but the first receives a model of M bytes.
+Bytes as a formula, such as (N - 1)·M: each of the N clients but the first receives a model of M bytes.
 
 ## Settings
 

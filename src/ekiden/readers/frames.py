@@ -18,7 +18,6 @@ from ekiden.core.base.memory import limited
 from ekiden.readers.cells import DELIMITER, is_text
 from ekiden.readers.undecoded import composed
 
-SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _INDEX, _NOT_READ = "the index", "of a frame is not read: make it a column by frame.reset_index()"
 # of a Parquet file: 8 GB of numbers, 16 GB of texts and images
 _MOST_VALUES, _MOST_BYTES = (
@@ -340,9 +339,6 @@ def _check_rows(table: Any, names: Sequence[str], delimiter: str, path: Path) ->
             raise UserError(f"{path} has its header again in {row_text(row - 1)}: remove that row")
 
 
-_READ_FILES = {".parquet": _of_parquet, ".feather": _of_feather, ".arrow": _of_feather}
-
-
 @contextmanager
 def _unlike_the_header(path: Path, width: int) -> Iterator[None]:
     """Say which row has more or fewer cells than the header."""
@@ -360,3 +356,13 @@ def _unlike_the_header(path: Path, width: int) -> Iterator[None]:
             f"{path} has {cells} in {row_text(row)}, and its header names "
             f"{counted(width, 'column')}: {above}correct the row"
         ) from None
+
+
+_READ_FILES = {
+    ".parquet": _of_parquet,
+    ".csv": _text,
+    ".tsv": _text,
+    ".feather": _of_feather,
+    ".arrow": _of_feather,
+}
+SUFFIXES = tuple(_READ_FILES)
