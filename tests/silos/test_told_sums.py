@@ -3,7 +3,7 @@
 import csv
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ import torch
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import Subset
 from ekiden.core.training.gram import Sums
+from ekiden.core.training.private import DP
 from ekiden.methods import FedGram
 from ekiden.methods.exact.fedgram import Handoff
-from ekiden.silos.silo import told
+from ekiden.silos.silo import budget, noisy_columns, told
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile, read
 from ekiden.silos.silo.told import ToldSums
@@ -29,6 +30,19 @@ from tests.silos.test_silo import terms
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 Row = tuple[object, ...]
 PATIENT = (83.25, "f", "yes")
+SCHEMA = """
+label_column = "died"
+[columns.age]
+kind = "number"
+least = 18
+most = 110
+[columns.sex]
+kind = "category"
+categories = ["f", "m"]
+[columns.died]
+kind = "category"
+categories = ["no", "yes"]
+"""
 
 
 def patients(count: int = 80) -> list[Row]:
@@ -64,7 +78,7 @@ def test_the_difference_of_two_sums_is_a_patient_and_is_refused(tmp_path: Path) 
     with pytest.raises(UserError, match="told with other rows before: the difference") as refused:
         silo(tmp_path, [*rows, PATIENT]).sums()
     assert "\n" not in str(refused.value)
-    (tmp_path / "a-silo" / told.FILE).unlink()  # what they would have shown
+    (tmp_path / "a-silo" / told.FILE).write_text("")  # what they would have shown
     after = silo(tmp_path, [*rows, PATIENT]).sums()
     age, old = after.moments["age"], before.moments["age"]
     assert age.count * age.mean - old.count * old.mean == pytest.approx(PATIENT[0], abs=1e-9)
@@ -129,6 +143,28 @@ def test_a_damaged_file_stops_sums(tmp_path: Path) -> None:
         held.sums()
 
 
+def test_a_silo_that_lost_what_it_counts_tells_nothing_more(tmp_path: Path) -> None:
+    """Or it would tell all once more. An empty file is its owner's word that nobody read it."""
+    held = silo(tmp_path, patients())
+    held.sums()
+    schema = tmp_path / "study.toml"
+    schema.write_text(SCHEMA)
+    noisy = silo(tmp_path, patients(), 'schema = "study.toml"\n')
+    dp = DP(epsilon=3, delta=1e-5)
+    noisy_columns.sums(noisy, dp)
+    counted: list[tuple[str, Callable[[], object]]] = [
+        (told.FILE, held.sums),
+        (budget.FILE, lambda: noisy_columns.sums(noisy, dp)),
+    ]
+    for name, tell in counted:
+        file = held.folder / name
+        file.unlink()
+        with pytest.raises(UserError, match=f"{name} is gone, which counts what was told"):
+            tell()
+        file.touch()
+        tell()
+
+
 class Grown(FakeNodes):
     """Silos of which one holds only some of its training samples."""
 
@@ -177,7 +213,7 @@ def test_the_difference_of_two_runs_is_a_patient_and_is_refused(tmp_path: Path) 
             gram_of(tmp_path / f"refused-{number}", files, public, left_out, seed)
         assert "\n" not in str(refused.value)
     assert gram_of(tmp_path / "2", files, public, 1).equal(before)
-    (files[1].folder / told.FILE).unlink()
+    (files[1].folder / told.FILE).write_text("")
     after = gram_of(tmp_path / "4", files, public, 0)
     assert torch.linalg.matrix_rank(after - before) == 1
 

@@ -17,9 +17,10 @@ from typing import TypeVar
 
 from ekiden.core.base.checks import Checked, CountOrZero, Fraction, NonNegative, Positive, made
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import lock_file, locked, write_once
+from ekiden.core.base.files import write_once
 from ekiden.core.training.private import DP, Noise, Spent, composed, noise_for
 from ekiden.silos.silo.silo_file import SiloFile
+from ekiden.silos.silo.told import hold_ledger
 from ekiden.silos.trust.agreement import Agreement
 
 FILE = "privacy.jsonl"
@@ -153,7 +154,7 @@ def measured_noise(file: SiloFile, terms: Agreement, folder: Path, models: str) 
     written down that the run tells something.
     """
     ledger = file.folder / EVALUATIONS
-    with locked(lock_file(ledger)):
+    with hold_ledger(ledger):
         if (line := check_measured(file, terms)) is not None:
             _append(ledger, line)
     secret = write_once(folder / _SECRET, secrets.token_bytes(32))
@@ -190,7 +191,7 @@ class LedgerKeeper:
         dp = DP.parse(self.terms.recipe.dp)
         assert dp is not None, "noise is asked for where there is a promise"
         ledger = self.file.folder / FILE
-        with locked(lock_file(ledger)):
+        with hold_ledger(ledger):
             lines = _read(ledger, LedgerLine)
             mine = [line for line in lines if line.run == self.terms.run]
             if any(line.mark == mark for line in mine):
@@ -212,8 +213,7 @@ class LedgerKeeper:
 def spend(file: SiloFile, dp: DP, spent: Spent) -> None:
     """Write down that noisy sums leave a silo outside of a run, or refuse that."""
     ledger, name = file.folder / FILE, f"sums-{secrets.token_hex(8)}"
-    file.folder.mkdir(parents=True, exist_ok=True)
-    with locked(lock_file(ledger)):
+    with hold_ledger(ledger):
         _check_runs(file, name, dp, _read(ledger, LedgerLine))
         _append(ledger, _line(name, dp, "", spent))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import lock_file, locked, write
+from ekiden.core.base.files import lock_file, locked, write, write_once
 
 FILE = "told.json"
 """file in the silo's folder: what was reported about samples of each kind, never changed"""
@@ -48,7 +48,7 @@ def note(folder: Path, told: ToldSums, *, write_down: bool = True) -> None:
             raise UserError(
                 f"sums of {kind} were told with other {what} before: the difference could show "
                 "single samples or one silo. Use those again, add noise (--dp, --evaluate-dp), or if "
-                f"nobody read those sums, remove {file}"
+                f"nobody read those sums, empty {file}"
             )
         if write_down and {**before, **about} != before:
             write(file, [json.dumps({**known, kind: {**before, **about}}).encode()])
@@ -71,16 +71,34 @@ def count(folder: Path, kind: str, task: str, numbers: int, most: int) -> int:
 @contextmanager
 def _held(folder: Path) -> Iterator[Told]:
     """Give what was told, and keep other processes of the silo from changing it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(lock_file(folder / FILE)):
+    with hold_ledger(folder / FILE):
         yield _read(folder / FILE)
+
+
+@contextmanager
+def hold_ledger(file: Path) -> Iterator[None]:
+    """Keep other processes of the silo from changing a file of what it told.
+
+    Raises:
+        UserError: the file is gone; all of it could be told once more.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = lock_file(file)
+    # the lock stays for ever, so it shows that there was a file
+    if not lock.exists():
+        write_once(file, b"")
+    elif not file.exists():
+        raise UserError(
+            f"{file} is gone, which counts what was told: restore it, or if nobody read that, make "
+            "an empty one"
+        )
+    with locked(lock):
+        yield
 
 
 def _read(file: Path) -> Told:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8") or "{}")
         return {str(kind): dict(about) for kind, about in found.items()}
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}): restore it from a backup") from None
