@@ -81,7 +81,7 @@ def test_a_silo_is_made_and_looked_at_without_pytorch(tmp_path: Path) -> None:
         "torch.zeros(3).shape",
         "torch.pi * 2",
         "json.dumps(torch.zeros(1).item())",
-        "torch.no_grad().__enter__()",
+        "with torch.no_grad(): 0",
     ],
 )
 def test_what_would_compute_begins_again_with_pytorch(use: str) -> None:

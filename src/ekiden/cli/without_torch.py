@@ -56,7 +56,7 @@ class _Given(metaclass=_Mentioned):
             return given[0]
         raise TensorsNeeded
 
-    __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __enter__ = _refuse
+    __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __enter__ = __exit__ = _refuse
     __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __str__ = __repr__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
     __neg__ = __float__ = __int__ = __index__ = __format__ = _refuse
