@@ -58,10 +58,20 @@ def test_a_certificate_near_its_end_is_named_with_the_remedy(
     checked("127.0.0.1:9", security, lines.append, anywhere=False)  # nobody answers
 
 
-def test_a_silo_says_for_how_long_the_certificate_is_valid(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [
+        (365, "; the SuperLink's certificate ends in 364 days"),
+        (-0.5, "; the SuperLink's certificate has expired: `ekiden federation rotate` at"),
+    ],
+)
+def test_a_silo_says_for_how_long_the_certificate_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, said: str
+) -> None:
+    monkeypatch.setattr(keys, "_DAYS", days)
     keys.make_certificates(tmp_path, "127.0.0.1")
     with link(tmp_path) as address:
-        assert days_left(address) == "; the SuperLink's certificate ends in 364 days"
+        assert days_left(address).startswith(said)
     assert days_left("127.0.0.1:9") == days_left("nowhere") == ""
 
 

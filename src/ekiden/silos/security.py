@@ -15,6 +15,7 @@ Say = Callable[[str], None]
 SOON = 30
 # seconds for a certificate
 _WAIT = 3.0
+_RENEW = "`ekiden federation rotate` at the coordinator renews it"
 _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -74,25 +75,31 @@ def certificate_end(address: str) -> datetime | None:
 
 def days_left(address: str) -> str:
     """Say for how many days a SuperLink's certificate is valid; nothing if that is not known."""
-    end = certificate_end(address)
-    if end is None:
+    left = _days(address)
+    if left is None:
         return ""
-    return f"; the SuperLink's certificate ends in {(end - datetime.now(UTC)).days} days"
+    if left < 0:
+        return f"; the SuperLink's certificate has expired: {_RENEW}"
+    return f"; the SuperLink's certificate ends in {left} days"
+
+
+def _days(address: str) -> int | None:
+    """Return the whole days until a SuperLink's certificate ends; below 0 if it has ended."""
+    end = certificate_end(address)
+    return None if end is None else (end - datetime.now(UTC)).days
 
 
 def _check_date(address: str, say: Say) -> None:
     """Refuse a SuperLink whose certificate has expired, and say if it soon will; nothing if nobody
     answers.
     """
-    end = certificate_end(address)
-    if end is None:
+    left = _days(address)
+    if left is None:
         return
-    left = (end - datetime.now(UTC)).days
-    renew = "`ekiden federation rotate` at the coordinator renews it"
     if left < 0:
-        raise UserError(f"the certificate of {address} has expired: {renew}")
+        raise UserError(f"the certificate of {address} has expired: {_RENEW}")
     if left < SOON:
-        say(f"WARNING: the certificate of {address} ends in {left} days: {renew}")
+        say(f"WARNING: the certificate of {address} ends in {left} days: {_RENEW}")
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
