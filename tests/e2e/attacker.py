@@ -11,11 +11,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from ekiden.core.engine import wire
 from ekiden.core.engine.wire import SERVER, WireError
 from ekiden.silos.server_app import GridNodes
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import sealing
-from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.silos.trust.parcel import Answer, Ask, Hello, pack, unpack
 from ekiden.silos.trust.sealing import Party, Reader
 
 app = ServerApp()
@@ -69,10 +70,15 @@ def ask_all(grid: Grid, context: Context) -> None:
         for node in nodes.ids()
     }
     said = [
-        (what, answer.silo, answer.error, len(body))
+        (what, answer.silo, answer.error, tells(wire.decode(body, Hello)))
         for what, answer, body in _answers(nodes, waiting)
     ]
     Path(str(config["folder"])).write_text(json.dumps(said), encoding="utf-8")
+
+
+def tells(hello: Hello) -> bool:
+    """Return whether a greeting tells more than who gives it."""
+    return hello != Hello(hello.name, hello.version, signature=hello.signature)
 
 
 def _answers(nodes: GridNodes, waiting: dict[str, str]) -> Iterator[tuple[str, Answer, memoryview]]:

@@ -216,9 +216,9 @@ def test_what_terms_say_of_the_network_is_refused_by_real_silos(
     before = sorted(federation.folder.glob("client-*-silo/runs/*"))
     found = attacked(federation, tmp_path, "claims", json.dumps(hostile))
     assert len(found) == 3 * len(changes)
-    for what, silo, error, length in found:
+    for what, silo, error, told in found:
         assert changes[what][1] in error, (what, silo, error)
-        assert length == 0
+        assert not told
     assert sorted(federation.folder.glob("client-*-silo/runs/*")) == before
     said = federation.run("fedseq", "--epochs", "1", "--out", "after")
     assert (federation.folder / "after" / "fedseq-flower-seed3" / "model.safetensors").exists(), (
@@ -521,7 +521,9 @@ def test_other_shapes_are_equal_too(federation: Federation, name: str, tmp_path:
     method, flags = SHAPES[name]
     for client in NAMES:  # read again for every message
         file = federation.folder / f"{client}.toml"
-        file.write_text(re.sub("methods = .*", f'methods = ["{name}"]', file.read_text()))
+        text = re.sub("methods = .*", f'methods = ["{name}"]', file.read_text())
+        every = 'level = "all"\nmin_active = 0'  # MA-Echo's statistics are many for these samples
+        file.write_text(text.replace('level = "models"', every))
     here = tmp_path / "here"
     expected(method, here)
     said = federation.run(name, *flags)
