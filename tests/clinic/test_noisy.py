@@ -166,7 +166,8 @@ def test_figures_come_near_and_say_how_near() -> None:
         for name, most in (("accuracy", 0.006), ("auroc", 0.015), ("loss", 0.06), ("brier", 0.012)):
             assert abs(found.values[name] - whole.values[name]) < most, name
             assert found.noise[name] < most
-        for name in ("accuracy", "auroc"):
+        assert all(map(math.isfinite, found.noise.values()))
+        for name in ("accuracy", "auroc", "calibration_slope"):
             wider, ends = found.intervals[name], whole.intervals[name]
             assert wider[1] - wider[0] > ends[1] - ends[0]
         apart.append(

@@ -275,11 +275,12 @@ class Noisy(Exact):
                 part.name: found[part.name] + self._drawn(part, silos, draw) for part in self.parts
             }
             counts = self.counting.told(self._filled(silos, samples, again))
-            others.append(figures(self.counting.task, counts).values)
+            others.append(figures(self.counting.task, counts, wanted).values)
         moved = dict[str, float]()
         for name, value in whole.values.items():
             apart = [(one[name] - value) ** 2 for one in others if name in one]
-            moved[name] = math.sqrt(sum(apart) / len(apart)) if apart else math.nan
+            if apart:
+                moved[name] = math.sqrt(sum(apart) / len(apart))
         limits = {one.name: (one.least, one.most) for one in self.counting.task.metrics}
         ends = {
             name: _wider(whole.values[name], at, moved[name], limits.get(name, _ANY))
@@ -494,7 +495,5 @@ def _wider(value: float, ends: Interval, moved: float, limits: Interval) -> Inte
     """Return an interval of a figure that noise moves by a standard deviation `moved`, inside its
     limits.
     """
-    if math.isnan(moved):
-        return ends
     low, high = (math.hypot(end - value, Z * moved) for end in ends)
     return max(value - low, limits[0]), min(value + high, limits[1])
