@@ -428,8 +428,8 @@ DEFENCES = {
     ),
     "a clock that jumps": (
         f"{FLOWER}/silo/shelf.py",
-        "and seen.days - since >= _DAYS_KEPT",
-        "",
+        "sum(day > asked for day in days)",
+        "time.time() // _DAY - asked",
         "tests/silos/test_silo.py::test_a_clock_that_jumps_removes_no_run",
     ),
     "other code is named": (
@@ -476,8 +476,8 @@ DEFENCES = {
     ),
     "the plan names its noise": (
         f"{FLOWER}/silo/approval.py",
-        'recipe.dp or "none"',
-        '"none"',
+        'for name in ("run", "recipe", "keys"):',
+        'for name in ("run", "recipe", "keys", "dp"):',
         "tests/silos/test_approval.py::test_no_part_of_a_recipe_is_hidden_from_who_reads_the_plan",
     ),
     "silos send their own replies only": (
