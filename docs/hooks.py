@@ -362,7 +362,9 @@ def board() -> tuple[Row, ...]:
             if plan.get("tune") or summary.value_of(run, metric.name) is None:
                 continue
             network = config.get("network") or recipe["model"]
-            setting = recipe["method"], summary.label(config), network, metric, file.stem
+            # accuracy on a client's own classes is not comparable with accuracy on all
+            where = "" if recipe["evaluate_on"] == "all" else " on each client's own data"
+            setting = recipe["method"], summary.label(config), network, metric, where, file.stem
             part = config["dataset"], plan["partition"]
             clients = 0 if recipe["method"] == "centralized" else len(config["clients"])
             if clients:
@@ -370,7 +372,8 @@ def board() -> tuple[Row, ...]:
             groups[*part, clients, *setting][recipe["seed"]] = run
     trained = {*available()["pretrained"]}
     rows = []
-    for (data, partition, clients, method, told, network, metric, name), runs in groups.items():
+    for key, runs in groups.items():
+        data, partition, clients, method, told, network, metric, where, name = key
         values = [metric.scale * summary.value_of(run, metric.name) for run in runs.values()]
         last = [run.last for run in runs.values()]
         for number in [clients] if clients else parted[data, partition]:
@@ -384,7 +387,7 @@ def board() -> tuple[Row, ...]:
                     pretrained=network in trained or network.startswith("hf:"),
                     bytes=mean(row["bytes"] for row in last),
                     passes=mean(row["forward"] + 2 * row["backward"] for row in last) / 1e6,
-                    metric=f"{metric.name}{metric.unit}",
+                    metric=f"{metric.name}{metric.unit}{where}",
                     mean=mean(values),
                     std=stdev(values) if len(values) > 1 else None,
                     seeds=len(values),

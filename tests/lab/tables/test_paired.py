@@ -137,6 +137,11 @@ def test_what_cannot_be_compared() -> None:
     assert difference(elmy, apart, "FedSeq", 3) is None, "no seed in common"
     other = CellResult(replace(seq.cell, metric="client_mean"), seq.runs)
     assert difference(elmy, other, "FedSeq", 3) is None, "each client's own test data"
+    plan = seq.cell.plan
+    assert plan is not None
+    plan = replace(plan, recipe=replace(plan.recipe, evaluate_on="own"))
+    apart = CellResult(replace(seq.cell, plan=plan), seq.runs)
+    assert difference(elmy, apart, "FedSeq", 3) is None, "accuracy on each client's own test data"
     trained = CellResult(replace(elmy.cell, metric="client_mean_trained"), elmy.runs)
     assert difference(trained, other, "FedSeq", 3) is None, "after training, and after averaging"
     like = CellResult(replace(seq.cell, metric="client_mean_trained"), seq.runs)

@@ -185,6 +185,8 @@ class Cell:
         """What the metric was measured on. Only values with the same answer are compared."""
         if self.metric in OWN_DATA:
             return self.metric
+        if self.plan and self.plan.recipe.evaluate_on == "own":
+            return "own"
         return "union"
 
 
