@@ -133,7 +133,7 @@ def test_a_mean_of_another_shape_is_refused(tmp_path: Path) -> None:
     for centre in (torch.zeros(19, dtype=torch.int8), torch.zeros(20)):
         crafted = first._replace(settled=(*first.settled[:-1], centre))
         assert "the mean of features received is not one" in said(file, add(agreed, crafted))
-    assert not (file.folder / FILE).exists()
+    assert not (file.folder / FILE).read_text()
 
 
 def add(agreed: Any, before: Handoff | None = None) -> bytes:
@@ -187,7 +187,7 @@ def test_nobody_opens_a_sum_with_less_noise_than_was_promised(tmp_path: Path) ->
         far(METHOD, Fewer(trusting), tmp_path / "lie", public, dp=shared)
     assert not [found for file in trusting for found in file.folder.rglob("outcome-*")]
     assert not [
-        file for file in trusting if (file.folder / FILE).exists()
+        file for file in files if (ledger := file.folder / FILE).is_file() and ledger.read_text()
     ]  # nor is anybody's budget used up
     away = FakeNodes(trusting)
     away.lose = lambda node, data: (
