@@ -187,10 +187,14 @@ def test_one_lap_over_a_table_learns_what_is_not_linear_and_never_wraps() -> Non
     one = ekiden.run(method, silos, quiet=True)
     assert one.accuracy > 0.8
     assert one.bytes == -(-11 * 60 * 59 // 16) + 4 * 60 + 24 + 4 * 2 * 60 + 8 * 2
+    signals = [(rows.view(-1, 2, 3), labels) for rows, labels in parts]
+    measured = (x[900:].view(-1, 2, 3), y[900:])
+    as_signals = ekiden.federate(signals, test=measured, val_fraction=0.0)
     other = ekiden.run(replace(method, order="reversed"), silos, quiet=True)
     assert one.weights is not None
     assert other.weights is not None
     assert torch.equal(one.weights.params, other.weights.params)
+    assert ekiden.run(method, as_signals, quiet=True).accuracy > 0.8
 
 
 @pytest.mark.slow
@@ -206,7 +210,7 @@ def test_wrong_samples_and_options_are_one_line() -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(40, 1001, generator=draw)
     silos = [(x[:20], torch.arange(20) % 2), (x[20:], torch.arange(20) % 2)]
-    with pytest.raises(UserError, match="and for vectors of at most 1000 numbers"):
+    with pytest.raises(UserError, match="and for vectors and signals of at most 1000 numbers"):
         ekiden.run(FedGram(features="components", width=4), silos, quiet=True)
     with pytest.raises(UserError, match="leave out dictionary first"):
         FedGram(features="components", dictionary="first")

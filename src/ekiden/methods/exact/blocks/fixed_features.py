@@ -523,12 +523,13 @@ class FixedFeatures(OrderedMethod):
     def _components(self, shape: tuple[int, ...], room: Room) -> Components:
         square = len(shape) == 3 and shape[1] == shape[2]
         images = square and _IMAGE <= shape[1] <= _LARGE
-        vectors = len(shape) == 1 and shape[0] <= MOST_INPUTS
+        inputs = torch.Size(shape).numel()
+        vectors = len(shape) < 3 and inputs <= MOST_INPUTS
         if not images and not vectors:
             raise UserError(
                 f"--features components are for square images of {_IMAGE} to {_LARGE} pixels a "
-                f"side, and for vectors of at most {MOST_INPUTS} numbers, these samples have shape "
-                f"{shape}: give --features patches, --features random, or --size"
+                f"side, and for vectors and signals of at most {MOST_INPUTS} numbers, these samples "
+                f"have shape {shape}: give --features patches, --features random, or --size"
             )
         scaling = 0
         if images:
@@ -536,7 +537,9 @@ class FixedFeatures(OrderedMethod):
         width = room.features(each=0, fixed=0, always=scaling)
         if not self.width:
             width = min(width, MOST)
-        return Components(shape, width, mirror=images and self._mirrors(shape))
+        return Components(
+            shape if images else (inputs,), width, mirror=images and self._mirrors(shape)
+        )
 
     def _mirrors(self, shape: tuple[int, ...]) -> bool:
         return self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1)
