@@ -433,6 +433,8 @@ def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
     return data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
 
 
+# A byte of the version of Python that made the folder may be flipped.
+@pytest.mark.filterwarnings("ignore:.* before and .* now:ekiden.core.base.errors.DataWarning")
 def test_a_flipped_byte_in_any_file_of_a_run_never_gives_another_model(
     blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
