@@ -263,20 +263,11 @@ def with_docstring(markdown: str, method: type[Method]) -> str:
 
 
 def curves(name: str) -> str:
-    """Return a picture of learning curves and its caption, in Markdown, with a link to more runs of
-    these methods.
-    """
-    more = {
-        "../which-method.md#one-shot-methods-side-by-side": (
-            "together", "merging", "matching", "distilled", "fixed",
-        ),
-        "spfl.md#results": ("rounds", "more-rounds", "weights"),
-    }  # fmt: skip
-    link = "".join(f" [More runs]({to})." for to, names in more.items() if name in names)
+    """Return a picture of learning curves and its caption, in Markdown."""
     return (
         f"![Learning curves on digits](../assets/curves-{name}.svg)\n\n"
         "*Digits, ten silos, Dirichlet 0.5, three seeds; nothing is tuned "
-        f"(`benchmarks/pictures.sh`).*{link}"
+        "(`benchmarks/pictures.sh`).*"
     )
 
 

@@ -66,6 +66,15 @@ def test_the_leaderboard_is_fair(hooks: Any) -> None:
         assert f"<th>{title}</th>" in page
 
 
+def test_accuracy_on_own_data_stands_apart(hooks: Any) -> None:
+    own = {
+        row.metric
+        for row in hooks.board()
+        if row.record == "small-networks" and row.method == "local"
+    }
+    assert own == {"accuracy % on each client's own data"}
+
+
 def test_every_record_is_shown_on_a_page(hooks: Any) -> None:
     """Each table of the site is made from a record, and no record is left out."""
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]

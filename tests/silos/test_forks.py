@@ -68,6 +68,7 @@ def test_a_fork_does_what_a_program_would(tmp_path: Path) -> None:
     process = WarmProcess(target=use, args=(tmp_path / "out",))
     process.start()
     process.join(100)
+    assert process.exitcode == 0, "None: it still runs"
     codes, hello, graceful = (tmp_path / "out").read_text().splitlines()
     assert codes == "[3, 1, 0, 0, -9, 0, 0, 1]"
     assert hello == "hello a b c"
