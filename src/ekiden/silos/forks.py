@@ -24,15 +24,18 @@ from typing import NoReturn, TextIO
 Jobs = Mapping[str, Callable[[], None]]
 """what each program does; its arguments are in `sys.argv`"""
 _SHIM = """import json, signal, socket, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 link = socket.socket(socket.AF_UNIX)
 link.connect({address!r})
-link.sendall(json.dumps([{name!r}, *sys.argv[1:]]).encode() + b"\\n")
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, lambda *_: link.send(b"t"))
+link.sendall(json.dumps([{name!r}, *sys.argv[1:]]).encode() + b"\\n")
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 code = link.recv(1)
 sys.exit(code[0] if code else 1)
 """
-"""A program that starts at once and lets a fork do its work. If it is killed, so is the fork."""
+"""A program that starts at once and lets a fork do its work. If it is killed, so is the fork. A
+SIGTERM that comes before the request was sent waits until then."""
 
 
 @contextmanager
