@@ -6,9 +6,13 @@ READ_ONLY), load extensions that are installed (LOAD), or set options (SET).
 """
 
 import hashlib
+import json
+import re
 from contextlib import chdir
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import read_text
@@ -16,6 +20,8 @@ from ekiden.core.base.outside import require_extra
 
 _LONGEST = 1 << 20
 _BEFORE = ("ATTACH", "LOAD", "SET")
+_READING = re.compile("read_.*|.*_scan|range|generate_series|unnest")
+"""table functions that only read"""
 
 
 def digest(file: Path) -> str:
@@ -47,13 +53,17 @@ def rows(file: Path) -> bytes:
             *before, select = duckdb.extract_statements(text)
             for statement in (*before, select):
                 _check(file, statement.type.name, statement.query, last=statement is select)
+            tree = database.execute("SELECT json_serialize_sql(?)", [select.query]).fetchone()
+            json.loads(tree[0], object_hook=partial(_check_function, file))
             for statement in before:
                 database.execute(statement)
+            # The word READ_ONLY may have stood in a comment.
+            if database.sql("FROM duckdb_databases() WHERE path IS NOT NULL AND NOT readonly"):
+                raise _writable(file)
             asked = select.query.strip().rstrip(";")
             found = database.sql(f"SELECT * FROM ({asked}\n) ORDER BY ALL").to_arrow_table()
         except (duckdb.Error, ValueError) as error:
-            why = " ".join(str(error).split())[:300]
-            raise UserError(f"{file}: the query fails: {why or 'it is empty'}") from None
+            raise UserError(f"{file}: {_reason(str(error), text)}") from None
     content = BytesIO()
     parquet.write_table(found, content)
     return content.getvalue()
@@ -62,14 +72,44 @@ def rows(file: Path) -> bytes:
 def _check(file: Path, kind: str, text: str, *, last: bool) -> None:
     """Refuse statements that could write."""
     if kind == "ATTACH" and "READ_ONLY" not in text.upper():
-        raise UserError(
-            f"{file}: a database is attached to be read: ATTACH '...' AS name (READ_ONLY)"
-        )
+        raise _writable(file)
     installs = kind == "LOAD" and not text.strip().upper().startswith("LOAD")
     if installs or kind not in (("SELECT",) if last else _BEFORE):
         raise UserError(
             f"{file}: {kind} is refused: write ATTACH (READ_ONLY), LOAD and SET first, then one SELECT"
         )
+
+
+def _check_function(file: Path, node: dict[str, Any]) -> dict[str, Any]:
+    """Refuse table functions that do not only read: `postgres_execute` runs any text in a database
+    that was attached READ_ONLY, and `query` any text here.
+    """
+    if node.get("error"):
+        raise ValueError(node["error_message"])
+    if node.get("type") == "TABLE_FUNCTION":
+        name = node["function"]["function_name"]
+        if not _READING.fullmatch(name):
+            raise UserError(f"{file}: {name}() is refused: it may do more than read")
+    return node
+
+
+def _writable(file: Path) -> UserError:
+    return UserError(f"{file}: a database is attached to be read: ATTACH '...' AS name (READ_ONLY)")
+
+
+def _reason(error: str, text: str) -> str:
+    """Return DuckDB's reason on one line, without passwords."""
+    if missing := re.search(r"INSTALL (\w+)", error):
+        name = missing[1]
+        return (
+            f"DuckDB's extension {name} is not installed: run once "
+            f"python -c \"import duckdb; duckdb.sql('INSTALL {name}')\""
+        )
+    # DuckDB repeats how it connects, and the log keeps it.
+    for address in re.findall(r"'([^']*(?:=|://)[^']*)'", text):
+        error = error.replace(address, "...")
+    why = " ".join(error.split())[:300]
+    return f"the query fails: {why or 'it is empty'}"
 
 
 def _text(file: Path) -> str:
