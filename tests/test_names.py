@@ -37,3 +37,37 @@ def test_every_public_name_is_there() -> None:
     exec("from ekiden import *", space)
     assert {"FedSeq", "SCAFFOLD", "Training", "run"} <= space.keys()
     assert set(ekiden.__all__) <= space.keys()
+
+
+WHOLE_ROOM = "across"
+"""the folder of tests of what several files of a room do together"""
+
+
+def without_source(tests: Path, sources: Path) -> list[str]:
+    """Return the test files whose name is that of no file and no folder of the room they test."""
+    named = {path.stem for path in sources.rglob("*") if path.suffix == ".py" or path.is_dir()}
+    return [
+        str(file)
+        for file in sorted(tests.rglob("test_*.py"))
+        if file.stem.removeprefix("test_") not in named and file.parent.name != WHOLE_ROOM
+    ]
+
+
+def test_a_test_file_is_named_after_the_file_that_it_tests() -> None:
+    """Rooms are the folders of the source; other folders of tests look at the whole."""
+    source, tests = Path(ekiden.__file__).parent, Path(__file__).parent
+    rooms = [tests / room.name for room in source.iterdir() if (tests / room.name).is_dir()]
+    rooms.remove(tests / "silos")  # its tests are moved one by one
+    assert len(rooms) > 5
+    assert [file for room in rooms for file in without_source(room, source / room.name)] == []
+
+
+def test_a_test_file_of_another_name_is_found(tmp_path: Path) -> None:
+    for name in ("src/fit.py", "src/rounds/fedavg.py", "tests/test_fit.py", "tests/test_moods.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "tests" / WHOLE_ROOM).mkdir()
+    (tmp_path / "tests" / WHOLE_ROOM / "test_both.py").touch()
+    (tmp_path / "tests" / "test_rounds.py").touch()
+    found = without_source(tmp_path / "tests", tmp_path / "src")
+    assert found == [str(tmp_path / "tests" / "test_moods.py")]

@@ -152,15 +152,14 @@ DEFENCES = {
         "core/engine/folder.py",
         "or (path.is_file() and path.stat().st_nlink > 1)",
         "",
-        "tests/core/engine/test_store_and_folder.py::"
+        "tests/core/engine/test_folder.py::"
         "test_a_hard_link_in_a_run_folder_changes_no_file_elsewhere",
     ),
     "the command of another program": (
         "core/engine/folder.py",
         "list(errors.typed)",
         "__import__('sys').argv",
-        "tests/core/engine/test_store_and_folder.py::"
-        "test_a_run_folder_holds_no_command_of_another_program",
+        "tests/core/engine/test_folder.py::test_a_run_folder_holds_no_command_of_another_program",
     ),
     "a task is declared": (
         f"{FLOWER}/silo/policy.py",
@@ -322,7 +321,7 @@ DEFENCES = {
         "core/engine/folder.py",
         "        _refuse_links(path)\n",
         "",
-        "tests/core/engine/test_store_and_folder.py::test_a_folder_with_a_link_is_not_gone_on_with",
+        "tests/core/engine/test_folder.py::test_a_folder_with_a_link_is_not_gone_on_with",
     ),
     "messages at the SuperLink are private": (
         f"{FLOWER}/superlink.py",
@@ -340,7 +339,7 @@ DEFENCES = {
         "cli/app.py",
         "except RecursionError:",
         "except ZeroDivisionError:",
-        "tests/cli/test_others_folders.py::test_what_is_nested_too_deeply_is_refused_in_one_line",
+        "tests/cli/across/test_others_folders.py::test_what_is_nested_too_deeply_is_refused_in_one_line",
     ),
     "columns of a regression": (
         f"{FLOWER}/silo/policy.py",
@@ -388,7 +387,7 @@ DEFENCES = {
         "core/training/private.py",
         "        if not self.released:\n",
         "        if False:\n",
-        "tests/core/training/test_private_sums.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
+        "tests/core/training/test_private.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
     ),
     "groups of another size are unions of groups": (
         "methods/exact/trees.py",
@@ -442,19 +441,19 @@ DEFENCES = {
         "cli/console.py",
         'text = visible(text, keep="\\n")',
         "pass",
-        "tests/cli/test_others_folders.py::test_terminal_escapes_are_not_printed",
+        "tests/cli/across/test_others_folders.py::test_terminal_escapes_are_not_printed",
     ),
     "formulas": (
         "core/base/files.py",
         "if text.startswith((",
         "if text.endswith((",
-        "tests/cli/test_others_folders.py::test_tables_hold_no_formulas",
+        "tests/cli/across/test_others_folders.py::test_tables_hold_no_formulas",
     ),
     "regular files": (
         "core/base/files.py",
         "if not stat.S_ISREG(found.st_mode) or found.st_size > most:",
         "if found.st_size > most:",
-        "tests/cli/test_others_folders.py::test_what_is_no_regular_file_does_not_hang",
+        "tests/cli/across/test_others_folders.py::test_what_is_no_regular_file_does_not_hang",
     ),
     "no body before a signature": (
         f"{FLOWER}/superlink.py",

@@ -12,7 +12,7 @@ from ekiden.silos.metrics import Metrics, served
 from ekiden.silos.silo.participation import log_request
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.trust.parcel import Ask, pack
-from tests.lab.report.test_browser import BROWSER, browse
+from tests.lab.reporting.across.test_browser import BROWSER, browse
 from tests.silos.fakes import mine, silo_file
 from tests.silos.test_metrics import asked, free_port
 from tests.silos.test_silo import TERMS

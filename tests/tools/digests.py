@@ -46,14 +46,14 @@ from ekiden.runs.result import Result
 from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.trust.parcel import Ask, unpack
-from tests.lab.conformance.test_every_method import settings, small
-from tests.lab.conformance.test_on_another_device import (
+from tests.lab.conformance.across.test_on_another_device import (
     IMAGE_METHODS,
     OPTIONS,
     Picture,
     Wide,
     images,
 )
+from tests.lab.conformance.test_rules import settings, small
 from tests.silos import test_remote as remote
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
 

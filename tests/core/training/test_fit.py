@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden import Hardware, Training, UserError, federate, run
+from ekiden import FederatedData, Hardware, Training, UserError, federate, run
 from ekiden.core.base.settings import derive
 from ekiden.core.data.augment import Augment
 from ekiden.core.tasks import own_metric
@@ -23,6 +23,7 @@ from ekiden.core.training.weights import Weights
 from ekiden.data import Dataset, Samples, Subset, from_tensors
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Local
+from ekiden.methods.gossip.criticalfl import Squares
 from ekiden.readers.kinds import of_tensor
 
 SEED = 11
@@ -642,3 +643,57 @@ print([name for name in ("torch._dynamo", "sympy", "sklearn") if name in sys.mod
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\n[]\n"), done.stderr
+
+
+def bench_of(data: FederatedData, **training: object) -> Bench:
+    torch.manual_seed(3)
+    settings = Training(**({"batch_size": 16} | training))  # type: ignore[arg-type]
+    return Bench(Network(Tiny()), Feed(data.dataset, Hardware()), settings, Hardware())
+
+
+def test_gradient_is_that_of_the_mean_loss_in_evaluation_mode(blobs: FederatedData) -> None:
+    bench, train = bench_of(blobs), blobs.clients[0].train
+    start = bench.network.weights()
+    ours = fitting.gradient(bench, start, train)
+    module = Tiny().eval()
+    module.load_state_dict(bench.network.module.state_dict())
+    x, y = bench.feed.batch(train, slice(None), train=False)
+    torch.nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+    theirs = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    torch.testing.assert_close(ours, theirs)
+    assert torch.equal(bench.network.weights().buffers, start.buffers)
+    assert (bench.work.forward, bench.work.backward) == (len(train), len(train))
+
+
+class Killed(Exception):
+    """The machine went down."""
+
+
+def test_a_penalty_remembers_through_a_crash(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "_SHARE_OF_SAVING", 0)
+    client = blobs.clients[0]
+
+    def squares(bench: Bench) -> float:
+        penalty = Squares()
+        fitting.fit(bench, start, client.train, client.val, epochs=3, seed=1, penalty=penalty)
+        return penalty.sum
+
+    bench = bench_of(blobs)
+    start = bench.network.weights()
+    whole = squares(bench)
+    assert whole > 0
+    bench.journal = Memory()
+
+    def kill(epoch: int, epochs: int) -> None:
+        if epoch == 2:
+            raise Killed
+
+    bench.watch = kill
+    with pytest.raises(Killed):
+        squares(bench)
+    assert bench.journal.saved
+    bench.watch = lambda epoch, epochs: None
+    assert squares(bench) == whole
+    assert squares(bench) == whole  # all epochs from the journal

@@ -8,7 +8,7 @@ import pytest
 from ekiden.cli.own import write
 from ekiden.methods import METHODS
 
-PAGES = sorted((Path(__file__).parents[2] / "docs" / "methods").glob("*.md"))
+PAGES = sorted((Path(__file__).parents[3] / "docs" / "methods").glob("*.md"))
 REQUIRED = ("When to use it", "Command", "Cost", "Results")
 ORDER = (*REQUIRED[:3], "How it works", "Settings", "Privacy", "Results", "Paper and code")
 

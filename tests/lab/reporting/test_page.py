@@ -26,7 +26,7 @@ from ekiden.methods import FedAvg, FedProx, FedSeq
 from ekiden.readers.columns import Reading
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
-from tests.lab.report.conftest import EXPERIMENT, make, plan
+from tests.lab.reporting.conftest import EXPERIMENT, make, plan
 
 pytestmark = pytest.mark.xdist_group("report")
 SECTIONS = [

@@ -20,7 +20,7 @@ import pytest
 
 from ekiden.cli.app import call
 from ekiden.core.engine.folder import read_lines
-from tests.lab.test_queue import LONG, same_bits
+from tests.lab.across.test_queue import LONG, same_bits
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
 CONFIG = """ClusterName=one

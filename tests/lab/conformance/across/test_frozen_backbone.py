@@ -17,7 +17,7 @@ from ekiden.core.training import frozen
 from ekiden.core.training.network import Network
 from ekiden.lab.conformance.small_runs import settings
 from ekiden.methods import FedELMY, FedOV, FedTasuki, MAEcho
-from tests.lab.conformance.test_every_method import SHAPES, mostly, small
+from tests.lab.conformance.test_rules import SHAPES, mostly, small
 
 PARTS = {"head": 8 * 3 + 3, "last:1": 64 * 8 + 8 + 8 * 3 + 3}
 

@@ -4,7 +4,7 @@
 version stays as it is. As long as nothing was released, the newest may be made again after a change
 of what a run folder holds:
 
-    python -m tests.runs.test_stored
+    python -m tests.runs.across.test_stored
 """
 
 import json
@@ -25,7 +25,7 @@ from ekiden.runs.api import How
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
 
-STORED = Path(__file__).parent / "stored"
+STORED = Path(__file__).parents[1] / "stored"
 FORMATS = tuple(sorted(int(path.name.removeprefix("format-")) for path in STORED.glob("format-*")))
 
 

@@ -1,7 +1,7 @@
 """Every method, kind of data and network of images on a real GPU; without one,
 `test_on_another_device` has a stand-in.
 
-    python -m pytest tests/lab/conformance/test_on_a_gpu.py -n 8 -m "slow or not slow"
+    python -m pytest tests/lab/conformance/across/test_on_a_gpu.py -n 8 -m "slow or not slow"
 
 A run on a GPU has the same bits each time, also when it is resumed, and nearly the CPU's numbers.
 """
@@ -22,9 +22,9 @@ from ekiden.core.engine.method import Method
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny, files, same
 from ekiden.methods import METHODS, FedAvg, FedELMY, FedGram, FedOV, FedSeq
-from tests.lab.conformance import test_on_another_device as stand_in
-from tests.lab.conformance.test_every_method import small
-from tests.lab.conformance.test_frozen_backbone import backbone
+from tests.lab.conformance.across import test_on_another_device as stand_in
+from tests.lab.conformance.across.test_frozen_backbone import backbone
+from tests.lab.conformance.test_rules import small
 from tests.lifecycle.kinds import KINDS, Kind
 from tests.lifecycle.silos import ekiden
 from tests.silos import test_remote as remote
