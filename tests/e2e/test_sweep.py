@@ -180,11 +180,13 @@ def test_records_that_cannot_be_written(
 def test_a_sweep_lives_in_pieces_and_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Time is up in the middle of a run; its folder and its data go to another place."""
+    """Time is up in the middle of a run; its folder and its data go to another place in small
+    files."""
     call = command(monkeypatch, capfd)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    here, there, whole = (tmp_path / name for name in ("here", "there", "whole"))
-    here.mkdir()
+    here, there, whole, parts = (tmp_path / name for name in ("here", "there", "whole", "parts"))
+    for folder in (here, there, parts):
+        folder.mkdir()
     draw = np.random.default_rng(0)
     rows = [f"{a:.3f},{b:.3f},{'pq'[int(a > b)]}" for a, b in draw.normal(size=(4000, 2))]
     (here / "rows.csv").write_text("\n".join(["a,b,label", *rows]))
@@ -199,7 +201,12 @@ def test_a_sweep_lives_in_pieces_and_moves(
         if len(read_lines(folder / "metrics.jsonl")) > 5:
             break
     assert not (folder / "model.safetensors").exists()
-    shutil.move(here, there)
+    # the command of docs/experiments.md, with smaller parts
+    subprocess.run("tar -c . | split -b 20k - ../parts/part.", shell=True, cwd=here, check=True)
+    shutil.rmtree(here)
+    sizes = [part.stat().st_size for part in parts.iterdir()]
+    assert (len(sizes) > 2, max(sizes)) == (True, 20 << 10)
+    subprocess.run("cat ../parts/part.* | tar -x", shell=True, cwd=there, check=True)
     for place in (there, whole):
         monkeypatch.chdir(place)
         code, out, err = call("sweep", "table.toml")
