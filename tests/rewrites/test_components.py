@@ -35,13 +35,21 @@ SIZES = (5, 8)
 POOL = 3
 
 
+def forget() -> None:
+    """Nothing that was made of more or fewer images is used again."""
+    components._kept.cache_clear()
+    patches._images_of_seed.cache_clear()
+    patches._filters_of_seed.cache_clear()
+
+
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(components, "IMAGES", IMAGES)
     monkeypatch.setattr(components, "FILTERS", EACH * len(SIZES))
     monkeypatch.setattr(patches, "_IMAGES", DRAWN)
-    components._kept.cache_clear()
-    patches._images_of_seed.cache_clear()
+    forget()
+    yield
+    forget()
 
 
 def cosine(turn: int) -> int:

@@ -92,16 +92,23 @@ def of_seed(
         seed: of the images and of the patches that are drawn.
         reach: largest sum that a feature tells from larger ones, in usual sums.
     """
+    counts = tuple(count for count, _ in features.sizes)
+    filters, gain = _filters_of_seed(features.shape[0], counts, tuple(sizes), seed)
+    return {"filters": filters, "gain": gain, "scale": features.usual_sums(gain) * reach}
+
+
+# A run builds its network many times: a silo, for one, with each message.
+@lru_cache(maxsize=8)
+def _filters_of_seed(
+    channels: int, counts: tuple[int, ...], sizes: tuple[int, ...], seed: int
+) -> tuple[Tensor, Tensor]:
+    """Return filters of all sizes in one row, and their gains."""
     drawn = Generator().manual_seed(seed)
-    channels = features.shape[0]
     images = _images_of_seed(channels, max(_SIDE, *sizes), seed)
     found = [
-        from_images(images, count, drawn, size)
-        for (count, _), size in zip(features.sizes, sizes, strict=True)
+        from_images(images, count, drawn, size) for count, size in zip(counts, sizes, strict=True)
     ]
-    gain = torch.cat([d.gain for d in found])
-    filters = torch.cat([d.filters.flatten() for d in found])
-    return {"filters": filters, "gain": gain, "scale": features.usual_sums(gain) * reach}
+    return torch.cat([d.filters.flatten() for d in found]), torch.cat([d.gain for d in found])
 
 
 @lru_cache(maxsize=8)
