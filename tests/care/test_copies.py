@@ -14,7 +14,7 @@ from PIL import Image
 import ekiden
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import Samples, from_tensors, load
-from tests.care.rows import N, Rows, lines, rows, silos, visits
+from tests.care.rows import N, Rows, lines, rows, visits
 from tests.readers.pictures import encoded
 from tests.readers.told import drawn, said
 
@@ -93,25 +93,6 @@ def test_a_ward_only_in_the_test_file_is_refused_and_one_without_test_rows_is_no
         ekiden.split(data, "natural")
 
 
-def test_patients_in_names_of_files_are_a_hint(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (48, 4, 4), dtype=np.uint8)
-
-    def said(name: str) -> list[str]:
-        folder = tmp_path / name.partition("{")[0]
-        for k, image in enumerate(pixels):
-            file = folder / "ab"[k % 2] / f"{name.format(k // 4, k)}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(file)
-        return lines(folder)
-
-    (line,) = said("patient{}_{}")
-    assert "48 images of" in line
-    assert "12 ways, such as patient0:" in line
-    assert "subject_column" in line
-    assert not said("img_{1}")
-    assert not said("x{1}")
-
-
 pytestmark = pytest.mark.usefixtures("no_data")
 
 
@@ -121,23 +102,6 @@ def test_samples_with_two_labels_are_counted() -> None:
     assert "3 samples of the table are there with several labels" in said(
         lambda: load(pandas.concat([once, again]))
     )
-
-
-def test_empty_texts_are_counted_and_a_silo_without_words_is_named() -> None:
-    texts = {"n": ["", None] * 20, "s": [f"word {k}" for k in range(40)]}
-    parts: Rows = {silo: {"text": text, "label": ["p", "q"] * 20} for silo, text in texts.items()}
-    line = said(lambda: ekiden.federate(parts, text_column="text"))
-    assert (
-        "40 of 80 samples of all silos hold nothing (no word, no value, or one value only), among "
-        "them all at n:" in line
-    )
-
-
-def test_subjects_that_each_silo_numbers_are_named() -> None:
-    who = {"who": np.arange(N) // 2}
-    line = "20 of 20 subjects of s0 are also at s1, and count as the same"
-    assert line in silos(who, who, subject_column="who")
-    assert "subjects of" not in silos(who, {"who": 100 + np.arange(N) // 2}, subject_column="who")
 
 
 def test_copies_that_the_held_out_part_would_share_are_counted() -> None:
@@ -160,6 +124,21 @@ def test_slices_of_one_file_without_a_subject_are_named(tmp_path: Path) -> None:
     assert "40 images of" in (line := said(lambda: load(tmp_path / "t.csv")))
     assert "are parts of only 8 files, such as 0.tif" in line
     assert "are parts" not in said(lambda: load(tmp_path / "t.csv", subject_column="who"))
+
+
+def waves(seed: int, n: int = 40) -> Any:
+    rng = np.random.default_rng(seed)
+    phase, speed = rng.uniform(0, 6, (n, 2, 1)), rng.uniform(0.08, 0.12, (n, 2, 1))
+    return np.float32(np.sin(phase + speed * np.arange(100)) + rng.normal(0, 0.1, (n, 2, 100)))
+
+
+def test_windows_of_signals_that_overlap_are_named() -> None:
+    y, whole = np.arange(40) % 2, waves(0)
+    assert not said(lambda: from_tensors((whole, y)))
+    long = whole.transpose(1, 0, 2).reshape(2, -1)
+    cut = np.stack([long[:, 50 * k : 50 * k + 100] for k in range(40)])
+    line = "overlap with those that follow them, so parts of the test are in training"
+    assert line in said(lambda: from_tensors((cut, y)))
 
 
 def pictures(n: int = 20, height: int = 6, width: int = 6) -> Any:

@@ -37,10 +37,6 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
             "what tells 'sick' and 'well' apart elsewhere tells them the other way round at "
             "client-2",
         ),
-        (
-            lambda rows: rows | {"upper": np.round(rows["upper"])},
-            "column 'upper' of client-2 differs from other silos (0.0 decimals; 0.9 decimals at client",
-        ),
         (swapped, "column 'upper' of client-2 differs from other silos (mean 79.99"),
         (swapped, "column 'lower' of client-2 differs from other silos (mean 129.9"),
         (
@@ -67,13 +63,9 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
             lambda rows: rows | {"score": rows["score"] - 1},
             "'score' is 0 to 4 at client-2, but 1 to 5 at client-0, cli",
         ),
-        (
-            lambda rows: rows | {"upper": rows["upper"].clip(128)},
-            "column 'upper' of client-2 differs from other silos (49% are 128; ",
-        ),
     ],
 )
-def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(
+def test_a_silo_with_labels_or_columns_swapped_or_shifted_is_named(
     change: Change, line: str
 ) -> None:
     silos: list[Any] = [hospital(k) for k in range(4)]
@@ -98,16 +90,6 @@ def test_a_column_that_names_the_silo_and_events_that_mean_none_are_named() -> N
         silo |= {"days": rng.exponential(9, 120) + 0.1, "died": (rng.random(120) < 0.15) ^ (k == 1)}
     found = said(lambda: ekiden.federate(silos, task="survival", label_column=["days", "died"]))
     assert "events of client-1 seem as if they are reversed, 0 for 1" in found
-
-
-def test_numbers_of_three_digits_are_not_called_rounded() -> None:
-    rng = np.random.default_rng(0)
-    silos: list[Any] = [hospital(k) for k in range(4)]
-    for k, silo in enumerate(silos):
-        silo["ratio"] = np.array(
-            [float(f"{v:.3g}") for v in rng.uniform(0.1 if k == 2 else 0.08, 0.2, 120)]
-        )
-    assert not said(lambda: ekiden.federate(silos))
 
 
 def test_embeddings_of_another_model_are_named() -> None:

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 import ekiden
 from ekiden.care import spelling
 from ekiden.core.base.errors import DataWarning, UserError
-from ekiden.readers.cells import garbled
 from ekiden.readers.sources import join
 from tests.care.rows import N, silos, small_table
-from tests.readers.told import said
 
 Command = Callable[..., tuple[int, str]]
 
@@ -258,14 +256,7 @@ def test_any_number_of_classes_counted_from_0_and_from_1_is_found(
 pytestmark = pytest.mark.usefixtures("no_data")
 
 
-def test_names_of_columns_and_spellings_in_another_encoding_are_found() -> None:
-    assert garbled("KÃ¶ln") == "Köln"
-    assert garbled("Größe".encode().decode("latin-1")) == "Größe"
-    assert not any(map(garbled, ("Köln", "Ulm", "Ärzte", "β", "München")))
-    with pytest.raises(
-        UserError, match=r"'KÃ¶ln' \(s1\) and 'Köln' \(s0\): names that differ in case, blanks"
-    ):
-        silos({"c": ["Köln", "Ulm"] * 20}, {"c": ["KÃ¶ln", "Ulm"] * 20})
+def test_a_column_with_another_spelling_of_its_name_is_asked_for() -> None:
     with pytest.raises(
         UserError,
         match="rename 'Age' to 'age' if it is that in the same unit, because all silos need",
@@ -283,15 +274,11 @@ def test_subjects_with_leading_zeros_stop_are_merged_or_kept(ids: tuple[str, str
     ):
         ekiden.federate(silos, subject_column="p")
 
-    def people_of(how: str) -> int:
+    def people_of(how: Any) -> int:
         data = ekiden.federate(silos, subject_column="p", spelling=how, drop_columns="c").dataset
         return len({*data.train.subject.tolist(), *data.test.subject.tolist()})  # type: ignore[union-attr]
 
     assert people_of("keep") == 5
     assert people_of("merge") == 4
     silos[0]["p"] = [padded, plain] * 30  # a silo that has both tells them apart
-    line = said(lambda: ekiden.federate(silos, subject_column="p", drop_columns="c"))
-    assert (
-        f"subjects '{padded}' and '{plain}' of silo client-0 differ in leading zeros or hyphens "
-        "only" in line
-    )
+    assert people_of("") == 4

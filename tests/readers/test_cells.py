@@ -322,12 +322,10 @@ def test_columns_of_several_types_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    ["45%", "€ 45", "45 EUR", "$1,234.50", "<5", "(45)", "45 mg", "12:30", "2 days 01:00:00"],
+    ["45%", "€ 45", "45 EUR", "$1,234.50", "<5", "(45)", "45 mg", "12:30", "5 days 01:00"],
 )
 def test_numbers_with_other_signs_are_refused(cell: str) -> None:
-    cells = [
-        cell.replace("5", str(k % 10) + str(k)) if ":" not in cell else cell for k in range(30)
-    ]
+    cells = [cell.replace("5", str(k % 10) + str(k)) for k in range(30)]
     refuses(
         "column 'v' of the table holds .*: (write plain numbers|correct it)", lambda: column(cells)
     )
@@ -336,7 +334,8 @@ def test_numbers_with_other_signs_are_refused(cell: str) -> None:
 @pytest.mark.parametrize("form", ["1,{:02},345", "{}_000"])
 def test_numbers_in_other_groups_are_refused(form: str) -> None:
     refuses(
-        "holds numbers with other signs", lambda: column([form.format(k + 10) for k in range(30)])
+        "holds text that begins as numbers",
+        lambda: column([form.format(k + 10) for k in range(30)]),
     )
 
 

@@ -3,17 +3,18 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, combinations
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.care.features import has_name_of_id
 from ekiden.care.seen import (
-    MOST_SILOS,
     SeenData,
     beyond_chance,
     chance,
@@ -21,20 +22,22 @@ from ekiden.care.seen import (
     rows_of_several,
 )
 from ekiden.core.base.errors import counted, listed
+from ekiden.core.models.images import SHORTEST
 from ekiden.core.tasks import Classification
+from ekiden.readers.kinds import Arrays
 from ekiden.readers.raster import split
 
 _RECORDS = re.compile(
     r"visit|encounter|stay|admission|sample|specimen|scan|image|file|slice|row|record|exam|study|series"
 )
+_SIGNALS = 30
+"""pairs of signals that are looked at, and the least number of signals"""
 _FEW_COPIES = 0.01
 """share of test rows that equal a training row; fewer make no difference"""
 
 
-def files_of_patients(seen: SeenData) -> Iterator[str]:
-    """Say that samples are slices of the same files, or that most names of files begin like a few
-    others'.
-    """
+def slices_of_files(seen: SeenData) -> Iterator[str]:
+    """Say that samples are slices of the same files."""
     raws = seen.raws
     if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
         return
@@ -46,18 +49,6 @@ def files_of_patients(seen: SeenData) -> Iterator[str]:
             f"{counted(len(several), 'file')}, such as {next(iter(several)).name}, so one file may "
             "be in training and in the test: name the column of patients or files by "
             "--subject-column"
-        )
-    stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
-    begins = [re.fullmatch(r"(.*\d.*)[ _.-][^ _.-]*", stem) for stem in stems]
-    found = Counter(match[1] for match in begins if match)
-    alike = {name: n for name, n in found.items() if n > 1}
-    # fewer ways to begin may be days or scanners; a few files may have other names
-    if len(alike) >= 10 and sum(alike.values()) >= 0.8 * len(stems):
-        yield (
-            f"{sum(alike.values()):,} images of {raws[0].source} have names that begin in "
-            f"{len(alike):,} ways, such as {next(iter(alike))}: if these are patients, list the "
-            "files in a table, and name the column of patients by --subject-column, so that none "
-            "is in training and in the test"
         )
 
 
@@ -221,43 +212,33 @@ def several_labels(seen: SeenData) -> Iterator[str]:
         )
 
 
-def bare_samples(seen: SeenData) -> Iterator[str]:
-    """Say how many samples have nothing in them, and where none has anything."""
-    bare = torch.cat(seen.bare)
-    if not bare.any():
-        return
-    parts = (seen.data.train, seen.data.test)
-    owners = [part.group.cpu() for part in parts if part.group is not None]
-    where = ""
-    if len(owners) == 2:
-        owner = torch.cat(owners)
-        at = [name for k, name in enumerate(seen.data.groups) if bare[owner == k].all()]
-        where = f", among them all at {listed(at)}" if at else ""
-    yield (
-        f"{int(bare.sum()):,} of {len(bare):,} samples of {seen.source} hold nothing (no word, no "
-        f"value, or one value only){where}: leave them out, or check how they were read"
-    )
-
-
-def subjects_of_several(seen: SeenData) -> Iterator[str]:
-    """Say that most subjects of a silo are at another one as well, as if each silo numbered its
-    own.
+def windows(seen: SeenData) -> Iterator[str]:
+    """Say that signals are overlapping windows of longer ones, so that some of the test are in
+    training.
     """
-    held: dict[str, set[int]] = {name: set() for name in seen.data.groups[:MOST_SILOS]}
-    for part in (seen.data.train, seen.data.test):
-        if part.subject is None or part.group is None:
-            return
-        for k, name in enumerate(held):
-            held[name] |= {*part.subject[part.group == k].tolist()}
-    for (one, here), (other, there) in combinations(held.items(), 2):
-        shared, least = len(here & there), min(len(here), len(there))
-        # fewer may have been treated in both
-        if shared >= 10 and shared >= least / 2:
+    for raw in seen.raws:
+        signals = raw.kind is Arrays and np.ndim(raw.images) == 3 and len(raw) >= _SIGNALS
+        if raw.subject is not None or not signals:
+            continue
+        rows = range(0, len(raw) - 1, -(-len(raw) // _SIGNALS))
+        overlap = sum(_overlap(*map(np.asarray, raw.images[row : row + 2])) for row in rows)
+        if 2 * overlap >= len(rows):
             yield (
-                f"{shared:,} of {least:,} subjects of {one} are also at {other}, and count as the "
-                "same: if each silo numbers its own, put its name before the number"
+                f"signals of {raw.source} overlap with those that follow them, so parts of the "
+                "test are in training: cut windows that do not overlap, or say whom each is about "
+                "(subject=, --subject-column)"
             )
             return
+
+
+def _overlap(one: NDArray[Any], following: NDArray[Any]) -> bool:
+    """Return whether a signal (C, T) begins as the one before it ends."""
+    for start in np.flatnonzero(one[0] == following[0, 0]):
+        end = one[:, start:]
+        long = end.shape[1] >= SHORTEST // 2 and np.ptp(end) > 0
+        if long and (end == following[:, : end.shape[1]]).all():
+            return True
+    return False
 
 
 def shared_rows(seen: SeenData) -> Iterator[str]:
@@ -268,9 +249,8 @@ def shared_rows(seen: SeenData) -> Iterator[str]:
 
 RULES = (
     shared_rows,
-    subjects_of_several,
     several_labels,
-    files_of_patients,
+    slices_of_files,
     small_groups,
     lone_subjects,
     subjects_in_both,
@@ -278,6 +258,6 @@ RULES = (
     rows_in_both,
     stored_again,
     same_samples,
-    bare_samples,
+    windows,
 )
 """each yields a line for what it finds"""

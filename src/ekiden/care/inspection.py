@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ekiden.care import copies, features, names, seen, signals, silos
+from ekiden.care import copies, features, labels, seen, silos
 from ekiden.care.comparison import compare_sums
 from ekiden.care.spelling import (
     Names,
@@ -59,7 +59,7 @@ class DataInspector(Inspector):
         return told
 
 
-_RULES = (*features.RULES, *names.RULES, *copies.RULES, *signals.RULES, *silos.RULES)
+_RULES = (*features.RULES, *labels.RULES, *copies.RULES, *silos.RULES)
 
 
 def _tell(lines: Iterable[str]) -> None:

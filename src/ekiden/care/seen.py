@@ -16,9 +16,8 @@ from torch import Tensor
 
 from ekiden.core.base.errors import counted, listed
 from ekiden.core.data.samples import Dataset
-from ekiden.core.tasks import Classification
 from ekiden.readers.columns import Reading
-from ekiden.readers.kinds import Inputs, Table
+from ekiden.readers.kinds import Inputs
 from ekiden.readers.undecoded import Raw
 
 FEATURES = 2
@@ -177,30 +176,10 @@ class SeenData:
         most = max(_OF_EACH, LOOKED_AT // len(rows))
         return {o: at[:: max(1, len(at) // most)] for o, at in rows.items()}
 
-    @property
-    def names(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yield the names of classes and of the categories of each column, each with what they
-        are.
-        """
-        table = Table.of(self.data.inputs)
-        yield "class", self.data.classes if isinstance(self.data.task, Classification) else ()
-        for column, names in zip(table.categorical, table.vocabularies, strict=False):
-            yield f"category of column {column!r}", names
-
-    @cached_property
-    def bare(self) -> tuple[Tensor, Tensor]:
-        """Return which training and test samples (n,) have nothing in them."""
-        train, test = (
-            self.data.inputs.bare(part.x).cpu() for part in (self.data.train, self.data.test)
-        )
-        return train, test
-
     @cached_property
     def prints(self) -> tuple[list[bytes], list[bytes]] | None:
         """Return fingerprints of all training and test samples; None if there are too many, or rows
         of one number.
-
-        Those with nothing in them have fingerprints of their own.
         """
         both = (self.data.train.x, self.data.test.x)
         if (
@@ -209,13 +188,8 @@ class SeenData:
             or both[0][0].numel() < FEATURES
         ):
             return None
-        found = list[list[bytes]]()
-        for part, (x, bare) in enumerate(zip(both, self.bare, strict=True)):
-            prints = fingerprints(x, self.data.inputs, b"")
-            for row in bare.nonzero()[:, 0].tolist():
-                prints[row] = b"%d %d" % (part, row)
-            found.append(prints)
-        return found[0], found[1]
+        train, test = (fingerprints(x, self.data.inputs, b"") for x in both)
+        return train, test
 
     @property
     def owned(self) -> dict[str, list[bytes]]:

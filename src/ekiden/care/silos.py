@@ -16,13 +16,13 @@ from torch.nn import functional as F
 
 from ekiden.care.comparison import compare_sums, differing, sums_of_arrays, with_check
 from ekiden.care.seen import LOOKED_AT, ROWS, SeenData
-from ekiden.care.signals import are_signals
 from ekiden.care.spelling import numbered_from_two
 from ekiden.core.base.errors import listed
 from ekiden.core.data.samples import ClientData, Samples, Subset
 from ekiden.core.models.images import SHORTEST
 from ekiden.core.tasks import Classification, MultiLabel, Segmentation, Survival
 from ekiden.readers.kinds import Table
+from ekiden.readers.kinds.arrays import LEADS
 from ekiden.readers.kinds.tables import Numbers
 from ekiden.readers.moments import told_by
 
@@ -34,6 +34,11 @@ _SIDE = 8
 
 _Change: TypeAlias = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """what is compared of a summary, and what would undo a change of it"""
+
+
+def are_signals(x: Tensor) -> bool:
+    """Return whether samples (n, C, T) are signals of a few channels."""
+    return x.ndim == 3 and x.is_floating_point() and x.shape[1] <= LEADS and x.shape[2] >= SHORTEST
 
 
 def _as_it_is(summary: Tensor) -> Tensor:
@@ -293,57 +298,8 @@ def _columns(seen: SeenData) -> Iterator[tuple[str, dict[str, Numbers]]]:
         yield column, {name: v[~np.isnan(v)] for name, v in each.items()}
 
 
-def rounded_columns(seen: SeenData) -> Iterator[str]:
-    """Name silos whose numbers have fewer or more decimals, as well as digits: measured to three
-    digits, 0.0987 has one decimal more than 0.123 by nature.
-    """
-    lines = list[str]()
-    for column, each in _columns(seen):
-        # of fewer different numbers, all may be whole by chance; of two silos, either may be right
-        if len(each) < 3 or min(len(np.unique(values)) for values in each.values()) < 3:
-            continue
-        decimals = np.array([_decimals(values).mean() for values in each.values()])
-        before = [np.floor(np.log10(np.abs(values).clip(min=1))).mean() for values in each.values()]
-        distances = np.minimum(_steps(decimals), _steps(decimals + np.array(before)))
-        shown = [f"{one:.1f} decimals" for one in decimals]
-        # rounding costs nearly one, as a tenth of all numbers end in 0
-        lines += differing(f"column {column!r}", [*each], distances, 0.7, shown)
-    yield from with_check(lines, "check that nothing was rounded")
-
-
-def _decimals(values: Numbers) -> Numbers:
-    """Return how many decimals numbers have, up to six."""
-    found = np.zeros(len(values))
-    for decimals in range(6):
-        found += ~np.isclose(values.round(decimals), values, rtol=1e-9, atol=1e-12)
-    return found
-
-
 def _steps(values: Numbers) -> Numbers:
     return np.asarray(np.abs(values[:, None] - values))
-
-
-def cut_columns(seen: SeenData) -> Iterator[str]:
-    """Name silos of which many values are equal, at one end of the range."""
-    lines = list[str]()
-    for column, each in _columns(seen):
-        counts = {name: np.unique(v, return_counts=True) for name, v in each.items()}
-        # of fewer different values, each has a large share
-        if min(len(values) for values, _ in counts.values()) < ROWS:
-            continue
-        for end in (0, -1):
-            shares = np.array([n[end] / n.sum() for _, n in counts.values()])
-            few = np.array([n[end] < ROWS / 2 for _, n in counts.values()])
-            # a few equal ones are chance
-            shares[few | (shares < 0.1)] = 0.0
-            shown = [
-                f"{share:.0%} are {values[end]:g}"
-                for share, (values, _) in zip(shares, counts.values(), strict=True)
-            ]
-            # ten times as many, beyond half a percent: a limit that only one silo has
-            distances = _steps(np.log(shares + 0.005))
-            lines += differing(f"column {column!r}", [*each], distances, np.log(10), shown)
-    yield from with_check(lines, "check for a limit of detection, or clipping")
 
 
 def shifted_codes(seen: SeenData) -> Iterator[str]:
@@ -407,37 +363,10 @@ def foreign_embeddings(seen: SeenData) -> Iterator[str]:
     yield from with_check(lines, "check that one model made all of them")
 
 
-def absent_labels(seen: SeenData) -> Iterator[str]:
-    """Name labels, and classes of pixels, that no sample of a silo has, as if nobody had looked for
-    them there.
-    """
-    data = seen.data
-    if not seen.rows or not isinstance(data.task, MultiLabel | Segmentation):
-        return
-    y, found = data.train.y, list[str]()
-    for k, name in enumerate(data.classes):
-        has = (y == k).flatten(1).any(1)
-        if y.ndim == 2:
-            has = y[:, k] > 0.5
-        rare = has.double().mean()
-        # a silo that should have five has none by chance in one of 150 cases
-        silos = [s for s, at in seen.rows.items() if not has[at].any() and len(at) * rare >= 5]
-        if silos:
-            found.append(f"{name!r} (at {listed(silos)})")
-    if found:
-        yield (
-            f"no training sample has the label {listed(found, sign='; ')}, and many at other silos "
-            "have: check that it was looked for there"
-        )
-
-
 RULES = (
     other_units,
-    absent_labels,
     swapped_labels,
     changed,
-    rounded_columns,
-    cut_columns,
     shifted_codes,
     other_rates,
     foreign_embeddings,

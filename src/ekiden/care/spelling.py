@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.core.base.errors import UserError, listed, tell
-from ekiden.readers.cells import garbled, is_text
+from ekiden.readers.cells import is_text
 from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import Inputs, Table
 from ekiden.readers.moments import counted_together
@@ -46,7 +46,7 @@ def fold(name: str) -> str:
     """Return a name without differences in case, blanks, hyphens, quotation marks and the form of
     characters.
     """
-    plain = (name if name.isascii() else garbled(name) or name).translate(_SIGNS)
+    plain = name.translate(_SIGNS)
     seen = "".join(
         c for c in unicodedata.normalize("NFKC", plain) if unicodedata.category(c) != "Cf"
     )

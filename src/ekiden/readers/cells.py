@@ -6,7 +6,6 @@ files and frames.
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -22,7 +21,6 @@ from ekiden.readers.dates import (
     ISO,
     LIKE,
     LOST,
-    MONTHS,
     ZONE,
     date_of,
     iso,
@@ -57,8 +55,6 @@ DELIMITER = b"ekiden delimiter"
 _MANY = 10
 # cells in a message
 _SHOWN = 4
-# as many words after numbers are hardly units
-_UNITS = 3
 # larger whole numbers lose digits as float64
 _EXACT = 2**53
 # characters of a whole number from which it may not fit into 64 bits
@@ -75,37 +71,16 @@ _SPACED = rf"^[+-]?[1-9]\d{{0,2}}({_SPACES}\d{{3}})+([.,]\d+)?$"
 _CODE = r"^0\d+$"
 _WHOLE = r"^[+-]?\d+$"
 _WHOLE_FLOAT = r"^[+-]?(0|[1-9]\d*)(\.0*)?$"
-_ANY = r"[+-]?[\d.,' ]*\d[\d.,]*"
-_MONEY = r"([$€£¥₹]|EUR|USD|GBP|CHF|JPY)"
-_DECORATED = (
-    rf"^(([<>≤≥~≈±]=?|{_MONEY})\s*{_ANY}|{_ANY}\s*([%‰-]|{_MONEY})|\({_ANY}\)|[+-]?\d+(,\d{{2,3}})+|\d+(_\d{{3}})+"
-    rf"|{_ANY}\s*(±|[x×*]\s*10\s*\^?)\s*{_ANY}|[+-]?[٠-٩۰-۹０-９]+)$"
-)
-_UNITED = rf"^{_ANY}\s*[A-Za-zµ°/]+$"
+_SHORTENED = r"^\d([.,]\d+)?E\+(1[1-9]|[2-9]\d)$"
 _NO_NAME = (
-    (r"^=(\"|[A-Z]+\()", "a formula of a spreadsheet"),
-    (r"^'[\d.,]+$", "a number behind an apostrophe"),
-    (r"^#(VALUE!|DIV/0!|REF!|NAME\?|NUM!|NULL!|SPILL!)$", "an error of a spreadsheet"),
+    (r"^=(\"|[A-Z]+\()|^#[A-Z0/]+[!?]$", "a formula or an error of a spreadsheet"),
     ("\ufffd", "a character that was lost in another encoding"),
-    (r"^\d([.,]\d+)?E\+(1[1-9]|[2-9]\d)$", "a number of which a spreadsheet kept a few digits"),
+    (_SHORTENED, "a number of which a spreadsheet kept a few digits"),
 )
 """forms of cells that are not names either"""
-_SHORT_DATE = rf"^(\d{{1,2}}-(?i:{'|'.join(MONTHS)})|(?i:{'|'.join(MONTHS)})-\d{{2}})$"
-_DATES = "dates in another form"
-_ALMOST = (
-    (_DECORATED, "numbers with other signs"),
-    (r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$", "times of day"),
-    (r"^[+-]?\d+ days?( .*)?$", "durations"),
-    (LIKE, _DATES),
-    (r"^(\[.*\]|\{.*\}|[+-]?[\d.]+(\s*[;,|\s]\s*[+-]?[\d.]+){2,})$", "lists or objects"),
-    (
-        r"^((19|20)\d\d[-/](0?[1-9]|1[0-2])|(19|20)\d\d-?[QWqw]\d{1,2})$",
-        "months, quarters or weeks without a day",
-    ),
-    (r"^\d+(\.\d+)?\s*[/|:]\s*\d+(\.\d+)?$", "two numbers"),
-    (_UNITED, "numbers with a unit"),
-)
-"""forms of cells that are neither numbers nor names"""
+_NO_LETTER = r"^\P{L}*$"
+_DIGIT_FIRST = r"^\P{L}*\p{Nd}"
+"""a digit, and no letter before it, as in 45%, 10:30, 12 mg, 60-69"""
 
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
 
@@ -328,7 +303,7 @@ class Cells:
             column = self._shown(column, name)
         texts = pc.utf8_normalize(_strings(column), "NFC")
         found = _Text.of(texts, self._writing.marks(name))
-        self._doubt_names(name, found, texts)
+        self._refuse_no_names(name, found)
         texts = pc.if_else(pa.array(found.places < 0), None, texts)
         if len(found.cells) and found.like(_WHOLE_FLOAT).all():
             return pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\.0*$", "")
@@ -339,26 +314,11 @@ class Cells:
             )
         return texts
 
-    def _doubt_names(self, name: str, text: _Text, texts: Any) -> None:
-        """Refuse names that are none, and say what other programs may have done to them."""
-        import pyarrow.compute as pc
-
+    def _refuse_no_names(self, name: str, text: _Text) -> None:
+        """Refuse names that are none, such as errors of a spreadsheet."""
         for pattern, what in _NO_NAME:
             if len(text.cells) and (odd := text.like(pattern)).any():
                 raise UserError(self._line(name, f"{what} ({text.first(odd)})", "correct it"))
-        if len(text.cells) and (short := text.like(_SHORT_DATE)).any():
-            advice = "spreadsheets make such dates of names and codes, as of MARCH1 and 2-1: correct them if so"
-            tell(
-                self._line(name, f"dates without a year among names ({text.first(short)})", advice)
-            )
-        wrong = [cell for cell in text.texts if not cell.isascii() and garbled(cell)]
-        if wrong:
-            holds = f"{wrong[0]!r}, which is {garbled(wrong[0])!r} read in another encoding"
-            tell(self._line(name, holds, "save the file as UTF-8 again"))
-        codes = len(text.cells) > 1 and text.like("^[A-Z]{2}$").mean() >= 0.8
-        if codes and (lost := pc.sum(pc.equal(pc.utf8_trim_whitespace(texts), "NA")).as_py()):
-            holds = f"NA in {counted(lost, 'row')} among codes of two letters, which is read as a missing value"
-            tell(self._line(name, holds, "if it is a name, as the code of Namibia, write another"))
 
     def label(self, name: str) -> NDArray[Any]:
         """Return a column of text as labels: (n,) names, int64, or float64."""
@@ -387,7 +347,7 @@ class Cells:
                     "classes"
                 )
             return names
-        if (lost := text.like(_NO_NAME[-1][0])).any():
+        if (lost := text.like(_SHORTENED)).any():
             tell(
                 self._line(
                     name,
@@ -511,7 +471,7 @@ class Cells:
         if not self._delimiter and text.like(_WHOLE).all():
             holds = "whole numbers stored as text, which are read as numbers"
             tell(self._line(name, holds, f"if they are codes, {_categories(name)}"))
-        if text.like(rf"^[1-9]\d*[eE]\d+$|{_NO_NAME[-1][0]}").all():
+        if text.like(rf"^[1-9]\d*[eE]\d+$|{_SHORTENED}").all():
             holds = f"only whole numbers with an exponent ({text.where(0)})"
             tell(self._line(name, holds, f"if they are codes, {_categories(name)}"))
         if text.like(_WHOLE).any():
@@ -591,21 +551,21 @@ class Cells:
         raise UserError(self._line(name, f"{kind}, but also text ({text.shown(odd)})", advice))
 
     def _refuse_almost_numbers(self, name: str, text: _Text, advice: str) -> None:
-        """Refuse numbers with signs or units, times of day, and durations."""
+        """Refuse text that may be meant as numbers: with signs or units, times of day, lists."""
         number = text.numbers[self.decimal]
-        for pattern, what in _ALMOST:
-            which = text.like(pattern)
-            units = {
-                re.sub(r"[\d.,' +-]", "", text.texts[k])
-                for k in np.flatnonzero(which & (pattern == _UNITED))
-            }
-            names = pattern in (_UNITED, _ALMOST[-2][0]) and (
-                which.sum() <= _MANY or len(units) >= _UNITS
-            )
-            if not names and which.any() and text.share(which | number) >= 0.5:
-                if pattern == LIKE:
-                    advice = f"say how they are written, as by --dates=%d.%m.%Y, or write {ISO}"
-                raise UserError(self._line(name, f"{what} ({text.first(which)})", advice))
+        which = text.like(_DIGIT_FIRST) & ~number
+        # a few texts with letters, such as 1a and 2b, are names
+        if which.sum() <= _MANY:
+            which &= text.like(_NO_LETTER)
+        dates = text.like(LIKE)
+        which |= dates
+        if not which.any() or text.share(which | number) < 0.5:
+            return
+        holds = f"text that begins as numbers do ({text.first(which)})"
+        if dates.any():
+            holds = f"dates in another form ({text.first(dates)})"
+            advice = f"say how they are written, as by --dates=%d.%m.%Y, or write {ISO}"
+        raise UserError(self._line(name, holds, advice))
 
     def _look_for_large(self, name: str, values: Floats) -> None:
         if (np.abs(values[np.isfinite(values)]) > _EXACT).any():
@@ -644,38 +604,25 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False, instead: st
     to do where there is no option for such marks.
     """
     different, counts = np.unique(values[~np.isnan(values)], return_counts=True)
-    marks = _far_dates(different) if dates else _may_mark(different, counts)
+    marks = _may_mark(different, counts)
+    if dates:
+        # of whatever form, such as 1900-01-01 and 9999-12-31
+        marks[:1] = marks[-1:] = True
     rest = different[~marks]
     # of fewer values nobody can say what is far from them
-    if len(rest) < 5 or not marks.any():
+    if len(rest) < 5:
         return
     low, high = float(rest[0]), float(rest[-1])
-    widest = float(np.diff(rest).max())
-    # below all others, a quarter of their range is far: hardly anything is measured there
-    lowest = low - (1 if dates else 0.25) * (high - low)
-    for mark, count in zip(different[marks].tolist(), counts[marks].tolist(), strict=True):
-        # among numbers of both signs, small ones are values
-        beside = -10 < mark < 0 > low
-        often = count >= 5 and len(rest) >= 10 and count > 3 * int(counts[~marks].max())
-        # a count of 0 next to counts of 1 is as near as they are to each other
-        apart = low - mark > widest
-        far = (apart and mark <= lowest) or mark >= 2 * high - low
-        # many sparse measurements are 0, so zeros have to be far as well
-        often &= mark != 0
-        if not beside and (far or (often and max(mark, low) >= 0)):
-            shown, *ends = (_shown_number(one, dates=dates) for one in (mark, low, high))
-            tell(
-                f"{what} holds {shown} in {counted(count, 'row')}, far from its other values "
-                f"({' to '.join(ends)}): correct it, or if it marks missing values, "
-                f"{instead or f'say so with --missing={shown!r}'}"
-            )
-
-
-def _far_dates(days: Floats) -> NDArray[np.bool_]:
-    """Return (k,) which days are those that programs write for a missing one."""
-    far = ["0001-01-01", "1753-01-01", "1899-12-30", "1900-01-01", "1970-01-01"]
-    far += ["2099-12-31", "2999-12-31", "9999-12-31"]
-    return np.isin(np.floor(days), np.array(far, dtype="datetime64[D]").astype(np.float64))
+    # below all other numbers, a quarter of their range is far: hardly anything is measured there
+    below = (1 if dates else 0.25) * (high - low)
+    far = marks & ((different < low - below) | (different >= 2 * high - low))
+    for mark, count in zip(different[far].tolist(), counts[far].tolist(), strict=True):
+        shown, *ends = (_shown_number(one, dates=dates) for one in (mark, low, high))
+        tell(
+            f"{what} holds {shown} in {counted(count, 'row')}, far from its other values "
+            f"({' to '.join(ends)}): correct it, or if it marks missing values, "
+            f"{instead or f'say so with --missing={shown!r}'}"
+        )
 
 
 def _may_mark(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -685,26 +632,17 @@ def _may_mark(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]
     marks = np.abs(different) >= 1e20
     # a pressure of 0 in a few rows was not measured; in most rows, it is what is usual
     marks[:1] |= (different[:1] == 0) & (counts[:1] >= 5) & (2 * counts[:1] <= counts.sum())
+    # -3, -2, -1, 0 are values, such as months before an event
+    signed = (different < 0).sum() > 2
     for place in {*range(len(different))[:8], *range(len(different))[-8:]}:
-        marks[place] |= bool(_STANDS_FOR_MISSING.fullmatch(f"{different[place]:.15g}"))
-    # -4, -3, ..., 0 are values, such as months before an event
-    if np.isin([-4, -3, -2, -1, 0], different).all():
-        marks &= ~np.isin(different, range(-9, 0))
+        text = f"{different[place]:.15g}"
+        if _STANDS_FOR_MISSING.fullmatch(text):
+            marks[place] |= len(text) > 2 or not signed
     return marks
 
 
 def _shown_number(value: float, *, dates: bool) -> str:
     return iso(int(value * DAY), whole=True) if dates else f"{value:.15g}"
-
-
-def garbled(name: str) -> str:
-    """Return what a name was before UTF-8 was read as another encoding, as KÃ¶ln for Köln; "" if it
-    was not.
-    """
-    for code in ("cp1252", "latin-1") if not name.isascii() else ():
-        with suppress(UnicodeError):
-            return name.encode(code).decode()
-    return ""
 
 
 def _written(stamps: NDArray[np.int64], zoned: bool) -> str:

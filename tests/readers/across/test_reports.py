@@ -12,13 +12,11 @@ import pandas
 import pyarrow as pa
 import pytest
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 import ekiden
 from ekiden.core.base.errors import UserError
 from ekiden.data import from_tensors, load
-from tests.readers.conftest import noise
 from tests.readers.told import drawn as rows
 from tests.readers.told import said
 
@@ -49,15 +47,6 @@ def labelled(*values: Any) -> Read:
     return lambda: load(frame(label=[values[k % len(values)] for k in range(N)]))
 
 
-def blank(k: int) -> NDArray[np.uint8]:
-    return np.full((8, 8), 9 * k % 256, np.uint8) if k % 5 == 0 else noise(1, (8, 8), k)[0]
-
-
-def flat(k: int) -> torch.Tensor:
-    signal = torch.randn(2, 32, generator=torch.Generator().manual_seed(k))
-    return signal * torch.tensor([[1.0], [float(k % 2)]])
-
-
 @pytest.mark.parametrize(
     ("read", "line"),
     [
@@ -73,8 +62,14 @@ def flat(k: int) -> torch.Tensor:
             about("1.2E+15", "1.3E+15", categorical_columns=1),
             "a number of which a spreadsheet kept a few digits",
         ),
-        (lambda: load(frame(c=[f"{k};2;3" for k in range(N)])), "holds lists or objects ('0;2;3'"),
-        (lambda: load(frame(c=[f"{k} 2 3.5 7" for k in range(N)])), "holds lists or objects"),
+        (
+            lambda: load(frame(c=[f"{k};2;3" for k in range(N)])),
+            "text that begins as numbers do ('0;2;3'",
+        ),
+        (
+            lambda: load(frame(c=[f"{k} 2 3.5 7" for k in range(N)])),
+            "text that begins as numbers do",
+        ),
         (
             lambda: load(
                 frame(t=[1.7e9 * (1000 if k == 7 else 1) + k for k in range(N)]), time_column="t"
@@ -130,43 +125,10 @@ def test_what_bug_reports_tell_is_refused(read: Read, line: str) -> None:
             labelled("1.2E+15", "1.3E+15"),
             "a number of which a spreadsheet kept a few digits ('1.2E+15' in row 0",
         ),
-        (
-            labelled("cough;fever", "fever", "cough"),
-            "class 'cough;fever' of the table joins others by ';'",
-        ),
-        (
-            labelled("cough|fever", "fever|pain", "cough|pain"),
-            "class 'cough|fever', 'cough|pain', 'fever|pain' of",
-        ),
-        (about("a, b", "b", "a"), "category of column 'c' 'a, b' of the table joins others by ','"),
-        (
-            about(*["001", "1", "002", "2", "003", "3"], subject_column=1),
-            "subjects '001' and '1', '002' and '2', '003' and '3'",
-        ),
-        (
-            about(*["P-1", "P1", "P-2", "P2", "P-3"], subject_column=1),
-            "subjects 'P-1' and 'P1', 'P-2' and 'P2' of the table",
-        ),
-        (
-            texts(lambda k: f"w{k} was {('benign', 'malignant')[k % 2]}"),
-            "the word 'benign' is in 30 of 30 texts of one",
-        ),
-        (
-            texts(lambda k: f"w{k} Grade: {k % 3}", lambda k: k % 3),
-            "is in 20 of 20 texts of one class of the table",
-        ),
         (texts(lambda _: "no findings"), "60 of 60 samples of the table are the same"),
         (
             texts(lambda k: "no findings" if k % 6 else f"a{k}"),
             "50 of 60 samples of the table are the same",
-        ),
-        (
-            lambda: from_tensors((torch.stack([flat(k) for k in range(N)]), Y)),
-            "30 of 60 signals of train have one value",
-        ),
-        (
-            lambda: from_tensors((np.stack([blank(k) for k in range(N)]), Y)),
-            "12 of 60 samples of train hold nothing (no word, no value, or one value only)",
         ),
     ],
 )
@@ -177,30 +139,13 @@ def test_what_bug_reports_tell_is_named(read: Read, line: str) -> None:
 @pytest.mark.parametrize(
     "read",
     [
-        about("cough;fever", "cough;pain"),
-        labelled("Divorced, separated", "Married, separated"),
-        labelled("10,20", "20,30"),
         about("1.2E+05", "3.4E+06", "7.1E+03"),
-        about(*["P01", "P02", "P10", "P11", "P12"], subject_column=1),
-        texts(lambda k: f"word{k % 9} other{k % 7} {('fine', 'good')[k % 4 < 3]}"),
         lambda: load(frame(t=1.7e9 + np.arange(N) * 86_400), time_column="t"),
         lambda: load(frame(t=1990 + np.arange(N) % 30), time_column="t"),
-        lambda: from_tensors((torch.stack([flat(1 + 2 * k) for k in range(N)]), Y)),
     ],
 )
 def test_what_only_looks_like_them_is_not(read: Read) -> None:
     assert not said(read)
-
-
-def test_a_signal_that_is_padded_or_has_many_rows_is_no_dead_lead() -> None:
-    padded = torch.randn(N, 20, 32)
-    padded[:, 12:] = 0
-    assert not said(lambda: from_tensors((padded, Y)))
-
-
-def test_a_blank_image_equals_no_other() -> None:
-    pictures = np.zeros((N, 8, 8), np.uint8)
-    assert "test rows equal a training row" not in said(lambda: from_tensors((pictures, Y)))
 
 
 @pytest.mark.parametrize(
@@ -269,10 +214,6 @@ def test_a_column_that_one_silo_has_transformed_is_named(other: Any) -> None:
 @pytest.mark.parametrize(
     ("last", "line"),
     [
-        (
-            lambda k: f"w{k} {('benign', 'malignant')[k % 2]}",
-            "'benign' is in 30 of 30 texts of one class of silo s2 and",
-        ),
         (lambda _: "not available", "60 of 60 samples of s2 are the same"),
     ],
 )

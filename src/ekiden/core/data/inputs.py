@@ -163,10 +163,6 @@ class Inputs(Checked, ABC):
         """Return (n,) lengths of samples (n, ...); None if all have one."""
         return None
 
-    def bare(self, x: Tensor) -> Tensor:
-        """Return which samples (n, ...) have nothing in them, (n,) bool."""
-        return torch.zeros(len(x), dtype=torch.bool)
-
     def cut(self, x: Tensor) -> Tensor:
         """Return samples without the padding that all of them have."""
         return x

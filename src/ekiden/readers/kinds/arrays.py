@@ -86,11 +86,6 @@ class Arrays(Inputs):
             ) from None
         return encode(found, f"column {name!r} of {source}").numpy()
 
-    def bare(self, x: Tensor) -> Tensor:
-        """See `Inputs`: samples of zeros, unless all are."""
-        zeros = (x == 0).flatten(1).all(1)
-        return zeros & ~zeros.all()
-
     def takes(self, shape: Sequence[int]) -> str:
         return f"float32 arrays of shape {tuple(shape)}."
 

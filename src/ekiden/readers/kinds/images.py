@@ -29,8 +29,6 @@ from ekiden.readers.undecoded import Raw
 
 # images that a thread decodes at a time
 CHUNK = 128
-# pixels; smaller ones may be of one colour
-_PICTURE = 64
 # alike, or planes of NIfTI
 _X_RAYS = {
     "CR",
@@ -144,11 +142,6 @@ class Images(Inputs):
         suffix = split(file)[0].suffix.lower()
         many = (*frames.SUFFIXES, *arrays.SUFFIXES)
         return suffix in raster.SUFFIXES or (suffix not in many and medical.is_medical(file))
-
-    def bare(self, x: Tensor) -> Tensor:
-        """See `Inputs`: images in which each channel has one value only."""
-        pixels = x.flatten(2)
-        return (pixels.amin(2) == pixels.amax(2)).all(1) & (pixels.shape[2] >= _PICTURE)
 
     def for_shape(self, shape: Sequence[int]) -> "Images":
         """Return the images of which a model takes samples of a shape, () if there is no model: all

@@ -129,15 +129,6 @@ class Table(Inputs):
             columns[name] = np.array([0, *hashes], dtype=np.float64)[values[:, k].astype(np.int64)]
         return np.stack([columns[name] for name in sorted(columns)], axis=1)
 
-    def bare(self, x: Tensor) -> Tensor:
-        """See `Inputs`: unscaled rows in which every value is missing."""
-        if self.scale or x.shape[1] < 2:
-            return super().bare(x)
-        lost = torch.tensor(
-            [known.index("") + 1 if "" in known else -1 for known in self.vocabularies]
-        )
-        return x[:, : self.numbers].isnan().all(1) & (x[:, self.numbers :] == lost).all(1)
-
     def encode(self, raw: Any) -> Tensor:
         """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), a dict of columns, or
         what `read` gave.

@@ -148,9 +148,6 @@ class Tokens(Inputs):
     def cut(self, x: Tensor) -> Tensor:
         return x[:, : max(2, int(self.lengths(x).max())) if len(x) else 2]
 
-    def bare(self, x: Tensor) -> Tensor:
-        return self.lengths(x) == 0
-
     def mask(self, tokens: Tensor) -> Tensor:
         """Return (b, L) bool: true where there is text."""
         return tokens != self.pad
