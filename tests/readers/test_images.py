@@ -1,6 +1,5 @@
 """Pictures that are stored in different ways and look the same give the same tensor."""
 
-import re
 import struct
 import warnings
 import zlib
@@ -27,7 +26,6 @@ from ekiden.readers import cache
 from ekiden.readers.kinds import Images
 from tests.fuzz import examples
 from tests.readers.pictures import Pixels, dicom, encoded
-from tests.readers.told import said
 
 few = settings(
     max_examples=examples(12),
@@ -517,14 +515,7 @@ def test_colour_profiles_change_nothing() -> None:
 
     shown = pixels(0, 4, 4)
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
-    with pytest.warns(
-        DataWarning, match="have a colour profile other than sRGB, which is not applied"
-    ):
-        assert torch.equal(
-            read(encoded(Image.fromarray(shown), icc_profile=profile))[0], tensor(shown)
-        )
-    usual = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    assert torch.equal(read(encoded(Image.fromarray(shown), icc_profile=usual))[0], tensor(shown))
+    assert torch.equal(read(encoded(Image.fromarray(shown), icc_profile=profile))[0], tensor(shown))
 
 
 def test_evaluation_and_prediction_on_other_files_read_as_training_did(
@@ -700,32 +691,13 @@ def test_masks_with_colours_and_lossy_ones_are_refused(
         load(pictures(tmp_path, mode, suffix), label_column="mask")
 
 
-@pytest.mark.parametrize(
-    ("mask", "orientation", "line"),
-    [
-        ("m{k}.png", 0, ""),
-        ("m{other}.png", 0, "8 masks of .* have the number of another"),
-        ("m{k}.png", 6, "8 images of"),
-    ],
-)
-def test_masks_that_may_be_those_of_other_pictures_are_named(
-    tmp_path: Path, mask: str, orientation: int, line: str
-) -> None:
-    exif, rows = Image.Exif(), []
-    exif[274] = orientation
-    for k in range(8):
-        Image.fromarray(np.random.default_rng(k).integers(0, 256, (8, 8), np.uint8)).save(
-            tmp_path / f"i{k}.jpg", exif=exif
-        )
-        Image.fromarray(np.eye(8, dtype=np.uint8)).save(tmp_path / f"m{k}.png")
-        rows.append((f"i{k}.jpg", mask.format(k=k, other=(k + 1) % 8)))
+def test_images_that_are_their_own_masks_are_refused(tmp_path: Path) -> None:
+    names = [f"i{k}.jpg" for k in range(8)]
+    for k, name in enumerate(names):
+        pixels = np.random.default_rng(k).integers(0, 256, (8, 8), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
     table = tmp_path / "t.csv"
-    pandas.DataFrame(rows, columns=["image", "label"]).to_csv(table, index=False)
-    found = said(lambda: ekiden.load(table))
-    assert re.search(line, found) if line else not found
-    pandas.DataFrame([(i, i) for i, _ in rows], columns=["image", "label"]).to_csv(
-        table, index=False
-    )
+    pandas.DataFrame({"image": names, "label": names}).to_csv(table, index=False)
     with pytest.raises(UserError, match=r"names i0\.jpg as an image and as its mask"):
         ekiden.load(table)
 

@@ -65,10 +65,7 @@ def test_numbers_with_a_word_are_not_classes() -> None:
         UserError, match=r"the label 'label' of .* holds numbers, but also text \('n.d.' in row 4 "
     ):
         load(labelled([*(str(k / 4) for k in range(4)), "n.d.", *(str(k / 4) for k in range(40))]))
-    with pytest.warns(
-        DataWarning, match="class 'unknown' of the table seems to mark missing values"
-    ):
-        assert load(labelled(["1", "2", "unknown"] * 20)).classes == ("1", "2", "unknown")
+    assert load(labelled(["1", "2", "unknown"] * 20)).classes == ("1", "2", "unknown")
     with pytest.raises(UserError, match=r"the label 'label' of .* holds dates"):
         load(labelled(["2024-01-05", "2024-01-06"] * 20))
     with pytest.raises(UserError, match=r"the label in row 3 \(.*\) of .* is missing"):

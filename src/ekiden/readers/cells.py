@@ -79,7 +79,7 @@ _NO_NAME = (
 )
 """forms of cells that are not names either"""
 _NO_LETTER = r"^\P{L}*$"
-_DIGIT_FIRST = r"^\P{L}*\p{Nd}"
+_DIGIT_FIRST = r"^\P{L}*\p{N}"
 """a digit, and no letter before it, as in 45%, 10:30, 12 mg, 60-69"""
 
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
@@ -596,12 +596,11 @@ class Cells:
         raise UserError(self._line(name, kind, "it must hold integers or names (strings)"))
 
 
-def warn_of_marks(values: Floats, what: str, *, dates: bool = False, instead: str = "") -> None:
+def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
     """Notice numbers (n,) that probably mark missing values: -999, 9999, or -1 far from positive
     numbers.
 
-    Values that are known to be missing are NaN, and dates are days since 1970. `instead` says what
-    to do where there is no option for such marks.
+    Values that are known to be missing are NaN, and dates are days since 1970.
     """
     different, counts = np.unique(values[~np.isnan(values)], return_counts=True)
     marks = _may_mark(different, counts)
@@ -620,8 +619,8 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False, instead: st
         shown, *ends = (_shown_number(one, dates=dates) for one in (mark, low, high))
         tell(
             f"{what} holds {shown} in {counted(count, 'row')}, far from its other values "
-            f"({' to '.join(ends)}): correct it, or if it marks missing values, "
-            f"{instead or f'say so with --missing={shown!r}'}"
+            f"({' to '.join(ends)}): correct it, or if it marks missing values, say so with "
+            f"--missing={shown!r}"
         )
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from os import PathLike
@@ -203,8 +203,6 @@ def read(root: Path, reading: Reading) -> Raw:
             f"the folders {listed(sorted(named))} of {root} are parts of one data set, and none is "
             "called train: call the training part train, and the test part test"
         )
-    if levels == {2}:
-        _say_nested(root, {(part[0], part[1]) for part in parts})
     if left:
         kinds = ", ".join(name for name, _ in left.most_common(5))
         verb = "is" if left.total() == 1 else "are"
@@ -219,19 +217,6 @@ def read(root: Path, reading: Reading) -> Raw:
         domain=np.array([p[0] for p in parts]) if levels == {2} else None,
         kind=kind,
     )
-
-
-def _say_nested(root: Path, folders: Collection[tuple[str, str]]) -> None:
-    """Say that folders that are read as domain/class may be class/patient."""
-    classes = {name for _, name in folders}
-    # domains share classes, and few patients may be what a test of a layout has
-    if len(folders) >= 10 and len(classes) == len(folders) > len({d for d, _ in folders}) > 1:
-        domain, name = min(folders)
-        tell(
-            f"the folders in {root}/{domain} are read as classes ({name!r}), and no other folder "
-            "has one of these: if they are patients, list the files in a table, with the columns "
-            "image and label and --subject-column"
-        )
 
 
 def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
@@ -505,22 +490,6 @@ def hold(
     path = Path(source).expanduser()
     parts = [part for part in find(path) if part is not None]
     check_class_folders(parts, reading)
-    if path.is_dir():
-        more = [
-            part for part in path.iterdir() if parts[0] != path and part.stem.lower() in PARTS[2:]
-        ]
-    else:
-        named = [
-            path.with_name(path.name.replace("train", part))
-            for part in PARTS[2:]
-            if "train" in path.name
-        ]
-        more = [part for part in named if part.is_file() and part != path]
-    if more:
-        tell(
-            f"{listed(sorted(more))} is not read: validation samples are taken from the training "
-            "part; call a part test to measure models on it"
-        )
     return Holding(name, *(read_part(part, reading, usual) for part in parts))
 
 

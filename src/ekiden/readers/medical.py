@@ -5,7 +5,6 @@ front and head (RAS+). A slice is axial: front above, left at the left. `scan.ni
 12, counted from the feet.
 """
 
-import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,6 @@ DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 _MAGIC = slice(128, 132)
 # cosine of 30 degrees
 _OBLIQUE = 0.866
-# times as high as they are wide are pixels that count as square
-_SQUARE = 1.25
-_NOT_SQUARE = "have pixels that are not square: resample them, or shapes are distorted"
-_WEIGHTED = re.compile(r"(?<![a-z0-9])(t1|t2|flair|dwi|adc|swi|pd)(?![0-9])")
 _DOUBTS = (
     (
         "ImageType",
@@ -99,43 +94,15 @@ def look(item: Path | bytes) -> Look:
     doubts = [
         what for tag, value, what in _DOUBTS if value in np.atleast_1d(data.get(tag) or "").tolist()
     ]
-    doubts.append(_shape(*map(float, apart or data.get("PixelAspectRatio") or (1, 1))))
-    spacing, uid = (
-        float(apart[0]) if apart else 0.0,
-        str(data.get("SOPInstanceUID") or "") * (number is None),
-    )
     return Look(
-        *(
-            size,
-            _has_colour(data),
-            pages,
-            doubts[0],
-            spacing,
-            _ways_taken(data),
-            uid,
-            str(data.get("PatientID") or ""),
-        )
+        size,
+        _has_colour(data),
+        pages,
+        doubt=next(iter(doubts), ""),
+        spacing=float(apart[0]) if apart else 0.0,
+        taken=f"{data.get('Modality') or ''} {_plane(data)}".strip(),
+        subject=str(data.get("PatientID") or ""),
     )
-
-
-def _ways_taken(data: Any) -> tuple[str, ...]:
-    """Return how a DICOM picture was taken: see `Look`; "" for what is not said."""
-    device = str(data.get("Modality") or "")
-    named = f"{data.get('SeriesDescription') or ''} {data.get('ProtocolName') or ''}".lower()
-    agent = ("with" if data.get("ContrastBolusAgent") else "without") + " contrast agent"
-    return (
-        f"{device} {_plane(data)}".strip(),
-        str(data.get("BodyPartExamined") or "").upper(),
-        str(data.get("ImageLaterality") or data.get("Laterality") or ""),
-        "/".join(data.get("PatientOrientation") or ()),
-        " ".join(sorted({*_WEIGHTED.findall(named)})).upper() * (device == "MR"),
-        agent * (device in ("CT", "MR")),
-    )
-
-
-def _shape(height: float, width: float) -> str:
-    """Return a remark about pixels that are not square."""
-    return _NOT_SQUARE * (max(height, width) > _SQUARE * min(height, width))
 
 
 def _of_frame(data: Any, frame: int, group: str) -> Any:
@@ -235,9 +202,7 @@ class _Volume:
         self.spacing = zooms[self.up] * {"meter": 1e3, "micron": 1e-3}.get(
             self.file.header.get_xyzt_units()[0], 1.0
         )
-        self.doubt = self._doubt(nibabel.io_orientation) or _shape(
-            zooms[self.up], zooms[self.right]
-        )
+        self.doubt = self._doubt(nibabel.io_orientation)
 
     def placed(self, voxels: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return where voxels (n, 3), counted in RAS+, lie (n, 3), in millimetres."""
@@ -264,7 +229,7 @@ class _Volume:
             self.file.get_data_dtype().names is not None,
             1 if number is not None else count,
         )
-        return Look(size, colour, pages, self.doubt, self.spacing, (_PLANES[self.across],))
+        return Look(size, colour, pages, self.doubt, self.spacing, _PLANES[self.across])
 
     def load(self, number: int | None) -> Loaded:
         cut, count = self.stored[self.across], self.dims[self.stored[self.across]]

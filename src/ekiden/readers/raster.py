@@ -31,10 +31,8 @@ class Look:
     doubt: str = ""
     # millimetres between the rows; 0 if the file does not say
     spacing: float = 0.0
-    # how it was taken: "CT axial", the part of the body, its side; "" if it is not said
-    taken: tuple[str, ...] = ()
-    # the number that only this picture has; "" if the file does not say
-    uid: str = ""
+    # how it was taken: "CT axial"; "" if it is not said
+    taken: str = ""
     # whom it shows; "" if the file does not say
     subject: str = ""
 
@@ -100,13 +98,6 @@ _SUBFILE, _PHOTOMETRIC = 254, 262
 _PREVIEW_OR_MASK = 5
 _GREY = frozenset({"1", "L", "LA", "La", "I", "F"})
 _PLAIN = frozenset({"L", "RGB", "I", "F"})
-_SRGB = [
-    name.encode(code)
-    for name in ("sRGB", "IEC61966-2.1", "IEC 61966-2-1")
-    for code in ("ascii", "utf-16-be")
-]
-# of sRGB, as PNG files write it
-_GAMMA = 0.45455
 # of a picture: more than cameras and mammograms have; a file of kilobytes can say more
 _MOST_PIXELS = 1 << 26
 # while the file of an opened image is read
@@ -123,25 +114,7 @@ def look(source: Source) -> Look:
                 width, height = _upright(image).size
             else:
                 width, height = height, width
-        return Look((width, height), not _is_grey(image), pages, _profile(image))
-
-
-def turned(source: Source) -> bool:
-    """Return whether a picture is turned as its EXIF orientation says."""
-    with _page(source) as (image, _):
-        return _orientation(image) > 1
-
-
-def _profile(image: Image.Image) -> str:
-    """Return a remark about colours that are meant otherwise than the pixels say."""
-    profile, gamma = image.info.get("icc_profile") or b"sRGB", image.info.get("gamma", _GAMMA)
-    if not any(name in profile for name in _SRGB) and not _is_grey(image):
-        return "have a colour profile other than sRGB, which is not applied: convert them to sRGB"
-    if abs(gamma - _GAMMA) > _GAMMA / 5 and "srgb" not in image.info:
-        return (
-            f"have the gamma {gamma:g} by their header, which is not applied: convert them to sRGB"
-        )
-    return ""
+        return Look((width, height), not _is_grey(image), pages)
 
 
 def load(source: Source) -> Loaded:

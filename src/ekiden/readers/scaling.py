@@ -5,13 +5,11 @@ Between machines, `agree_on` makes a file of these sums, and each silo reads its
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ekiden.core.base.errors import UserError, counted, listed, nearest, tell
 from ekiden.core.base.files import read_text
@@ -276,8 +274,6 @@ def agree_on(
     ]
     _check_silos([one.silo for one in told], expected)
     told = inspector().sums(told, spelling)
-    if schema:
-        _check_schema(told, schema)
     # the others are targets
     columns = [name for name in told[0].moments if name in told[0].missing]
     table = Table(
@@ -293,54 +289,6 @@ def agree_on(
         )
     counts = dict(sorted(counted_together([one.classes for one in told]).items()))
     return Scaling(known, target_scales(told), schema.text() if schema else "", counts)
-
-
-def _check_schema(told: Sequence[ColumnSums], schema: Schema) -> None:
-    """Name silos whose sums show that their data do not meet the schema; each silo checks its own
-    rows later.
-    """
-    wrong = [f"{one.silo}: {what}" for one in told for what in _unmet(one, schema)]
-    if wrong:
-        raise UserError(
-            f"the sums do not meet the schema ({listed(wrong, sign='; ')}): correct the data or "
-            "the schema, and make the sums again"
-        )
-
-
-def _unmet(one: ColumnSums, schema: Schema) -> Iterator[str]:
-    """Yield what in a silo's sums the schema does not allow."""
-    numbers, names = set(schema.of_kind("number", "date")), set(schema.of_kind("category"))
-    for wanted, found in ((numbers, one.missing), (names, one.categories)):
-        kind = "numbers" if wanted is numbers else "categories"
-        for column in schema.features:
-            if column not in one.missing and column not in one.categories:
-                if wanted is numbers:
-                    yield f"there is no column {column!r}"
-            elif (column in wanted) != (column in found):
-                yield f"column {column!r} {'does not hold' if column in wanted else 'holds'} {kind}"
-        yield from (
-            f"column {column!r} is not in the schema"
-            for column in found
-            if column not in schema.features
-        )
-    for name in schema.features:
-        allowed, held = schema.columns[name], one.categories.get(name, {})
-        if allowed.categories:
-            # "" stands for a missing value
-            strange = {*held} - {*allowed.categories, ""}
-            yield from (f"column {name!r} holds the category {c!r}" for c in sorted(strange))
-        if (
-            name in one.missing
-            and one.moments[name].count
-            and not allowed.within(np.array([one.moments[name].mean]))[0]
-        ):
-            yield f"the mean of column {name!r} is {one.moments[name].mean:.4g}, not in {allowed.allows()}"
-        if allowed.required and (one.missing.get(name) or held.get("")):
-            yield f"column {name!r} lacks values"
-    if schema.classes:
-        yield from (
-            f"the label holds the class {c!r}" for c in one.classes if c not in schema.classes
-        )
 
 
 def _check_silos(names: Sequence[str], expected: Sequence[str]) -> None:

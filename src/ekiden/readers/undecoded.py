@@ -27,15 +27,6 @@ PARTS = (
     "holdout",
 )
 """what parts of a data set are called"""
-_UNITS = {
-    "days as 20240131": (1.9e7, 2.1e7),
-    "seconds since 1970": (9e8, 27e8),
-    "milliseconds since 1970": (9e11, 27e11),
-    "microseconds since 1970": (9e14, 27e14),
-    "nanoseconds since 1970": (9e17, 27e17),
-}
-"""units of times, and numbers between which times from 1998 to 2055 lie (of days those from 1900 to
-2099)"""
 # first character that is written onto the one before
 _ACCENTS = 0x300
 
@@ -219,15 +210,6 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
             f"the times of {parts[0].source} are {what[0]}, those of {parts[odd].source} "
             f"{what[1]}: write times everywhere as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
         )
-    units = {
-        unit: raw.source
-        for raw, values in zip(parts, given, strict=True)
-        for unit, (low, high) in _UNITS.items()
-        if values.dtype.kind == "f" and ((values > low) & (values < high)).any()
-    }
-    if len(units) > 1:
-        shown = " and ".join(f"{unit} in {source}" for unit, source in units.items())
-        raise UserError(f"times are {shown}: write all in one unit")
     return [
         torch.from_numpy(values.astype(np.int64) if values.dtype.kind == "M" else values)
         for values in given

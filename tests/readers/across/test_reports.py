@@ -71,18 +71,6 @@ def labelled(*values: Any) -> Read:
             "text that begins as numbers do",
         ),
         (
-            lambda: load(
-                frame(t=[1.7e9 * (1000 if k == 7 else 1) + k for k in range(N)]), time_column="t"
-            ),
-            "times are seconds since 1970 in the table and milliseconds since 1970 in the table",
-        ),
-        (
-            lambda: ekiden.federate(
-                {f"s{j}": frame(t=1.7e9 * 1000**j + np.arange(N)) for j in (0, 1)}, time_column="t"
-            ),
-            "times are seconds since 1970 in silo s0 and milliseconds since 1970 in silo s1",
-        ),
-        (
             lambda: load(frame(t=[f"{1 + k % 28:02}/01/{24 - k % 2}" for k in range(N)])),
             "dates in another form",
         ),

@@ -14,7 +14,6 @@ from torch import Tensor
 from ekiden.core.base.errors import UserError, listed, row_text, tell
 from ekiden.core.data.inputs import Encoding, Inputs, joined
 from ekiden.core.models.images import SHORTEST
-from ekiden.readers.cells import warn_of_marks
 from ekiden.readers.undecoded import Raw
 
 LEADS = 16
@@ -190,33 +189,17 @@ def with_channels(x: Tensor, what: str) -> Tensor:
 
 
 def _say_range(parts: Mapping[str, Tensor]) -> None:
-    """Say which sources hold floats that are too large for a network to learn from, or images in
-    two ranges, or marks of missing values.
-    """
+    """Say which sources hold floats that are too large for a network to learn from."""
     floats = {source: x for source, x in parts.items() if x.is_floating_point()}
     large: dict[str, float] = {}
-    lowest: dict[str, float] = {}
     for source, x in floats.items():
         # pictures and signals are scaled, or have pixels up to 255; few numbers may be ages or doses
         scaled = x.ndim == 4 or x[0].numel() >= 64
         if float(x.abs().max()) > (30 if scaled else 1000):
             large[source] = float(x.abs().max())
-        if x.ndim == 4:
-            lowest[source] = float(x.min())
-        # more are hardly measured one by one
-        if x.ndim == 2 and x.shape[1] <= 100:
-            for k, values in enumerate(x.double().cpu().numpy().T):
-                warn_of_marks(values, f"value {k} of the inputs of {source}", instead="fill them")
     if large:
         tell(
             f"floats of {listed(large)} go up to {max(large.values()):g}, and are used unchanged, "
             "but networks learn from values around 1: scale them, give pixels as uint8, or give "
             "their mean and std"
-        )
-    signed = [source for source, low in lowest.items() if low < -0.5]
-    unsigned = [source for source, low in lowest.items() if low >= 0]
-    if signed and unsigned:
-        tell(
-            f"images of {listed(signed)} are floats below and above 0, those of {listed(unsigned)} "
-            "only above: scale all alike"
         )

@@ -1,7 +1,6 @@
 """Decode images to uint8 tensors."""
 
 import os
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +39,6 @@ _X_RAYS = {
     "coronal",
     "axial",
 }
-# place in `Look.taken` of how MR images are weighted
-_WEIGHTED = 4
 # between a number of a class and one that was stored with a slope
 _ROUNDED = 1e-3
 # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
@@ -254,25 +251,10 @@ def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[
 
 
 def _check_pairs(pairs: Sequence[tuple[Path, Path]], source: str) -> None:
-    """Refuse images that are their own masks, and say that masks may be those of other images, or
-    turned otherwise.
-    """
+    """Refuse images that are their own masks."""
     if same := next((image for mask, image in pairs if mask == image), None):
         raise UserError(
             f"{source} names {same.name} as an image and as its mask: name masks by --label-column"
-        )
-    numbers = [tuple(tuple(re.findall(r"\d+", one.name)) for one in pair) for pair in pairs]
-    apart = [pair for pair, (mask, image) in zip(pairs, numbers, strict=True) if mask != image]
-    if apart and sorted(mask for mask, _ in numbers) == sorted(image for _, image in numbers):
-        tell(
-            f"{counted(len(apart), 'mask')} of {source} have the number of another image in their "
-            f"names, such as {apart[0][0].name} of {apart[0][1].name}: check which belong together"
-        )
-    plain = [pair for pair in pairs if not any(map(medical.is_medical, pair))]
-    if turned := sum(raster.turned(image) and not raster.turned(mask) for mask, image in plain):
-        tell(
-            f"{counted(turned, 'image')} of {source} are turned as their EXIF orientation says, "
-            "and their masks are not: check that they fit"
         )
 
 
@@ -337,18 +319,17 @@ def decode(
         )
         # then no image may have colours
         strict = channels == 1 and images.colour == "auto"
-        out, levels, brightest = [], list[int | None](), list[int]()
+        out, levels = [], list[int | None]()
         for side in each:
             pixels = files.room((len(side), channels, height, width))
             chunks = [
                 (side[at : at + CHUNK], pixels[at : at + CHUNK])
                 for at in range(0, len(side), CHUNK)
             ]
-            for found, bright, blank in pool.map(
+            for found, blank in pool.map(
                 lambda chunk: _chunk(chunk[0], chunk[1], images, strict), chunks
             ):
                 levels += found
-                brightest += bright
                 told.blank += blank
             out.append(pixels)
     if not shape:
@@ -356,25 +337,17 @@ def decode(
         # these places come first
         silos = _by_silo(each[0])
         told.silos += _lines_on_silos(silos, looks, levels, channels, images)
-        told.silos += _dark(silos, brightest)
         named = any(raw.subject is not None for raw, _ in items)
-        told.silos += _copies_and_patients(looks, named=named)
+        told.silos += _patients(looks, named=named)
     if notes is None:
         told.warn(_first([*dict.fromkeys(raw.source for side in sides for raw in side)]))
     return out
 
 
-def _copies_and_patients(looks: Sequence[Look], *, named: bool) -> Iterator[str]:
-    """Yield lines about pictures and patients that headers name several times; `named` says that
-    the patients are known.
+def _patients(looks: Sequence[Look], *, named: bool) -> Iterator[str]:
+    """Yield a line about patients that headers name several times; `named` says that they are
+    known.
     """
-    known = [seen.uid for seen in looks if seen.uid]
-    again = len(known) - len({*known})
-    if again:
-        yield (
-            f"{again:,} of {counted(len(looks), 'image')} have the SOP instance UID of another "
-            "one, as copies of a picture have: keep one of each"
-        )
     patients = len({seen.subject for seen in looks})
     if 1 < patients < len(looks) and not named:
         yield (
@@ -447,7 +420,7 @@ def _lines_on_silos(
     for silo, places in silos.items():
         colours = {_colours(seen) for seen in scans[silo] if mixed}
         bits = {_bits(levels[place]) for place in places}
-        ways[silo] = [colours, bits, *_ways(scans[silo])]
+        ways[silo] = [colours, bits, {seen.taken for seen in scans[silo]}]
     for each in zip(*ways.values(), strict=False):
         at: dict[str, list[Hashable]] = {}
         for silo, own in zip(ways, each, strict=True):
@@ -474,19 +447,12 @@ def _colours(seen: Look) -> str:
     return "grey"
 
 
-def _ways(looks: Sequence[Look]) -> list[set[str]]:
-    """Return in which ways images were taken, for each thing that headers say about that."""
-    return [{*each} for each in zip(*(seen.taken or ("",) for seen in looks), strict=False)]
-
-
 def _mixed_scans(scans: Mapping[Hashable, Sequence[Look]]) -> Iterator[str]:
     for silo, looks in scans.items():
-        ways = _ways(looks)
-        devices = {way.split()[0] for way in ways[0] if way} - _X_RAYS
-        for mixed in (devices, *ways[_WEIGHTED : _WEIGHTED + 1]):
-            if len(mixed) > 1 and all(mixed):
-                shown = " and ".join(sorted(mixed))
-                yield f"images in {silo} are {shown}: check that they show the same"
+        devices = {seen.taken.split()[0] for seen in looks if seen.taken} - _X_RAYS
+        if len(devices) > 1:
+            shown = " and ".join(sorted(devices))
+            yield f"images in {silo} are {shown}: check that they show the same"
 
 
 def _odd_spacings(scans: Mapping[Hashable, Sequence[Look]], size: int) -> Iterator[str]:
@@ -522,19 +488,6 @@ def usual_spacing(heights: Mapping[Hashable, float]) -> float:
     return list(heights.values())[1] if len(heights) == 2 else median(heights.values())
 
 
-def _dark(silos: dict[Hashable, list[int]], brightest: Sequence[int]) -> list[str]:
-    """Return a line about silos in which all pixels are nearly black, as if they were stored with
-    fewer bits.
-    """
-    most = {silo: max(brightest[place] for place in places) for silo, places in silos.items()}
-    if not (dark := [silo for silo, value in most.items() if value < _FEW]):
-        return []
-    return [
-        f"images in {_first(dark)} use values up to {max(most[silo] for silo in dark)} of 255: "
-        "check that they are not masks, or stored with fewer bits than they say"
-    ]
-
-
 def _first(silos: Sequence[Hashable]) -> str:
     return f"{silos[0]} and {counted(len(silos) - 1, 'other')}" if len(silos) > 1 else str(silos[0])
 
@@ -554,13 +507,13 @@ def _look(item: _Item) -> Look:
 
 def _chunk(
     items: Sequence[_Item], into: Tensor, images: Images, strict: bool
-) -> tuple[list[int | None], list[int], int]:
+) -> tuple[list[int | None], int]:
     """Write the pixels of these images.
 
-    Return the largest value of each image that has more than 8 bits, otherwise None; the largest
-    value of each image that was written; and the number of images with NaN.
+    Return the largest value of each image that has more than 8 bits, otherwise None; and the number
+    of images with NaN.
     """
-    levels, brightest, blank = list[int | None](), list[int](), 0
+    levels, blank = list[int | None](), 0
     for place, item in enumerate(items):
         try:
             source = _source(item)
@@ -570,12 +523,11 @@ def _chunk(
         except Exception as error:
             raise _error_at(item, error) from error
         levels.append(level)
-        brightest.append(int(pixels.max(initial=0)))
         blank += holes
         pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
         # copies one grey channel into three
         into[place].copy_(torch.from_numpy(pixels).permute(2, 0, 1))
-    return levels, brightest, blank
+    return levels, blank
 
 
 def _source(item: _Item) -> Any:
