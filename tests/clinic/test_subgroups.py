@@ -21,7 +21,6 @@ from ekiden.clinic.subgroups import (
     parts,
     shift,
     table,
-    to_json,
 )
 from ekiden.core.tasks import Classification, MultiLabel
 from ekiden.readers.kinds import Table
@@ -56,25 +55,28 @@ def test_figures_of_subgroups_are_those_of_their_scores() -> None:
     y, group = draw.integers(0, 2, 1000), draw.integers(0, 2, 1000)
     p = 1 / (1 + np.exp(-draw.normal(0, 1, 1000) - (1 + group) * (y - 0.5)))
     found = made_table(p, y, group, 0.4)
-    assert [(row.name, row.samples, row.positives) for row in found.rows] == [
+    groups = found["groups"]["sex"]
+    assert [(name, row["samples"], row["positives"]) for name, row in groups.items()] == [
         (name, int((group == g).sum()), int(y[group == g].sum())) for g, name in enumerate("fm")
     ]
-    f, m = found.rows
+    f, m = groups["f"], groups["m"]
     areas = [sk.roc_auc_score(y[group == g], p[group == g]) for g in (0, 1)]
-    assert [f.values["auroc"], m.values["auroc"]] == pytest.approx(areas, abs=1e-3)
-    assert f.gaps["auroc"].value == pytest.approx(areas[0] - areas[1], abs=2e-3)
-    assert f.gaps["auroc"].value == -m.gaps["auroc"].value
-    assert f.gaps["auroc"].low == pytest.approx(-m.gaps["auroc"].high)
-    recall = [(p[(group == g) & (y == 1)] >= found.threshold).mean() for g in (0, 1)]
-    assert [f.values["sensitivity"], m.values["sensitivity"]] == pytest.approx(recall, abs=5e-3)
+    assert [f["values"]["auroc"], m["values"]["auroc"]] == pytest.approx(areas, abs=1e-3)
+    gap, other = f["gaps"]["auroc"], m["gaps"]["auroc"]
+    assert gap[0] == pytest.approx(areas[0] - areas[1], abs=2e-3)
+    assert gap[0] == -other[0]
+    assert gap[1] == pytest.approx(-other[2])
+    recall = [(p[(group == g) & (y == 1)] >= found["threshold"]).mean() for g in (0, 1)]
+    assert [f["values"]["sensitivity"], m["values"]["sensitivity"]] == pytest.approx(
+        recall, abs=5e-3
+    )
 
 
 def test_a_metric_says_whether_tables_of_subgroups_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = [replace(one, divides=one.name == "macro_f1") for one in Classification.metrics]
     monkeypatch.setattr(Classification, "metrics", tuple(metrics))
     draw = np.random.default_rng(0)
-    found = made_table(draw.random(200), draw.integers(0, 2, 200), draw.integers(0, 2, 200), 0.5)
-    shown = to_json(found)
+    shown = made_table(draw.random(200), draw.integers(0, 2, 200), draw.integers(0, 2, 200), 0.5)
     assert shown["shares"] == {
         "macro_f1": True,
         "sensitivity": True,
@@ -90,7 +92,7 @@ def test_the_interval_of_a_gap_of_shares_is_newcombes() -> None:
     y = np.array([1] * 70 + [0] * 10 + [1] * 80 + [0] * 10)
     p = np.concatenate([[0.9] * 56 + [0.1] * 24, [0.9] * 48 + [0.1] * 42])
     group = np.array([0] * 80 + [1] * 90)
-    gap = made_table(p, y, group, 0.5).rows[0].gaps["sensitivity"]
+    gap = made_table(p, y, group, 0.5)["groups"]["sex"]["f"]["gaps"]["sensitivity"]
     assert tuple(gap) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
     assert wilson(56, 70)[0] < 0.8 < wilson(56, 70)[1]
 
@@ -102,8 +104,8 @@ def test_intervals_of_gaps_cover_the_truth() -> None:
     for _ in range(60):
         y, group = draw.integers(0, 2, 200), np.arange(200) % 2
         p = 1 / (1 + np.exp(-draw.normal(0, 1, 200) - 1.5 * (y - 0.5)))
-        gap = made_table(p, y, group, 0.5).rows[0].gaps["auroc"]
-        covered += gap.low <= 0 <= gap.high
+        gap = made_table(p, y, group, 0.5)["groups"]["sex"]["f"]["gaps"]["auroc"]
+        covered += gap[1] <= 0 <= gap[2]
     assert covered >= 52
 
 

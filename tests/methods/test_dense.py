@@ -17,7 +17,7 @@ from ekiden.core.engine.federation import Fed
 from ekiden.core.tasks import Classification
 from ekiden.core.training.fit import Work
 from ekiden.core.training.network import Network
-from ekiden.core.training.weights import Weights, mean
+from ekiden.core.training.weights import Weights
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import DENSE
@@ -278,10 +278,3 @@ def test_the_student_learns_where_the_teachers_are(monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(Seen):
         next(DENSE().run(cast(Fed, Elsewhere()), s))
-
-
-def test_the_student_may_start_from_the_average(blobs: FederatedData) -> None:
-    result = run(small(student="average"), blobs, Tiny, stop_after=1, **settings())
-    assert isinstance(result.state, Distilled)
-    assert result.weights is not None
-    assert torch.equal(result.weights.params, mean(result.state.teachers).params)

@@ -283,39 +283,9 @@ def passes(result: Result) -> int:
     return int(result.metrics[-1]["forward"])
 
 
-def test_filters_are_chosen_by_the_labels_of_the_first_client(tmp_path: Path) -> None:
-    method = FedGram(width=32, patch="3,6", candidates=3, bilinear=True, dictionary="first")
-    options: dict[str, Any] = {"model": "lenet", "hardware": Hardware(threads=1), "seed": 3}
-    whole = run(method, pictures(), folder=tmp_path / "whole", **options)
-    star = run(
-        replace(method, topology="star", order="client-0,client-2,client-1"), pictures(), **options
-    )
-    assert bits(whole) == bits(star)
-    assert whole.accuracy > 0.9
-    assert torch.equal(
-        load_model(tmp_path / "whole")(pictures().dataset.test.x),
-        whole.model(pictures().dataset.test.x / 255),
-    )
-    plain = run(replace(method, candidates=1), pictures(), **options)
-    assert whole.bytes == plain.bytes
-    assert passes(whole) == passes(plain) + 27, "of the first client's training samples"
-
-    # Two filters of each size, of the six that are drawn.
-    drawn = run(replace(method, width=96, candidates=1), pictures(), **options)
-    made, all_ = (features_of(result.model).tell()[0] for result in (whole, drawn))
-    assert {tuple(q.tolist()) for q in made[: 2 * 27].view(2, 27)} <= {
-        tuple(q.tolist()) for q in all_[: 6 * 27].view(6, 27)
-    }
-    assert not torch.equal(made, features_of(plain.model).tell()[0])
-
-
-def test_options_of_patches_are_for_patches() -> None:
-    for options, word in (
-        ({"candidates": 2, "dictionary": "first"}, "candidates"),
-        ({"bilinear": True}, "bilinear"),
-    ):
-        with pytest.raises(UserError, match=f"{word} is for patches of images"):
-            go(silos([torch.arange(60, 300)]), replace(METHOD, **options))
+def test_overlapping_parts_are_for_patches() -> None:
+    with pytest.raises(UserError, match="bilinear is for patches of images"):
+        go(silos([torch.arange(60, 300)]), replace(METHOD, bilinear=True))
 
 
 @pytest.mark.parametrize(
@@ -355,11 +325,6 @@ def test_images_too_small_for_patches_get_random_units() -> None:
         ({"patch": "6,"}, "is not a size of patches"),
         ({"bytes": "own"}, "bytes own is for the features of a given network"),
         ({"head": "qda"}, "head 'qda' is unknown"),
-        ({"candidates": 0}, "candidates 0 is out of range"),
-        (
-            {"candidates": 2, "dictionary": "seed"},
-            "candidates chooses among patches of the first client",
-        ),
     ],
 )
 def test_refuses_settings(settings: dict[str, Any], message: str) -> None:

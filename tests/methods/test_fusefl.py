@@ -15,7 +15,6 @@ from ekiden.core import models
 from ekiden.core.engine.method import Size
 from ekiden.core.models import SplitNetwork
 from ekiden.core.training.network import Network
-from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Ensemble, FuseFL
 from ekiden.methods.one_shot.fusefl import (
     Adapter,
@@ -57,8 +56,7 @@ def linear(weight: list[list[float]], bias: list[float]) -> nn.Linear:
 
 
 def test_two_fused_blocks_by_hand() -> None:
-    """Client a's first block gives 2x, b's x - 1; adapters read both; heads read the sum, or answer
-    separately."""
+    """Client a's first block gives 2x, b's x - 1; adapters read both; the head reads the sum."""
     first = [Stage(linear([[2.0]], [0.0])), Stage(linear([[1.0]], [-1.0]))]
     adapters = [Adapter(2, 1), Adapter(2, 1)]
     adapters[0].weight.data, adapters[0].bias.data = torch.tensor([[1.0, 1.0]]), torch.tensor([0.0])
@@ -67,13 +65,11 @@ def test_two_fused_blocks_by_hand() -> None:
         Stage(linear([[1.0]], [0.0]), adapters[0]),
         Stage(linear([[2.0]], [5.0]), adapters[1]),
     ]
-    heads = [linear([[1.0], [0.0]], [0.0, 1.0]), linear([[0.0], [1.0]], [0.0, 0.0])]
+    head = linear([[1.0], [0.0]], [0.0, 1.0])
     x = torch.tensor([[3.0]])  # first level: 6 and 2; adapters: 8 and 7; second level: 8 and 19
-    assert Fused([first, second], heads[:1])(x).tolist() == [[27, 1]]
-    assert Fused([first, second], heads)(x).tolist() == [[4, 10]]
-    assert Fused([first, [Stage(nn.Identity()), Stage(nn.Identity())]], heads[:1])(x).tolist() == [
-        [8, 1]
-    ]  # means
+    assert Fused([first, second], head)(x).tolist() == [[27, 1]]
+    means = [Stage(nn.Identity()), Stage(nn.Identity())]
+    assert Fused([first, means], head)(x).tolist() == [[8, 1]]
 
 
 def test_an_adapter_is_a_1x1_convolution() -> None:
@@ -154,24 +150,13 @@ def test_widths_by_hand() -> None:
     )
 
 
-def test_one_block_is_the_ensemble(blobs: FederatedData) -> None:
-    fused = run(
-        FuseFL(blocks=1, epochs=3, hidden_width=1, combine_heads="logits"), blobs, Tiny, **SETTINGS
-    )
-    ensemble = run(Ensemble(epochs=3), blobs, Tiny, **SETTINGS)
-    x = torch.randn(20, 4, generator=generator())
-    assert torch.equal(fused.model(x), ensemble.model(x))
-    size = Size.of(Network(Tiny()))
-    assert fused.bytes == ensemble.bytes == 4 * size
-
-
 def test_one_client_trains_blocks_one_after_the_other(blobs: FederatedData) -> None:
     """Rewritten with plain modules: the first block of the first fit stays, a new adapter
     follows."""
     data = replace(blobs, clients=blobs.clients[:1])
     plain = replace(SETTINGS["training"], optimizer="sgd")
-    method = FuseFL(blocks=2, epochs=2, hidden_width=1, combine_heads="average")
-    result = run(method, data, Plain, **(SETTINGS | {"training": plain}))
+    method = FuseFL(blocks=2, epochs=2, hidden_width=1)
+    result = run(method, data, Plain, **(SETTINGS | {"training": plain}), stop_after=2)
     first = run(Ensemble(epochs=2), data, Plain, **(SETTINGS | {"training": plain}))
     assert isinstance(result.model, Fused)
     block = result.model.get_submodule("levels.0.0.block.0")
@@ -182,7 +167,7 @@ def test_one_client_trains_blocks_one_after_the_other(blobs: FederatedData) -> N
     adapter = result.model.get_submodule("levels.1.0.adapter")
     assert isinstance(adapter, Adapter)
     by_hand = torch.relu(block(x)) @ adapter.weight.T + adapter.bias
-    by_hand = result.model.get_submodule("heads.0")(torch.relu(later(by_hand)))
+    by_hand = result.model.get_submodule("classifier")(torch.relu(later(by_hand)))
     torch.testing.assert_close(result.model(x), by_hand)
 
 
@@ -190,7 +175,7 @@ def test_frozen_levels_keep_their_statistics() -> None:
     norm, own = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
     fused = Fused(
         [[Stage(nn.Sequential(norm))], [Stage(nn.Sequential(own, nn.Linear(4, 4)))]],
-        [nn.Linear(4, 3)],
+        nn.Linear(4, 3),
         1,
     )
     fused.train()
@@ -229,43 +214,23 @@ def test_calibration_is_plain_sgd() -> None:
     torch.testing.assert_close(head.bias.detach(), b - 0.5 * error.mean(0))
 
 
-def test_calibration_changes_the_classifier_alone(blobs: FederatedData) -> None:
-    method = FuseFL(epochs=2, hidden_width=1, calibration_samples=50)
-    calibrated, plain = (
-        run(m, blobs, Plain, **SETTINGS).model
-        for m in (method, replace(method, combine_heads="average"))
-    )
-    assert isinstance(calibrated, Fused)
-    assert isinstance(plain, Fused)
-    x = torch.randn(5, 4, generator=generator())
-    assert torch.equal(calibrated.features(x), plain.features(x))
-    assert not torch.equal(calibrated(x), plain(x))
-
-
-def bytes_by_hand(c: int, calibrated: bool) -> int:
+def bytes_by_hand(c: int) -> int:
     """Plain's blocks of full width with `c` clients: 4·6 + 6, adapter 6c·6 + 6 and 6·5 + 5, head
     5·3 + 3."""
     first, second, head = 30, 36 * c + 6 + 35, 18
     total = c * (first + second + head) + c * (c - 1) * first
-    return 4 * (total + (c * (c - 1) * second + c * 3 * (1 + 5 + 15) if calibrated else 0))
+    return 4 * (total + c * (c - 1) * second + c * 3 * (1 + 5 + 15))
 
 
-@pytest.mark.parametrize("calibrated", [False, True])
-def test_bytes_by_hand(calibrated: bool, blobs: FederatedData) -> None:
-    method = FuseFL(
-        epochs=1,
-        hidden_width=1,
-        calibration_samples=2,
-        combine_heads="calibrated" if calibrated else "average",
-    )
-    assert run(method, blobs, Plain, **SETTINGS).bytes == bytes_by_hand(4, calibrated)
+def test_bytes_by_hand(blobs: FederatedData) -> None:
+    method = FuseFL(epochs=1, hidden_width=1, calibration_samples=2)
+    assert run(method, blobs, Plain, **SETTINGS).bytes == bytes_by_hand(4)
 
 
-@pytest.mark.parametrize("classifier", ["calibrated", "logits"])
 @pytest.mark.parametrize("clients", [2, 10])
-def test_by_default_no_more_bytes_move_than_n_models(classifier: Any, clients: int) -> None:
+def test_by_default_no_more_bytes_move_than_n_models(clients: int) -> None:
     network = models.build("lenet", (3, 32, 32), 10)
-    size, method = Size.of(Network(network)), FuseFL(combine_heads=classifier)
+    size, method = Size.of(Network(network)), FuseFL()
     width = method.fitting(network, clients)
     assert 0 < width < 1
     assert method.cost(clients, size) <= clients * size

@@ -87,7 +87,7 @@ def subgroups_of(
 
     Returns:
         subgroups: the table that silos' counts would give, with a column "client"; see
-            `Subgroups`.
+            `table`.
         groups: the exact metrics of each subgroup.
 
     Raises:
@@ -122,4 +122,4 @@ def subgroups_of(
         counts["client"] = {c.name: counting.count(scores.at(c.test.rows)) for c in clients}
     whole = figures_of(test, scores, wanted, [scores.at(rows) for rows in own])
     found = subgroups.table(counting, counts, whole, wanted.threshold)
-    return {"subgroups": subgroups.to_json(found), "groups": exact}
+    return {"subgroups": found, "groups": exact}

@@ -2,11 +2,12 @@
 others.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import inf, nan, sqrt
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -183,53 +184,25 @@ def parts(rows: Tensor, places: Tensor, groups: int) -> list[Tensor]:
     return [rows[places[rows] == group] for group in range(groups)]
 
 
-class Gap(NamedTuple):
-    """A subgroup's figure minus that of all other subgroups of the column together, with its 95 %
-    interval.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
 @dataclass(frozen=True)
 class Subgroup:
     """What follows from the counts of one subgroup."""
 
-    column: str  # what divides the samples
-    name: str  # the subgroup
     samples: int  # about which something is reported
-    positives: int | None = None  # of two classes, samples of the second one
+    positives: int | None  # of two classes, samples of the second one
     # figures, by name; sensitivity and specificity at the table's threshold; `shift` of the scores
-    values: Mapping[str, float] = field(default_factory=dict)
-    # 95 % intervals of some of them
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
-    gaps: Mapping[str, Gap] = field(default_factory=dict)  # differences from the others
+    values: dict[str, float]
+    intervals: dict[str, Interval]  # 95 % intervals of some of them
+    # the figure minus that of all other subgroups of the column together, and the ends of the 95 %
+    # interval of this difference, if they are known
+    gaps: dict[str, tuple[float, ...]]
     # slope and intercept of the label on the logit of the score; 1 and 0 if probabilities are right
-    recalibration: tuple[float, float] | None = None
+    recalibration: tuple[float, ...]
 
-
-@dataclass(frozen=True)
-class Subgroups:
-    """A table of subgroups."""
-
-    rows: tuple[Subgroup, ...]  # the subgroups about which something is reported
-    # of two classes: samples with this probability of the second one, or more, are called positive
-    threshold: float | None = None
-    # samples of which nothing was told, by column: in subgroups that are small, or would show small
-    # ones
-    untold: Mapping[str, int] = field(default_factory=dict)
-    # the figures of the columns, in order, and whether they are shown in percent
-    shares: Mapping[str, bool] = field(default_factory=dict)
-
-    def bare(self) -> "Subgroups":
-        """Return the table without intervals, which do not include noise."""
-        rows = []
-        for row in self.rows:
-            gaps = {name: Gap(gap.value) for name, gap in row.gaps.items()}
-            rows.append(replace(row, intervals={}, gaps=gaps))
-        return replace(self, rows=tuple(rows))
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return _filled(found)
 
 
 def table(
@@ -237,21 +210,34 @@ def table(
     counts: Mapping[str, Mapping[str, Tensor]],
     whole: Figures,
     threshold: float | None = None,
-) -> Subgroups:
-    """Return the table that follows from counts.
+    *,
+    intervals: bool = True,
+) -> dict[str, Any]:
+    """Return the table that follows from counts, as plain values.
 
     Args:
         counting: says what was counted.
         counts: the sums over silos, by column and subgroup.
         whole: the figures of all samples together.
         threshold: the chosen one; by default Youden's of all samples.
+        intervals: whether there are any; they do not include noise.
+
+    Returns:
+        groups: each `Subgroup`, by column and name.
+        threshold: of two classes: samples with this probability of the second one, or more, are
+            called positive.
+        untold: samples of which nothing was told, by column: in subgroups that are small, or would
+            show small ones.
+        shares: the figures of the columns, in order, and whether they are shown in percent.
     """
     if threshold is None:
         threshold = next((one.threshold for one in whole.thresholds if one.rule == "Youden"), None)
     wanted = Wanted(threshold)
     shares = {metric.name: metric.share for metric in counting.task.metrics if metric.divides}
     shares |= {"sensitivity": True, "specificity": True}
-    rows, untold = [], dict[str, int]()
+    rows: dict[str, dict[str, Any]] = {}
+    untold = dict[str, int]()
+    named = set[str]()
     for column, groups in counts.items():
         known = {name: n for name, n in groups.items() if int(counting.split(n)["samples"])}
         total = sum(known.values(), torch.zeros(counting.size, dtype=torch.int64))
@@ -261,16 +247,18 @@ def table(
             if len(known) > 1:
                 others = figures(counting.task, counting.told(total - numbers), wanted)
             own = figures(counting.task, counting.told(numbers), wanted)
-            row = _subgroup(column, name, own, others, shares)
+            row = _subgroup(own, others, shares, intervals=intervals)
             here, there = counting.split(numbers), counting.split(total - numbers)
             moved = shift(here.get("scores"), there.get("scores"))
             if moved is not None:
-                row = replace(row, values={**row.values, "shift": moved})
-            rows.append(row)
+                row.values["shift"] = moved
+            rows.setdefault(column, {})[name] = row.to_json()
+            named.update(row.values)
             left -= row.samples
         if left > 0:
             untold[column] = left
-    return Subgroups(tuple(rows), threshold, untold, shares | {"shift": False})
+    shown = {name: share for name, share in {**shares, "shift": False}.items() if name in named}
+    return {"groups": rows, **_filled({"threshold": threshold, "untold": untold, "shares": shown})}
 
 
 def shift(own: Tensor | None, others: Tensor | None) -> float | None:
@@ -296,43 +284,42 @@ def shift(own: Tensor | None, others: Tensor | None) -> float | None:
 
 
 def _subgroup(
-    column: str, name: str, own: Figures, others: Figures | None, shares: Mapping[str, bool]
+    own: Figures, others: Figures | None, shares: Mapping[str, bool], *, intervals: bool
 ) -> Subgroup:
-    values, intervals = _shown(own, shares)
-    gaps = dict[str, Gap]()
+    values, ends = _shown(own, shares, intervals=intervals)
+    gaps = {}
     if others is not None:
-        theirs, ends = _shown(others, shares)
-        for metric, value in values.items():
-            if metric in theirs:
-                gaps[metric] = _gap(value, theirs[metric], intervals.get(metric), ends.get(metric))
-    positives = sum(own.confusion[1]) if len(own.confusion) == 2 else None
-    return Subgroup(
-        column,
-        name,
-        own.samples,
-        positives,
-        values,
-        intervals,
-        gaps,
-        own.recalibration.get("platt"),
-    )
+        theirs, their_ends = _shown(others, shares, intervals=intervals)
+        for name, value in values.items():
+            if name in theirs:
+                gaps[name] = _gap(value, theirs[name], ends.get(name), their_ends.get(name))
+    positives = None
+    if len(own.confusion) == 2:
+        positives = sum(own.confusion[1])
+    line = own.recalibration.get("platt", ())
+    return Subgroup(own.samples, positives, values, ends, gaps, line)
 
 
 def _shown(
-    found: Figures, shares: Mapping[str, bool]
+    found: Figures, shares: Mapping[str, bool], *, intervals: bool
 ) -> tuple[dict[str, float], dict[str, Interval]]:
-    """Return the figures of a table of subgroups, and their intervals."""
-    values, intervals = dict(found.values), dict(found.intervals)
+    """Return the figures of a table of subgroups, and their intervals, if there are any."""
+    values, ends = dict(found.values), dict(found.intervals)
     for one in found.thresholds:
         if one.rule == "chosen":
             values |= {"sensitivity": one.sensitivity, "specificity": one.specificity}
-            intervals |= one.intervals
-    return {name: values[name] for name in shares if name in values}, intervals
+            ends |= one.intervals
+    values = {name: values[name] for name in shares if name in values}
+    if not intervals:
+        return values, {}
+    return values, {name: ends[name] for name in values if name in ends}
 
 
-def _gap(own: float, others: float, here: Interval | None, there: Interval | None) -> Gap:
-    """Return the difference of two figures of different samples, with the interval that follows
-    from theirs.
+def _gap(
+    own: float, others: float, here: Interval | None, there: Interval | None
+) -> tuple[float, ...]:
+    """Return the difference of two figures of different samples, and the ends of the interval that
+    follows from theirs.
 
     Robert Newcombe: Interval estimation for the difference between independent proportions.
     Statistics in Medicine 17, 1998 (method 10); for other figures: Guang Yong Zou, Allan Donner:
@@ -340,28 +327,9 @@ def _gap(own: float, others: float, here: Interval | None, there: Interval | Non
     """
     value = own - others
     if here is None or there is None:
-        return Gap(value)
+        return (value,)
     low = value - sqrt((own - here[0]) ** 2 + (there[1] - others) ** 2)
-    return Gap(value, low, value + sqrt((here[1] - own) ** 2 + (others - there[0]) ** 2))
-
-
-def to_json(found: Subgroups) -> dict[str, Any]:
-    """Return the table as plain values, by column and name."""
-    rows: dict[str, dict[str, Any]] = {}
-    for row in found.rows:
-        one = {
-            "samples": row.samples,
-            "positives": row.positives,
-            "values": dict(row.values),
-            "intervals": {k: list(v) for k, v in row.intervals.items() if k in row.values},
-            "gaps": {k: [v for v in gap if v is not None] for k, gap in row.gaps.items()},
-            "recalibration": list(row.recalibration or ()),
-        }
-        rows.setdefault(row.column, {})[row.name] = _filled(one)
-    named = {name for row in found.rows for name in row.values}
-    shares = {name: share for name, share in found.shares.items() if name in named}
-    about = {"threshold": found.threshold, "untold": dict(found.untold), "shares": shares}
-    return {"groups": rows, **_filled(about)}
+    return value, low, value + sqrt((here[1] - own) ** 2 + (others - there[0]) ** 2)
 
 
 def _filled(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -370,7 +338,7 @@ def _filled(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell(row: Mapping[str, Any], name: str, *, share: bool) -> str:
-    """Return a figure of a subgroup in what `to_json` gave, with its interval, and its gap in a
+    """Return a figure of a subgroup of a table, with its interval, and its gap in a
     second line.
     """
     if name not in row["values"]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,7 @@ from ekiden.authoring import (
     Positive,
     Range,
     Traits,
-    Weights,
     Work,
-    mean,
 )
 from ekiden.core.training.network import Network
 from ekiden.methods.one_shot.blocks.ensemble import (
@@ -78,16 +76,8 @@ class DENSE(DistillingMethod):
     """length of the generator's input z"""
     generator_width: Count = 64
     """channels of the generator"""
-    student: Literal["fresh", "average"] = "fresh"
-    """the student's start: the common initial model, or the mean of the clients' models"""
 
     traits = Traits(needs=VECTORS | NUMBERS)
-
-    def first_student(self, fed: Fed, teachers: Sequence[Weights]) -> Weights:
-        """Return the common initial model, or the mean of the clients' models."""
-        if self.student == "average":
-            return mean(teachers)
-        return super().first_student(fed, teachers)
 
     def epoch(
         self,

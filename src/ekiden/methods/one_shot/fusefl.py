@@ -190,15 +190,12 @@ class Stage(nn.Module):
 class Fused(nn.Module):
     """Levels of stages; each stage reads the outputs of all stages of the level before."""
 
-    def __init__(
-        self, levels: Sequence[Sequence[Stage]], heads: Sequence[nn.Module], frozen: int = 0
-    ) -> None:
+    def __init__(self, levels: Sequence[Sequence[Stage]], head: nn.Module, frozen: int = 0) -> None:
         super().__init__()
         # the levels, from the input on; a level has one stage per client, or only the owner's
         self.levels = nn.ModuleList(nn.ModuleList(level) for level in levels)
-        # one classifier per stage of the last level, with logits averaged, or one classifier that
-        # reads their sum
-        self.heads = nn.ModuleList(heads)
+        # it reads the sum of what the last level's stages give
+        self.classifier = head
         self.frozen = frozen  # number of levels that are not trained and keep their statistics
         self.levels[:frozen].requires_grad_(False)
 
@@ -210,20 +207,16 @@ class Fused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (b, K) of inputs (b, ...)."""
-        parts = self.parts(x) if len(self.heads) > 1 else [self.features(x)]
-        return average([head(part) for head, part in zip(self.heads, parts, strict=True)])
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
 
-    def parts(self, x: Tensor) -> list[Tensor]:
-        """Return the outputs of each stage of the last level, (b, A)."""
+    def features(self, x: Tensor) -> Tensor:
+        """Return the sum of the outputs of the last level's stages, (b, A)."""
         parts = [x]
         for level in self.levels:
             assert isinstance(level, nn.ModuleList)
             parts = [stage(parts) for stage in level]
-        return parts
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the sum of the stages' outputs."""
-        return torch.stack(self.parts(x)).sum(0)
+        return torch.stack(parts).sum(0)
 
 
 def average(parts: Sequence[Tensor]) -> Tensor:
@@ -408,10 +401,6 @@ class FuseFL(Method):
     adapter: Literal["conv", "mean"] = "conv"
     """what a block reads from the blocks before it: a 1x1 convolution of all channels, or their
     mean"""
-    combine_heads: Literal["calibrated", "average", "logits"] = "calibrated"
-    """classifier of the result: the average of the clients' classifiers on the sum of the last
-    blocks' features, calibrated or not; or the mean logits of the clients' classifiers, each on its
-    own last block"""
     calibration_samples: Count = 5000
     """number of virtual features of each class on which the classifier is calibrated, once each"""
     calibration_lr: Positive = 0.01
@@ -435,7 +424,7 @@ class FuseFL(Method):
         if not any(isinstance(m, nn.Linear) for m in split.head.modules()):
             raise UserError("FuseFL needs a linear classifier: let `head` be or hold an nn.Linear")
         whole = Fused(
-            [[Stage(part)] for part in cut(split.features, self.blocks)], [split.head]
+            [[Stage(part)] for part in cut(split.features, self.blocks)], split.head
         ).eval()
         x = torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0))
         x = trial(model.network.module, x)
@@ -479,9 +468,7 @@ class FuseFL(Method):
         )
         levels = self.filled(parts, stages)
         heads = fed.get(fed.call_all(self.head))
-        if self.combine_heads != "logits":
-            heads = [mean(heads)]
-        return Network(Fused(levels, [filled(copy.deepcopy(head), h) for h in heads])).weights()
+        return Network(Fused(levels, filled(head, mean(heads)))).weights()
 
     def calibrated(self, fed: Fed, s: Levels, gaussians: Sequence[ClassGaussians]) -> Weights:
         """Return the network with its classifier calibrated."""
@@ -493,7 +480,7 @@ class FuseFL(Method):
         network.load(s.model)
         generator = fed.generator("calibration")
         x, y = drawn(gaussians, self.calibration_samples, generator)
-        calibrate(result.get_submodule("heads.0"), x, y, self.calibration_lr, generator)
+        calibrate(result.get_submodule("classifier"), x, y, self.calibration_lr, generator)
         fed.work.add(Work(len(x), len(x)))
         return network.weights()
 
@@ -525,7 +512,7 @@ class FuseFL(Method):
             *map(Stage, parts[len(fused) + 1 :]),
         ]
         network = Network(
-            Fused([*frozen, *([stage] for stage in own)], [head], len(frozen)),
+            Fused([*frozen, *([stage] for stage in own)], head, len(frozen)),
             initial.params.device,
         )
         network.load(
@@ -546,14 +533,14 @@ class FuseFL(Method):
         kept: KeptBlocks = client.state
         return kept.head
 
-    @on_client(gives=lambda m: "summary" if m.combine_heads == "calibrated" else None)
+    @on_client(gives="summary")
     def measure(
         self, client: Client, initial: Weights, last: tuple[Weights, ...], seed: int
     ) -> ClassGaussians:
         """Return the class Gaussians of the fused network's features."""
         parts, head = self.parts(client.network(initial).requires_grad_(True), len(last), seed)
         levels = [*client.state.levels, list(last)]
-        module = Fused(self.filled(parts, levels), [head]).to(initial.params.device).eval()
+        module = Fused(self.filled(parts, levels), head).to(initial.params.device).eval()
         with torch.no_grad():
             return measure(
                 ((module.features(x).flatten(1), y) for x, y in client.batches(passes=len(last))),
@@ -605,12 +592,11 @@ class FuseFL(Method):
         levels = []
         for b in range(self.blocks):
             levels.append([self.stage(parts, b, clients) for _ in range(clients)])
-        heads = clients if self.combine_heads == "logits" else 1
-        return Fused(levels, [copy.deepcopy(head) for _ in range(heads)])
+        return Fused(levels, head)
 
     def steps(self, clients: int) -> int:
-        """Return K, plus one for the calibration."""
-        return self.blocks + (self.combine_heads == "calibrated")
+        """Return K, and one for the calibration."""
+        return self.blocks + 1
 
     def cost(self, clients: int, model: Size) -> int:
         """N·(Σ_b M_b + M_head) + N·(N - 1)·Σ_{b < K} M_b, with M_b the bytes of a thin block and
@@ -634,8 +620,6 @@ class FuseFL(Method):
                 pieces[b] += 4 * size * (clients * size + 1)
         own = sum(pieces) + content(split.head)
         total = clients * (own + (clients - 1) * sum(pieces[:-1]))
-        if self.combine_heads != "calibrated":
-            return total
         linear = [m for m in split.head.modules() if isinstance(m, nn.Linear)]
         features = linear[0].in_features
         classes = linear[-1].out_features

@@ -207,8 +207,8 @@ def _divided(
         each[column] = dict(zip(names, map(telling.vector, part), strict=True))
     if shown:
         each["client"] = {name: telling.vector(one.counts[0]) for name, one in shown.items()}
-    found = subgroups.table(telling.counting, each, whole)
-    return subgroups.to_json(found.bare() if isinstance(telling, Noisy) else found)
+    noisy = isinstance(telling, Noisy)
+    return subgroups.table(telling.counting, each, whole, intervals=not noisy)
 
 
 def _values(each: Sequence[Figures], task: Task) -> dict[str, Any]:

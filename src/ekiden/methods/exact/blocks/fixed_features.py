@@ -358,13 +358,10 @@ class FixedFeatures(OrderedMethod):
     bilinear: bool = False
     """let the parts of the image overlap: the nearer an answer is to the centre of a part, the more
     it counts there"""
-    candidates: Count = 1
-    """number of patches that the first client draws for each filter; with more than one it chooses
-    those whose features say most about its labels"""
     dictionary: Literal["auto", "seed", "first"] = "auto"
     """what filters and scales follow from: seed, the seed alone, which makes images of its own, so
     that nobody can choose them; first, samples of the first client, who can choose them; auto, seed
-    for patches without `candidates`, else first"""
+    for patches, else first"""
     min_active: CountOrZero = 0
     """k; left out of a client's sums: samples of classes with fewer than k samples there, and
     features that have their usual value for all but fewer than k samples"""
@@ -398,8 +395,7 @@ class FixedFeatures(OrderedMethod):
 
     def seeded_for(self, shape: tuple[int, ...]) -> bool:
         """Whether features of samples of this shape follow from the seed."""
-        by_default = self.dictionary == "auto" and self.candidates == 1
-        return self.seeded or (by_default and self._has_patches(shape))
+        return self.seeded or (self.dictionary == "auto" and self._has_patches(shape))
 
     def _has_patches(self, shape: tuple[int, ...]) -> bool:
         large = len(shape) == 3 and min(shape[1:]) >= _IMAGE
@@ -429,10 +425,6 @@ class FixedFeatures(OrderedMethod):
         """The features must be known, and the budget and the sizes of patches must be such."""
         if self.features not in _FEATURES and not self.of_run:
             raise unknown("features", self.features, (*_FEATURES, "run:FOLDER"))
-        if self.candidates > 1 and self.dictionary == "seed":
-            raise UserError(
-                "--candidates chooses among patches of the first client: leave out --dictionary seed"
-            )
         if self.features == "components" and self.dictionary == "first":
             raise UserError(
                 "--features components follow from the seed: leave out --dictionary first"
@@ -469,12 +461,9 @@ class FixedFeatures(OrderedMethod):
             check_same_data(self.features, pretrained, dataset)
 
     def check_network(self, model: Size) -> None:
-        """Refuse options for patches where the features have none."""
-        if isinstance(features_of(model.network.module), PatchFeatures):
-            return
-        for option, given in (("candidates", self.candidates > 1), ("bilinear", self.bilinear)):
-            if given:
-                raise UserError(f"--{option} is for patches of images: leave it out")
+        """Refuse overlapping parts of images where the features have none."""
+        if self.bilinear and not isinstance(features_of(model.network.module), PatchFeatures):
+            raise UserError("--bilinear is for patches of images: leave it out")
 
     @abstractmethod
     def told(self, width: int, classes: int, task: Task) -> int:
@@ -556,7 +545,7 @@ class FixedFeatures(OrderedMethod):
         how = Pooling(
             self.pooling, self._mirrors(shape), self.soft_threshold, self.root, self.bilinear
         )
-        return PatchFeatures(shape, width, sizes, how, candidates=self.candidates)
+        return PatchFeatures(shape, width, sizes, how)
 
     def settled_by(self, client: Client, model: Weights) -> WholeFeatures:
         """Return features that are settled from some of the client's samples."""
@@ -564,20 +553,15 @@ class FixedFeatures(OrderedMethod):
         if features.fixed:
             features.settle(client.unit(), client.scaling, torch.Generator())
             return features
-        seen: list[tuple[Tensor, Tensor]] = []
-        for x, y in client.batches(passes=0):
-            seen.append((x, y))
-            if sum(len(x) for x, _ in seen) >= _SAMPLES:
+        seen: list[Tensor] = []
+        for x, _ in client.batches(passes=0):
+            seen.append(x)
+            if sum(map(len, seen)) >= _SAMPLES:
                 break
-        samples, labels = (torch.cat(part) for part in zip(*seen, strict=True))
-        draw = client.generator("features")
+        samples = torch.cat(seen)
         with torch.no_grad():
-            if isinstance(features, PatchFeatures) and self.candidates > 1:
-                targets = labels_as_targets(client.task, labels, client.classes)
-                features.settle(samples, client.scaling, draw, targets)
-            else:
-                features.settle(samples, client.scaling, draw)
-        client.work.forward += len(samples) * (1 + (self.candidates > 1))
+            features.settle(samples, client.scaling, client.generator("features"))
+        client.work.forward += len(samples)
         return features
 
     def adopted(self, client: Client, model: Weights, settled: Settled) -> WholeFeatures:

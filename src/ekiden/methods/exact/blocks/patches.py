@@ -25,8 +25,6 @@ _SIDE = 32  # of these images, in pixels
 SAMPLE = 20_000
 # most Σ|q| of a filter: 255·Σ|q| < 2^23 keeps sums exact, which may count in halves
 _REACH = 32_896
-# λ/n, of features of variance 1: chosen on validation data
-_PENALTY = 0.3
 LEVELS = 127  # largest value of a feature: seven bits
 _BLOCK = 8  # images at a time; on a GPU 16 times that
 # Responses at a time, so that they stay in the cache; on a GPU 256 times that
@@ -188,52 +186,6 @@ def _balanced(wanted: Tensor) -> Tensor:
     error = ((q - wanted) * step).masked_fill_((q - step).abs() > 127, -1)
     rank = error.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return q - step * (rank < surplus.abs())
-
-
-def chosen(features: Tensor, targets: Tensor, count: int) -> Tensor:
-    """(count,) the groups of features that say most about the targets, chosen one after the other.
-
-    Each is the group with which ridge regression of the targets on all groups chosen so far
-    explains most, B being the products with the targets and C those among the features: it makes tr
-    Bᵀ(C + λI)⁻¹B largest.
-
-    Args:
-        features: (n, G, m), G groups of m features.
-        targets: (n, K).
-        count: how many groups, at most G.
-    """
-    n, groups, each = features.shape
-    z = features.double()
-    z = z - z.mean(0)
-    spread = z.square().mean(0).sqrt()
-    z = z / torch.where(spread > 0, spread, 1.0) / n**0.5
-    y = targets.double()
-    cross = torch.einsum("ngi,nk->gik", z, (y - y.mean(0)) / n**0.5)
-    # What follows is Cholesky's decomposition of C + λI, by blocks, as far as it is needed.
-    own = torch.einsum("ngi,ngj->gij", z, z) + _PENALTY * torch.eye(each, dtype=torch.float64)
-    # Rows P: C + λI less PᵀP is what the chosen ones leave of it.
-    past = z.new_empty(count * each, groups, each)
-    free = torch.ones(groups, dtype=torch.bool)
-    found = []
-    for step in range(count):
-        gain = (cross * torch.linalg.solve(own, cross)).sum((1, 2))
-        best = int(torch.where(free, gain, -1.0).argmax())
-        found.append(best)
-        free[best] = False
-        before = past[: step * each]
-        rows = torch.einsum("ni,ngj->igj", z[:, best], z) - torch.einsum(
-            "pi,pgj->igj", before[:, best], before
-        )
-        root = torch.linalg.cholesky(own[best])
-        rows = torch.linalg.solve_triangular(root, rows.flatten(1), upper=False).view(
-            each, groups, each
-        )
-        past[step * each : (step + 1) * each] = rows
-        cross -= torch.einsum(
-            "pgi,pk->gik", rows, torch.linalg.solve_triangular(root, cross[best], upper=False)
-        )
-        own -= torch.einsum("pgi,pgj->gij", rows, rows)
-    return torch.tensor(found)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ SPREAD = 4
 # it
 REACH = 3.0
 _MOST_INPUTS = 100_000
-_MOST_CANDIDATES = 8192  # features, among which filters are chosen
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of pixels in [0, 1], one for all or one for each channel; see
 `Client.scaling`."""
@@ -279,8 +278,6 @@ class PatchFeatures(WholeFeatures):
         width: int,
         sizes: Sequence[int],
         how: patches.Pooling = patches.USUAL_POOLING,
-        *,
-        candidates: int = 1,
     ) -> None:
         """Prepare for images of `shape`.
 
@@ -289,8 +286,6 @@ class PatchFeatures(WholeFeatures):
             width: as many features as this or a few less.
             sizes: p, sides of patches in pixels; each gets as many of the filters.
             how: responses become features.
-            candidates: how many patches are drawn for each filter, if the settling client knows its
-                labels; fewer for many filters, so that their features are 8192 at most.
         """
         super().__init__()
         filters = patches.filters_of(width, how.pool)
@@ -301,7 +296,6 @@ class PatchFeatures(WholeFeatures):
         self.patches = patches.Patches(
             shape, dictionaries, how, mean=(0.0,) * channels, std=(1.0,) * channels
         )
-        self.candidates = candidates
         self.width = self.patches.width
         self.seed = torch.initial_seed()  # the run's, where its network is made
 
@@ -328,17 +322,8 @@ class PatchFeatures(WholeFeatures):
                     "refused"
                 )
 
-    def settle(
-        self,
-        x: Tensor,
-        scaling: Scaling,
-        draw: torch.Generator,
-        targets: Tensor | None = None,
-    ) -> None:
-        """Make filters, and let the largest answer of these images to each be 127.
-
-        Filters are patches of these images, if there are more `candidates` those that say most
-        about the `targets` (b, K) of `x`.
+    def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
+        """Make filters of patches of these images, and let the largest answer to each be 127.
 
         Inputs that do not come from bytes are scaled so that each channel of `x` goes from 0 to
         255.
@@ -351,7 +336,7 @@ class PatchFeatures(WholeFeatures):
         if float(pixels.min()) < -0.5 or float(pixels.max()) > 255.5:
             self._stretch(x)
         images = self.patches.bytes(x).to(torch.uint8).cpu()
-        found = [self._from_images(x, images, targets, part, draw) for part in self.sizes]
+        found = [patches.from_images(images, count, draw, size) for count, size in self.sizes]
         self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
         self.get_buffer("gain").copy_(torch.cat([d.gain for d in found]))
         self.patches.measure_scale(iter([x]))
@@ -365,28 +350,6 @@ class PatchFeatures(WholeFeatures):
             self.get_buffer(name).copy_(value)
         self.fixed = True
         self.settled = {"mean": torch.float32, "std": torch.float32}
-
-    def _from_images(
-        self,
-        x: Tensor,
-        images: Tensor,
-        targets: Tensor | None,
-        part: tuple[int, int],
-        draw: torch.Generator,
-    ) -> patches.Dictionary:
-        """Filters of one size, all that are drawn or the best of them."""
-        count, size = part
-        each = 2 * self.patches.how.pool**2
-        drawn = max(count, min(self.candidates * count, _MOST_CANDIDATES // each))
-        of = patches.from_images(images, drawn, draw, size)
-        if targets is None or drawn == count:
-            return of
-        mean, std = (self.get_buffer(name).flatten().tolist() for name in ("mean", "std"))
-        answers = patches.Patches(
-            self.patches.shape, [of], self.patches.how, mean=mean, std=std
-        ).to(x.device)
-        best = patches.chosen(answers.sums(x).view(len(x), drawn, each).cpu(), targets.cpu(), count)
-        return patches.Dictionary(of.filters[best], of.gain[best])
 
     def _stretch(self, x: Tensor) -> None:
         """Let each channel of `x` go from 0 to 255."""

@@ -173,18 +173,18 @@ class DistillingMethod(Method):
         """
         if s.step == 0:
             teachers = tuple(fed.get(fed.call_all(self.train, INITIAL)))
-            first = self.first_student(fed, teachers)
-            s = s.next(teachers=teachers, model=first, momentum=torch.zeros_like(first.params))
+            student: Weights = fed.get(INITIAL)
+            s = s.next(teachers=teachers, model=student, momentum=torch.zeros_like(student.params))
             yield s
         members = [fed.network(t).requires_grad_(False) for t in s.teachers]
         while s.step <= self.distill_epochs:
             assert isinstance(s.model, Weights)
             assert s.momentum is not None
             module = fed.network(s.model)
-            student = Network(module, next(module.parameters()).device)
-            momentum = s.momentum.to(student.params.device, copy=True)
-            s = self.epoch(fed, s, members, student, momentum)
-            model, momentum = wire.placed((student.weights(), momentum), torch.device("cpu"))
+            network = Network(module, next(module.parameters()).device)
+            momentum = s.momentum.to(network.params.device, copy=True)
+            s = self.epoch(fed, s, members, network, momentum)
+            model, momentum = wire.placed((network.weights(), momentum), torch.device("cpu"))
             s = s.next(model=model, momentum=momentum)
             yield s
 
@@ -192,10 +192,6 @@ class DistillingMethod(Method):
     def train(self, client: Client, model: Weights) -> Weights:
         """Train on the plain loss."""
         return client.fit(model, epochs=self.epochs)
-
-    def first_student(self, fed: Fed, teachers: Sequence[Weights]) -> Weights:
-        """Return the model from which the student starts, by default the common initial one."""
-        return fed.get(INITIAL)
 
     @abstractmethod
     def epoch(
