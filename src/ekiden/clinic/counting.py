@@ -64,7 +64,7 @@ _DENSE = 0.1
 _FINENESS = ((2, 4096), (16, 1024), (128, 256))
 _MOST_BINNED = _FINENESS[-1][0]
 # in the order of `by_class`
-_BY_CLASS = ("hits", "labels", "answers")
+BY_CLASS = ("hits", "labels", "answers")
 # sums of errors and targets, and their powers
 POWERS = {"absolute": 1, "squared": 2, "target": 1, "target_squared": 2}
 _OF_SCORES = frozenset(("auroc", "average_precision", "calibration_error", "brier"))
@@ -321,7 +321,7 @@ class OfClasses(Scored):
         k = self.outputs
         table = [Counted("table", (k, k + 1))]
         if k > MOST_TABLE:
-            table = [Counted(name, (k,)) for name in _BY_CLASS]
+            table = [Counted(name, (k,)) for name in BY_CLASS]
         return [Counted("right"), *table, *self.of_scores()]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
@@ -331,7 +331,7 @@ class OfClasses(Scored):
         if self.outputs <= MOST_TABLE:
             found["table"] = confusion(s)
         else:  # no table, which would be large
-            found |= zip(_BY_CLASS, map(torch.from_numpy, by_class(s)), strict=True)
+            found |= zip(BY_CLASS, map(torch.from_numpy, by_class(s)), strict=True)
         if not self.scored:
             return found
         p = s.answers.double().nan_to_num(0)

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from ekiden.clinic.counting import (
+    BY_CLASS,
+    EXACT,
     POWERS,
     SHARES,
     Counting,
@@ -38,14 +40,13 @@ from ekiden.clinic.figures import Figures, figures
 from ekiden.clinic.ranked import Interval, Wanted, Z
 from ekiden.core.base.errors import UserError
 from ekiden.core.tasks.base import Scores, confusion
-from ekiden.core.tasks.counts import GROUPS, by_confidence, pairs
+from ekiden.core.tasks.counts import GROUPS, pairs
 from ekiden.core.tasks.labels import (
     Classification,
     MultiLabel,
     Regression,
     Survival,
 )
-from ekiden.core.tasks.measures import classes
 from ekiden.core.training.private import ROUNDED, Draw
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -191,25 +192,18 @@ class Noisy(Exact):
         found = {"loss": (bounded * GRID).round().sum() / GRID, "samples": torch.tensor(len(s))}
         match self.counting.task:
             case Classification():
-                answer = classes(s.answers)
-                hits = s.y[answer == s.y]
-                each = torch.stack(
-                    [torch.bincount(of, minlength=k)[:k] for of in (hits, s.y, answer)]
-                )
-                found |= {"right": s.right.sum(), "table": confusion(s), "each": each}
-                if s.answers.ndim == 2:
+                found |= self.counting.measure(s, EXACT)
+                if "table" not in found:
+                    found["each"] = torch.stack([found[name] for name in BY_CLASS])
+                if self.counting.scored:
                     p = s.answers.double().nan_to_num(0)
-                    most, answer = p.max(1)
-                    kinds = range(1, 2) if k == 2 else range(k)
+                    # of two classes, the second
+                    kinds = range(k)[-self.counting.scored :]
                     found["scores"] = torch.stack([_binned(p[:, c], s.y == c) for c in kinds])
-                    groups = by_confidence(most.numpy(), (answer == s.y).numpy())[:2]
-                    found["groups"] = torch.from_numpy(groups)
             case MultiLabel():
-                p, there = s.answers.double().nan_to_num(0), s.y > 0.5
-                at = 2 * there.long() + (p >= 0.5)
-                tables = torch.stack([torch.bincount(of, minlength=4) for of in at.T])
-                found["tables"] = tables.view(k, 2, 2)
-                found["scores"] = torch.stack(list(map(_binned, p.T, there.T)))
+                found |= self.counting.measure(s, EXACT)
+                p = s.answers.double().nan_to_num(0)
+                found["scores"] = torch.stack(list(map(_binned, p.T, (s.y > 0.5).T)))
             case Regression(mean=mean, std=std):
                 centre, scale = torch.tensor([mean, std], dtype=torch.float64)
                 y = (s.y.double().view(s.answers.shape) - centre) / scale

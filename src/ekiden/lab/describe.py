@@ -1,6 +1,5 @@
 """Say what was understood of data, and show who holds what as a table."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from rich.table import Table as RichTable
 from ekiden.core.base.errors import counted, listed
 from ekiden.core.data.samples import Dataset, FederatedData
 from ekiden.core.tasks import Regression, Survival
-from ekiden.readers.kinds import Table as Columns
 
 WIDE = 12  # the table summarises more classes than this
 # classes in a line
@@ -28,9 +26,6 @@ _PARTS = ("train", "val", "test")
 
 # samples whose range is shown
 _LOOKED_AT = 2000
-_OWNER = re.compile(
-    r"(^|[^a-z])(hospital|clinic|cent(re|er)|site|silo|bank|institution|client)([^a-z]|$)"
-)
 
 
 @dataclass(frozen=True)
@@ -95,16 +90,7 @@ def _silos(fed: FederatedData, each: NDArray[np.int64]) -> str:
     line = f"{len(fed.clients)} with {spread} samples for training and validation each"
     if fed.origin is None or fed.origin.partition in ("", "natural"):
         return line
-    return f"{line}, {fed.origin.partition}{_owners(fed.dataset)}"
-
-
-def _owners(dataset: Dataset) -> str:
-    """Say which feature sounds like the silos' names."""
-    columns = dataset.inputs.categorical if isinstance(dataset.inputs, Columns) else ()
-    found = [name for name in columns if _OWNER.search(name.lower())]
-    if not found:
-        return ""
-    return f"; {found[0]!r} is a feature: if it says who holds a row, make it the group column"
+    return f"{line}, {fed.origin.partition}"
 
 
 def _range(dataset: Dataset) -> str:
