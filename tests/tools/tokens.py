@@ -17,10 +17,10 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
     "core": 89_950,
-    "methods": 115_750,
+    "methods": 114_900,
     "readers": 55_900,
     "care": 12_950,
-    "clinic": 25_300,
+    "clinic": 24_950,
     "runs": 32_600,
     "silos": 59_650,
     "lab": 41_000,
