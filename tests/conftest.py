@@ -103,7 +103,7 @@ def seeds(request: pytest.FixtureRequest) -> None:
     seed = zlib.crc32(name.encode())
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # `torch.manual_seed` formats the stack for a GPU
 
 
 @pytest.fixture(autouse=True)

@@ -155,8 +155,9 @@ def told_by_three(telling: Noisy, s: Scores, seed: int) -> Tensor:
     return torch.stack(found).sum(0)
 
 
-def test_figures_come_near_and_say_how_near() -> None:
+def test_figures_come_near_and_say_how_near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 5,000 samples at three silos, each of which adds all of its own noise."""
+    monkeypatch.setattr("ekiden.clinic.noisy._REDRAWN", 20)
     counting = counting_of(Classification(), 2, full=True)
     telling, apart = Noisy(counting, noise_for(2.0, 1e-5, 1.0, 1)), list[float]()
     for seed in range(5):
@@ -195,7 +196,10 @@ def test_too_few_samples_tell_nothing_and_of_a_subgroup_not_even_how_many() -> N
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_what_follows_from_noise_alone_are_counts_that_answers_can_have(name: str) -> None:
+def test_what_follows_from_noise_alone_are_counts_that_answers_can_have(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ekiden.clinic.noisy._REDRAWN", 3)  # how far figures move is not asked here
     telling = noisy(name, 50.0)
     s = drawn(*TASKS[name], 12, 3)
     for seed in range(3):

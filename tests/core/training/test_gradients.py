@@ -190,6 +190,10 @@ def never(function: Pass, given: tuple[Tensor, ...]) -> None:
     """Record nothing."""
 
 
+def normed(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
 STEPS: list[dict[str, Any]] = [
     {},
     {"optimizer": "sgd", "momentum": 0.9, "clip_norm": 0.1},
@@ -203,7 +207,8 @@ STEPS: list[dict[str, Any]] = [
     [
         *((lambda: Dropping((3, 8, 8)), training) for training in STEPS),
         # its normalisation counts batches, whatever the optimiser is
-        (lambda: models.build("resnet18", (3, 8, 8), 3), {}),
+        (lambda: normed(nn.BatchNorm2d(4)), {}),
+        pytest.param(lambda: models.build("resnet18", (3, 8, 8), 3), {}, marks=pytest.mark.slow),
     ],
 )
 def test_recorded_steps_draw_and_count_as_others_do(
@@ -223,14 +228,17 @@ def test_recorded_steps_draw_and_count_as_others_do(
     assert slow.work == quick.work
 
 
+@pytest.mark.parametrize(
+    "smooth",
+    [
+        lambda: normed(nn.GroupNorm(2, 4)),
+        pytest.param(lambda: models.build("resnet18_gn", (3, 8, 8), 3), marks=pytest.mark.slow),
+    ],
+)
 def test_steps_without_dropout_are_those_of_an_epoch_that_is_drawn_batch_by_batch(
-    replayed: list[Replayed], monkeypatch: pytest.MonkeyPatch
+    smooth: Callable[[], nn.Module], replayed: list[Replayed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = dataset((3, 8, 8), 21, augment=Augment(crop=1, flip=True))
-
-    def smooth() -> nn.Module:
-        return models.build("resnet18_gn", (3, 8, 8), 3)
-
     found = trained(bench(data, smooth))
     monkeypatch.setattr(fitting, "is_recordable", lambda network: False)
     assert replayed
