@@ -36,7 +36,6 @@ from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.coordinator.remote_plan import RemotePlan
 from ekiden.silos.envelope import content, wrap
-from ekiden.silos.security import Security
 from ekiden.silos.server_app import GridNodes, say
 from ekiden.silos.silo import silo_file
 from ekiden.silos.trust.parcel import Ask, unpack
@@ -154,7 +153,7 @@ def measure(folder: Path) -> None:
         public = commands.read_keys(folder / "keys", NAMES)
         write_app(folder / "app")
         settings = {"folder": str(folder / "run"), "keys": json.dumps(public)}
-        link = commands.connect(federation.link, Security(folder / "ca.crt"))
+        link = commands.connect(federation.link, folder / "ca.crt")
         for line in link.lines(link.start(folder / "app", settings)):
             print(line)
     turns = list(read_lines(folder / "bare.jsonl"))[

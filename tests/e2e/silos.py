@@ -23,7 +23,6 @@ from ekiden.data import load, parse, split
 from ekiden.runs.result import Result
 from ekiden.silos import commands
 from ekiden.silos.coordinator.federation import Federation as Parts
-from ekiden.silos.security import Security
 from ekiden.silos.trust.keys import make_certificates, read_public
 from tests.warm import WarmProcess, command, ekiden
 
@@ -236,7 +235,7 @@ def running(
     try:
         federation.prepare()
         federation.start_link()
-        link = commands.connect(federation.link, Security(folder / "ca.crt"))
+        link = commands.connect(federation.link, folder / "ca.crt")
         assert all(link.register(read_public(folder / "keys" / f"{name}.pub")) for name in names)
         for name in names:
             start(federation, name)

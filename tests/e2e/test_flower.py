@@ -26,7 +26,6 @@ from ekiden.core.engine.method import Method
 from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedGram, FedSeq, MAEcho
 from ekiden.runs.recipe import Recipe
 from ekiden.silos import commands
-from ekiden.silos.security import Security
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
 from tests.e2e.silos import BIN, NAMES, Federation, assert_same_files, expected, running, wait_for
@@ -147,7 +146,7 @@ def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
         assert f"ekiden.silos.{part}" in own
         own = own.replace(f"ekiden.silos.{part}", f"tests.e2e.attacker:{mine}")
     file.write_text(own)
-    link = commands.connect(federation.link, Security(federation.folder / "ca.crt"))
+    link = commands.connect(federation.link, federation.folder / "ca.crt")
     for line in link.lines(link.start(folder, {"plan": plan, "folder": str(found)})):
         print(line)
     return json.loads(found.read_text())
@@ -476,7 +475,7 @@ def request(
 @pytest.mark.parametrize("end", ["Ctrl-C", "stop"])
 def test_a_run_that_the_user_ends_ends_at_the_superlink(federation: Federation, end: str) -> None:
     """By Ctrl-C, or by `ekiden stop` with the run's number; `ekiden ps` shows it."""
-    security = Security(federation.folder / "ca.crt")
+    certificate = federation.folder / "ca.crt"
     flags = ["--link", federation.link, "--certificate", "ca.crt"]
     command = [str(BIN / "ekiden"), "run", "fedseq", "--on", "flower", *flags, "--keys", "keys"]
     command += ["--clients", ",".join(NAMES), "--epochs", "1000", "--out", "ended"]
@@ -494,7 +493,7 @@ def test_a_run_that_the_user_ends_ends_at_the_superlink(federation: Federation, 
     code = federation.processes[end].wait(60)
     federation.processes.pop(end)
     assert code == (130 if end == "Ctrl-C" else 2), log.read_text()
-    states = {run.run: run.state for run in commands.connect(federation.link, security).runs()}
+    states = {run.run: run.state for run in commands.connect(federation.link, certificate).runs()}
     assert states[number] == "stopped"
     if end == "stop":
         assert f"run {number} was stopped" in log.read_text()
@@ -530,17 +529,3 @@ def test_other_shapes_are_equal_too(federation: Federation, name: str, tmp_path:
     there = federation.folder / "runs" / f"{name}-flower-seed3"
     assert_same_files(there, here, said)
     assert "verified" in federation.ekiden("verify", str(there), "--keys", "keys")
-
-
-@pytest.mark.slow
-def test_without_sealing_the_database_shows_the_model(federation: Federation) -> None:
-    """What `readable` looks for can be found."""
-    for name in NAMES:  # read again for every message
-        file = federation.folder / f"{name}.toml"
-        file.write_text(
-            re.sub("methods = .*", 'unsealed = true\nmethods = ["fedseq"]', file.read_text())
-        )
-    said = federation.run("fedseq", "--epochs", "1", "--no-sealed", "--out", "open")
-    model = federation.folder / "open" / "fedseq-flower-seed3" / "model.safetensors"
-    assert model.exists(), said
-    assert federation.readable(model) >= 4

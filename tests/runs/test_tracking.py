@@ -282,15 +282,18 @@ def test_a_run_between_machines_is_followed_here(
     print."""
     pytest.importorskip("flwr")
     from ekiden.silos import commands
+    from ekiden.silos.trust import keys
 
     monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        keys.generate(tmp_path / "keys" / name)
 
     def submitted(
         plan: object,
         link: object,
         how: object,
         folder: Path,
-        keys: object,
+        public_keys: object,
         say: Callable[..., None],
     ) -> str:
         run(
@@ -310,7 +313,8 @@ def test_a_run_between_machines_is_followed_here(
         "a,b",
         "--link",
         "127.0.0.1:1",
-        "--insecure",
+        "--keys",
+        "keys",
         "--rounds",
         "3",
     )

@@ -1,4 +1,4 @@
-"""What tests of silos need not repeat as often as the product does."""
+"""What tests of silos share, and what they need not repeat as often as the product does."""
 
 from collections.abc import Iterator
 
@@ -11,3 +11,9 @@ def noise_is_drawn_again_a_few_times() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ekiden.clinic.noisy._REDRAWN", 5)
         yield
+
+
+@pytest.fixture
+def any_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a method asks for is not known beforehand, so silos take any request."""
+    monkeypatch.setattr("ekiden.silos.silo.policy.plan_of", lambda *args: None)

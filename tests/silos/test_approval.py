@@ -132,7 +132,6 @@ CHANGES: dict[str, Any] = {
     "inputs": "another",
     "clients": ("client-0", "other"),
     "keys": ("one",),
-    "sealed": True,
     "skips": True,
     "values": "another",
     "task": '{"kind": "regression"}',
@@ -264,7 +263,7 @@ def test_a_rule_approves_plans_of_its_method_alone(tmp_path: Path) -> None:
     file = silo_file(
         tmp_path,
         "client-0",
-        '[limits]\nlevel = "models"\napprove = true\n[allow.fedseq]\nepochs = [1]\nuntil = 2999-12-31\n',
+        '[limits]\nlevel = "models"\nmin_clients = 2\napprove = true\n[allow.fedseq]\nepochs = [1]\nuntil = 2999-12-31\n',
         trusting=False,
     )
     assert hello(file, TERMS) == ""
@@ -335,7 +334,7 @@ def test_plans_need_an_approval_unless_the_file_says_otherwise(tmp_path: Path) -
     ],
 )
 def test_a_rule_agrees_to_plans_until_its_last_day(table: str, why: str, tmp_path: Path) -> None:
-    more = f'[limits]\nlevel = "models"\napprove = true\n[allow.fedseq]\n{table}'
+    more = f'[limits]\nlevel = "models"\nmin_clients = 2\napprove = true\n[allow.fedseq]\n{table}'
     assert why in hello(silo_file(tmp_path, "client-0", more, trusting=False), TERMS)
     assert bool(waiting(silo_file(tmp_path, "client-0", more, trusting=False))) == bool(why)
 

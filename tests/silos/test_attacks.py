@@ -313,11 +313,13 @@ def test_the_server_reads_one_result_of_a_run(tmp_path: Path) -> None:
     assert "client-2 has shown the server another result of run" in answer.error
 
 
-def test_a_silo_may_forbid_skips(tmp_path: Path) -> None:
-    nodes, public = federation(tmp_path, "skips = false\n")
-    with pytest.raises(
-        UserError, match=r"does not allow that: choose absent wait or stop \(limits.skips"
-    ):
+def test_a_silo_that_wants_all_silos_refuses_a_run_that_skips_before_it_trains(
+    tmp_path: Path,
+) -> None:
+    """It trained, and refused its result at the end."""
+    files, public = with_keys(tmp_path, NAMES, LIMITS, trusting=False)
+    nodes = FakeNodes(files)
+    with pytest.raises(UserError, match=r"wants all 3: .* write min_clients = 2 under \[limits\]"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="skip")
     assert not list(tmp_path.glob("client-*-silo/runs/*"))
     assert_equal(far(FedSeq(epochs=1), nodes, tmp_path / "run2", public), here(FedSeq(epochs=1)))
@@ -717,11 +719,12 @@ def test_large_runs_are_refused_before_they_are_built(
 ) -> None:
     import re
 
-    nodes, public = federation(tmp_path, "unsealed = true\n")
-    far(FedSeq(epochs=1), nodes, tmp_path / "run", public, sealed=False)
-    terms = replace(terms_in(nodes), run=secrets.token_hex(8), keys=())
+    nodes, public = federation(tmp_path, "")
+    far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
+    terms = replace(terms_in(nodes), run=secrets.token_hex(8))
     if crowd := more.get("crowd", 0):
-        more = {"clients": ("client-0", *(f"x{i}" for i in range(1, crowd)))}
+        names = ("client-0", *(f"x{i}" for i in range(1, crowd)))
+        more = {"clients": names, "keys": (terms.keys[0],) * crowd}
     terms = replace(terms, recipe=replace(terms.recipe, method=method), **more)
     before, began = files_of(tmp_path / "client-0-silo"), time.process_time()
     answer, _ = Attacker(nodes, terms).ask(100, "value", key="0-0-train")

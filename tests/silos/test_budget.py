@@ -17,12 +17,15 @@ from ekiden.silos.silo.budget import FILE, LedgerKeeper
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust.parcel import Answer, unpack
-from tests.silos.fakes import mine, silo_file
+from tests.silos.fakes import mine, opened_by_server, seal_for, silo_file
 from tests.silos.test_silo import TERMS, model, said, said_of_recipe, task, with_recipe
 
 PRIVATE = with_recipe(
     TERMS, dp="epsilon=8,delta=1e-4,clip=1", training=Training(batch_size=8, max_steps=1)
 )
+
+
+pytestmark = pytest.mark.usefixtures("any_request")
 
 
 @pytest.fixture
@@ -35,9 +38,7 @@ def limited(file: SiloFile, epsilon: float, delta: float = 1e-2) -> SiloFile:
 
 
 def given(file: SiloFile, data: bytes) -> Weights:
-    answer, body = unpack(Silo(file).answer(data), Answer)
-    assert not answer.error
-    found = wire.decode(bytes(body), Weights)
+    found = wire.decode(opened_by_server(file, data), Weights)
     assert isinstance(found, Weights)
     return found
 
@@ -133,7 +134,7 @@ def test_all_runs_together_are_bounded(file: SiloFile) -> None:
     runs = [replace(PRIVATE, run=f"{number:016x}") for number in range(3)]
     assert [said(file, task(terms)) for terms in runs[:2]] == ["", ""]
     assert "has promised epsilon 16 in 2 earlier runs and allows 20" in said(file, task(runs[2]))
-    assert not (file.folder / "runs" / runs[2].run).exists()
+    assert not (file.folder / "runs" / runs[2].run / "terms.json").exists()
     assert said(file, task(with_recipe(runs[2], dp="epsilon=4,delta=1e-4,clip=1"))) == ""
     assert "has promised delta" in said(
         limited(file, 100, 2e-4), task(with_recipe(runs[0], seed=1))
@@ -164,7 +165,7 @@ def test_a_data_set_that_is_listed_twice_has_one_budget(file: SiloFile) -> None:
         (3, "copy", "16 in 2"),
     ):
         asked = task(replace(PRIVATE, run=f"{number:016x}", data=name))
-        answer, _ = unpack(Silo(file, named=held).answer(asked), Answer)
+        answer, _ = unpack(Silo(file, named=held).answer(seal_for(file, asked)), Answer)
         assert refusal in answer.error
         assert bool(refusal) == bool(answer.error)
     assert len(lines(file)) == 2

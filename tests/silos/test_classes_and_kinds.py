@@ -39,7 +39,7 @@ def plan(**more: Any) -> RemotePlan[Any]:
 
 def run(folder: Path, **more: Any) -> Any:
     nodes = FakeNodes([read(folder / f"{name}.toml") for name in NAMES])
-    return session.run(plan(**more), nodes, folder / "run", {}, lambda line: None, poll=0)
+    return session.run(plan(**more), nodes, folder / "run", nodes.public, lambda line: None, poll=0)
 
 
 def vectors(folder: Path, classes: dict[str, tuple[str, ...]]) -> None:

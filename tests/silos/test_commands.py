@@ -19,7 +19,6 @@ from ekiden.silos import commands
 from ekiden.silos.control import RunAtLink
 from ekiden.silos.coordinator import remote_plan
 from ekiden.silos.logs import ENDED
-from ekiden.silos.security import Security
 
 ours = "ekiden: step 1 of 3 done"
 
@@ -53,11 +52,11 @@ class Link:
 
 def ended(link: Link, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
     said: list[str] = []
-    monkeypatch.setattr(commands, "connect", lambda address, security: link)
+    monkeypatch.setattr(commands, "connect", lambda address, certificate: link)
     monkeypatch.setattr(remote_plan, "as_text", lambda plan: "{}")
     monkeypatch.setattr("signal.signal", lambda *_: None)
     plan: Any = None
-    return commands.run(plan, {"link": ""}, Security(), folder / "r", {}, said.append), said
+    return commands.run(plan, {"link": ""}, None, folder / "r", {}, said.append), said
 
 
 @pytest.mark.parametrize(

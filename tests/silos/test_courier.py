@@ -7,8 +7,9 @@ import pytest
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.transport import ClientMissing
-from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
+from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.silos.trust.sealing import Reader
 
 HOUR = 3600.0
 Reply = bytes | Lost | None
@@ -65,7 +66,7 @@ class FakePost:
         }
         return {ticket: reply for ticket, reply in found.items() if reply is not None}
 
-    def sealing_key(self, client: str) -> SealingKey | None:
+    def reader(self, client: str) -> Reader | None:
         return None
 
     def anyone(self) -> bool:

@@ -59,10 +59,10 @@ from ekiden.silos.silo import policy
 from ekiden.silos.silo.levels import Level, allows, needed
 from ekiden.silos.silo.policy import check_terms
 from ekiden.silos.silo.silo import Silo
-from ekiden.silos.silo.silo_file import Link, SiloFile
+from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.parcel import Answer, Ask, arguments_key, pack, unpack
-from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
+from tests.silos.fakes import NAMES, FakeNodes, mine, public_key, silo_file, with_keys
 from tests.silos.test_attacks import Attacker, layers
 from tests.silos.test_remote import assert_equal, far, here
 from tests.silos.test_silo import TERMS
@@ -298,17 +298,16 @@ def test_the_last_silo_reads_an_image_with_its_label_in_a_closing_lap(tmp_path: 
 
 
 class Coordinator(Attacker):
-    """Asks for the sums of features that it made, in a run that seals nothing, or in a sealed
-    one."""
+    """Asks for the sums of features that it made."""
 
     def sums(self, node: int, call: int, settled: tuple[Tensor, ...]) -> Sums:
         ask = Ask("task", self.terms.text(), step=0, call=call, task="measure", eager=True)
-        data, lock = wire.encode((INITIAL, settled, None)), None
-        if self.terms.sealed:
-            ask = replace(ask, readers=(self.reader(),))
-            data, (lock,) = self.party.seal(
-                Encoded.of(data), arguments_key(ask), (self.as_reader(node, 0),)
-            )
+        ask = replace(ask, readers=(self.reader(),))
+        data, (lock,) = self.party.seal(
+            Encoded.of(wire.encode((INITIAL, settled, None))),
+            arguments_key(ask),
+            (self.as_reader(node, 0),),
+        )
         full = replace(ask, length=len(data), lock=lock)
         answer, rest = unpack(self.nodes.silo(node).answer(pack(full, (data,))), Answer)
         if answer.error:
@@ -332,26 +331,17 @@ def stars(nodes: FakeNodes, terms: Agreement) -> Tensor:
     return torch.cat(found)
 
 
-def test_the_coordinator_reads_images_of_each_silo_in_a_star_without_seals(tmp_path: Path) -> None:
-    files, public = with_keys(tmp_path, NAMES)
-    files = [replace(file, limits=replace(file.limits, unsealed=True)) for file in files]
-    nodes, terms = FakeNodes(files), star(public, sealed=False)
-    assert found_in(stars(nodes, terms), NAMES[1:2], 0.05) >= 3
-
-
 def test_the_coordinator_gets_no_part_of_a_sealed_star(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     with pytest.raises(UserError, match="gives its part to a sum only under masks"):
-        stars(FakeNodes(files), star(public, sealed=True))
+        stars(FakeNodes(files), star(public))
 
 
-def star(public: dict[str, str], *, sealed: bool) -> Agreement:
+def star(public: dict[str, str]) -> Agreement:
     """The terms of a run whose coordinator adds up."""
     method = FedGram(width=400, topology="star")
     keys = tuple(public.values())
-    return replace(
-        TERMS, recipe=replace(TERMS.recipe, method=method), clients=NAMES, keys=keys, sealed=sealed
-    )
+    return replace(TERMS, recipe=replace(TERMS.recipe, method=method), clients=NAMES, keys=keys)
 
 
 # The same with the defaults.
@@ -395,7 +385,8 @@ def test_a_run_above_the_level_of_a_silo_is_refused_with_the_line_to_write(
 ) -> None:
     """Nothing is stored: the terms alone decide."""
     file = silo_file(tmp_path, NAMES[0], trusting=False)
-    agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method))
+    recipe = replace(TERMS.recipe, method=method)
+    agreed = replace(TERMS, recipe=recipe, clients=NAMES, keys=tuple(map(public_key, NAMES)))
     for own in ("sums", "models", "all"):
         limits = replace(file.limits, level=own)
         silo = Silo(replace(file, limits=limits), mine(NAMES[0]))
@@ -537,7 +528,8 @@ def test_a_coordinator_that_scales_images_otherwise_gets_no_sums(
 ) -> None:
     """It moves thresholds, at which images become features, past single samples: sums before and
     after show these."""
-    file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
+    limits = '[limits]\nmethods = ["fedgram"]\nmin_clients = 2\n'
+    file = silo_file(tmp_path, NAMES[1], limits, trusting=False)
     method = FedGram(width=130, dictionary="seed", min_active=10)
     agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method), mean=(mean,), std=(std,))
     arguments = wire.encode((INITIAL, None))
@@ -571,9 +563,10 @@ def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
         said = f"sums of {method.width} features show which samples client-. has: give width {few} or less"
         with pytest.raises(UserError, match=said):
             far(method, FakeNodes(files), tmp_path / method.title(), public)
-        agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method))
+        recipe, held = replace(TERMS.recipe, method=method), tuple(public.values())
+        agreed = replace(TERMS, recipe=recipe, clients=NAMES, keys=held)
         asked = pack(Ask("hello", agreed.text()))
-        smallest = Silo(replace(files[2], link=Link()), mine(NAMES[2]))
+        smallest = Silo(files[2], mine(NAMES[2]))
         assert re.search(said, unpack(smallest.answer(asked), Answer)[0].error)
         assert not list(tmp_path.glob("*-silo/summed/*")), "nothing was computed"
     far(FedGram(width=few, **SAFE), FakeNodes(files), tmp_path / "run", public)
@@ -587,7 +580,8 @@ def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
 def test_no_message_lets_a_run_pass_the_checks_of_its_first_one(tmp_path: Path) -> None:
     """A coordinator asks what a silo does for a run, which made its folder; a run is bound once it
     was checked."""
-    file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
+    limits = '[limits]\nmethods = ["fedgram"]\nmin_clients = 2\n'
+    file = silo_file(tmp_path, NAMES[1], limits, trusting=False)
     agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=FedGram(width=400, **SAFE)))
     folder = file.folder / "runs" / agreed.run
     for kind in ("status", "hello", "task", "hello"):

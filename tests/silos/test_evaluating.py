@@ -31,7 +31,16 @@ from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust import report as reports
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from ekiden.silos.trust.report import Reported
-from tests.silos.fakes import NAMES, FakeNodes, evaluate, mine, silo_file, with_keys
+from tests.silos.fakes import (
+    NAMES,
+    FakeNodes,
+    evaluate,
+    member_of,
+    mine,
+    seal_for,
+    silo_file,
+    with_keys,
+)
 from tests.silos.test_attacks import Attacker, layers
 from tests.silos.test_remote import far
 from tests.silos.test_silo import model as initial
@@ -401,9 +410,10 @@ class Oracle:
     """Asks a silo to measure one made-up model after the other: linear, of pixels from 0 to 1."""
 
     def __init__(self, folder: Path, noise: str) -> None:
-        self.file = silo_file(folder, NAMES[0], '[limits]\nlevel = "sums"\n', trusting=False)
-        agreed = with_recipe(terms(FedSeq(epochs=1), keys=(), sealed=False), model="linear")
-        self.terms = replace(agreed, evaluate_dp=noise, clients=(NAMES[0],))
+        limits = '[limits]\nlevel = "sums"\nmin_clients = 1\n'
+        self.file = silo_file(folder, NAMES[0], limits, trusting=False)
+        agreed = with_recipe(terms(FedSeq(epochs=1), clients=NAMES[:1]), model="linear")
+        self.terms = replace(agreed, evaluate_dp=noise)
         self.like = initial(agreed)
         self.asked = 0
 
@@ -413,8 +423,10 @@ class Oracle:
         digest = custody.digest(wire.chunks(made))
         agreed = replace(self.terms, run=secrets.token_hex(8), measures=digest)
         body = wire.encode([made])
-        ask = Ask("evaluate", agreed.text(), results=1, clients=1, last=True)
-        answer, rest = unpack(Silo(self.file, mine(NAMES[0])).answer(pack(ask, (body,))), Answer)
+        members = (member_of(self.file, agreed.run),)
+        ask = Ask("evaluate", agreed.text(), results=1, clients=1, last=True, members=members)
+        asked = seal_for(self.file, pack(ask, (body,)))
+        answer, rest = unpack(Silo(self.file, mine(NAMES[0])).answer(asked), Answer)
         if answer.error:
             raise UserError(answer.error)
         self.asked += 1

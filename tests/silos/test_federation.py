@@ -23,7 +23,6 @@ from ekiden.silos.coordinator import federation
 from ekiden.silos.coordinator.federation import Federation
 from ekiden.silos.logs import ENDED, Log
 from ekiden.silos.metrics import Metrics
-from ekiden.silos.security import Security, checked
 from ekiden.silos.silo import silo_file
 from ekiden.silos.trust import keys
 from tests.e2e.silos import free_ports
@@ -228,9 +227,7 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
 ) -> None:
     """Only if there is a SuperLink to tell; it ends with its reason in both cases."""
     served: list[float | None] = []
-    monkeypatch.setattr(
-        supernode, "start", lambda file, security, say, seconds=None: served.append(seconds)
-    )
+    monkeypatch.setattr(supernode, "start", lambda file, say, seconds=None: served.append(seconds))
     file = made.silo("a") / "silo.toml"
     with socket.socket() as link:
         link.bind(("127.0.0.1", 0))
@@ -277,29 +274,9 @@ def test_what_users_get_wrong(tmp_path: Path, made: Federation) -> None:
         call(["federation", "strat", "fed"])
 
 
-def test_insecure_is_for_this_machine() -> None:
-    said: list[str] = []
-    for here in ("127.0.0.1:9", "localhost:9", "[::1]:9"):
-        checked(here, Security(insecure=True), said.append, anywhere=False)
-    assert (
-        said
-        == ["WARNING: --insecure: nothing on this connection is encrypted or authenticated"] * 3
-    )
-    for there in (
-        "link.example.org:8000",
-        "10.0.0.1:8000",
-        "127.0.0.1.example.org:8000",
-        "localhost.example.org:8000",
-    ):
-        with pytest.raises(UserError, match="would send models and requests in the clear"):
-            checked(there, Security(insecure=True), said.append, anywhere=False)
-    checked("link.example.org:8000", Security(insecure=True), said.append, anywhere=True)
-    assert said[3:] == said[:1]
-
-
 def test_a_superlink_that_is_not_there_is_one_line(made: Federation) -> None:
     with pytest.raises(UserError, match=r"no SuperLink at 127\.0\.0\.1:9 answers \(\S+"):
-        commands.connect("127.0.0.1:9", Security(made.certificate)).runs()
+        commands.connect("127.0.0.1:9", made.certificate).runs()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from ekiden.silos.trust.masking import PartMasks
 from ekiden.silos.trust.parcel import Answer, Ask, unpack
 from ekiden.silos.trust.sealing import Party, Reader
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_remote import assert_equal, far, here, same
+from tests.silos.test_remote import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 from ekiden.silos.trust import keys
@@ -435,12 +435,6 @@ def test_masked_runs_have_the_bits_of_plain_ones(case: str, tmp_path: Path) -> N
     files, public = with_keys(tmp_path, NAMES)
     result, expected = go(case, FakeNodes(files), tmp_path / "run", public), here(METHODS[case])
     assert_equal(result, expected)
-    open_ones = FakeNodes(
-        [replace(file, limits=replace(file.limits, unsealed=True)) for file in files]
-    )
-    plain = go(case, open_ones, tmp_path / "plain", public, sealed=False)
-    assert_equal(plain, expected)
-    assert same(plain.weights, result.weights)
     assert verify(tmp_path / "run", public).wrong == ()
 
 
@@ -692,15 +686,10 @@ def test_a_sum_is_of_all_silos_or_not_opened(case: str, tmp_path: Path) -> None:
 def test_show_says_whether_sums_were_masked(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     go("chain", FakeNodes(files), tmp_path / "run", public)
-    open_ones = FakeNodes(
-        [replace(file, limits=replace(file.limits, unsealed=True)) for file in files]
-    )
-    go("closing lap", open_ones, tmp_path / "plain", public, sealed=False)
     far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "models", public)
     here(METHODS["laps"], folder=tmp_path / "here")
     for folder, said in (
         ("run", "sums: masked; only totals over all silos could be read"),
-        ("plain", "sums: NOT masked (the run is not sealed): who received a sum could read it"),
         ("models", ""),
         ("here", "sums: not masked (all clients were on one machine)"),
     ):

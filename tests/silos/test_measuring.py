@@ -37,7 +37,6 @@ def asked(folder: Path, **about: Any) -> Measurement:
     terms = SimpleNamespace(
         clients=("a", "b"),
         measures=about.get("measures", ""),
-        sealed=True,
         skips=True,
         method="fedseq",
         measured_steps=(3,),

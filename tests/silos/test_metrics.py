@@ -15,7 +15,7 @@ from ekiden.silos.silo import approval
 from ekiden.silos.silo.participation import FILE, log_request
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.trust.parcel import Ask, pack
-from tests.silos.fakes import mine, silo_file
+from tests.silos.fakes import mine, seal_for, silo_file
 from tests.silos.test_silo import TERMS, task
 
 RUN = "0123456789abcdef"
@@ -142,7 +142,7 @@ def test_a_silos_counts_hold_nothing_of_its_data(tmp_path: Path) -> None:
     assert found["runs"] == found["disk_bytes"] == 0.0
     assert found['requests_total{kind="refused"}'] == 3.0
     approval.approve(file, approval.digest(file, TERMS))
-    silo.answer(task())
+    silo.answer(seal_for(file, task()))
     after = supernode.Monitored(file).counts()
     assert (after["plans_waiting"], after["runs"], after['requests_total{kind="task"}']) == (
         0.0,

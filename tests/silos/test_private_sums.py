@@ -30,9 +30,17 @@ from ekiden.methods.exact.blocks.whole_features import RandomReLU
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.silo.budget import FILE
-from ekiden.silos.silo.silo import Silo
-from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
-from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
+from ekiden.silos.trust.agreement import Agreement
+from ekiden.silos.trust.parcel import Ask, pack, unpack
+from tests.silos.fakes import (
+    NAMES,
+    FakeNodes,
+    member_of,
+    mine,
+    opened_by_server,
+    silo_file,
+    with_keys,
+)
 from tests.silos.test_crafted_features import Tampering
 from tests.silos.test_remote import far, here
 from tests.silos.test_silo import TERMS, said, terms
@@ -123,39 +131,41 @@ def test_in_a_star_the_mean_and_the_sums_of_the_first_silo_are_charged_together(
     assert told == pytest.approx(1 / planned_sums(DP(2.0, 1e-4), 100, "it").noise)
 
 
+@pytest.mark.usefixtures("any_request")
 def test_a_mean_of_another_shape_is_refused(tmp_path: Path) -> None:
-    file = silo_file(tmp_path, "client-0", '[limits]\nmethods = ["fedgram"]\n')
-    agreed = terms(METHOD)
+    limits = '[limits]\nmethods = ["fedgram"]\nmin_clients = 1\n'
+    file = silo_file(tmp_path, "client-0", limits)
+    agreed = terms(METHOD, clients=NAMES[:1])
     agreed = replace(agreed, recipe=replace(agreed.recipe, dp=PROMISE))
-    first = handed(
-        silo_file(tmp_path / "other", "client-0", '[limits]\nmethods = ["fedgram"]\n'), add(agreed)
-    )
+    first = handed(silo_file(tmp_path / "other", "client-0", limits), agreed)
     for centre in (torch.zeros(19, dtype=torch.int8), torch.zeros(20)):
         crafted = first._replace(settled=(*first.settled[:-1], centre))
         assert "the mean of features received is not one" in said(file, add(agreed, crafted))
     assert not (file.folder / FILE).read_text()
 
 
-def add(agreed: Any, before: Handoff | None = None) -> bytes:
+def add(agreed: Any, before: Handoff | None = None, **more: Any) -> bytes:
     arguments = wire.encode((INITIAL, before))
-    ask = Ask("task", agreed.text(), task="add", length=len(arguments), eager=True)
+    ask = Ask("task", agreed.text(), task="add", length=len(arguments), eager=True, **more)
     return pack(ask, (arguments, b""))
 
 
-def handed(file: Any, data: bytes) -> Handoff:
-    answer, body = unpack(Silo(file).answer(data), Answer)
-    assert not answer.error
-    found = wire.decode(bytes(body), Handoff)
+def handed(file: Any, agreed: Agreement) -> Handoff:
+    """What the only silo of a run hands to the server."""
+    data = add(agreed, members=(member_of(file, agreed.run),))
+    found = wire.decode(opened_by_server(file, data), Handoff)
     assert isinstance(found, Handoff)
     return found
 
 
+@pytest.mark.usefixtures("any_request")
 def test_a_silo_gives_noisy_sums_once_and_the_same_again(tmp_path: Path) -> None:
-    file = silo_file(tmp_path, "client-0", '[limits]\nmethods = ["fedgram"]\n')
-    agreed = terms(METHOD)
+    limits = '[limits]\nmethods = ["fedgram"]\nmin_clients = 1\n'
+    file = silo_file(tmp_path, "client-0", limits)
+    agreed = terms(METHOD, clients=NAMES[:1])
     agreed = replace(agreed, recipe=replace(agreed.recipe, dp=PROMISE))
-    first = handed(file, add(agreed))
-    again = handed(file, add(agreed))
+    first = handed(file, agreed)
+    again = handed(file, agreed)
     assert isinstance(first.sums, NoisySums)
     assert isinstance(again.sums, NoisySums)
     assert isinstance(first.sums.gram, Tensor)
@@ -214,22 +224,16 @@ def test_nobody_opens_a_sum_with_less_noise_than_was_promised(tmp_path: Path) ->
         here(METHOD, lambda step, client: client == NAMES[1], dp=DP.parse(shared))
 
 
-def test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks(tmp_path: Path) -> None:
+def test_noise_is_shared_only_where_a_silo_allows_it(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     shared = PROMISE + ",honest=2"
     with pytest.raises(UserError, match="shares noise among 2 silos, client-0 allows 1"):
         far(METHOD, FakeNodes(files), tmp_path / "refused", public, dp=shared)
     trusting = [replace(file, limits=replace(file.limits, honest=2)) for file in files]
     assert far(METHOD, FakeNodes(trusting), tmp_path / "run", public, dp=shared).weights is not None
-    agreed = replace(TERMS, clients=NAMES, recipe=replace(TERMS.recipe, method=METHOD, dp=shared))
-    with pytest.raises(UserError, match="honest needs masks"):
-        agreed.check_masks()
-    alone = silo_file(
-        tmp_path / "alone", "client-0", '[limits]\nmethods = ["fedgram"]\nhonest = 2\n'
-    )
-    assert "honest needs masks" in said(alone, add(agreed))
 
 
+@pytest.mark.usefixtures("any_request")
 def test_noise_that_many_runs_average_away_is_refused_without_a_bound(tmp_path: Path) -> None:
     """Noisy sums leave no class of one sample out: a hundred runs, or one with a large ε, show the
     sample."""
@@ -245,9 +249,11 @@ def test_noise_that_many_runs_average_away_is_refused_without_a_bound(tmp_path: 
     assert float(torch.corrcoef(torch.stack([exact[:64], seen[:64]]))[0, 1]) > 0.8
     method = replace(METHOD, min_active=10)
     agreed = replace(terms(method), recipe=replace(TERMS.recipe, method=method, dp="epsilon=1e6"))
-    allowing = '[limits]\nmethods = ["fedgram"]\n'
+    allowing = '[limits]\nmethods = ["fedgram"]\nmin_clients = 2\n'
     unbounded = silo_file(tmp_path, "client-0", allowing, trusting=False)
     assert "let its owner bound the noise by limits.epsilon, or" in said(unbounded, add(agreed))
     bounded = silo_file(tmp_path, "client-0", allowing + "epsilon = 8.0\n", trusting=False)
     assert "allows 8 over all runs, this one wants 1e+06" in said(bounded, add(agreed))
-    handed(bounded, add(replace(agreed, recipe=replace(agreed.recipe, dp="epsilon=8"))))
+    agreed = replace(agreed, recipe=replace(agreed.recipe, dp="epsilon=8"))
+    members = tuple(member_of(silo_file(tmp_path, name), agreed.run) for name in agreed.clients)
+    assert said(bounded, add(agreed, members=members)) == ""

@@ -116,7 +116,7 @@ def far(
     recipe = Recipe(method, model=model, training=training, seed=3, metric=metric, evaluate_every=0)
     # Few test rows died, and noise may hide them: then AUROC is not defined.
     plan = RemotePlan(recipe, "a,b", evaluate_dp="exact")
-    return session.run(plan, silos, folder, {}, lambda line: None, poll=0)
+    return session.run(plan, silos, folder, silos.public, lambda line: None, poll=0)
 
 
 def test_weights_of_classes_are_those_of_one_machine(silos: Nodes, tmp_path: Path) -> None:
@@ -252,7 +252,9 @@ def test_a_recalibration_follows_from_counts_of_validation_samples(
     run, held = tmp_path / "run", list(silos.held.values())
     result = far(silos, run, FedSeq(epochs=2), BALANCED)
     exactly: dict[str, Any] = {"validation": True, "evaluate_dp": "exact", "poll": 0}
-    row = evaluate(run, ("a", "b"), silos, run / "evaluations" / "one", {}, print, **exactly)
+    row = evaluate(
+        run, ("a", "b"), silos, run / "evaluations" / "one", silos.public, print, **exactly
+    )
     x, y = (torch.cat([getattr(client.val, part) for _, client in held]) for part in "xy")
     assert row["figures"]["samples"] == len(y)
     with torch.inference_mode():

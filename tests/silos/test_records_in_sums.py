@@ -124,8 +124,7 @@ class Tables(FakeNodes):
     """Three silos that hold rows of one table."""
 
     def __init__(self, folder: Path, data: FederatedData, more: str = "") -> None:
-        files, self.public = with_keys(folder, NAMES, more, trusting=False)
-        super().__init__(files)
+        super().__init__(with_keys(folder, NAMES, more, trusting=False)[0])
         held = zip(NAMES, data.clients, strict=True)
         self.held = {name: (data.dataset, replace(client, name=name)) for name, client in held}
 

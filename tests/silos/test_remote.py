@@ -127,7 +127,12 @@ def far(
     **changes: object,
 ) -> Result:
     return session.run(
-        plan_of(method, **changes), nodes, folder, public or {}, lambda line: None, poll=0
+        plan_of(method, **changes),
+        nodes,
+        folder,
+        nodes.public if public is None else public,
+        lambda line: None,
+        poll=0,
     )
 
 
@@ -705,7 +710,9 @@ def test_roll_call(tmp_path: Path) -> None:
     stranger = tmp_path / "stranger.toml"
     stranger.write_text('name = "stranger"\n[data]\npath = "digits"\n')
     nodes = FakeNodes([*files[:3], silo_toml.read(stranger)])
-    session.run(plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", {}, said.append, poll=0)
+    session.run(
+        plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", nodes.public, said.append, poll=0
+    )
     assert any("'stranger' is connected, but not among --clients" in line for line in said)
     assert [node for node, _ in nodes.log].count(103) == 1
     with pytest.raises(ClientMissing, match="client-2 did not come"):
@@ -814,7 +821,9 @@ def test_a_node_that_talks_nonsense_ends_nothing(tmp_path: Path, noise: bytes) -
     files = [silo_file(tmp_path, name) for name in ("client-3", *NAMES)]
     nodes, said = FakeNodes(files), list[str]()
     nodes.corrupt = {100: noise}
-    session.run(plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", {}, said.append, poll=0)
+    session.run(
+        plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", nodes.public, said.append, poll=0
+    )
     assert any("a node sent an unreadable answer" in line for line in said)
 
 

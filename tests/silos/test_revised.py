@@ -155,9 +155,7 @@ def test_what_is_refused(
     files, public = with_keys(tmp_path, NAMES)
     run = tmp_path / "run"
     far(METHOD, FakeNodes(files), run, public)
-    (run / "link.json").write_text(
-        '{"link": "127.0.0.1:1", "certificate": "", "keys": "", "insecure": true}'
-    )
+    (run / "link.json").write_text('{"link": "127.0.0.1:1", "certificate": "", "keys": ""}')
     far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "fedseq", public)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for words, message in (
@@ -189,7 +187,7 @@ def test_what_is_refused(
 def test_a_folder_of_others_leads_to_no_superlink(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither without encryption nor with keys that somebody else has put next to it."""
+    """Neither with a certificate nor with keys that somebody else has put next to it."""
     monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     files, public = with_keys(tmp_path, NAMES)
@@ -204,7 +202,7 @@ def test_a_folder_of_others_leads_to_no_superlink(
     monkeypatch.setattr(commands, "run", submit)
 
     class Link:
-        def __init__(self, link: str, security: Any) -> None:
+        def __init__(self, link: str, certificate: Any) -> None:
             self.link = link
 
         def stop(self, number: str) -> None:
@@ -219,14 +217,17 @@ def test_a_folder_of_others_leads_to_no_superlink(
         assert end.value.code == 2
         return capsys.readouterr().err
 
-    there = {"link": "127.0.0.1:9", "certificate": "", "keys": "", "insecure": True, "run": "7"}
+    peers = str(tmp_path / "peers")
+    there = {"link": "127.0.0.1:9", "certificate": "", "keys": peers, "run": "7"}
     hostile: tuple[dict[str, Any], ...] = (
         {},
         {"link": "link.example.org:8000"},
-        {"insecure": False, "keys": str(tmp_path / "peers")},
+        {"certificate": str(tmp_path / "ca.crt")},
+        {"keys": str(tmp_path / "others")},
     )
     assert "ended" in refused(
-        "run fedseq --on flower --link 127.0.0.1:10 --insecure --clients a,b --out mine"
+        f"run fedseq --on flower --link 127.0.0.1:10 --keys {tmp_path / 'peers'} --clients "
+        f"{','.join(NAMES)} --out mine"
     )
     assert submitted == ["127.0.0.1:10"]
     for other in hostile:
@@ -241,7 +242,6 @@ def test_a_folder_of_others_leads_to_no_superlink(
             name, *more = words.split()
             (line,) = refused(f"{name} {run} {' '.join(more)}").splitlines()
             assert "nobody has run anything from here like this" in line
-            assert ("WITHOUT encryption" in line) == other.get("insecure", True)
     assert submitted == ["127.0.0.1:10"]
     (run / "link.json").write_text(json.dumps(there | {"link": "127.0.0.1:10"}))
     assert "ended" in refused(f"resume {run}")

@@ -20,6 +20,7 @@ from torch import Tensor
 from ekiden.cli.app import call
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import safetensors_chunks, with_digest, write
+from ekiden.core.engine import wire
 from ekiden.core.engine.folder import read_lines
 from ekiden.core.engine.wire import SERVER, Encoded, WireError
 from ekiden.core.engine.worker import Outcome, Worker
@@ -333,24 +334,17 @@ def patterns(model: Weights) -> list[bytes]:
 def test_no_weight_is_on_the_wire(
     method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[bool, int] = {}
     monkeypatch.setattr(sealing, "_PIECE", 5000)  # as values of more than 1 GiB are
-    for sealed in (True, False):
-        folder = tmp_path / str(sealed)
-        nodes, public = federation(folder)
-        if not sealed:
-            for file in folder.glob("*.toml"):
-                file.write_text(file.read_text().replace("[limits]", "[limits]\nunsealed = true"))
-            nodes = FakeNodes([shut(folder / f"{name}.toml") for name in NAMES])
-        with all_models(monkeypatch) as models:
-            result = far(method, nodes, folder / "run", public, sealed=sealed)
-        assert same(result.weights, here(method).weights)
-        wires = b"".join([data for _, data in nodes.log] + nodes.said)
-        assert len(models) >= 3
-        seen[sealed] = sum(p in wires for model in models for p in patterns(model))
-        assert (b'"dtype":"F32"' in wires) is not sealed
-    assert seen[True] == 0
-    assert seen[False] > 20
+    nodes, public = federation(tmp_path)
+    with all_models(monkeypatch) as models:
+        result = far(method, nodes, tmp_path / "run", public)
+    assert same(result.weights, here(method).weights)
+    wires = b"".join([data for _, data in nodes.log] + nodes.said)
+    in_the_clear = b"".join(map(wire.encode, models))
+    assert len(models) >= 3
+    assert sum(p in in_the_clear for model in models for p in patterns(model)) > 20
+    assert not any(p in wires for model in models for p in patterns(model))
+    assert b'"dtype":"F32"' not in wires
 
 
 def shut(path: Path) -> SiloFile:
@@ -439,8 +433,8 @@ def test_silos_that_seal_refuse_what_the_method_does_not_ask_for(tmp_path: Path)
     assert "is not sealed" in said(second, replace(two, lock=None), body)
     assert "sealed for another key" in said(first, two, body)
     terms = json.loads(one.agreement)
-    assert "does not seal models, client-0 wants that" in said(
-        first, replace(one, agreement=dump(terms, sealed=False))
+    assert "names, keys or the run's id are not as they must be" in said(
+        first, replace(one, agreement=dump(terms, keys=[]))
     )
     other_key = [public["client-0"], public["client-2"], public["client-1"]]
     assert "client-0 knows another" in said(
@@ -642,10 +636,6 @@ def test_a_silo_that_signs_something_else_stops_the_run(
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
 
 
-def test_runs_without_signatures_cannot_be_verified(tmp_path: Path) -> None:
-    files, _ = with_keys(tmp_path, NAMES, LIMITS + "unsealed = true\n")
-    far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "run")
-    with pytest.raises(UserError, match="without silo keys"):
-        verify(tmp_path / "run")
+def test_a_folder_without_a_run_cannot_be_verified(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         verify(tmp_path)

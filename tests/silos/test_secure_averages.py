@@ -72,35 +72,6 @@ def test_masked_averages_have_the_bits_of_one_machine_and_only_the_sum_is_read(
     assert summary.sums(summary.summarise(tmp_path / "run")).startswith("sums: masked")
 
 
-def test_without_masks_a_secure_run_is_refused_by_the_coordinator_and_by_silos(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, public = with_keys(tmp_path, NAMES)
-    nodes = FakeNodes([replace(file, limits=replace(file.limits, unsealed=True)) for file in files])
-    method, refused = (
-        FedAvg(rounds=1, epochs=1, secure=True),
-        "secure needs masks, which only sealed runs have",
-    )
-    with pytest.raises(UserError, match=refused) as no:
-        far(method, nodes, tmp_path / "run", public, sealed=False)
-    assert "\n" not in str(no.value)
-    assert not (tmp_path / "run" / "model.safetensors").exists()
-    # A coordinator that leaves the check out is refused by the silos.
-    from ekiden.silos.trust import agreement
-
-    check = agreement.Agreement.check_masks
-    asked: list[int] = []
-
-    def first_is_blind(self: Any) -> None:
-        asked.append(1)
-        if len(asked) > 1:
-            check(self)
-
-    monkeypatch.setattr(agreement.Agreement, "check_masks", first_is_blind)
-    with pytest.raises(UserError, match=refused):
-        far(method, nodes, tmp_path / "blind", public, sealed=False)
-
-
 def test_a_silo_can_insist_on_masks(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     strict = [replace(file, allow={"fedavg": {"secure": (True,)}}) for file in files]

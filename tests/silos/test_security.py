@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ekiden import UserError
-from ekiden.silos.security import Security, checked, days_left
+from ekiden.silos.security import check_link, days_left
 from ekiden.silos.silo import silo_file
 from ekiden.silos.trust import keys
 from tests.silos.fakes import silo_file as written_file
@@ -46,16 +46,16 @@ def test_a_certificate_near_its_end_is_named_with_the_remedy(
     keys.make_certificates(tmp_path, "127.0.0.1")
     lines: list[str] = []
     with link(tmp_path) as address:
-        security = Security(tmp_path / "ca.crt")
+        certificate = tmp_path / "ca.crt"
         if days < 0:
             with pytest.raises(UserError, match="has expired: `ekiden federation rotate`"):
-                checked(address, security, lines.append, anywhere=False)
+                check_link(address, certificate, lines.append)
         else:
-            checked(address, security, lines.append, anywhere=False)
+            check_link(address, certificate, lines.append)
             assert all("`ekiden federation rotate`" in line for line in lines)
     assert (said in " ".join(lines)) or days < 0
     assert bool(lines) == (days == 20)
-    checked("127.0.0.1:9", security, lines.append, anywhere=False)  # nobody answers
+    check_link("127.0.0.1:9", certificate, lines.append)  # nobody answers
 
 
 @pytest.mark.parametrize(

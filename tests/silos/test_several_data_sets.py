@@ -60,11 +60,10 @@ class Nodes(FakeNodes):
         (folder / "own.py").write_text(OWN)
         for name in "ab":
             (folder / f"{name}.toml").write_text(SILO.format(name=name))
-        super().__init__([read(folder / f"{name}.toml") for name in "ab"])
-        self.public = {
-            file.name: keys.read_public(keys.generate(file.beside(file.link.key)))
-            for file in self.files.values()
-        }
+        files = [read(folder / f"{name}.toml") for name in "ab"]
+        for file in files:
+            keys.generate(file.beside(file.link.key))
+        super().__init__(files)
         (folder / "peers").mkdir()
         for name, key in self.public.items():
             (folder / "peers" / f"{name}.pub").write_text(key)

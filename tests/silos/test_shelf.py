@@ -32,7 +32,7 @@ FEDSEQ = FedSeq(epochs=1)
 
 
 def sealed_in(folder: Path) -> tuple[FakeNodes, dict[str, str]]:
-    limits = '[limits]\nmethods = ["fedseq", "dispfl", "scaffold"]\nunsealed = true\n'
+    limits = '[limits]\nmethods = ["fedseq", "dispfl", "scaffold"]\n'
     files, public = with_keys(folder, NAMES, limits)
     return FakeNodes(files), public
 
@@ -156,38 +156,27 @@ def test_a_private_state_that_a_silo_lost_is_made_again(how: str, tmp_path: Path
     ).read_bytes() == before  # what was made again was the same
 
 
-ALL = [
-    (how, sealed) for how in ("gone", "flipped", "gone with the folder") for sealed in (True, False)
-]
-
-
 @pytest.mark.parametrize(
-    ("how", "sealed"),
-    [
-        pytest.param(*case, marks=[] if number in (1, 2) else pytest.mark.slow)
-        for number, case in enumerate(ALL)
-    ],
+    "how", ["gone", pytest.param("flipped", marks=pytest.mark.slow), "gone with the folder"]
 )
 def test_a_silo_that_lost_its_private_state_for_good_is_named_with_the_file(
-    how: str, sealed: bool, tmp_path: Path
+    how: str, tmp_path: Path
 ) -> None:
     """It silently gave another model."""
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 101):
-        far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=sealed)
+        far(SCAFFOLD_3, nodes, tmp_path / "run", public)
     shelf = shelf_of(nodes, 101)
     (shelf / "request-1-0-train.parcel").unlink()
     harm(shelf / "private-1-0.parcel", how.split(maxsplit=1)[0])
     if how == "gone with the folder":
         shutil.rmtree(shelf)
     with pytest.raises(UserError) as told:
-        far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=sealed)
+        far(SCAFFOLD_3, nodes, tmp_path / "run", public)
     said = str(told.value)
     assert "\n" not in said
     assert "client-1" in said
-    if (
-        how == "gone with the folder" and sealed
-    ):  # and with the key that it opened the run's messages by
+    if how == "gone with the folder":  # and with the key that it opened the run's messages by
         return
     assert said.startswith(
         "silo client-1: client-1 does not have its private state after step 2 of run "
@@ -202,7 +191,7 @@ def test_a_coordinator_cannot_make_a_silo_start_from_an_earlier_private_state(
 ) -> None:
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 101):
-        far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=False)
+        far(SCAFFOLD_3, nodes, tmp_path / "run", public)
     file = tmp_path / "run" / "state.safetensors"
     for written in ({}, {"client-1": "0-0"}, {"client-1": "2-0"}):
         data = file.read_bytes()
@@ -218,23 +207,22 @@ def test_a_coordinator_cannot_make_a_silo_start_from_an_earlier_private_state(
             UserError,
             match=r"client-\d: the coordinator names another private state \((none|0-0|2-0)\) than",
         ):
-            far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=False)
+            far(SCAFFOLD_3, nodes, tmp_path / "run", public)
         file.write_bytes(data)
-    assert_equal(far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=False), here(SCAFFOLD_3))
+    assert_equal(far(SCAFFOLD_3, nodes, tmp_path / "run", public), here(SCAFFOLD_3))
 
 
-@pytest.mark.parametrize("sealed", [True, False])
 def test_a_silo_that_cannot_make_its_value_again_is_named_with_the_file(
-    sealed: bool, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 102):
-        far(FEDSEQ, nodes, tmp_path / "run", public, sealed=sealed)
+        far(FEDSEQ, nodes, tmp_path / "run", public)
     folder = shelf_of(nodes, 101)
     for file in folder.glob("*-1-0-*"):
         flip(file, file.stat().st_size - 1)
     with pytest.raises(UserError) as told:
-        far(FEDSEQ, nodes, tmp_path / "run", public, sealed=sealed)
+        far(FEDSEQ, nodes, tmp_path / "run", public)
     said = str(told.value)
     assert said.startswith("silo client-1: client-1 does not have value 1-0-train of run ")
     assert f"{folder}/outcome-1-0-train.parcel is damaged" in said
@@ -299,7 +287,7 @@ def test_a_flipped_byte_in_any_file_of_a_shelf_never_gives_another_model(
 def test_what_a_value_is_made_from_may_be_damaged_too(tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 102):
-        far(FEDSEQ, nodes, tmp_path / "run", public, sealed=False)
+        far(FEDSEQ, nodes, tmp_path / "run", public)
     folder, draw = shelf_of(nodes, 101), random.Random(2)
     (folder / "outcome-1-0-train.parcel").unlink()
     request = folder / "request-1-0-train.parcel"
@@ -311,9 +299,9 @@ def test_what_a_value_is_made_from_may_be_damaged_too(tmp_path: Path) -> None:
             UserError,
             match=r"client-1 .*outcome-1-0-train\.parcel is gone, and what it was made from",
         ):
-            far(FEDSEQ, nodes, tmp_path / "run", public, sealed=False)
+            far(FEDSEQ, nodes, tmp_path / "run", public)
     request.write_bytes(whole)
-    assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public, sealed=False), here(FEDSEQ))
+    assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public), here(FEDSEQ))
 
 
 def test_a_task_whose_stored_outcome_is_damaged_is_done_again(tmp_path: Path) -> None:

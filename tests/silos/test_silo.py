@@ -46,8 +46,9 @@ from ekiden.silos.trust.parcel import (
 )
 from ekiden.silos.trust.sealing import Reader
 from tests.fuzz import examples
-from tests.silos.fakes import silo_file
+from tests.silos.fakes import NAMES, member_of, public_key, seal_for, silo_file
 
+pytestmark = pytest.mark.usefixtures("any_request")
 TERMS = Agreement(
     "0123456789abcdef",
     code_version(),
@@ -59,6 +60,8 @@ TERMS = Agreement(
     (1.0,),
     Augment(),
     inputs_text(Images()),
+    clients=NAMES[:2],
+    keys=tuple(public_key(name) for name in NAMES[:2]),
 )
 
 
@@ -79,6 +82,8 @@ def file(tmp_path: Path) -> SiloFile:
 
 
 def terms(method: Method, **changes: Any) -> Agreement:
+    if "clients" in changes:
+        changes["keys"] = tuple(public_key(name) for name in changes["clients"])
     return replace(with_recipe(TERMS, method=method), **changes)
 
 
@@ -95,7 +100,7 @@ def said_of_recipe(**entries: Any) -> str:
 
 def said(file: SiloFile, data: bytes) -> str:
     """The silo's reason for refusing; on one line."""
-    answer, body = unpack(Silo(file).answer(data), Answer)
+    answer, body = unpack(Silo(file).answer(seal_for(file, data)), Answer)
     assert "\n" not in answer.error
     assert not (answer.error and body)
     return answer.error
@@ -280,9 +285,10 @@ def test_models_that_do_not_fit_are_refused(file: SiloFile) -> None:
         assert reason in said(file, task(model=bad))
     assert nothing_done(file)
     body = wire.encode([good.with_params(short)])
-    assert "another shape" in said(
-        file, pack(Ask("evaluate", TERMS.text(), results=1, last=True), (body,))
-    )
+    members = tuple(Reader(name, 0, "") for name in TERMS.clients)
+    about: dict[str, Any] = {"step": 2, "clients": 2, "members": members, "results": 1}
+    ask = Ask("evaluate", TERMS.text(), last=True, **about)
+    assert "another shape" in said(file, pack(ask, (body,)))
 
 
 def test_a_message_longer_than_64_models_is_refused(tmp_path: Path) -> None:
@@ -383,7 +389,11 @@ def test_only_in_runs_that_skip_silos_a_step_is_void(file: SiloFile) -> None:
         assert ("is not here" in refused) is agreed.skips
 
 
-def test_what_the_method_still_needs_is_kept_whatever_the_message_says(file: SiloFile) -> None:
+def test_what_the_method_still_needs_is_kept_whatever_the_message_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    file = silo_file(tmp_path, "client-0", "[limits]\nmin_clients = 1\n")
     agreed = terms(FedSeq(epochs=1, rounds=2), clients=("client-0",))
     assert said(file, task(agreed)) == ""
     second = task(agreed, model=Ref("client-0", "0-0-train"), step=1, settled=1)
@@ -394,13 +404,16 @@ def test_what_the_method_still_needs_is_kept_whatever_the_message_says(file: Sil
 
 def test_a_result_is_of_as_many_clients_as_the_terms_say(tmp_path: Path) -> None:
     """An ensemble has a network for each."""
-    file = silo_file(tmp_path, "client-0", "[limits]\nmodel_bytes = 600000\n")
+    file = silo_file(tmp_path, "client-0", "[limits]\nmodel_bytes = 600000\nmin_clients = 1\n")
     body = wire.encode([model()])
 
     def evaluate(named: int, asked: int) -> str:
         names = tuple(f"client-{i}" for i in range(named))
+        for name in names:
+            (tmp_path / "peers" / f"{name}.pub").write_text(public_key(name))
         agreed = terms(Ensemble(epochs=1), clients=names, run=f"{named:016x}")
         about: dict[str, Any] = {"clients": asked, "results": int(named > 1), "step": 1}
+        about["members"] = (member_of(file, agreed.run),) if named == 1 else ()
         ask = Ask("evaluate", agreed.text(), last=True, **about)
         return said(file, pack(ask, (body,)))
 

@@ -508,7 +508,7 @@ def test_silos_whose_classes_differ_in_case_only_are_told_which(tmp_path: Path) 
     with pytest.raises(
         UserError, match=r"different classes: .*; 'Yes' and 'yes' are names that differ in case"
     ):
-        run(plan, nodes, tmp_path / "run", {}, lambda line: None, poll=0)
+        run(plan, nodes, tmp_path / "run", nodes.public, lambda line: None, poll=0)
 
 
 def test_a_silo_keeps_its_subjects_and_times_apart(tmp_path: Path) -> None:

@@ -50,17 +50,17 @@ def test_grey_and_colour_silos_agree_on_their_channels(tmp_path: Path) -> None:
     plan: RemotePlan[Any] = RemotePlan(
         Recipe(FedAvg(rounds=3, epochs=3), training=training, evaluate_every=0), "scans,photos"
     )
+    nodes = FakeNodes(silos(tmp_path))
     with pytest.raises(
         UserError,
         match=r'different shape: .*colour = "rgb" or "grey", in \[data\] of all silos',
     ):
-        session.run(
-            plan, FakeNodes(silos(tmp_path)), tmp_path / "run", {}, lambda line: None, poll=0
-        )
+        session.run(plan, nodes, tmp_path / "run", nodes.public, lambda line: None, poll=0)
     for colour, channels in (("rgb", 3), ("grey", 1)):
         files = silos(tmp_path, f'colour = "{colour}"\n')
         assert files[0].load()[0].shape == (channels, 8, 8)
-    result = session.run(plan, FakeNodes(files), tmp_path / "grey", {}, lambda line: None, poll=0)
+    nodes = FakeNodes(files)
+    result = session.run(plan, nodes, tmp_path / "grey", nodes.public, lambda line: None, poll=0)
     assert result.metrics[-1]["accuracy"] > 0.9
     together = join([str(tmp_path / "scans"), str(tmp_path / "photos")], colour="grey")
     assert together.shape == (1, 8, 8)

@@ -79,7 +79,7 @@ def run(folder: Path, said: list[str]) -> Any:
         "north,south",
     )
     nodes = FakeNodes([read(folder / f"{name}.toml") for name in NAMES])
-    return session.run(plan, nodes, folder / "run", {}, said.append, poll=0)
+    return session.run(plan, nodes, folder / "run", nodes.public, said.append, poll=0)
 
 
 def agree(folder: Path, command: Command, *more: str) -> tuple[int, str]:

@@ -117,8 +117,7 @@ class Nodes(FakeNodes):
     """Silos that hold the data of a task."""
 
     def __init__(self, folder: Path, kind: str, more: str = "") -> None:
-        files, self.public = with_keys(folder, NAMES, more)
-        super().__init__(files)
+        super().__init__(with_keys(folder, NAMES, more)[0])
         self.data = {client.name: (data(kind).dataset, client) for client in data(kind).clients}
 
     def silo(self, node: int) -> Silo:
@@ -395,9 +394,8 @@ def test_silos_agree_on_the_scale_of_what_is_predicted(
         "a,b",
         evaluate_dp="exact",
     )
-    result = session.run(
-        plan, FakeNodes([read(f) for f in files]), tmp_path / "run", {}, lambda line: None, poll=0
-    )
+    nodes = FakeNodes([read(f) for f in files])
+    result = session.run(plan, nodes, tmp_path / "run", nodes.public, lambda line: None, poll=0)
     assert 0 < result.metrics[-1]["rmse"] < 30
     made = json.loads(out.read_text())
     for targets in (

@@ -221,11 +221,11 @@ def test_the_difference_of_two_runs_is_a_patient_and_is_refused(tmp_path: Path) 
 def test_other_features_of_the_same_rows_are_refused(tmp_path: Path) -> None:
     """Equations of many runs show rows that those of one do not. Nothing is noted before a silo
     gives a part."""
-    file = silo_file(tmp_path, NAMES[1], trusting=False)
+    file = silo_file(tmp_path, NAMES[1], "[limits]\nmin_clients = 2\n", trusting=False)
     safe = FedGram(width=20, dictionary="seed", min_active=10)
 
     def asked(method: FedGram, kind: str = "hello", **more: Any) -> str:
-        agreed = replace(terms(method, keys=(), sealed=False), run=secrets.token_hex(8), **more)
+        agreed = replace(terms(method), run=secrets.token_hex(8), **more)
         return unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask(kind, agreed.text()))), Answer)[
             0
         ].error
@@ -237,7 +237,7 @@ def test_other_features_of_the_same_rows_are_refused(tmp_path: Path) -> None:
     classes = (*map(str, range(1, 10)), "0")  # another order hides nothing
     assert "told with other features" in asked(safe, spelling="keep", classes=classes)
     models = replace(file, limits=replace(file.limits, level="models"))
-    agreed = replace(terms(safe, keys=(), sealed=False), run=secrets.token_hex(8))
+    agreed = replace(terms(safe), run=secrets.token_hex(8))
     hello = Silo(models, mine(NAMES[1])).answer(pack(Ask("hello", agreed.text())))
     assert unpack(hello, Answer)[0].error == "", "models show samples without that"
 

@@ -32,7 +32,7 @@ from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator import verify as verifying
 from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, check, stored
 from ekiden.silos.coordinator.session import EVALUATIONS
-from ekiden.silos.security import Security, checked
+from ekiden.silos.security import check_link
 
 LINK = "link.json"
 """file in a run folder that says how its SuperLink is reached"""
@@ -143,17 +143,11 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         "link": place.link,
         "certificate": _absolute(place.certificate),
         "keys": _absolute(place.keys),
-        "insecure": place.insecure or place.insecure_anywhere,
     }
-    checked(
-        place.link,
-        Security(place.certificate, link["insecure"]),
-        lambda line: None,
-        anywhere=place.insecure_anywhere,
-    )
+    check_link(place.link, place.certificate, lambda line: None)
     outside.trust_text(_named(link), folder / LINK)
     with only_json(options.json) as tell:
-        run = _submit(plan, folder, link, anywhere=place.insecure_anywhere, track=options.track)
+        run = _submit(plan, folder, link, options.track)
         tell([summary.as_record(run)])
     if place.federation is not None:
         federations.met(place.federation, plan.names)
@@ -170,7 +164,7 @@ def resume(folder: Path, track: Sequence[str] = ()) -> bool:
     if plan is None:
         return False
     tracking.check(track, folder)
-    _submit(plan, folder, _link(folder), anywhere=True, track=track)
+    _submit(plan, folder, _link(folder), track)
     return True
 
 
@@ -188,7 +182,7 @@ def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: st
     out = out or folder.with_name(f"{folder.resolve().name}-{suffix}")
     if out.exists():
         raise UserError(f"{out} exists already: delete it, or choose another folder by --out")
-    _submit(plan, out, _link(folder), anywhere=True, track=())
+    _submit(plan, out, _link(folder), ())
 
 
 def _link(folder: Path) -> dict[str, Any]:
@@ -211,14 +205,15 @@ def _link(folder: Path) -> dict[str, Any]:
 
 def _named(link: Mapping[str, Any]) -> str:
     """Return what decides which SuperLink is reached, and whose word counts there."""
-    return json.dumps([LINK, *(link[name] for name in ("link", "certificate", "keys", "insecure"))])
+    return json.dumps([LINK, *(link[name] for name in ("link", "certificate", "keys"))])
 
 
 def _words(link: Mapping[str, Any]) -> str:
-    how = f"with the certificate {link['certificate'] or 'of any authority'}"
-    if link["insecure"]:
-        how = "WITHOUT encryption"
-    return f"{link['link']} {how} and the keys {link['keys'] or 'of nobody'}"
+    certificate, public_keys = (
+        link["certificate"] or "of any authority",
+        link["keys"] or "of nobody",
+    )
+    return f"{link['link']} with the certificate {certificate} and the keys {public_keys}"
 
 
 def trust(file: Path) -> str:
@@ -249,7 +244,6 @@ def evaluate(
             "link": one.link,
             "certificate": str(one.certificate),
             "keys": str(one.keys),
-            "insecure": False,
         }
         names = clients or ",".join(federations.members(one))
     elif plan is not None:
@@ -270,8 +264,8 @@ def evaluate(
         evaluate_dp=evaluate_dp or plan.evaluate_dp,
     )
     out = run / EVALUATIONS / token_hex(8)
-    security, public_keys = _superlink_of(plan, link, anywhere=True)
-    if ended := commands.run(plan, link, security, out, public_keys, say, asked):
+    certificate, public_keys = _superlink_of(plan, link)
+    if ended := commands.run(plan, link, certificate, out, public_keys, say, asked):
         raise UserError(ended)
     try:
         row: dict[str, Any] = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8"))
@@ -283,44 +277,39 @@ def evaluate(
     return row
 
 
-def _security(link: Mapping[str, Any]) -> Security:
-    """Return how a SuperLink is verified."""
-    certificate = link["certificate"]
-    return Security(Path(certificate) if certificate else None, link["insecure"])
+def _certificate(link: Mapping[str, Any]) -> Path | None:
+    """Return the certificate by which a SuperLink is verified; None trusts the system's authorities."""
+    return Path(link["certificate"]) if link["certificate"] else None
 
 
 def _superlink_of(
-    plan: RemotePlan[Any], link: Mapping[str, Any], *, anywhere: bool
-) -> tuple[Security, dict[str, str]]:
-    """Return how the SuperLink is reached, and the silos' public keys."""
-    security = _security(link)
-    checked(link["link"], security, say, anywhere=anywhere)
-    if link["keys"]:
-        return security, commands.read_keys(Path(link["keys"]), plan.names)
-    if security.insecure:
-        return security, {}
-    raise UserError(
-        "say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients"
-    )
+    plan: RemotePlan[Any], link: Mapping[str, Any]
+) -> tuple[Path | None, dict[str, str]]:
+    """Return the SuperLink's certificate, and the silos' public keys."""
+    certificate = _certificate(link)
+    check_link(link["link"], certificate, say)
+    if not link["keys"]:
+        raise UserError(
+            "say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients"
+        )
+    return certificate, commands.read_keys(Path(link["keys"]), plan.names)
 
 
 def _submit(
     plan: RemotePlan[Any],
     folder: Path,
     link: Mapping[str, Any],
-    *,
-    anywhere: bool,
     track: Sequence[str],
 ) -> Summary:
     check(plan)
-    security, public_keys = _superlink_of(plan, link, anywhere=anywhere)
+    certificate, public_keys = _superlink_of(plan, link)
     with tracking.watching(track, folder, plan.recipe.method.steps(len(plan.names))) as look:
 
         def follow(line: str) -> None:
             say(line)
             look()
 
-        ended = commands.run(plan, link, security, folder, public_keys, follow)
+        ended = commands.run(plan, link, certificate, folder, public_keys, follow)
     begun = (folder / "config.json").exists()
     if ended:
         if begun:
@@ -371,30 +360,29 @@ def stop(options: StopOptions) -> None:
     if not options.run:
         raise UserError("say which run to stop: its folder, or its number in `ekiden ps`")
     if options.run.isdigit() and not Path(options.run).is_dir():
-        number, (link, security) = options.run, _reached(options)
+        number, (link, certificate) = options.run, _reached(options)
     else:
         try:
             values = _link(Path(options.run)) if (Path(options.run) / LINK).exists() else {}
             number, link = str(values["run"]), str(values["link"])
-            security = _security(values)
+            certificate = _certificate(values)
         except KeyError:
             raise UserError(
                 f"{options.run} is neither a number nor the folder of a run between machines: "
                 "`ekiden ps` lists them"
             ) from None
-    commands.connect(link, security).stop(number)
+    commands.connect(link, certificate).stop(number)
     say(f"stopped {options.run}; a silo that works on a task finishes it")
 
 
-def _reached(options: LinkOptions) -> tuple[str, Security]:
+def _reached(options: LinkOptions) -> tuple[str, Path | None]:
     """Return the SuperLink's address, and how to verify it."""
     if options.federation is not None:
         found = federations.read(options.federation)
-        return found.link, Security(found.certificate)
+        return found.link, found.certificate
     if not options.link:
         raise UserError(
             "say which SuperLink: --federation FOLDER, or --link HOST:PORT --certificate FILE"
         )
-    security = Security(options.certificate, options.insecure)
-    checked(options.link, security, say, anywhere=False)
-    return options.link, security
+    check_link(options.link, options.certificate, say)
+    return options.link, options.certificate

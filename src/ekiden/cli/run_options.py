@@ -34,8 +34,6 @@ class LinkOptions:
     certificate: Path | None = None
     """PEM file of the authority that signed the SuperLink's certificate; by default the system's
     authorities"""
-    insecure: bool = False
-    """no TLS, and no proof of names; to this machine only"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,6 @@ class BetweenMachines(LinkOptions):
 
     keys: Path | None = None
     """folder with the public key NAME.pub of every silo: a silo must prove its name"""
-    insecure_anywhere: bool = False
-    """no TLS and no proof of names, also to other machines"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ BOXES: Boxes = (
     (
         "superlink",
         "How the silos are reached.",
-        ("federation", "link", "certificate", "keys", "insecure", "insecure_anywhere"),
+        ("federation", "link", "certificate", "keys"),
     ),
     ("network", "What is trained.", ("model", "pretrained", "train")),
     ("training", "", ("training",)),
@@ -94,7 +90,7 @@ BOXES: Boxes = (
         "The run as a whole: seeds, folder, what is measured.",
         (
             *("config", "print_config", "seeds", "out", "track", "on", "json", "seed", "workers"),
-            *("patience", "absent", "sealed", "spelling"),
+            *("patience", "absent", "spelling"),
             *("evaluate_every", "tune", "evaluate_on"),
         ),
     ),

@@ -16,7 +16,7 @@ from ekiden.core.base.checks import Positional, Positive
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
 from ekiden.silos.logs import Format, Log
-from ekiden.silos.security import Security, checked, days_left
+from ekiden.silos.security import check_link, days_left
 from ekiden.silos.silo import connection, levels, silo_file, trusted
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo_file import SiloFile
@@ -61,10 +61,6 @@ class SiloStartOptions:
 
     file: Positional[Path]
     """silo.toml"""
-    insecure: bool = False
-    """no TLS; to this machine only"""
-    insecure_anywhere: bool = False
-    """no TLS, also to other machines"""
     metrics_port: int = 0
     """port for /health and /metrics on this machine, instead of that in silo.toml"""
     log: Format = "text"
@@ -185,29 +181,26 @@ def start(options: SiloStartOptions) -> None:
     file = silo_file.read(options.file)
     if options.metrics_port:
         file = replace(file, metrics=replace(file.metrics, port=options.metrics_port))
-    security = Security(
-        file.beside(file.link.certificate) if file.link.certificate else None,
-        options.insecure or options.insecure_anywhere,
-    )
     if not file.link.address:
         raise UserError(f'{file.path}: say where the SuperLink is: [link] address = "HOST:PORT"')
     log = Log(options.log)
-    checked(file.link.address, security, log, anywhere=options.insecure_anywhere)
-    if not security.insecure and not file.link.key:
+    certificate = file.beside(file.link.certificate) if file.link.certificate else None
+    check_link(file.link.address, certificate, log)
+    if not file.link.key:
         raise UserError(
             f'{file.path}: give the silo a key: [link] key = "{file.name}.key", then `ekiden silo '
             "keys`"
         )
-    if file.link.key and not file.beside(file.link.key).is_file():
+    if not file.beside(file.link.key).is_file():
         raise UserError(
             f"there is no key {file.beside(file.link.key)}: make it with `ekiden silo keys "
             f"{file.path}`"
         )
     with supernode.alone(file):
-        _serve(file, security, log)
+        _serve(file, log)
 
 
-def _serve(file: SiloFile, security: Security, log: Log) -> None:
+def _serve(file: SiloFile, log: Log) -> None:
     from ekiden.runs import summary
     from ekiden.silos import supernode
 
@@ -215,7 +208,7 @@ def _serve(file: SiloFile, security: Security, log: Log) -> None:
         held = supernode.load(file)
     except UserError as error:
         with suppress(KeyboardInterrupt):
-            supernode.tell(file, security, log, str(error))
+            supernode.tell(file, log, str(error))
         raise
     for name, (dataset, client) in held.items():
         log(
@@ -232,16 +225,16 @@ def _serve(file: SiloFile, security: Security, log: Log) -> None:
     for line in _doubts(file):
         log(line, "WARNING")
     try:
-        supernode.start(file, security, log)
+        supernode.start(file, log)
     except KeyboardInterrupt:
         log("stopped; the silo goes on where it was when it is started again")
 
 
 def _doubts(file: SiloFile) -> Iterator[str]:
     """Yield what the operator of a silo should look at."""
-    if file.link.key and not (file.link.peers and any(file.beside(file.link.peers).glob("*.pub"))):
+    if not (file.link.peers and any(file.beside(file.link.peers).glob("*.pub"))):
         yield (
-            "the silo knows no key of another one, and refuses runs that seal models: take the "
+            "the silo knows no key of another one, and refuses runs: take the "
             f"coordinator's roster.json by `ekiden silo join {file.path} roster.json`"
         )
 

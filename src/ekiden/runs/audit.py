@@ -303,8 +303,7 @@ def shown(result: Result) -> list[str]:
             lines.append(f"{reader} got {counted(len(given), 'value')} ({given_bytes}) of {named}")
     if method.gives_sums:
         lines.append(
-            "values are sums over silos. On one machine they are not masked; between machines, in "
-            "sealed runs, only "
+            "values are sums over silos. On one machine they are not masked; between machines, only "
             "the total over all silos can be read"
         )
     elif method.fits() is not None:

@@ -351,15 +351,9 @@ def network(run: Summary) -> str:
     ledger = read_ledger(run.folder)
     served = sum(row["bytes"] for row in ledger if SERVER in (row["source"], row["target"]))
     silos = size(sum(row["bytes"] for row in ledger) - served)
-    if run.config["sealed"]:
-        lines.append(
-            f"sealed from silo to silo: {silos}; read by the server: {size(served)} and the result"
-        )
-    else:
-        lines.append(
-            f"NOT sealed: SuperLink and coordinator could read all, including {silos} from silo to "
-            "silo"
-        )
+    lines.append(
+        f"sealed from silo to silo: {silos}; read by the server: {size(served)} and the result"
+    )
     lines += [
         f"step {row['step'] + 1}: {row['source']} was absent" for row in ledger if row["missing"]
     ]
@@ -380,8 +374,6 @@ def sums(run: Summary) -> str:
         return ""
     if run.config.get("on") != "flower":
         return "sums: not masked (all clients were on one machine)"
-    if not run.config["sealed"]:
-        return "sums: NOT masked (the run is not sealed): who received a sum could read it"
     return "sums: masked; only totals over all silos could be read"
 
 

@@ -24,7 +24,7 @@ from ekiden.silos import forks
 from ekiden.silos.coordinator.federation import FILE, Federation, answers, read, status
 from ekiden.silos.logs import ENDED, OURS, Log
 from ekiden.silos.metrics import Metrics, served
-from ekiden.silos.security import SOON, Say, Security, without_proxy
+from ekiden.silos.security import SOON, Say, without_proxy
 from ekiden.silos.status_page import StatusTable, page
 from ekiden.silos.trust import keys
 
@@ -38,17 +38,17 @@ _SUPERLINK = "ekiden.silos.superlink"
 """module that runs `flower-superlink` with a port for silos and one for the coordinator"""
 
 
-def connect(address: str, security: Security) -> "SuperLink":
+def connect(address: str, certificate: Path | None) -> "SuperLink":
     """Return a connection to a SuperLink's Control API."""
     from ekiden.silos.control import SuperLink
 
-    return SuperLink(address, security)
+    return SuperLink(address, certificate)
 
 
 def run(
     plan: "RemotePlan[Any]",
     link: Mapping[str, Any],
-    security: Security,
+    certificate: Path | None,
     folder: Path,
     public_keys: Mapping[str, str],
     say: Say,
@@ -63,7 +63,7 @@ def run(
     from ekiden.silos.coordinator.remote_plan import as_text
 
     signal.signal(signal.SIGTERM, interrupt)
-    superlink = connect(link["link"], security)
+    superlink = connect(link["link"], certificate)
     settings = {
         "plan": as_text(plan),
         "folder": str(folder.absolute()),
@@ -290,7 +290,7 @@ def operators_page(federation: Federation) -> str:
     ]
     runs: list[tuple[str, ...]] = []
     with suppress(UserError):
-        known = connect(federation.link, Security(federation.certificate)).runs()
+        known = connect(federation.link, federation.certificate).runs()
         runs = [run.row for run in known[:100]]
     columns = ("silo", "state", "last seen (s)", "what to do")
     sections = (
@@ -322,7 +322,7 @@ def counted(federation: Federation) -> Mapping[str, float]:
 
 def let_in(federation: Federation, names: Iterable[str], say: Say) -> None:
     """Register silos' keys at a SuperLink that runs."""
-    superlink = connect(federation.link, Security(federation.certificate))
+    superlink = connect(federation.link, federation.certificate)
     for name in names:
         superlink.register(keys.read_public(federation.keys / f"{name}.pub"))
         say(f"{name} may connect")

@@ -20,7 +20,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from ekiden.core.base.errors import UserError
-from ekiden.silos.security import Security, without_proxy
+from ekiden.silos.security import without_proxy
 
 # what the SuperLink answers about a key that it knows
 _IN_USE = "already in use"
@@ -53,14 +53,12 @@ class Refused(UserError):
 class SuperLink:
     """A connection to the Control API of a SuperLink."""
 
-    def __init__(self, address: str, security: Security) -> None:
+    def __init__(self, address: str, certificate: Path | None) -> None:
         self.address = address
         # the HTTP client reads it
         os.environ.update(without_proxy(os.environ))
-        authority = security.certificate.read_bytes() if security.certificate else None
-        self._client: Any = ControlHttpClient.from_server_address(
-            address, security.insecure, None if security.insecure else authority, ()
-        )
+        authority = certificate.read_bytes() if certificate else None
+        self._client: Any = ControlHttpClient.from_server_address(address, False, authority, ())
         weakref.finalize(
             self, self._client.close
         )  # or its sockets stay open until they are noticed

@@ -1,9 +1,7 @@
 """How a SuperLink is reached: with which certificate, and past which proxy."""
 
-import ipaddress
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,26 +17,11 @@ _RENEW = "`ekiden federation rotate` at the coordinator renews it"
 _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
-@dataclass(frozen=True)
-class Security:
-    """How to authenticate the SuperLink."""
+def check_link(address: str, certificate: Path | None, say: Say) -> None:
+    """Refuse what is no SuperLink's address, and one whose certificate is not here or has expired.
 
-    # PEM file of the authority that signed its certificate; None trusts the system's authorities
-    certificate: Path | None = None
-    # use no TLS
-    insecure: bool = False
-
-    def flags(self) -> list[str]:
-        """Return the flags for Flower's commands."""
-        if self.insecure:
-            return ["--insecure"]
-        return ["--root-certificates", str(self.certificate.absolute())] if self.certificate else []
-
-
-def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> None:
-    """Refuse unsafe connections, and warn about insecure ones that are allowed.
-
-    A plain connection to another machine is allowed if the user says so (`anywhere`).
+    The certificate is the PEM file of the authority that signed the SuperLink's own; None trusts
+    the system's authorities.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -46,21 +29,11 @@ def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> No
             f"{address!r} is not the address of a SuperLink: give HOST:PORT, such as "
             "link.example.org:8000"
         )
-    if security.insecure:
-        if not _is_loopback(host) and not anywhere:
-            raise UserError(
-                f"--insecure to {host} would send models and requests in the clear: use a "
-                "certificate, "
-                "or say --insecure-anywhere"
-            )
-        say("WARNING: --insecure: nothing on this connection is encrypted or authenticated")
-    elif security.certificate is not None and not security.certificate.is_file():
+    if certificate is not None and not certificate.is_file():
         raise UserError(
-            f"there is no certificate {security.certificate}: get the SuperLink's CA certificate "
-            "first"
+            f"there is no certificate {certificate}: get the SuperLink's CA certificate first"
         )
-    else:
-        _check_date(address, say)
+    _check_date(address, say)
 
 
 def certificate_end(address: str) -> datetime | None:
@@ -111,10 +84,3 @@ def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
         named = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
         found[name] = ",".join([*named, *(host for host in _OWN_HOSTS if host not in named)])
     return found
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

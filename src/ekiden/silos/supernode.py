@@ -16,7 +16,7 @@ from ekiden.silos import forks
 from ekiden.silos.commands import QUIET, interrupt
 from ekiden.silos.logs import Log
 from ekiden.silos.metrics import LogCounts, served
-from ekiden.silos.security import Security, days_left, without_proxy
+from ekiden.silos.security import days_left, without_proxy
 from ekiden.silos.silo import approval, budget, connection, participation
 from ekiden.silos.silo.approval import PLANS
 from ekiden.silos.silo.connection import STARTED
@@ -37,11 +37,12 @@ _DAY, _HOUR = 86400.0, 3600.0
 _TELL = 60.0
 
 
-def command_of(file: SiloFile, security: Security) -> list[str]:
+def command_of(file: SiloFile) -> list[str]:
     """Return the command that connects a silo."""
-    command = ["flower-supernode", "--superlink", file.link.address, *security.flags()]
-    if file.link.key:
-        command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
+    command = ["flower-supernode", "--superlink", file.link.address]
+    command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
+    if file.link.certificate:
+        command += ["--root-certificates", str(file.beside(file.link.certificate))]
     with socket.socket() as probe:
         # a free port
         probe.bind(("127.0.0.1", 0))
@@ -55,19 +56,18 @@ def alone(file: SiloFile) -> Iterator[None]:
     same key.
     """
     keep_private(file)
-    started = file.folder / STARTED
-    wanted = [(started, started, "stop that one first")]
-    if file.link.key:
-        key = file.beside(file.link.key)
-        wanted.append((key, lock_file(key), "stop that one first, or give each silo its own key"))
     from filelock import Timeout
 
+    started, key = file.folder / STARTED, file.beside(file.link.key)
     with ExitStack() as held:
-        for path, lock, remedy in wanted:
+        for path, lock in ((started, started), (key, lock_file(key))):
             try:
                 held.enter_context(locked(lock, wait=False))
             except Timeout:
-                raise UserError(f"another `ekiden silo start` is using {path}: {remedy}") from None
+                raise UserError(
+                    f"another `ekiden silo start` is using {path}: stop that one first, or give "
+                    "each silo its own key"
+                ) from None
         yield
 
 
@@ -90,7 +90,7 @@ def load(file: SiloFile) -> Mapping[str, Held]:
     return client_app.hold(file)
 
 
-def tell(file: SiloFile, security: Security, log: Log, why: str) -> None:
+def tell(file: SiloFile, log: Log, why: str) -> None:
     """Let a silo that cannot take part tell the coordinator why, then end; do nothing if no SuperLink is there."""
     host, _, port = file.link.address.rpartition(":")
     try:
@@ -99,17 +99,17 @@ def tell(file: SiloFile, security: Security, log: Log, why: str) -> None:
         return
     log(f"{file.name} cannot take part: {why}")
     log(f"the coordinator is told for {_TELL:.0f} s; Ctrl-C ends that")
-    start(file, security, log, seconds=_TELL)
+    start(file, log, seconds=_TELL)
 
 
-def start(file: SiloFile, security: Security, log: Log, *, seconds: float | None = None) -> None:
+def start(file: SiloFile, log: Log, *, seconds: float | None = None) -> None:
     """Connect a silo and serve until stopped (Ctrl-C or SIGTERM), or for some seconds.
 
     A SuperNode that ends is started again.
     """
     from ekiden.silos import client_app
 
-    command = command_of(file, security)
+    command = command_of(file)
     signal.signal(signal.SIGTERM, interrupt)
     os.environ |= QUIET | without_proxy(os.environ)
     os.environ["FLWR_HOME"] = str(file.folder / "flower")

@@ -272,8 +272,7 @@ class _Taken(NamedTuple):
             if not (bits := packed or bits_of(value)):
                 raise UserError(
                     f"a sum of {value.dtype} cannot be masked: add up whole numbers of int32 or "
-                    "int64 (FedKrylov: "
-                    "--sums=whole), or start the run with `--no-sealed` where silos allow that"
+                    "int64 (FedKrylov: --sums=whole)"
                 )
             self.tensors.append((value, bits))
             self.shapes.append(tuple(value.shape))

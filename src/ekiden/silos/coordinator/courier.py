@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.silos.trust.parcel import Answer, Ask, pack, said, unpack
+from ekiden.silos.trust.sealing import Reader
 
 Absent = Literal["wait", "skip", "stop"]
 # seconds without an answer before a silo is asked whether it works; doubled each time, up to
@@ -24,13 +25,6 @@ class Lost:
     why: str
 
 
-class SealingKey(NamedTuple):
-    """A silo's X25519 key of a run, and the signature of it by the silo's key; in hexadecimal."""
-
-    key: str
-    proof: str
-
-
 class Post(Protocol):
     """Carries byte strings to silos and their answers back. It may lose them, but reports that."""
 
@@ -40,8 +34,8 @@ class Post(Protocol):
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         """Return the answers that have come."""
 
-    def sealing_key(self, client: str) -> SealingKey | None:
-        """Return the key that the silo gave when it introduced itself; None if it is not
+    def reader(self, client: str) -> Reader | None:
+        """Return the silo with the key that it gave when it introduced itself; None if it is not
         connected.
         """
 
@@ -158,17 +152,21 @@ class Courier:
             raise UserError(f"silo {message.client}: {said(answer.error)}")
         return answer, body
 
-    def sealing_key(self, client: str, *, wait: bool) -> SealingKey | None:
-        """Return the key for sealing values for a silo.
+    def known_reader(self, client: str) -> Reader | None:
+        """Return a silo with the key for sealing values for it; None if it is not connected."""
+        return self._post.reader(client)
+
+    def reader(self, client: str) -> Reader:
+        """Return a silo with its key; wait until it is connected.
 
         Raises:
             ClientMissing: patience ended.
         """
-        found = self._post.sealing_key(client)
-        while found is None and wait:
+        found = self._post.reader(client)
+        while found is None:
             self._gone(client, "not connected")
             time.sleep(self._patience.poll)
-            found = self._post.sealing_key(client)
+            found = self._post.reader(client)
             if found is not None:
                 self._alive(client)
         return found

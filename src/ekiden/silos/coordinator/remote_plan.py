@@ -37,9 +37,6 @@ class RemotePlan(Checked, Generic[M]):
     absent: Absent = "stop"
     """what to do about a missing silo: wait without end; skip it, so that a hop is left out and a
     round continues with the silos that replied; or stop the run, which `ekiden resume` continues"""
-    sealed: bool = True
-    """encrypt each value from the silo that has it to the party that uses it, so that nobody in
-    between can read it"""
     spelling: Spelling = ""
     """names of classes that silos write in several ways (Yes, yes, 1): merge takes them as one, the
     commonest spelling; keep as different. By default they are refused"""

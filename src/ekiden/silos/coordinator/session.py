@@ -52,7 +52,7 @@ from ekiden.readers.undecoded import natural
 from ekiden.runs.config import inputs_of, task_in
 from ekiden.runs.recipe import recipe_of
 from ekiden.runs.result import Result
-from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
+from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience
 from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, check
 from ekiden.silos.coordinator.transport import Remote, SiloTests
 from ekiden.silos.silo.policy import is_spanned
@@ -60,6 +60,7 @@ from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.silos.trust.parcel import HELLO, Answer, Ask, Hello, pack, said, signed_text, unpack
+from ekiden.silos.trust.sealing import Reader
 
 # seconds without an answer
 _GREET_AGAIN = 600.0
@@ -179,8 +180,8 @@ class Roll:
         """Return the answers that have come."""
         return self._nodes.receive(tickets) if tickets else {}
 
-    def sealing_key(self, client: str) -> SealingKey | None:
-        """Return the key that the silo gave when it introduced itself; None if it is not
+    def reader(self, client: str) -> Reader | None:
+        """Return the silo with the key that it gave when it introduced itself; None if it is not
         connected.
         """
         if client not in self._silos:
@@ -188,7 +189,7 @@ class Roll:
         if client not in self._silos:
             return None
         hello = self._silos[client][1]
-        return SealingKey(hello.sealing, hello.proof)
+        return Reader(client, 0, hello.sealing, hello.proof)
 
     def anyone(self) -> bool:
         """Return whether any silo is connected."""
@@ -242,9 +243,7 @@ class Roll:
             self._warn(f"a node that says it is {name!r} cannot take part: {said(answer.error)}")
         elif name not in self._clients:
             self._warn(f"silo {name!r} is connected, but not among --clients: ignored")
-        elif name in self._keys and not keys.proves(
-            self._keys[name], HELLO, signed_text(nonce, name), hello.signature
-        ):
+        elif not keys.proves(self._keys[name], HELLO, signed_text(nonce, name), hello.signature):
             self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: ignored")
         elif name in self._silos:
             raise UserError(
@@ -285,8 +284,7 @@ def planned(plan: RemotePlan[Method], run_id: str, public_keys: Mapping[str, str
         version=code_version(),
         recipe=plan.recipe,
         clients=plan.names,
-        keys=tuple(public_keys[name] for name in plan.names) if public_keys else (),
-        sealed=plan.sealed and bool(public_keys),
+        keys=tuple(public_keys[name] for name in plan.names),
         skips=plan.absent == "skip",
         spelling=plan.spelling,
         revises=plan.revises,
@@ -338,7 +336,7 @@ def agree(
         task=terms(task),
         schema=one.schema,
     )
-    agreed.check_masks()
+    agreed.check_noise()
     check_needs(plan.recipe.method, no_samples(agreed))
     plan.recipe.method.check_source(plan.recipe.pretrained, no_samples(agreed))
     agreed = _narrow(agreed, hellos)
@@ -459,16 +457,11 @@ def _one_spelling(hellos: Mapping[str, Hello], how: Spelling) -> Mapping[str, He
 
 def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
     """Refuse to measure intermediate models that only silos may read."""
-    if (
-        not plan.recipe.evaluate_every
-        or not agreed.sealed
-        or outline(setup, agreed.clients) is None
-    ):
+    if not plan.recipe.evaluate_every or outline(setup, agreed.clients) is None:
         return
     raise UserError(
         f"--evaluate-every shows the coordinator models that only silos read in {agreed.method}: "
-        "leave it out, "
-        "or let it read them with --no-sealed"
+        "leave it out"
     )
 
 
@@ -602,11 +595,10 @@ def config_of(agreed: Agreement, setup: Setup, samples: Mapping[str, list[int]])
     Patience, and what is done about a missing silo, are the coordinator's own.
     """
     recipe = agreed.recipe
-    plan = {name: getattr(agreed, name) for name in ("data", "sealed", "spelling", "evaluate_dp")}
+    plan = {name: getattr(agreed, name) for name in ("data", "spelling", "evaluate_dp")}
     return {
         "on": "flower",
         "run": agreed.run,
-        "sealed": agreed.sealed,
         "recipe": recipe.to_json(),
         "steps": recipe.method.steps(len(agreed.clients)),
         "selection": recipe.method.selection(recipe.training.select),
@@ -739,7 +731,6 @@ def made_by(run: Path) -> Agreement:
         std=tuple(scale["std"]),
         inputs=inputs_terms(inputs_of(config)),
         clients=tuple(config["clients"]),
-        sealed=True,
         task=terms(task_in(config)),
     )
     return (
@@ -775,8 +766,7 @@ def terms_for(
         task=terms(labels),
         recipe=replace(before.recipe, method=among(method, clients)),
         clients=tuple(clients),
-        keys=tuple(public_keys[name] for name in clients) if public_keys else (),
-        sealed=before.sealed and bool(public_keys),
+        keys=tuple(public_keys[name] for name in clients),
         skips=False,
         revises="",
         measures=custody.digest(wire.chunks(model)),

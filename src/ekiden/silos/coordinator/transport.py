@@ -25,11 +25,10 @@ from ekiden.silos.trust import custody, parcel, sealing
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.custody import Hop, Tally
 from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, telling, total_of
-from ekiden.silos.trust.sealing import Lock, Party, Plain, Reader, Sealer
+from ekiden.silos.trust.sealing import Lock, Party, Reader
 
-Slot = tuple[
-    Ref[Any], str, int
-]  # A value for a reader in a step; ("", 0) if nothing is sealed, step 0 for the server
+# a value for a reader in a step; 0 for the server
+Slot = tuple[Ref[Any], str, int]
 
 
 def report_in(body: memoryview, client: str, rows: int, told: Exact) -> Reported:
@@ -126,18 +125,16 @@ class Remote(Transport):
         self._written = written or {}
         # of silos that did a task in this step
         self._states: dict[str, str] = {}
-        private = sealing.new_private() if agreed.sealed else None
-        self._key = sealing.public_of(private) if agreed.sealed else ""
-        self._sealer: Sealer = Plain()
-        if agreed.sealed:
-            self._sealer = Party(SERVER, agreed.run, agreed.digest, private, agreed.silos, None)
+        private = sealing.new_private()
+        self._key = sealing.public_of(private)
+        self._sealer = Party(SERVER, agreed.run, agreed.digest, private, agreed.silos, None)
         self._void = {client: set(steps) for client, steps in (void or {}).items()}
         self._running: dict[Ref[Any], Message] = {}
         self._last: dict[str, Ref[Any]] = {}
         # of sums under masks
         self._parts: set[Ref[Any]] = set()
         self._sizes: dict[Ref[Any], int] = {}
-        self._values: dict[Slot, tuple[Lock | None, memoryview]] = {}
+        self._values: dict[Slot, tuple[Lock, memoryview]] = {}
         self._asked: dict[Ref[Any], Message] = {}
         self._read_by_server: set[str] = set()
         self._live = live_refs(state)
@@ -158,7 +155,7 @@ class Remote(Transport):
         step.
         """
         result: Ref[Any] = Ref(request.client, request.key)
-        if request.among and self._agreed.sealed and not self.regroups:
+        if request.among and not self.regroups:
             self._parts.add(result)
         try:
             if request.client in self._last:
@@ -186,19 +183,13 @@ class Remote(Transport):
         arguments, locks = self._sealer.seal(
             Encoded.of(wire.encode(request.args)), parcel.arguments_key(ask), (reader,)
         )
-        together = (
-            bool(request.among) and self.regroups
-        )  # no part leaves a silo before all have one
+        # no part leaves a silo before all have one
+        together = bool(request.among) and self.regroups
         readers = self._readers(
             result, server=request.task in self._read_by_server and not together
         )
-        lock = locks[0] if locks else None
         ask = replace(
-            ask,
-            length=len(arguments),
-            lock=lock,
-            eager=bool(readers),
-            readers=self._sealed_for(readers),
+            ask, length=len(arguments), lock=locks[0], eager=bool(readers), readers=readers
         )
         self._running[result] = self._courier.send(
             request.client, ask, (arguments, *(v for _, v in values))
@@ -244,7 +235,7 @@ class Remote(Transport):
             raise
         try:
             name = parcel.value_key(ref.key, self._absences if self._full else ())
-            plain = self._sealer.open(data, lock, ref.owner, name, lock.step if lock else 0)
+            plain = self._sealer.open(data, lock, ref.owner, name, lock.step)
             value = wire.decode(plain.data, payload_types(self._method, task)[1])
             parcel.check(value, self._network, whole=False)
             if ref.owner in self._held:
@@ -280,8 +271,7 @@ class Remote(Transport):
                 # as if it had done nothing in this step
                 continue
             work[ref] = its
-            if record:
-                self._note(record)
+            self._note(record)
         self._done = {}
         self._before = {}
         self._written = {**self._written, **self._states}
@@ -331,30 +321,18 @@ class Remote(Transport):
             except ClientMissing:
                 if not self._agreed.skips:
                     raise
-        members = (
-            tuple(replace(reader, step=0) for reader in readers.values())
-            if self._agreed.sealed
-            else ()
-        )
+        members = tuple(replace(reader, step=0) for reader in readers.values())
         data, locks = self._sealer.seal(
             Encoded.of(wire.encode(list(models))), "models", tuple(readers.values())
         )
         messages: dict[str, Message] = {}
-        for i, client in enumerate(readers):
-            changes = {
-                "step": self._step,
-                "lock": locks[i] if locks else None,
-                "records": self._vouched(),
-            }
+        for client, lock in zip(readers, locks, strict=True):
+            changes = {"step": self._step, "lock": lock, "records": self._vouched()}
             about = {"results": results, "clients": len(clients), "members": members, "last": last}
             messages[client] = self._courier.send(
                 client, self._ask("evaluate", client, **about, **changes), (data,)
             )
-        digests = (
-            tuple(custody.digest(wire.chunks(model)) for model in models)
-            if self._agreed.keys
-            else ()
-        )
+        digests = tuple(custody.digest(wire.chunks(model)) for model in models)
         found = {}
         for client, message in messages.items():
             reported = self._reported(message, len(models), results, digests, told, last=last)
@@ -381,10 +359,9 @@ class Remote(Transport):
             return None
         client = message.client
         found = report_in(body, client, rows(self._agreed, models), told)
-        if self._agreed.keys:
-            given = (self._step, results, digests, bytes(body))
-            check_tally(self._agreed, client, answer.record, *given, last=last)
-            self._note(answer.record)
+        given = (self._step, results, digests, bytes(body))
+        check_tally(self._agreed, client, answer.record, *given, last=last)
+        self._note(answer.record)
         return found
 
     def _ask(self, kind: str, client: str, **changes: Any) -> parcel.Ask:
@@ -416,7 +393,7 @@ class Remote(Transport):
         others too.
         """
         plan = self._outline
-        if plan is None or not self._agreed.sealed or self._agreed.measures:
+        if plan is None or self._agreed.measures:
             return ()
         return tuple(
             self._records.get(model, "") if isinstance(model, Ref) else "" for model in plan.models
@@ -427,18 +404,13 @@ class Remote(Transport):
 
     def _reader(self, client: str, step: int) -> Reader:
         """Return a silo as a reader; wait until it introduces itself."""
-        found = self._courier.sealing_key(client, wait=True) if self._agreed.sealed else None
-        return Reader(client, step, *(found or ("", "")))
+        return replace(self._courier.reader(client), step=step)
 
     def _members_of(self, request: Request) -> tuple[Reader, ...]:
         """Return all who give a part to the sum to which a task adds one, with the keys for their
         masks.
         """
-        return (
-            tuple(self._reader(client, 0) for client in request.among)
-            if self._agreed.sealed
-            else ()
-        )
+        return tuple(self._reader(client, 0) for client in request.among)
 
     def _readers(self, ref: Ref[Any], *, server: bool = False) -> tuple[Reader, ...]:
         """Return who is going to use a value, as far as that is known."""
@@ -447,17 +419,13 @@ class Remote(Transport):
             return (self._server(),) if server else ()
         readers = []
         for client, step in plan.users(ref):
-            found = self._courier.sealing_key(client, wait=False) if self._agreed.sealed else None
-            if found or not self._agreed.sealed:
-                readers.append(Reader(client, step, *(found or ("", ""))))
-        return (*readers, *([self._server()] if ref in plan.result else []))
-
-    def _sealed_for(self, readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
-        return readers if self._agreed.sealed else ()
+            if found := self._courier.known_reader(client):
+                readers.append(replace(found, step=step))
+        if ref in plan.result:
+            readers.append(self._server())
+        return tuple(readers)
 
     def _slot(self, ref: Ref[Any], name: str, step: int) -> Slot:
-        if not self._agreed.sealed:
-            return ref, "", 0
         return ref, name, 0 if name == SERVER else step
 
     def _order(self, ref: Ref[Any], *readers: Reader) -> None:
@@ -466,16 +434,10 @@ class Remote(Transport):
         if ref in self._asked:
             self._receive(ref)
         if not readers or any(self._slot(ref, r.name, r.step) not in self._values for r in readers):
-            ask = self._ask(
-                "value",
-                ref.owner,
-                key=ref.key,
-                readers=self._sealed_for(readers),
-                eager=bool(readers),
-            )
+            ask = self._ask("value", ref.owner, key=ref.key, readers=readers, eager=bool(readers))
             self._asked[ref] = self._courier.send(ref.owner, ask)
 
-    def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock | None, memoryview]:
+    def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock, memoryview]:
         """Return the value behind `ref` as its owner encoded and sealed it."""
         slot = self._slot(ref, reader.name, reader.step)
         # what was asked for may have been sealed for others
@@ -506,11 +468,9 @@ class Remote(Transport):
             self._missed(ref, missing)
             raise
         del self._running[ref]
-        if self._agreed.keys:
-            check_record(self._agreed, ref, answer)
+        check_record(self._agreed, ref, answer)
         self._keep(ref, answer, value)
-        record = answer.record if self._agreed.keys else ""
-        self._done[ref] = Work(answer.forward, answer.backward), record
+        self._done[ref] = Work(answer.forward, answer.backward), answer.record
         if self._step not in self._void.get(ref.owner, ()):
             self._states[ref.owner] = answer.state
 
@@ -525,7 +485,7 @@ class Remote(Transport):
             )
         result = self._full.result if self._full else ()
         last = any(_made(one) == (client, self._step) for one in result)
-        if last and self._agreed.sealed and self._agreed.skips:
+        if last and self._agreed.skips:
             raise UserError(
                 f"{client} has the last hop, whose model alone the server may read: it cannot be "
                 "skipped. Start it, "
@@ -541,12 +501,8 @@ class Remote(Transport):
             raise unusable(ref.owner, f"account of {ref.key}", "it names no place of its state")
         self._sizes[ref] = answer.size
         self._records[ref] = answer.record
-        if not value:
-            return
         for lock in answer.locks:
             self._values[self._slot(ref, lock.recipient, lock.step)] = lock, value
-        if not self._agreed.sealed:
-            self._values[self._slot(ref, "", 0)] = None, value
 
     @cached_property
     def _network(self) -> Network:

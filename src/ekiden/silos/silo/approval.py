@@ -157,7 +157,6 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         **{f"key of {name}": keys.fingerprint(key) for name, key in terms.silos.items()},
         "measured after steps": _brief(terms.measured_steps),
         "survival at": _brief(terms.times),
-        "hand-offs": "sealed" if terms.sealed else "NOT SEALED: the coordinator can read them",
         "level": _level(file, terms),
         "coordinator reads": _read_by_server(file, terms),
         "files of code": ", ".join(terms.code) or "none",

@@ -95,7 +95,7 @@ def check_named(m: Measurement) -> None:
 def check_result(m: Measurement) -> None:
     """Refuse a made-up model where silos alone read models: their owners sign which are results."""
     terms, plan = m.run.terms, m.run.plan_without(m.ask.absent)
-    if terms.sealed and plan is not None and not terms.measures:
+    if plan is not None and not terms.measures:
         initial = custody.digest(wire.chunks(initial_weights(m.run.worker.setup)))
         policy.check_result(terms, plan, initial, m.digests, m.ask.records)
 
@@ -154,14 +154,14 @@ def _report(m: Measurement) -> SiloReport:
 
 
 def _given(m: Measurement, found: SiloReport) -> Reported:
-    """Return a report as it leaves the silo: under masks in a sealed run."""
+    """Return a report as it leaves the silo: under masks."""
     run, dp = m.run, m.run.terms.measured_dp
     masks = masks_of(run, m.ask, f"measured-{m.digest[:32]}", dp)
     members = [member.name for member in m.ask.members]
     for one in policy.measured_by(run.file, run.terms, run.own, members):
         told.note(run.file.folder, one)
-    masked = masks.added(None, found, None) if masks else found
-    # nothing is sealed, or the run is of this silo alone
+    masked = masks.added(None, found, None)
+    # the run is of this silo alone
     if not isinstance(masked, Masked):
         return Reported(shown=found)
     shows = run.file.limits.own_figures and (dp is None or dp.honest == 1)

@@ -30,7 +30,7 @@ from ekiden.silos.trust import custody, keys, sealing
 from ekiden.silos.trust.agreement import Agreement, Revision
 from ekiden.silos.trust.custody import Entry
 from ekiden.silos.trust.parcel import Absence
-from ekiden.silos.trust.sealing import Party, Plain, Sealer
+from ekiden.silos.trust.sealing import Party
 
 # file in the silo's folder
 FILE = "requests.log"
@@ -211,7 +211,7 @@ class Agreed:
     # executes the run's tasks
     worker: Worker
     # opens and seals for the silo
-    sealer: Sealer
+    sealer: Party
     plan: (
         Outline | None
     )  # what the method will ask for if no client is missing; None if that is not known beforehand
@@ -231,8 +231,8 @@ class Agreed:
         log_request(self.file.folder, f"run {self.terms.run}{line}", self.terms.run)
 
     def signed(self, entry: Entry) -> str:
-        """Return an entry of the chain of custody with the silo's signature; empty without keys."""
-        return custody.signed(entry, partial(sign, self.file)) if self.terms.keys else ""
+        """Return an entry of the chain of custody with the silo's signature."""
+        return custody.signed(entry, partial(sign, self.file))
 
     @property
     def most_bytes(self) -> int:
@@ -296,12 +296,8 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
         if revision := terms.revision:
             words = _told(revision, admission.folder.with_name(revision.run))
             log_request(file.folder, f"run {terms.run} {words}", terms.run)
-    sealer: Sealer = Plain()
-    if terms.sealed:
-        private = sealing.kept_private(admission.folder / _SEALING_KEY)
-        sealer = Party(
-            file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file)
-        )
+    private = sealing.kept_private(admission.folder / _SEALING_KEY)
+    sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file))
     return Agreed(file, client, own, terms, worker, sealer, plan, admission, data)
 
 

@@ -65,18 +65,6 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
             f"{name} does not allow {wanted[:40]!r}, only {', '.join(methods)} "
             "(limits.methods in its silo.toml)"
         )
-    if file.link.key and not agreed.sealed and not file.limits.unsealed:
-        raise UserError(
-            f"the run does not seal models, {name} wants that: leave out --no-sealed and "
-            "--insecure "
-            "(limits.unsealed in its silo.toml)"
-        )
-    if agreed.skips and not file.limits.skips:
-        raise UserError(
-            f"the run goes on without silos that do not answer, {name} does not allow that: choose "
-            "--absent wait or "
-            "stop (limits.skips in its silo.toml)"
-        )
     if agreed.regroups and binds_members(file, agreed):
         raise UserError(
             f"the run forms sums again without a silo that does not answer; the difference would "
@@ -85,10 +73,16 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
         )
     number, limits = len(agreed.clients), file.limits
     least = file.least_clients(measured=bool(agreed.measures))
-    if number > limits.clients or (agreed.keys and number < least):
+    if not least <= number <= limits.clients:
         raise UserError(
             f"the run has {number} silos, {name} allows {least} to {limits.clients} "
             "(limits.min_clients and limits.clients in its silo.toml)"
+        )
+    if agreed.skips and number == least:
+        raise UserError(
+            f"the run goes on without silos that do not answer, {name} wants all {number}: choose "
+            f"--absent wait or stop, or let its owner write min_clients = {number - 1} under "
+            "[limits] in its silo.toml"
         )
     method = agreed.recipe.method
     steps = method.steps(number)
@@ -114,8 +108,7 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
         )
     budget.check(file, agreed)
     budget.check_measured(file, agreed)
-    if agreed.keys:
-        _check_keys(file, agreed)
+    _check_keys(file, agreed)
 
 
 def level_of(file: SiloFile, recipe: Recipe[Method]) -> Level:
@@ -163,7 +156,7 @@ def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[ToldS
     rows, members = client.train.digest.hex(), ", ".join(sorted(agreed.clients))
     agreed_to = partial(released, file, agreed)
     if level == "models":
-        if not agreed.sealed or not method.gives_sums:
+        if not method.gives_sums:
             return []
         return [ToldSums(f"training samples {rows[:32]}", {"members": members}, agreed_to)]
     about: list[Any] = [recipe.seed, recipe.model, recipe.pretrained, agreed.inputs]
@@ -188,7 +181,7 @@ def measured_by(
     same = {"rows": part.digest.hex()}
     shared = agreed.measured_dp is not None  # the difference of two lists has one share of noise
     shown = file.limits.level == "all" or file.limits.own_figures
-    if agreed.sealed and (shared or not shown):
+    if shared or not shown:
         same["members"] = ", ".join(sorted(members))
     kind = f"{what} samples {agreed.data}".rstrip()
     return [ToldSums(kind, same, partial(released, file, agreed))]
@@ -556,7 +549,7 @@ def check_measured(file: SiloFile, agreed: Agreement, ask: Ask) -> None:
             f"the plan measures models after step {', '.join(map(str, steps))[:80]}, not after "
             f"step {ask.step}: {file.name} refuses"
         )
-    if agreed.sealed and not agreed.skips and {m.name for m in ask.members} != {*agreed.clients}:
+    if not agreed.skips and {m.name for m in ask.members} != {*agreed.clients}:
         raise UserError(
             f"a run among {', '.join(agreed.clients)[:200]} measures models over all of them: "
             f"{file.name} refuses"
@@ -577,7 +570,7 @@ def _check_keys(file: SiloFile, agreed: Agreement) -> None:
         raise UserError(
             f"the run is among {', '.join(agreed.clients)[:200]}, not {file.name}: refused"
         )
-    if agreed.sealed and not file.link.peers:
+    if not file.link.peers:
         raise UserError(
             f"{file.name} was not given the keys of the other silos: put NAME.pub of each into a "
             "folder, and name "
@@ -585,7 +578,7 @@ def _check_keys(file: SiloFile, agreed: Agreement) -> None:
         )
     for name, public in agreed.silos.items():
         if name == file.name:
-            if file.link.key and not keys.same(public, keys.public_of(file.beside(file.link.key))):
+            if not keys.same(public, keys.public_of(file.beside(file.link.key))):
                 raise UserError(
                     f"the run knows another key of {name} than it has: give the coordinator "
                     f"{name}.pub"
@@ -593,7 +586,7 @@ def _check_keys(file: SiloFile, agreed: Agreement) -> None:
             continue
         keys.check(public)
         path = file.beside(file.link.peers) / f"{name}.pub"
-        if file.link.peers and not keys.same(keys.read_public(path), public):
+        if not keys.same(keys.read_public(path), public):
             raise UserError(
                 f"the run says that {name} has the key {keys.fingerprint(public)}, {file.name} "
                 "knows another "

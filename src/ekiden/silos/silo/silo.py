@@ -21,7 +21,7 @@ from ekiden.silos.silo.tasks import SiloTasks
 from ekiden.silos.trust import sealing
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.parcel import HELLO, Answer, Ask, Hello, pack, signed_text, unpack
-from ekiden.silos.trust.sealing import KEY, Party
+from ekiden.silos.trust.sealing import KEY
 
 log = logging.getLogger("ekiden")
 
@@ -153,7 +153,7 @@ class Silo:
                 dataset.outputs,
             ),
         )
-        if run and isinstance(run.sealer, Party):
+        if run:
             key = sealing.public_of(run.sealer.private)
             hello = replace(
                 hello,
@@ -172,9 +172,7 @@ class Silo:
     def _greeting(self, ask: Ask, hello: Hello, error: str = "") -> bytes:
         """Return the answer to a hello, with a signature that proves the silo's name."""
         name = self._file.name
-        if self._file.link.key:
-            signature = sign(self._file, HELLO, signed_text(ask.nonce, name))
-            hello = replace(hello, signature=signature)
+        hello = replace(hello, signature=sign(self._file, HELLO, signed_text(ask.nonce, name)))
         return pack(Answer(name, error), wire.chunks(hello))
 
     def _agreed(self, terms: Agreement) -> Agreed:

@@ -91,13 +91,10 @@ class Limits(Checked):
     (fedavg+lap), sums leave the silo; `evaluate` lets the models of other runs be measured"""
     epochs: Count = 1000
     """largest number of training epochs in one task"""
-    unsealed: bool = False
-    """with a key: also take part in runs whose models the SuperLink could read"""
-    skips: bool = True
-    """also take part in runs that continue without silos that do not answer (`--absent skip`)"""
     min_clients: CountOrZero = 0
-    """smallest number of silos in a run with keys; 0: all of the roster, this silo and those with a
-    key in `peers`. Those that a later roster adds count from their first run on"""
+    """smallest number of silos in a run; 0: all of the roster, this silo and those with a
+    key in `peers`. Those that a later roster adds count from their first run on. Runs that continue
+    without silos that do not answer (`--absent skip`) need one of at least one fewer than theirs"""
     clients: Count = 100
     """largest number of silos in a run"""
     steps: Count = 2000
@@ -145,7 +142,7 @@ class Limits(Checked):
     day of the approval; a table [allow.METHOD] with a last day, until = 2027-01-31, agrees to all
     plans that it allows"""
     own_figures: bool = False
-    """in sealed runs: also tell the coordinator how models do on this silo's test samples alone; so
+    """also tell the coordinator how models do on this silo's test samples alone; so
     `ekiden evaluate` may then ask fewer silos than `min_clients`, also this one alone"""
     memory: Count = 16_000_000_000
     """largest number of bytes of memory to answer a request, in addition to the data; on Linux"""
@@ -219,7 +216,7 @@ class Link(Checked):
     key: str = ""
     """the silo's private key, made by `ekiden silo keys`"""
     peers: str = ""
-    """folder with the public key NAME.pub of every other silo; sealed runs need them"""
+    """folder with the public key NAME.pub of every other silo"""
     port: Annotated[int, Range(least=0, below=1 << 16)] = 0
     """port on this machine for the silo's own processes to talk to each other; 0 chooses a free
     one"""
@@ -259,7 +256,7 @@ class SiloFile:
     """the last day of methods whose table [allow.METHOD] agrees to plans"""
 
     def least_clients(self, *, measured: bool = False) -> int:
-        """Return the smallest number of silos in a run with keys that trains, or is `measured`."""
+        """Return the smallest number of silos in a run that trains, or is `measured`."""
         if measured and self.limits.own_figures:
             return 1
         peers = self.beside(self.link.peers).glob("*.pub") if self.link.peers else ()

@@ -33,7 +33,6 @@ from ekiden.silos.trust.parcel import (
     unpack,
     value_key,
 )
-from ekiden.silos.trust.sealing import Party
 
 log = logging.getLogger("ekiden")
 
@@ -360,10 +359,9 @@ class SiloTasks:
         if value is None:
             return pack(answer)
         plan = run.plan_without(ask.absent)
-        if run.terms.sealed:
-            policy.check_readers(run.file, run.terms, run.plan, plan, key, ask.readers)
-            if plan and any(reader.name == SERVER for reader in ask.readers):
-                run.admission.show(key, value.digest)
+        policy.check_readers(run.file, run.terms, run.plan, plan, key, ask.readers)
+        if plan and any(reader.name == SERVER for reader in ask.readers):
+            run.admission.show(key, value.digest)
         name = value_key(key, ask.absent if plan else ())
         data, locks = run.sealer.seal(value, name, ask.readers)
         if ask.readers:
@@ -371,12 +369,9 @@ class SiloTasks:
         return pack(replace(answer, locks=locks), (data,))
 
 
-def masks_of(run: Agreed, ask: Ask, name: str, dp: DP | None) -> PartMasks | None:
-    """Return the masks of what this silo adds to a sum; None if the run seals nothing."""
-    party = run.sealer
-    if not isinstance(party, Party):
-        return None
+def masks_of(run: Agreed, ask: Ask, name: str, dp: DP | None) -> PartMasks:
+    """Return the masks of what this silo adds to a sum."""
     least = run.file.least_clients(measured=bool(run.terms.measures))
     # fewer parts have too little of a shared noise
     fewest = max(least, dp.honest if dp else 1)
-    return PartMasks(party, ask.members, fewest, name, run.admission.folder)
+    return PartMasks(run.sealer, ask.members, fewest, name, run.admission.folder)

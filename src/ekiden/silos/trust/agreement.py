@@ -121,10 +121,8 @@ class Agreement:
     inputs: str = _IMAGES
     # names of the silos, in order
     clients: tuple[str, ...] = ()
-    # public key of each silo; none if names are not proved
+    # public key of each silo
     keys: tuple[str, ...] = ()
-    # whether values are sealed for their readers
-    sealed: bool = False
     # whether the run continues without silos that do not answer
     skips: bool = False
     # digest of the network's frozen and pretrained values, which each silo has itself; empty if
@@ -196,7 +194,7 @@ class Agreement:
 
     @property
     def silos(self) -> dict[str, str]:
-        """Return the public key of each silo; empty if names are not proved."""
+        """Return the public key of each silo."""
         return dict(zip(self.clients, self.keys, strict=False))
 
     @property
@@ -215,13 +213,7 @@ class Agreement:
         from ekiden.methods.blocks.rounds import SecureMethod
 
         method = self.recipe.method
-        return (
-            self.sealed
-            and self.skips
-            and isinstance(method, SecureMethod)
-            and method.secure
-            and method.regroups
-        )
+        return self.skips and isinstance(method, SecureMethod) and method.secure and method.regroups
 
     @property
     def subgroups(self) -> dict[str, tuple[str, ...]]:
@@ -251,23 +243,9 @@ class Agreement:
         labels = self.labels
         return labels.times if isinstance(labels, Survival) else ()
 
-    def check_masks(self) -> None:
-        """Refuse a run that promises masks (`--secure`, `--dp honest=h`) and has no keys for
-        them.
-        """
-        from ekiden.methods.blocks.rounds import SecureMethod
-
-        method = self.recipe.method
-        if isinstance(method, SecureMethod) and method.secure and not self.sealed:
-            raise UserError(
-                "--secure needs masks, which only sealed runs have: leave out --no-sealed and "
-                "--insecure"
-            )
-        for flag, dp in (("--dp", DP.parse(self.recipe.dp)), ("--evaluate-dp", self.measured_dp)):
-            if dp is not None and dp.honest > 1 and not self.sealed:
-                raise UserError(
-                    f"{flag} honest needs masks, which only sealed runs have: leave out honest"
-                )
+    def check_noise(self) -> None:
+        """Refuse noise that more silos would share than take part."""
+        for dp in (DP.parse(self.recipe.dp), self.measured_dp):
             check_honest(dp, self.clients)
 
     def text(self) -> str:
@@ -339,7 +317,7 @@ def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
         agreement = made(Agreement, values)
         _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
         _ = schemas.parse(agreement.schema) if agreement.schema else None
-    agreement.check_masks()
+    agreement.check_noise()
     if agreement.measures and not agreement.measured_steps:
         raise UserError("--evaluate-dp=none is for runs that train: give epsilon=2,delta=1e-5")
     if agreement.validation and not agreement.measures:
@@ -361,8 +339,7 @@ def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
         )
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients)
-    proved = len(keys) == len(clients) if keys else not agreement.sealed
-    if not (named and proved and RUN.fullmatch(agreement.run)):
+    if not (named and len(keys) == len(clients) and RUN.fullmatch(agreement.run)):
         raise UserError(
             "the terms of the run cannot be read: names, keys or the run's id are not as they must "
             "be"

@@ -19,7 +19,7 @@ from ekiden.core.engine.wire import SERVER, Encoded
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.silos.trust import custody, keys
-from ekiden.silos.trust.sealing import Lock, Reader, Sealer
+from ekiden.silos.trust.sealing import Lock, Party, Reader
 
 T = TypeVar("T")
 # a step, and a client that was missing in it
@@ -147,10 +147,9 @@ class Hello:
     samples: tuple[int, int, int] = (0, 0, 0)
     # what the samples are, see `ekiden.readers.kinds.terms`
     inputs: str = ""
-    # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
+    # signature of nonce and name by the silo's key, in hexadecimal
     signature: str = ""
-    # X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals
-    # nothing
+    # X25519 key of the run whose terms came with the hello, in hexadecimal
     sealing: str = ""
     # signature of `sealing` by the silo's key
     proof: str = ""
@@ -236,9 +235,7 @@ def value_key(key: str, absent: Collection[Absence]) -> str:
     return f"{key} without {custody.digest([wire.encode(before)])[:16]}" if before else key
 
 
-def opened(
-    ask: Ask, body: memoryview, sealer: Sealer, absent: Collection[Absence] = ()
-) -> Contents:
+def opened(ask: Ask, body: memoryview, sealer: Party, absent: Collection[Absence] = ()) -> Contents:
     """Return what the body of a request for a task holds.
 
     Raises:

@@ -85,30 +85,6 @@ class Sealed(NamedTuple):
     key: bytes
 
 
-class Plain:
-    """Seals nothing: for runs without keys, or if the user chose this."""
-
-    def seal(
-        self, value: Encoded, key: str, readers: Sequence[Reader]
-    ) -> tuple[bytes, tuple[Lock, ...]]:
-        """Return `value` itself, without locks."""
-        return value.data, ()
-
-    def open(
-        self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int
-    ) -> Encoded:
-        """Return `data` itself.
-
-        Raises:
-            WireError: it is sealed.
-        """
-        if lock is not None:
-            raise wire.WireError(
-                f"value {key[:80]!r} is sealed in a run that seals nothing: refused"
-            )
-        return Encoded.of(bytes(data))
-
-
 @dataclass(frozen=True)
 class Party:
     """Seals and opens for one party of a run."""
@@ -164,10 +140,6 @@ class Party:
             binding,
             None if sender == SERVER else self.silos.get(sender, ""),
         )
-
-
-Sealer = Party | Plain
-"""seals what a party sends, and opens what it receives"""
 
 
 def encrypt(plain: bytes) -> Sealed:
