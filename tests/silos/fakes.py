@@ -83,7 +83,7 @@ def public_key(name: str) -> str:
     return key_pair(name)[1]
 
 
-def keyed(file: SiloFile) -> SiloFile:
+def keyed(file: SiloFile, names: Sequence[str] = NAMES) -> SiloFile:
     """The silo with a key, whose public half is among those of all silos in its folder; one that has
     a key stays as it is."""
     if file.link.key:
@@ -92,7 +92,7 @@ def keyed(file: SiloFile) -> SiloFile:
     if not (folder / name).exists():
         keys.write_secret(folder / name, key_pair(file.name)[0])
     (folder / "peers").mkdir(exist_ok=True)
-    for other in {*NAMES, file.name}:
+    for other in {*names, file.name}:
         (folder / "peers" / f"{other}.pub").write_text(key_pair(other)[1])
     return replace(file, link=replace(file.link, key=name, peers="peers"))
 
@@ -183,7 +183,8 @@ class FakeNodes:
     """Every request is answered by a new `Silo`, as every message gets a new process."""
 
     def __init__(self, files: Sequence[SiloFile]) -> None:
-        self.files = {100 + i: keyed(file) for i, file in enumerate(files)}
+        names = [file.name for file in files]
+        self.files = {100 + i: keyed(file, names) for i, file in enumerate(files)}
         # the silos' public keys
         self.public = {f.name: keys.public_of(f.beside(f.link.key)) for f in self.files.values()}
         self.log: list[tuple[int, bytes]] = []

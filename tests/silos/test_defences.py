@@ -15,7 +15,6 @@ FLOWER = "silos"
 CRAFTED = "tests/silos/test_crafted_features.py"
 RECORDS = "tests/silos/test_records_in_sums.py"
 PRIVATE = "tests/silos/test_private_sums.py"
-COLUMNS = "tests/silos/test_noisy_columns.py"
 AVERAGES = "tests/silos/test_secure_averages.py"
 EVALUATING = "tests/silos/test_evaluating.py"
 HARNESS = "tests/silos/test_harness.py"
@@ -244,24 +243,6 @@ DEFENCES = {
         "part.long().cpu() + drawn(s, part.numel()).view(part.shape)",
         "part.long().cpu()",
         f"{PRIVATE}::test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_the_third",
-    ),
-    "sums of columns have noise": (
-        f"{FLOWER}/silo/noisy_columns.py",
-        "(np.concatenate(parts) + drawn)",
-        "np.concatenate(parts)",
-        f"{COLUMNS}::test_noise_hides_the_patient_that_the_difference_of_two_sums_shows",
-    ),
-    "noise of sums of columns covers a whole row": (
-        f"{FLOWER}/silo/noisy_columns.py",
-        "math.sqrt(sum(column.squares for column in columns))",
-        "0.3",
-        f"{COLUMNS}::test_noise_hides_the_patient_that_the_difference_of_two_sums_shows",
-    ),
-    "noisy sums of columns are charged": (
-        f"{FLOWER}/silo/noisy_columns.py",
-        "budget.spend(file, dp, spent)",
-        "",
-        f"{COLUMNS}::test_noisy_sums_are_charged_before_they_leave_and_end_with_the_budget",
     ),
     "a run passes its checks before it is bound": (
         f"{FLOWER}/silo/participation.py",

@@ -15,34 +15,21 @@ import torch
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import Subset
 from ekiden.core.training.gram import Sums
-from ekiden.core.training.private import DP
+from ekiden.core.training.private import DP, planned_sums
 from ekiden.methods import FedGram
 from ekiden.methods.exact.fedgram import Handoff
-from ekiden.silos.silo import budget, noisy_columns, told
+from ekiden.silos.silo import budget, told
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile, read
 from ekiden.silos.silo.told import ToldSums
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.silos.test_remote import far
-from tests.silos.test_silo import terms
+from tests.silos.test_silo import TERMS, terms
 
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 Row = tuple[object, ...]
 PATIENT = (83.25, "f", "yes")
-SCHEMA = """
-label_column = "died"
-[columns.age]
-kind = "number"
-least = 18
-most = 110
-[columns.sex]
-kind = "category"
-categories = ["f", "m"]
-[columns.died]
-kind = "category"
-categories = ["no", "yes"]
-"""
 
 
 def patients(count: int = 80) -> list[Row]:
@@ -147,14 +134,14 @@ def test_a_silo_that_lost_what_it_counts_tells_nothing_more(tmp_path: Path) -> N
     """Or it would tell all once more. An empty file is its owner's word that nobody read it."""
     held = silo(tmp_path, patients())
     held.sums()
-    schema = tmp_path / "study.toml"
-    schema.write_text(SCHEMA)
-    noisy = silo(tmp_path, patients(), 'schema = "study.toml"\n')
-    dp = DP(epsilon=3, delta=1e-5)
-    noisy_columns.sums(noisy, dp)
+    private = replace(TERMS, recipe=replace(TERMS.recipe, dp="epsilon=3,delta=1e-5,clip=1"))
+    (tmp_path / "run").mkdir()
+    keeper = budget.LedgerKeeper(held, private, tmp_path / "run", "0-0")
+    spent = planned_sums(DP(epsilon=3, delta=1e-5), 80, "a")
+    keeper.key(0, spent)
     counted: list[tuple[str, Callable[[], object]]] = [
         (told.FILE, held.sums),
-        (budget.FILE, lambda: noisy_columns.sums(noisy, dp)),
+        (budget.FILE, lambda: keeper.key(0, spent)),
     ]
     for name, tell in counted:
         file = held.folder / name

@@ -100,9 +100,8 @@ class SumsOptions:
     times: tuple[Positive, ...] = ()
     """for survival: also tell how many rows had the event up to each of these times, which all
     silos agree on"""
-    dp: str = ""
-    """tell noisy sums, as in --dp epsilon=1,delta=1e-6; needs data.schema with bounds, and counts
-    in limits.epsilon"""
+    bounds: bool = False
+    """tell the bounds of columns in data.schema instead, which say nothing about rows"""
 
 
 @dataclass(frozen=True)
@@ -277,21 +276,20 @@ def status(options: SiloStatusOptions) -> None:
 
 def sums(options: SumsOptions) -> None:
     """`ekiden silo sums silo.toml`."""
-    from ekiden.core.training.private import DP
-    from ekiden.silos.silo import noisy_columns
+    from ekiden.silos.silo import bounds
 
     file = silo_file.read(options.file).holding(options.data)
     out = (
         options.out
         or file.path.parent / f"{'-'.join(filter(None, (file.name, options.data)))}-sums.json"
     )
-    if (dp := DP.parse(options.dp)) and options.times:
-        raise UserError("--times has no noise: leave out --times or --dp")
-    found = noisy_columns.sums(file, dp) if dp else file.sums(options.times)
+    if options.bounds and options.times:
+        raise UserError("--times tells events of rows: leave out --times or --bounds")
+    found = bounds.sums(file) if options.bounds else file.sums(options.times)
     write(out, [found.to_json().encode()])
     say(f"wrote {out}: read it, then give it to the coordinator")
-    if file.limits.epsilon is not None and not dp:
-        say("these sums have no noise, so limits.epsilon does not cover them: --dp adds it")
+    if file.limits.epsilon is not None and not options.bounds:
+        say("limits.epsilon does not cover these sums: --bounds tells nothing about rows")
 
 
 def make_keys(options: KeysOptions) -> None:

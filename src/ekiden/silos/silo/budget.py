@@ -210,14 +210,6 @@ class LedgerKeeper:
         return key
 
 
-def spend(file: SiloFile, dp: DP, spent: Spent) -> None:
-    """Write down that noisy sums leave a silo outside of a run, or refuse that."""
-    ledger, name = file.folder / FILE, f"sums-{secrets.token_hex(8)}"
-    with hold_ledger(ledger):
-        _check_runs(file, name, dp, _read(ledger, LedgerLine))
-        _append(ledger, _line(name, dp, "", spent))
-
-
 def promised(file: SiloFile) -> float:
     """Return the sum of epsilon over all runs so far."""
     return sum(line.epsilon for line in _by_run(_read(file.folder / FILE, LedgerLine)))
