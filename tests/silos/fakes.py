@@ -98,8 +98,8 @@ def keyed(file: SiloFile, names: Sequence[str] = NAMES) -> SiloFile:
 
 
 def seal_for(file: SiloFile, data: bytes) -> bytes:
-    """A request whose body is in the clear, as the coordinator seals it for a silo; what is no such
-    request stays as it is."""
+    """A request whose body is in the clear, as the coordinator seals it for a silo; anything else
+    stays as it is."""
     try:
         ask, body = unpack(data, Ask)
         terms = parse(ask.agreement)

@@ -135,7 +135,6 @@ CHANGES: dict[str, Any] = {
     "skips": True,
     "values": "another",
     "task": '{"kind": "regression"}',
-    "spelling": "merge",
     "schema": "another",
     "revises": "another",
     "measures": "another",

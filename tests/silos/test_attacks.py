@@ -696,13 +696,13 @@ LARGE: list[tuple[Any, dict[str, Any], str]] = [
     ),
     (
         FedSeq(epochs=1),
-        {"crowd": 5000},
-        r"the run has 5000 silos, client-0 allows 2 to 100 \(limits.min_clients and",
+        {"crowd": 1000},
+        r"the run has 1000 silos, client-0 allows 2 to 100 \(limits.min_clients and",
     ),
     (
         FedSeq(epochs=1),
         {"dataset": "x" * 10**6},
-        "the terms of the run cannot be read: they have 1000",
+        "the terms of the run cannot be read: they have 100",
     ),
 ]
 

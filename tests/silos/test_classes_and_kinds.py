@@ -57,31 +57,16 @@ def vectors(folder: Path, classes: dict[str, tuple[str, ...]]) -> None:
         )
 
 
-def test_classes_that_differ_in_case_are_merged_kept_or_refused_as_the_run_says(
-    tmp_path: Path,
-) -> None:
+def test_other_classes_are_refused(tmp_path: Path) -> None:
     vectors(tmp_path, {"north": ("no", "Yes"), "south": ("YES", "no")})
     with pytest.raises(
         UserError,
-        match=r"differ in case, blanks, signs or leading zeros only, .*choose spelling='merge' or spelling='keep'",
+        match=r"differ in case, blanks, signs or leading zeros only, or mean the same: write them alike",
     ):
         run(tmp_path)
-    result = run(tmp_path, spelling="merge", evaluate_dp="exact")
-    terms = parse((tmp_path / "run" / "agreement.json").read_text())
-    assert (terms.classes, terms.spelling) == (("YES", "no"), "merge")
-    assert (
-        result.metrics[-1]["accuracy"] > 0.9
-    )  # labels were put in the order of the terms at each silo
-    (tmp_path / "run").rename(tmp_path / "merged")
-    run(tmp_path, spelling="keep")
-    assert parse((tmp_path / "run" / "agreement.json").read_text()).classes == ("YES", "Yes", "no")
-
-
-def test_other_classes_are_refused_whatever_the_spelling(tmp_path: Path) -> None:
     vectors(tmp_path, {"north": ("no", "Yes"), "south": ("yes", "maybe")})
-    for how in ("", "merge", "keep"):
-        with pytest.raises(UserError, match="north and south hold data of different classes"):
-            run(tmp_path, spelling=how)
+    with pytest.raises(UserError, match="north and south hold data of different classes"):
+        run(tmp_path)
     vectors(tmp_path, {"north": ("0", "1"), "south": ("1", "2")})
     with pytest.raises(
         UserError, match="some count classes from 0 and others from 1: number them alike"

@@ -449,7 +449,7 @@ def test_a_silo_that_sends_more_than_what_is_trained_is_named(tmp_path: Path) ->
         return answer, reply._replace(model=whole)
 
     nodes.silo = lambda node: (  # type: ignore[method-assign]
-        Crooked(honest(nodes, node), "value", change, Reply) if node == 101 else honest(nodes, node)
+        Crooked(honest(nodes, node), "value", change) if node == 101 else honest(nodes, node)
     )
     with pytest.raises(
         UserError, match=r"silo client-1 sent a value .* model of another shape or type"
@@ -474,7 +474,7 @@ def test_what_a_silo_says_of_its_samples_is_one_line(what: str, who: int, tmp_pa
     nodes, public = federation(tmp_path)
     honest = FakeNodes.silo
     nodes.silo = lambda node: (  # type: ignore[method-assign]
-        Crooked(honest(nodes, node), "hello", lambda a, h: (a, replace(h, **SAID[what])), Hello)
+        Crooked(honest(nodes, node), "hello", lambda a, h: (a, replace(h, **SAID[what])))
         if node == who
         else honest(nodes, node)
     )

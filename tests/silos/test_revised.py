@@ -24,7 +24,7 @@ from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo import participation
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust.agreement import AGREEMENT, Revision
-from tests.silos.fakes import NAMES, FakeNodes, silos, with_keys
+from tests.silos.fakes import NAMES, FakeNodes, public_key, silos, with_keys
 from tests.silos.test_remote import TRAINING, assert_equal, far
 from tests.silos.test_silo import TERMS
 
@@ -265,7 +265,7 @@ def test_a_folder_of_others_leads_to_no_superlink(
     ],
 )
 def test_terms_that_cannot_be_so_are_refused(revises: str) -> None:
-    terms = replace(TERMS, clients=NAMES)
+    terms = replace(TERMS, clients=NAMES, keys=tuple(map(public_key, NAMES)))
     good = f"{'0' * 16} {'0' * 64} without client-9"
     assert agreements.parse(replace(terms, revises=good).text()).revises == good
     with pytest.raises(UserError, match="the terms of the run cannot be read"):

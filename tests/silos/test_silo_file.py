@@ -4,7 +4,7 @@ import ast
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from PIL import Image
 import ekiden
 from ekiden.core.base.errors import PrivateError, UserError, command_line
 from ekiden.core.base.settings import Training
+from ekiden.data import Dataset
 from ekiden.methods import FedSeq
 from ekiden.readers.kinds import terms
 from ekiden.runs.recipe import Recipe
@@ -514,12 +515,14 @@ def test_a_silo_keeps_its_subjects_and_times_apart(tmp_path: Path) -> None:
         'name = "a"\n[data]\npath = "a.csv"\ndrop_columns = ["day"]\nsubject_column = "patient"\n'
     )
     found = read(write(tmp_path, text)).read()
+    assert isinstance(found, Dataset)
     assert found.train.subject is not None
     assert found.test.subject is not None
     assert len(found.test) == 24
     assert not set(found.train.subject.tolist()) & set(found.test.subject.tolist())
     text = text.replace('drop_columns = ["day"]', 'time_column = "day"')
     found = read(write(tmp_path, text)).read()
+    assert isinstance(found, Dataset)
     assert found.train.time is not None
     assert found.test.time is not None
     assert float(found.train.time.max()) < float(found.test.time.min())

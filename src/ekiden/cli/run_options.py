@@ -90,7 +90,7 @@ BOXES: Boxes = (
         "The run as a whole: seeds, folder, what is measured.",
         (
             *("config", "print_config", "seeds", "out", "track", "on", "json", "seed", "workers"),
-            *("patience", "absent", "spelling"),
+            *("patience", "absent"),
             *("evaluate_every", "tune", "evaluate_on"),
         ),
     ),

@@ -18,7 +18,7 @@ _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def check_link(address: str, certificate: Path | None, say: Say) -> None:
-    """Refuse what is no SuperLink's address, and one whose certificate is not here or has expired.
+    """Refuse what is not a SuperLink's address, and one whose certificate is not here or has expired.
 
     The certificate is the PEM file of the authority that signed the SuperLink's own; None trusts
     the system's authorities.

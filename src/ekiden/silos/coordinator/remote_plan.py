@@ -13,7 +13,6 @@ from ekiden.core.base.files import read_text
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.method import Method
 from ekiden.methods import among
-from ekiden.readers.inspector import Spelling
 from ekiden.runs.recipe import Recipe, recipe_of
 from ekiden.silos.coordinator.courier import Absent
 from ekiden.silos.trust import agreement as agreements
@@ -37,9 +36,6 @@ class RemotePlan(Checked, Generic[M]):
     absent: Absent = "stop"
     """what to do about a missing silo: wait without end; skip it, so that a hop is left out and a
     round continues with the silos that replied; or stop the run, which `ekiden resume` continues"""
-    spelling: Spelling = ""
-    """names of classes that silos write in several ways (Yes, yes, 1): merge takes them as one, the
-    commonest spelling; keep as different. By default they are refused"""
     evaluate_dp: str = agreements.NOISE
     """noise of what silos tell about models, for each test sample in the whole run:
     epsilon=2,delta=1e-5 (honest=h: shared by h silos); exact, which silos refuse by default; or none:

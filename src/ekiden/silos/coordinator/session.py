@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from ekiden.care.spelling import ALIKE, Names, folded, numbered_from_two
+from ekiden.care.spelling import ALIKE, Names, numbered_from_two
 from ekiden.clinic.counting import counting_of
 from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
@@ -45,10 +45,8 @@ from ekiden.core.tasks import Classification, Survival, balanced, task_of_terms,
 from ekiden.core.training.network import Network, on_meta
 from ekiden.methods import among, check_needs
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
-from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import of_terms
 from ekiden.readers.kinds import terms as inputs_terms
-from ekiden.readers.undecoded import natural
 from ekiden.runs.config import inputs_of, task_in
 from ekiden.runs.recipe import recipe_of
 from ekiden.runs.result import Result
@@ -286,7 +284,6 @@ def planned(plan: RemotePlan[Method], run_id: str, public_keys: Mapping[str, str
         clients=plan.names,
         keys=tuple(public_keys[name] for name in plan.names),
         skips=plan.absent == "skip",
-        spelling=plan.spelling,
         revises=plan.revises,
         data=plan.data,
         evaluate_dp=plan.evaluate_dp,
@@ -385,7 +382,6 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
                 "none: "
                 "raise data.val_fraction in its silo.toml"
             )
-    hellos = _one_spelling(hellos, plan.spelling)
     first, *others = hellos
     one = hellos[first]
     for name in others:
@@ -421,38 +417,10 @@ def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
     alike = Names("classes", held, zeros=False).alike()
     pairs = ", ".join(" and ".join(said(repr(name), 60) for name in names) for names in alike[:3])
     if pairs:
-        return (
-            f"{pairs} are {ALIKE}: write them alike, or choose --spelling=merge or --spelling=keep"
-        )
+        return f"{pairs} are {ALIKE}: write them alike"
     if numbered_from_two(held):
         return "some count classes from 0 and others from 1: number them alike"
     return ""
-
-
-def _one_spelling(hellos: Mapping[str, Hello], how: Spelling) -> Mapping[str, Hello]:
-    """Return what silos report, with one list of classes if these differ in spelling only and that
-    is allowed.
-    """
-    lists = {hello.classes for hello in hellos.values()}
-    classes = all(
-        isinstance(task_of_terms(hello.task), Classification) for hello in hellos.values()
-    )
-    if (
-        not how
-        or not classes
-        or len(lists) == 1
-        or len({frozenset(folded(names).values()) for names in lists}) > 1
-    ):
-        return hellos
-    together = {silo: dict.fromkeys(hello.classes, 1) for silo, hello in hellos.items()}
-    instead = dict[str, str]()
-    if how == "merge":
-        instead = Names("classes", together, zeros=False).instead()
-    names = {instead.get(name, name) for each in together.values() for name in each}
-    return {
-        silo: replace(hello, classes=tuple(sorted(names, key=natural)))
-        for silo, hello in hellos.items()
-    }
 
 
 def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
@@ -477,7 +445,7 @@ def run(
 ) -> Result:
     """Run `plan` over the silos behind `nodes`, or continue it, in `folder`.
 
-    Silos with a public key must prove their names. `link` is JSON that says how to reach the engine
+    Silos must prove their names by `public_keys`. `link` is JSON that says how to reach the engine
     again, for `ekiden resume`. The post is looked at each `poll` seconds or more often.
     """
     check(plan)
@@ -595,7 +563,7 @@ def config_of(agreed: Agreement, setup: Setup, samples: Mapping[str, list[int]])
     Patience, and what is done about a missing silo, are the coordinator's own.
     """
     recipe = agreed.recipe
-    plan = {name: getattr(agreed, name) for name in ("data", "spelling", "evaluate_dp")}
+    plan = {name: getattr(agreed, name) for name in ("data", "evaluate_dp")}
     return {
         "on": "flower",
         "run": agreed.run,
@@ -667,7 +635,7 @@ def evaluate(
         clients: names of the silos that measure.
         nodes: the engine.
         folder: where to keep the terms, what silos signed, and the row.
-        public_keys: public keys of the silos that must prove their names.
+        public_keys: public keys by which silos prove their names.
         say: shows a line to the user.
         data: which of their data sets silos measure on, if it is not the one of the run.
         evaluate_dp: noise of what they tell, as in `RemotePlan`; by default that of the run.

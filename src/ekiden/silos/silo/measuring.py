@@ -158,7 +158,7 @@ def _given(m: Measurement, found: SiloReport) -> Reported:
     run, dp = m.run, m.run.terms.measured_dp
     masks = masks_of(run, m.ask, f"measured-{m.digest[:32]}", dp)
     members = [member.name for member in m.ask.members]
-    for one in policy.measured_by(run.file, run.terms, run.own, members):
+    for one in policy.measured_by(run.file, run.terms, run.client, members):
         told.note(run.file.folder, one)
     masked = masks.added(None, found, None)
     # the run is of this silo alone

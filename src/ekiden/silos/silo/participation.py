@@ -13,17 +13,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from ekiden.care.spelling import Names
 from ekiden.core.base.errors import UserError, visible
 from ekiden.core.base.files import lock_file, locked, write, write_once
-from ekiden.core.data.samples import ClientData, FederatedData, Subset
+from ekiden.core.data.samples import ClientData, FederatedData
 from ekiden.core.engine.drive import Outline
 from ekiden.core.engine.setup import check_model, resolved_hardware
 from ekiden.core.engine.worker import Worker
-from ekiden.core.tasks import Classification
 from ekiden.core.training.frozen import Copies
 from ekiden.core.training.network import blank
-from ekiden.readers.targets import in_order
 from ekiden.silos.silo import policy, told
 from ekiden.silos.silo.silo_file import Held, SiloFile
 from ekiden.silos.trust import custody, keys, sealing
@@ -204,8 +201,6 @@ class Agreed:
     file: SiloFile
     # the silo's samples
     client: ClientData
-    # the same in the coding of classes of the silo's own file
-    own: ClientData
     # terms of the run
     terms: Agreement
     # executes the run's tasks
@@ -255,7 +250,6 @@ def sign(file: SiloFile, kind: str, payload: bytes) -> str:
 
 def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     """Prepare to execute tasks of this run. Nothing is stored before all is checked."""
-    (_, own), held = held, _spelled(held, terms)
     dataset, client = held
     admission = Admission(file, terms)
     policy.check_data(file, terms, held)
@@ -283,8 +277,8 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     if first:
         check_model(worker, FederatedData(dataset, (client,)))
         policy.check_span(file, terms, client, network)
-        measured = policy.measured_by(file, terms, own, terms.clients)
-        for one in (*policy.told_by(file, terms, own), *measured):
+        measured = policy.measured_by(file, terms, client, terms.clients)
+        for one in (*policy.told_by(file, terms, client), *measured):
             told.note(file.folder, one, write_down=False)
     admission.bind()
     file.meet(terms.clients)
@@ -298,37 +292,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
             log_request(file.folder, f"run {terms.run} {words}", terms.run)
     private = sealing.kept_private(admission.folder / _SEALING_KEY)
     sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file))
-    return Agreed(file, client, own, terms, worker, sealer, plan, admission, data)
-
-
-def _spelled(held: Held, terms: Agreement) -> Held:
-    """Return the silo's data with the names of classes that the run has, if its own differ in
-    spelling only.
-    """
-    dataset, client = held
-    if (
-        not terms.spelling
-        or dataset.classes == terms.classes
-        or not isinstance(dataset.task, Classification)
-    ):
-        return held
-    own = {"": dict.fromkeys(dataset.classes, 1)}
-    instead = dict[str, str]()
-    if terms.spelling == "merge":
-        instead = Names("classes", own, terms.classes, zeros=False).instead()
-    names = tuple(instead.get(name, name) for name in dataset.classes)
-    if not set(names) <= set(terms.classes):
-        # other classes, which are refused
-        return held
-    log.info("classes %s count as %s", ", ".join(dataset.classes), ", ".join(names))
-    after = in_order(replace(dataset, classes=names), terms.classes)
-
-    def moved(part: Subset) -> Subset:
-        return Subset(after.train if part.samples is dataset.train else after.test, part.rows)
-
-    return after, replace(
-        client, train=moved(client.train), val=moved(client.val), test=moved(client.test)
-    )
+    return Agreed(file, client, terms, worker, sealer, plan, admission, data)
 
 
 def _told(revision: Revision, before: Path) -> str:

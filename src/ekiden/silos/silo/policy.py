@@ -147,8 +147,6 @@ def _check_method(file: SiloFile, recipe: Recipe[Method]) -> None:
 def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[ToldSums]:
     """Return what a run reports about the silo's training samples without noise, which has to be the
     same in all runs: at the level of models the members of sums alone, as models show samples.
-
-    `client` has the samples in the file's own coding of classes; others choose that of a run.
     """
     recipe, method, level = agreed.recipe, agreed.recipe.method, file.limits.level
     if agreed.measures or recipe.dp or level == "all":

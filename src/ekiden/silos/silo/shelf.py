@@ -60,7 +60,7 @@ class Done:
     forward: int
     # samples that went backward
     backward: int
-    # signed record of the task in the chain of custody; empty without a silo key
+    # signed record of the task in the chain of custody
     record: str = ""
 
 

@@ -208,7 +208,7 @@ class SiloTasks:
             LostValue: the value does not have the digest `given` that it had before.
         """
         run, ask, digest = self.run, request.ask, request.digest
-        for one in policy.told_by(run.file, run.terms, run.own):
+        for one in policy.told_by(run.file, run.terms, run.client):
             told.note(run.file.folder, one)
         policy.check_members(run.file, run.terms, [member.name for member in ask.members])
         job = Job(*request.place, run.file.name, ask.task, request.given.args, request.private)
@@ -233,7 +233,7 @@ class SiloTasks:
 
         They are counted before the value is stored, so none leaves that was not counted.
         """
-        file, part, least = self.run.file, self.run.own.train, self.run.file.limits.min_active
+        file, part, least = self.run.file, self.run.client.train, self.run.file.limits.min_active
         numbers = policy.numbers_told(file, self.run.terms, task, value)
         if not least or not numbers:
             return

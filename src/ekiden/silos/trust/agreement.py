@@ -31,7 +31,6 @@ from ekiden.core.models.split import check_part
 from ekiden.core.tasks import Survival, Task, task_of_terms
 from ekiden.core.training.private import DP, check_honest
 from ekiden.readers import schema as schemas
-from ekiden.readers.inspector import Spelling
 from ekiden.readers.kinds import Images, of_terms
 from ekiden.readers.kinds import terms as inputs_terms
 from ekiden.runs.recipe import Recipe, recipe_of, with_code
@@ -130,9 +129,6 @@ class Agreement:
     values: str = ""
     # what the labels mean, see `ekiden.core.tasks.terms`
     task: str = ""
-    # whether names of classes that are written in several ways are one class (merge) or several
-    # (keep)
-    spelling: Spelling = ""
     # the study's schema, which the data of all silos meet; empty if there is none
     schema: str = ""
     # the run that this one replaces, as `Revision.text` gives it; empty if there is none

@@ -1,7 +1,7 @@
 """What silos report about models on their own test samples, and the metrics that follow.
 
 Each answer reveals something about the samples. So silos add noise, and add up what they report,
-under masks where a run is sealed; nothing is told about few samples; and a run measures the models
+under masks; nothing is told about few samples; and a run measures the models
 that its plan names, once.
 """
 
@@ -61,9 +61,9 @@ class SiloReport:
 class Reported:
     """A silo's answer."""
 
-    # its report under masks, as a part of the sum of all silos; None if the run seals nothing
+    # its report under masks, as a part of the sum of all silos; None if no other silo measures
     masked: Masked | None = None
-    # its report in the clear: if nothing is masked, or if the silo's file allows it
+    # its report in the clear: if no other silo measures, or if the silo's file allows it
     shown: SiloReport | None = None
 
 
@@ -132,7 +132,7 @@ def total_of(found: Mapping[str, Reported], members: int) -> SiloReport | None:
     """Return the sum of all reports; None if there are none, or if parts of a sum under masks are
     missing.
 
-    `members` is the number of silos whose masks cancel; 0 if nothing is masked.
+    `members` is the number of silos whose masks cancel; 0 if one measures alone.
     """
     masked = [one.masked for one in found.values() if one.masked is not None]
     if masked:
