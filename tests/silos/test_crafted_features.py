@@ -706,7 +706,7 @@ def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
         return silo_file(tmp_path, "client-0", more, trusting=False)
 
     assert read_with("").allow == {}
-    more = '[limits]\nlevel = "models"\n[allow.fedgram]\nhead = ["ridge"]\n[allow.fedseq]\n'
+    more = '[limits]\nlevel = "models"\nmin_clients = 2\n[allow.fedgram]\nhead = ["ridge"]\n[allow.fedseq]\n'
     file = read_with(f"{more}epochs = [1, 5]\n")
     assert file.allow == {"fedgram": {"head": ("ridge",)}, "fedseq": {"epochs": (1, 5)}}
     check_terms(file, TERMS)

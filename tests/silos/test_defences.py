@@ -71,7 +71,7 @@ DEFENCES = {
     ),
     "sums of models among one list of silos": (
         f"{FLOWER}/silo/policy.py",
-        "if not agreed.sealed or not method.gives_sums:",
+        "if not method.gives_sums:",
         "if True:",
         f"{AVERAGES}::test_sums_of_models_of_the_same_samples_are_among_one_list_of_silos",
     ),
@@ -344,13 +344,7 @@ DEFENCES = {
         f"{FLOWER}/silo/budget.py",
         "dp.honest > file.limits.honest",
         "dp.honest > 10**9",
-        f"{PRIVATE}::test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks",
-    ),
-    "noise is shared only under masks": (
-        f"{FLOWER}/trust/agreement.py",
-        "if dp is not None and dp.honest > 1 and not self.sealed:",
-        "if False:",
-        f"{PRIVATE}::test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks",
+        f"{PRIVATE}::test_noise_is_shared_only_where_a_silo_allows_it",
     ),
     "sums with noise are counted": (
         "core/engine/worker.py",
