@@ -11,6 +11,7 @@ from ekiden.core.data.samples import Subset
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from tests.silos.fakes import keyed
 from tests.warm import WarmProcess
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
@@ -56,7 +57,7 @@ def test_no_request_reads_all_samples_to_know_what_is_the_same_each_time(
 
     (tmp_path / "own.py").write_text(TABLE)
     (tmp_path / "silo.toml").write_text('name = "a"\n[data]\npython = "own.py:mine"\n')
-    file = read(tmp_path / "silo.toml")
+    file = keyed(read(tmp_path / "silo.toml"))
     monkeypatch.setattr(client_app, "_held", None)
     client_app.hold(file)
     assert client_app._held is not None

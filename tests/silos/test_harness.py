@@ -28,7 +28,7 @@ from ekiden.core.data.samples import Subset
 from ekiden.core.engine import wire
 from ekiden.core.engine.method import INITIAL, Method, payload_types, task_names
 from ekiden.core.engine.transport import ClientMissing
-from ekiden.core.engine.wire import Ref
+from ekiden.core.engine.wire import Encoded, Ref
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.data import federate
@@ -49,9 +49,11 @@ from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Held, Limits, SiloFile
 from ekiden.silos.trust import agreement as agreements
-from ekiden.silos.trust.agreement import no_samples
-from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
-from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file
+from ekiden.silos.trust.agreement import Agreement, no_samples
+from ekiden.silos.trust.masking import PartMasks
+from ekiden.silos.trust.parcel import Answer, Ask, opened, pack, unpack
+from ekiden.silos.trust.sealing import Party, kept_private
+from tests.silos.fakes import NAMES, FakeNodes, mine, seal_for, silo_file
 from tests.silos.test_remote import far
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -168,6 +170,8 @@ class Together(FakeNodes):
         client = held(data, VICTIM)[1]
         self.method, self.data = method, data
         self.spoils = Spoils(numbers(client.train), numbers(client.test))
+        self.sealed: list[bytes] = []
+        self.parts: list[Any] = []
         self._made: Weights | None = None
         self._layout: Any = None
 
@@ -183,33 +187,56 @@ class Together(FakeNodes):
         given: list[Tensor] = []
         answer = b""
         if ask.kind == "task":
-            changed, given = self.changed(ask, bytes(body))
-            answer = self.silo(node).answer(changed)
+            changed, given = self.changed(self.files[node], ask, body)
+            answer = self.answered(node, changed)
         if not answer or unpack(answer, Answer)[0].error:
-            answer = self.silo(node).answer(data)
+            answer = self.answered(node, data)
         self.read(ask, answer, given)
         self._answers[ticket] = answer
         return ticket
 
-    def changed(self, ask: Ask, body: bytes) -> tuple[bytes, list[Tensor]]:
-        """Return a request with the crafted model in place of all models, and the tensors in it."""
-        self.build(ask)
+    def answered(self, node: int, data: bytes) -> bytes:
+        """Return the silo's answer, and note what it gives: readers open the seals, and those who
+        made all other masks of a sum take the silo's own off."""
+        self.sealed, self.parts = list[bytes](), list[Any]()
+        seal, added = Party.seal, PartMasks.added
+
+        def sealing(party: Party, value: Encoded, *about: Any) -> Any:
+            self.sealed.append(value.data)
+            return seal(party, value, *about)
+
+        def masking(masks: PartMasks, before: Any, own: Any, about: Any) -> Any:
+            self.parts.append(own)
+            return added(masks, before, own, about)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Party, "seal", sealing)
+            patch.setattr(PartMasks, "added", masking)
+            return self.silo(node).answer(data)
+
+    def changed(self, file: SiloFile, ask: Ask, body: Any) -> tuple[bytes, list[Tensor]]:
+        """Return a request with the crafted model in place of all models, and the tensors in it.
+
+        Who sealed what is in the request has it in the clear; here the silo's own key opens it."""
+        terms = agreements.parse(ask.agreement)
+        self.build(terms)
+        key = kept_private(file.folder / "runs" / terms.run / "sealing.key")
+        own = opened(ask, body, Party(file.name, terms.run, terms.digest, key, terms.silos, None))
         kinds, _ = payload_types(self.method, ask.task)
         expected: Any = tuple[tuple(kinds)] if kinds else tuple  # type: ignore[misc]
-        found = wire.decode(body[: ask.length], expected, lambda ref: ref) if kinds else ()
+        found = wire.decode(own.arguments.data, expected, lambda ref: ref) if kinds else ()
         args = tuple(self.swapped(arg) for arg in found)
-        pieces, parts, offset, given = [wire.encode(args)], [], ask.length, list(tensors(args))
+        pieces, parts, given = [wire.encode(args)], [], list(tensors(args))
         for part in ask.parts:
             _, kind = payload_types(self.method, part.key.split("-", 2)[-1])
-            value = self.swapped(wire.decode(body[offset : offset + part.length], kind))
-            offset += part.length
+            value = self.swapped(wire.decode(own.values[part.owner, part.key].data, kind))
             given += tensors(value)
             pieces.append(wire.encode(value))
-            parts.append(replace(part, length=len(pieces[-1])))
-        return pack(replace(ask, length=len(pieces[0]), parts=tuple(parts)), pieces), given
+            parts.append(replace(part, length=len(pieces[-1]), lock=None))
+        plain = replace(ask, length=len(pieces[0]), parts=tuple(parts), lock=None)
+        return seal_for(file, pack(plain, pieces)), given
 
-    def build(self, ask: Ask) -> None:
-        terms = agreements.parse(ask.agreement)
+    def build(self, terms: Agreement) -> None:
         if self._layout is None:
             module = terms.setup(no_samples(terms), Hardware(threads=1)).build()
             self._layout = Network(module).layout
@@ -235,12 +262,12 @@ class Together(FakeNodes):
     def read(self, ask: Ask, answer: bytes, given: list[Tensor]) -> None:
         """Search what the silo gave."""
         task = ask.task if ask.kind == "task" else ask.key.split("-", 2)[-1]
-        head, body = unpack(answer, Answer)
-        if ask.kind not in ("task", "value") or head.error or not len(body):
+        if ask.kind not in ("task", "value") or unpack(answer, Answer)[0].error:
             return
-        value = wire.decode(body, payload_types(self.method, task)[1])
-        self.spoils.values += 1
-        for told in tensors(value):
+        kind = payload_types(self.method, task)[1]
+        values = self.parts or [wire.decode(data, kind) for data in self.sealed]
+        self.spoils.values += len(values)
+        for told in tensors(values):
             known = [t for t in given if t.shape == told.shape]
             if self._made is not None:
                 known += [t for t in tensors(self._made) if t.shape == told.shape]

@@ -20,7 +20,7 @@ from ekiden.silos.coordinator.remote_plan import RemotePlan
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust.agreement import parse
-from tests.silos.fakes import FakeNodes
+from tests.silos.fakes import FakeNodes, keyed
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 
@@ -201,7 +201,7 @@ def test_terms_with_another_schema_are_refused_by_a_silo(tmp_path: Path, command
     run(tmp_path, [])
     (tmp_path / "study.toml").write_text(STUDY.replace("110", "120"))
     terms = (tmp_path / "run" / "agreement.json").read_text()
-    silo = Silo(read(tmp_path / "north.toml"))
+    silo = Silo(keyed(read(tmp_path / "north.toml"), NAMES))
     with pytest.raises(UserError, match="north has another study schema than the run"):
         silo._agreed(parse(terms))
 
