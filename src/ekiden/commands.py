@@ -16,7 +16,7 @@ from ekiden.clinic.answers import figures_of
 from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
 from ekiden.clinic.regressions import Baseline
 from ekiden.core import models
-from ekiden.core.base.checks import Count, CountOrZero, Fraction, Positive, Range, checked, plain
+from ekiden.core.base.checks import Count, CountOrZero, Fraction, Range, checked, plain
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import is_held, path_of, read_text
 from ekiden.core.base.outside import require_extra, summary_of
@@ -110,7 +110,6 @@ def evaluate(
     *,
     client: str = "",
     by: str | Sequence[str] = (),
-    at: tuple[Positive, ...] = (),
     part: Part = "all",
     calibrate: Literal["platt", "temperature"] | None = None,
     threshold: Fraction | None = None,
@@ -127,7 +126,6 @@ def evaluate(
         client: name of a client whose personal model is measured instead of all models.
         by: as in `Result.evaluate`. Of the run's own data the table is kept in the run folder, and
             reports show it.
-        at: as in `Result.evaluate`.
         part: as in `Result.evaluate`.
         calibrate: of two classes: measure the validation samples instead, fit a recalibration to
             the counts, and keep it in the run folder with a threshold. `load_model`, `predict`,
@@ -153,7 +151,7 @@ def evaluate(
         )
     own = data is None or isinstance(data, FederatedData)
     if calibrate:
-        if client or by or at or not own:
+        if client or by or not own:
             raise UserError(
                 "calibrate is for the global model and the run's own silos: leave out the rest"
             )
@@ -162,7 +160,7 @@ def evaluate(
         )
     if threshold is not None:
         raise UserError("threshold is for calibrate: give both, or none")
-    row = result.evaluate(data, client=client, by=by, at=at, part=part, **columns)
+    row = result.evaluate(data, client=client, by=by, part=part, **columns)
     if own and "subgroups" in row:
         keep_subgroups(path, row["subgroups"])
     return row

@@ -34,7 +34,6 @@ TASKS: dict[str, tuple[Task, int]] = {
     "labels": (MultiLabel(), 3),
     "numbers": (Regression(mean=(1.0, 2.0), std=(2.0, 3.0)), 2),
     "times": (Survival(), 1),
-    "at": (Survival(times=(2.0, 3.0), hazard=(0.5, 0.9)), 1),
     "pixels": (Segmentation(), 3),
     "words": (LanguageModelling(vocabulary=7), 7),
 }

@@ -25,7 +25,7 @@ def test_a_model_is_measured_by_the_subgroups_that_were_named(
         asked.update(more, asked=measured)
 
     monkeypatch.setattr(session, "evaluate", evaluate)
-    measured = Measuring("run", by=by, at=((365.0, 0.5),))
+    measured = Measuring("run", by=by)
     monkeypatch.setattr(
         remote_plan,
         "from_json",

@@ -15,10 +15,9 @@ from ekiden.clinic.answers import between_silos, figures_of, subgroups_of
 from ekiden.clinic.figures import Figures
 from ekiden.clinic.ranked import Wanted
 from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
-from ekiden.clinic.regressions import baseline_of
 from ekiden.clinic.subgroups import Division, cell, check_divisions, divisions
 from ekiden.core.base import outside
-from ekiden.core.base.checks import Positional, Positive, made, reading
+from ekiden.core.base.checks import Positional, made, reading
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.data.samples import FederatedData, said_in
 from ekiden.core.engine.evaluation import TestSet, of_imbalanced
@@ -31,7 +30,7 @@ from ekiden.lab.drawing import table_of
 from ekiden.readers.kinds import Inputs
 from ekiden.runs import summary
 from ekiden.runs.config import by_group, inputs_of, not_finished, task_in
-from ekiden.runs.loading import load_model, open_models
+from ekiden.runs.loading import open_models
 from ekiden.runs.measuring import Part, silos_in
 from ekiden.runs.plan import in_memory
 
@@ -75,9 +74,6 @@ class EvaluateOptions:
     """columns that divide the test samples into subgroups, with the bounds of numbers: --by sex
     age:40:65; `domain` is the data's domains, `client` the silos. With --on flower: those that the
     silos' files allow. `ekiden report` shows the table, too"""
-    at: tuple[Positive, ...] = ()
-    """of times and events: times at which predicted survival is compared with what was observed, by
-    groups of the prediction, with its Brier score; Cox regression tells its --times only"""
     calibrate: Literal["", "platt", "temperature"] = ""
     """of two classes: fit a recalibration to validation data, by counts, and keep it in the run
     folder with the threshold (--threshold, by default Youden's); `predict`, `export` and `card`
@@ -119,8 +115,6 @@ def evaluate(options: EvaluateOptions) -> None:
         raise unknown("client", options.client, config["clients"])
     if options.client and not config.get("on") and not (options.run / "personal").is_dir():
         raise UserError(f"{options.run} has no personal models: leave out --client")
-    if options.client and options.at:
-        raise UserError("--at is for a run's global model: leave out --client")
     if in_memory(config) and options.by:
         raise UserError(
             f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, "
@@ -140,13 +134,11 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     """Measure a run's model on data of this machine."""
     by = divisions(options.by, said_in(config).get("reading", {}).get("group_column", ""))
     test, data = _judged(options, config, by)
-    if options.at:
-        test = test.at_times(options.at, _hazard(options, test.task))
     scores = test.scores(_model(options, test), personal=bool(options.client), full=True)
     headline = test.task.headline
     wanted = Wanted(options.threshold, options.sensitivity)
     parts = [scores.at(client.test.rows) for client in data.clients]
-    told, apart = figures_of(test, scores, wanted, parts), between_silos(test, parts)
+    told, apart = figures_of(test, scores, wanted), between_silos(test, parts)
     if options.threshold is not None and not told.thresholds:
         raise UserError(
             "--threshold is for two classes, and none follows from these data: leave it out"
@@ -247,23 +239,13 @@ def _check_weights(options: EvaluateOptions) -> None:
     """Refuse what another file's values do not have."""
     if options.weights is None:
         return
-    if options.client or options.at or options.calibrate:
-        raise UserError(
-            "--weights has neither personal models nor a hazard: leave out --client, --at, "
-            "--calibrate"
-        )
+    if options.client or options.calibrate:
+        raise UserError("--weights has no personal models: leave out --client and --calibrate")
     if not options.weights.is_file():
         raise UserError(
             f"{options.weights} is not a file: give a safetensors file with values of the run's "
             "network"
         )
-
-
-def _hazard(options: EvaluateOptions, task: Task) -> tuple[float, ...]:
-    """Return the cumulative hazard of a run's model at the times of --at."""
-    if not options.at:
-        return ()
-    return baseline_of(load_model(options.run).baseline, task).hazard_at(options.at)
 
 
 def _check_calibrate(task: Task, classes: Sequence[object]) -> None:
@@ -346,28 +328,8 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
             for name, share in zip(classes, found.prevalence, strict=True)
         )
         say(f"share of test samples: {', '.join(shares)}")
-    _show_survival(found)
     if found.thresholds:
         _show_thresholds(found)
-
-
-def _show_survival(found: Figures) -> None:
-    """Print predicted next to observed survival, for each time of --at."""
-    for at in found.survival:
-        brier = f"{at.brier:.4f} ({at.interval[0]:.4f} to {at.interval[1]:.4f}), of guessing {at.guess:.4f}"
-        say(f"survival at {at.time:g}: Brier score {brier}")
-        table = RichTable("samples", "predicted %", "observed %", "95 % interval")
-        for row in (*at.groups, at.whole):
-            shown = (f"{100 * value:.1f}" for value in (row.predicted, row.observed, *row.interval))
-            predicted, observed, low, high = shown
-            table.add_row(
-                str(row.samples),
-                predicted,
-                observed,
-                f"{low} to {high}",
-                end_section=row is at.groups[-1],
-            )
-        console.print(table)
 
 
 def _show_thresholds(found: Figures) -> None:
@@ -454,16 +416,11 @@ def _on_silos(options: EvaluateOptions) -> None:
         raise UserError(
             "--by is for test samples, --calibrate for validation samples: leave out one"
         )
-    if options.at and (options.by or options.calibrate):
-        raise UserError(
-            "--at is for test samples, without subgroups: leave out --by and --calibrate"
-        )
     by = tuple(one.text() for one in divisions(options.by))
     asked = Measuring(
         str(options.run.absolute()),
         bool(options.calibrate),
         by,
-        tuple(zip(options.at, _hazard(options, task), strict=True)),
         str(options.weights.absolute()) if options.weights else "",
     )
     about = (options.federation, options.clients, options.data, options.evaluate_dp)

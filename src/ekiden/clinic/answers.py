@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from ekiden.clinic import subgroups
-from ekiden.clinic.counting import at_times, counting_of
-from ekiden.clinic.figures import AtTime, CountedAnswers, Figures, figures
+from ekiden.clinic.counting import counting_of
+from ekiden.clinic.figures import CountedAnswers, Figures, figures
 from ekiden.clinic.heterogeneity import heterogeneity
 from ekiden.clinic.ranked import Wanted
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.evaluation import MOST_CLIENTS_LISTED, TestSet
-from ekiden.core.tasks import Scores, Survival
+from ekiden.core.tasks import Scores
 from ekiden.core.tasks.counts import Counts, PlaceCounts
 
 
@@ -21,7 +21,7 @@ def further(test: TestSet, scores: Scores, parts: Sequence[Scores]) -> dict[str,
     """Return `figures` of one model, with intervals, for a row of metrics; see `Figures`. Of four
     silos and more also their `heterogeneity`; see `Between`.
     """
-    found: dict[str, Any] = {"figures": figures_of(test, scores, parts=parts).to_json()}
+    found: dict[str, Any] = {"figures": figures_of(test, scores).to_json()}
     if told := between_silos(test, parts):
         found["heterogeneity"] = told
     return found
@@ -49,7 +49,6 @@ def figures_of(
     test: TestSet,
     scores: Scores,
     wanted: Wanted = Wanted(),  # noqa: B008  (frozen)
-    parts: Sequence[Scores] = (),
 ) -> Figures:
     """Return what follows from the counts of some answers, with probabilities, as between
     machines.
@@ -58,16 +57,10 @@ def figures_of(
         test: the samples.
         scores: the answers.
         wanted: which thresholds are shown.
-        parts: the same answers by client: those of survival are compared inside clients only.
     """
     dataset = test.data.dataset
     train = test.task.counts(dataset.train.y, dataset.outputs).double().numpy()
-    survival: tuple[AtTime, ...] = ()
-    if isinstance(test.task, Survival):
-        survival = at_times(test.task, parts or [scores])
-    told = CountedAnswers(
-        _counts(scores), train=train, trained=len(dataset.train), survival=survival
-    )
+    told = CountedAnswers(_counts(scores), train=train, trained=len(dataset.train))
     return figures(test.task, told, wanted)
 
 
@@ -120,6 +113,6 @@ def subgroups_of(
         }
     if 1 < len(clients) <= MOST_CLIENTS_LISTED:
         counts["client"] = {c.name: counting.count(scores.at(c.test.rows)) for c in clients}
-    whole = figures_of(test, scores, wanted, [scores.at(rows) for rows in own])
+    whole = figures_of(test, scores, wanted)
     found = subgroups.table(counting, counts, whole, wanted.threshold)
     return {"subgroups": found, "groups": exact}

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.clinic.figures import AtTime, CountedAnswers, at_time
+from ekiden.clinic.figures import CountedAnswers
 from ekiden.core.base.errors import UserError
 from ekiden.core.tasks.base import Scores, Task, confusion
 from ekiden.core.tasks.counts import (
@@ -70,13 +70,6 @@ POWERS = {"absolute": 1, "squared": 2, "target": 1, "target_squared": 2}
 _OF_SCORES = frozenset(("auroc", "average_precision", "calibration_error", "brier"))
 # classes whose training labels are counted
 _MOST_TRAIN = 1000
-# groups of equal width of the predicted survival
-SHARES = 10
-# of a silo's samples would be followed up to a time without events; with fewer it tells nothing
-# then
-FOLLOWED = 0.05
-# variance of the predicted survival within a group
-_SPREAD = 1 / 12 / SHARES**2
 
 
 class Counted(NamedTuple):
@@ -220,14 +213,7 @@ class Counting(ABC):
             exact=False,
             train=n["train"] if n["trained"] else None,
             trained=int(n["trained"]),
-            survival=self.survival(n),
         )
-
-    def survival(self, n: Mapping[str, Floats]) -> tuple[AtTime, ...]:
-        """Return how well survival is predicted at the task's times, from sums over silos by
-        name.
-        """
-        return ()
 
     def _trained(self, care: Care, train: Tensor | None) -> dict[str, Tensor]:
         size = next(part.size for part in self.layout if part.name == "train")
@@ -454,29 +440,17 @@ class OfTimes(Counting):
 
     ordered: twice the pairs in order, ties once. comparable: pairs. squares: of what samples are
     in, Σ ordered², Σ ordered * comparable, Σ comparable², for intervals. With fewer events than
-    `Care.positives` no pairs are told. grouped and errors: see `survival_sums`.
+    `Care.positives` no pairs are told.
     """
 
     def parts(self) -> Sequence[Counted]:
-        found = [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
-        if times := len(self.labels.times):
-            found += [Counted("grouped", (times, 6, SHARES, 2)), Counted("errors", (times, 2, 2))]
-        return found
-
-    @property
-    def labels(self) -> Survival:
-        """The task, which has the times."""
-        assert isinstance(self.task, Survival)
-        return self.task
+        return [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        found = dict[str, Tensor]()
-        if self.labels.times:
-            found["grouped"], found["errors"] = map(fixed, _sums_at_times(self.labels, s))
         ordered, comparable = pairs(s)
         if int(s.y[:, 1].sum()) < care.positives:
             ordered, comparable = torch.zeros_like(ordered), torch.zeros_like(comparable)
-        return found | {
+        return {
             "ordered": ordered.sum() // 2,
             "comparable": comparable.sum() // 2,
             "squares": torch.from_numpy(products(ordered.numpy(), comparable.numpy())),
@@ -487,139 +461,6 @@ class OfTimes(Counting):
         # with noise they are near, not equal
         ordered = min(float(n["ordered"]) / 2, comparable)
         return PairCounts(samples, loss, ordered, comparable, n["squares"])
-
-    def survival(self, n: Mapping[str, Floats]) -> tuple[AtTime, ...]:
-        if "grouped" not in n:
-            return ()
-        return _predicted(self.labels, real(n["grouped"]), real(n["errors"]))
-
-
-def survival_sums(s: Scores, time: float, hazard: float) -> tuple[Tensor, Tensor]:
-    """Return what is summed at a time, float64.
-
-    A sample counts as if it stood for those that were last seen earlier: its weight w is 1 / G,
-    with G the share that would be followed so long without events, by Kaplan and Meier of these
-    samples. So the weights of all samples without the event are n times their Kaplan-Meier
-    estimate. If G is small, nothing is summed.
-
-    Erika Graf et al.: Assessment and comparison of prognostic classification schemes for survival
-    data. Statistics in Medicine 18, 1999.
-
-    Args:
-        s: the answers.
-        time: the time.
-        hazard: the model's cumulative hazard at this time, of a sample for which it gives 0.
-
-    Returns:
-        (6, groups), by groups of equal width of the predicted survival S: samples, Σ S, sums of w
-        of those without and with the event by then, and of w²; (2,) Σ w(S - o)², with o = 1 without
-        the event and 0 with it, and Σ w²(S - o)⁴.
-    """
-    ends, event = s.y[:, 0].double(), s.y[:, 1] > 0
-    without, had = status_at(s, time)
-    known, followed = had | without, _followed(ends, event, ends.clamp(max=time))
-    least = 0.0
-    if known.any():
-        least = float(followed[known].min())
-    sums = torch.zeros(6, SHARES, dtype=torch.float64)
-    if least < FOLLOWED:
-        return sums, torch.zeros(2, dtype=torch.float64)
-    w = torch.where(known, 1 / followed, 0.0)
-    predicted, group = predicted_at(s, hazard)
-    wrong = (predicted - without.double()).square() * w
-    late, early = w * without, w * had
-    values = [torch.ones_like(w), predicted, late, early, w * late, w * early]
-    for row, one in zip(sums, values, strict=True):
-        row.index_add_(0, group, one)
-    return sums, torch.stack([wrong.sum(), wrong.square().sum()])
-
-
-def status_at(s: Scores, time: float) -> tuple[Tensor, Tensor]:
-    """Return of which samples it is known that they were without the event, or with it, at a time."""
-    ends = s.y[:, 0].double()
-    had = (s.y[:, 1] > 0) & (ends <= time)
-    return ~had & (ends >= time), had
-
-
-def predicted_at(s: Scores, hazard: float) -> tuple[Tensor, Tensor]:
-    """Return the predicted survival of each sample, and its group among those of equal width."""
-    predicted = torch.exp(-hazard * s.answers[:, 0].double().exp()).nan_to_num(0)
-    return predicted, (predicted * SHARES).long().clamp(0, SHARES - 1)
-
-
-def actuarial_sums(counts: Floats) -> tuple[Tensor, Tensor]:
-    """Return sums as `survival_sums` has them, by a life table over the times.
-
-    Who was last seen between two times counts as followed for half of it. A sample's predicted
-    survival is the middle of its group, give or take the variance of even draws from it.
-
-    Sidney Cutler, Fred Ederer: Maximum utilization of the life table method in analyzing survival.
-    Journal of Chronic Diseases 8, 1958.
-
-    Args:
-        counts: (times, 3, groups) samples without the event by a time, with it, and last seen
-            before.
-
-    Returns:
-        (times, 6, groups) and (times, 2).
-    """
-    n = alive = counts[0].sum()
-    sums, errors = np.zeros((len(counts), 6, SHARES)), np.zeros((len(counts), 2))
-    middle = (np.arange(SHARES) + 0.5) / SHARES
-    share, before = 1.0, np.zeros(3)
-    for k, (without, had, lost) in enumerate(counts):
-        ended = np.array([without.sum(), had.sum(), lost.sum()])
-        # noise can make them fall
-        _, events, gone = np.maximum(ended - before, 0)
-        share *= 1 - min(events / max(alive - gone / 2, 1), 1)
-        alive, before = ended[0], ended
-        if not alive * share or alive < FOLLOWED * n * share:
-            continue
-        # The weights of all add up to n.
-        late, early = n * share / alive, n * (1 - share) / max(ended[1], 1)
-        total = without + had + lost
-        sums[k, :4] = total, total * middle, late * without, early * had
-        sums[k, 4:] = late**2 * without, early**2 * had
-        wrong = late * ((1 - middle) ** 2 + _SPREAD), early * (middle**2 + _SPREAD)
-        errors[k] = [wrong[0] ** p @ without + wrong[1] ** p @ had for p in (1, 2)]
-    return torch.from_numpy(sums), torch.from_numpy(errors)
-
-
-def at_times(task: Survival, parts: Sequence[Scores]) -> tuple[AtTime, ...]:
-    """Return how well survival is predicted at the task's times; weights are those of each part."""
-    if not task.times:
-        return ()
-    sums = [_sums_at_times(task, part) for part in parts]
-    grouped, errors = (torch.stack(each).sum(0).numpy() for each in zip(*sums, strict=True))
-    return _predicted(task, grouped, errors)
-
-
-def _sums_at_times(task: Survival, s: Scores) -> list[Tensor]:
-    """Return what is summed at all times, (times, 6, groups) and (times, 2)."""
-    sums = [survival_sums(s, *at) for at in zip(task.times, task.hazard, strict=True)]
-    return [torch.stack(each) for each in zip(*sums, strict=True)]
-
-
-def _predicted(task: Survival, grouped: Floats, errors: Floats) -> tuple[AtTime, ...]:
-    """Return how well survival is predicted at the times at which something is known."""
-    every = zip(task.times, grouped, errors, strict=True)
-    return tuple(at_time(*one) for one in every if one[1][0].any())
-
-
-def _followed(ends: Tensor, event: Tensor, times: Tensor) -> Tensor:
-    """Return the share (m,) that would be followed up to the times, if only ends without an event
-    counted.
-
-    Of samples that end at the same time, those with an event end first.
-    """
-    known, place = torch.unique(ends, return_inverse=True)
-    gone = torch.bincount(place, (~event).double(), len(known))
-    deaths = torch.bincount(place, event.double(), len(known))
-    at_risk = (gone + deaths).flip(0).cumsum(0).flip(0) - deaths
-    left = torch.cat(
-        [torch.ones(1).double(), torch.where(gone > 0, 1 - gone / at_risk, 1.0).cumprod(0)]
-    )
-    return left[torch.searchsorted(known, times)]
 
 
 class OfPlaces(Counting):

@@ -28,29 +28,6 @@ RECALIBRATIONS = ("platt", "temperature")
 
 
 @dataclass(frozen=True)
-class Foretold:
-    """Samples with about the same predicted survival at a time, or all."""
-
-    samples: int  # how many there are
-    predicted: float  # mean of the predicted survival
-    observed: float  # share without the event, if all had been followed so long; see `OfTimes`
-    interval: Interval  # of this share, 95 % (Wilson), as if weights were known
-
-
-@dataclass(frozen=True)
-class AtTime:
-    """How well the survival is predicted at a time."""
-
-    time: float
-    brier: float  # mean of (predicted survival - o)², where o is 1 without the event and 0 with it
-    interval: Interval  # of the Brier score, 95 %, as if weights were known
-    guess: float  # Brier score of predicting the observed share for everybody
-    whole: Foretold  # all samples
-    # those with a predicted survival below 10 %, 20 %, ...; no empty ones
-    groups: tuple[Foretold, ...]
-
-
-@dataclass(frozen=True)
 class CountedAnswers:
     """What was counted of a model's answers, and of the training samples."""
 
@@ -60,7 +37,6 @@ class CountedAnswers:
     exact: bool = True
     train: Floats | None = None  # (K,) labels of the training samples; None if nobody told
     trained: int = 0  # training samples
-    survival: tuple[AtTime, ...] = ()  # at the task's times
 
 
 @dataclass(frozen=True)
@@ -97,7 +73,6 @@ class Figures:
     # should be.
     recalibration: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     confusion: tuple[tuple[int, ...], ...] = ()  # samples (pixels) by label and answer
-    survival: tuple[AtTime, ...] = ()  # at the task's times, where silos tell it
     # standard deviation of what the silos' noise adds to the values; intervals include it
     noise: Mapping[str, float] = field(default_factory=dict)
 
@@ -126,7 +101,6 @@ def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> F
         prevalence=_prevalence(c),
         majority=_majority(told),
         confusion=_confusion(c),
-        survival=told.survival,
     )
     if wanted is None:
         return found
@@ -363,23 +337,3 @@ def _rows(each: Mapping[str, Floats]) -> tuple[Mapping[str, float], ...]:
     known = {name: values.tolist() for name, values in each.items() if len(values)}
     count = max(map(len, known.values()), default=0)
     return tuple(_defined({name: row[k] for name, row in known.items()}) for k in range(count))
-
-
-def at_time(time: float, grouped: Floats, errors: Floats) -> AtTime:
-    """Return what follows from the sums of one time, (6, groups) and (2,); see `OfTimes`."""
-    whole, samples = _foretold(grouped.sum(1)), float(grouped[0].sum())
-    brier = float(errors[0]) / samples
-    error = sqrt(max(float(errors[1]) / samples - brier**2, 0.0) / samples)
-    ends = _around(brier, error, samples)
-    groups = tuple(_foretold(one) for one in grouped.T if one[0] and one[2] + one[3] > 0)
-    return AtTime(time, brier, ends, whole.observed * (1 - whole.observed), whole, groups)
-
-
-def _foretold(sums: Floats) -> Foretold:
-    """Return what follows from the sums (6,) of a group."""
-    samples, predicted, without, had, without2, had2 = map(float, sums)
-    share, total = without / (without + had), (without + had) ** 2
-    # of the weights' sums, as of a ratio
-    spread = without2 * (1 - share) ** 2 + had2 * share**2
-    alike = share * (1 - share) * total / spread if spread else total / (without2 + had2)
-    return Foretold(round(samples), predicted / samples, share, wilson(share * alike, alike))

@@ -28,13 +28,9 @@ from ekiden.clinic.counting import (
     BY_CLASS,
     EXACT,
     POWERS,
-    SHARES,
     Counting,
-    actuarial_sums,
     binned,
     fixed,
-    predicted_at,
-    status_at,
 )
 from ekiden.clinic.figures import Figures, figures
 from ekiden.clinic.ranked import Interval, Wanted, Z
@@ -139,12 +135,9 @@ class Noisy(Exact):
             case Regression():
                 for name, power in POWERS.items():
                     told.append(NoisyPart(name, (k,), math.sqrt(k) * _REACH**power))
-            # the first two are divided by n: see `_bounded`
-            case Survival(times=times):
+            # they are divided by n: see `_bounded`
+            case Survival():
                 told += [NoisyPart("ordered", (), 3.01), NoisyPart("comparable", (), 1.51)]
-                # a sample is in one group at each
-                if times:
-                    told.append(NoisyPart("at", (len(times), 3, SHARES), math.sqrt(len(times))))
             # in samples
             case _:
                 told += [NoisyPart("places", (), 1), NoisyPart("right", (), 1)]
@@ -212,13 +205,10 @@ class Noisy(Exact):
                 values = (errors.abs(), errors.square(), y, y.square())
                 sums = [((one * GRID).round() / GRID).sum(0) for one in values]
                 found |= zip(POWERS, sums, strict=True)
-            case Survival() as task:
+            case Survival():
                 # A sample is in fewer than n pairs; n, too, is one less without it.
                 ordered, comparable = (one.sum() // 2 / max(len(s), 1) for one in pairs(s))
                 found |= {"ordered": ordered, "comparable": comparable}
-                if task.times:
-                    hazards = zip(task.times, task.hazard, strict=True)
-                    found["at"] = torch.stack([_grouped(s, *one) for one in hazards])
             case _:
                 units = self.counting.task.units(s.y)
                 assert units is not None
@@ -313,9 +303,6 @@ class Noisy(Exact):
                 likely |= _of_normal({name: found[name] / max(n, 1.0) for name in POWERS}, n)
             case Survival():
                 likely |= _of_pairs(float(found["ordered"]), float(found["comparable"]), n)
-                if "at" in found:
-                    near = np.stack([_rounded(_nearest(one, n)) for one in found["at"]])
-                    likely["grouped"], likely["errors"] = map(fixed, actuarial_sums(near))
             case _:
                 places = float(np.clip(found["places"], 0, n)) * self.places
                 likely["places"] = places
@@ -353,15 +340,6 @@ class Noisy(Exact):
         for place, column in zip(at, np.moveaxis(rows, -1, 0), strict=True):
             fine[..., place] += column
         return fine
-
-
-def _grouped(s: Scores, time: float, hazard: float) -> Tensor:
-    """Count samples without the event by a time, with it, and last seen before, by groups of the
-    predicted survival, (3, groups).
-    """
-    without, had = status_at(s, time)
-    at = torch.where(without, 0, torch.where(had, 1, 2)) * SHARES + predicted_at(s, hazard)[1]
-    return torch.bincount(at, minlength=3 * SHARES).view(3, SHARES)
 
 
 def _edges() -> Tensor:

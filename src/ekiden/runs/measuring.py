@@ -30,7 +30,6 @@ def evaluate(
     data: Any,
     client: str,
     by: str | Sequence[str],
-    at: Sequence[float],
     part: Part,
     columns: Mapping[str, Any],
 ) -> Row:
@@ -41,16 +40,12 @@ def evaluate(
         )
     silos_by = said_in(result.config).get("reading", {}).get("group_column", "")
     divided = divisions((by,) if isinstance(by, str) else by, silos_by)
-    if (divided or at) and (client or result.weights is None):
-        raise UserError(
-            "by and at are for a run's global model: leave them out, or measure another run"
-        )
+    if divided and (client or result.weights is None):
+        raise UserError("by is for a run's global model: leave it out, or measure another run")
     silos = result.data() if data is None else silos_in(data, result.config, columns, part)
     test = judge(result, silos)
     if divided:
         check_divisions(divided, silos.dataset)
-    if at:
-        test = test.at_times(at, baseline_of(result.load_model().baseline, test.task).hazard_at(at))
     if not client:
         row = test(result.weights, result.personal, last=True)
         if divided and result.weights is not None:

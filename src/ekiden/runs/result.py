@@ -143,7 +143,6 @@ class Result(RunRecord):
         *,
         client: str = "",
         by: str | Sequence[str] = (),
-        at: Sequence[float] = (),
         part: Part = "all",
         **columns: Any,
     ) -> Row:
@@ -157,8 +156,6 @@ class Result(RunRecord):
             client: name of a client whose personal model is measured instead of all models.
             by: columns that divide the test samples into subgroups, as in ["sex", "age:40:65"]:
                 numbers need bounds. "domain" stands for the domains, "client" for the silos.
-            at: of times and events: times at which predicted survival is compared with what was
-                observed, in `figures`.
             part: "test" measures only the fifth of files and frames that a run on them would hold
                 out.
             **columns: the meaning of a table's or frame's columns, as in `ekiden.load`; by default
@@ -172,7 +169,7 @@ class Result(RunRecord):
             UserError: the data have other classes, samples of another shape, or other silos than
                 the personal models, or there is no such column.
         """
-        return measuring.evaluate(self, data, client, by, at, part, columns)
+        return measuring.evaluate(self, data, client, by, part, columns)
 
     def judge(self, silos: FederatedData) -> TestSet:
         """Return what measures the run's models on the test samples of `silos`, prepared as in

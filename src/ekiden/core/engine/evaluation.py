@@ -3,7 +3,7 @@ class.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import exp, inf, isclose, isnan, log
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from ekiden.core.engine.drive import Evaluator
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Transport
 from ekiden.core.engine.worker import Worker
-from ekiden.core.tasks import Metric, MultiLabel, Scores, Survival, Task
+from ekiden.core.tasks import Metric, MultiLabel, Scores, Task
 from ekiden.core.training import fit as fitting
 from ekiden.core.training.network import Network, adapted
 from ekiden.core.training.weights import Weights, distance, mean
@@ -93,21 +93,6 @@ class TestSet:
     def task(self) -> Task:
         """What the labels mean."""
         return self.data.dataset.task
-
-    def at_times(self, times: Sequence[float], hazard: Sequence[float]) -> "TestSet":
-        """Also measure survival at these times, where the model's cumulative hazard of answer 0 is
-        known.
-        """
-        assert isinstance(self.task, Survival)
-        task = replace(self.task, times=tuple(times), hazard=tuple(hazard))
-        dataset = replace(self.data.dataset, task=task)
-        return TestSet(
-            self._worker,
-            replace(self.data, dataset=dataset),
-            self.build.clients,
-            self._evaluate_on,
-            self._further,
-        )
 
     def scores(
         self,

@@ -291,11 +291,6 @@ class Survival(ScaledTask):
     exp(output) - e output - e (1 + ln s), which is 0 or more. `mean` is that of the time.
     """
 
-    # at which a finished model's survival is measured, too; none in training
-    times: tuple[Positive, ...] = ()
-    # the model's cumulative hazard at these times, of a sample for which it gives 0
-    hazard: tuple[Positive, ...] = ()
-
     kind: ClassVar[str] = "survival"
     offers: ClassVar[frozenset[Need]] = frozenset()
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_TIMES
@@ -323,13 +318,6 @@ class Survival(ScaledTask):
             "an event, the second label, must be 0 or 1 (no or yes)",
         )
         return y
-
-    def __post_init__(self) -> None:
-        if len(self.times) != len(self.hazard):
-            raise UserError(
-                f"{len(self.times)} times and {len(self.hazard)} hazards: give one hazard for each "
-                "time"
-            )
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self.loss(outputs, y).mean()

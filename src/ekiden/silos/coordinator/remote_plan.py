@@ -86,8 +86,6 @@ class Measuring(Checked):
     validation: bool = False
     # columns that divide test samples into subgroups
     by: tuple[str, ...] = ()
-    # times at which survival is measured, each with the model's cumulative hazard there
-    at: tuple[tuple[float, float], ...] = ()
     # safetensors file of the values that are measured instead of the run's model
     weights: str = ""
 

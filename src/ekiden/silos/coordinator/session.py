@@ -41,7 +41,7 @@ from ekiden.core.engine.run import Run, last
 from ekiden.core.engine.setup import describe_model, initial_weights, read_model
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.engine.worker import Setup
-from ekiden.core.tasks import Classification, Survival, balanced, task_of_terms, terms
+from ekiden.core.tasks import Classification, balanced, task_of_terms, terms
 from ekiden.core.training.network import Network, on_meta
 from ekiden.methods import among, check_needs
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
@@ -725,9 +725,6 @@ def terms_for(
     if isinstance(labels, Classification):
         # other silos have other counts of classes
         labels = replace(labels, weights=())
-    if asked.at and isinstance(labels, Survival):
-        times, hazard = zip(*asked.at, strict=True)
-        labels = replace(labels, times=times, hazard=hazard)
     agreed = replace(
         before,
         run=secrets.token_hex(8),

@@ -156,7 +156,6 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         "method": f"{terms.method}: {summary_of(type(terms.recipe.method))}",
         **{f"key of {name}": keys.fingerprint(key) for name, key in terms.silos.items()},
         "measured after steps": _brief(terms.measured_steps),
-        "survival at": _brief(terms.times),
         "level": _level(file, terms),
         "coordinator reads": _read_by_server(file, terms),
         "files of code": ", ".join(terms.code) or "none",

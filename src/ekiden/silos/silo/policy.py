@@ -21,7 +21,7 @@ from ekiden.core.engine.method import INITIAL, Method, gives_of
 from ekiden.core.engine.wire import SERVER, Ref
 from ekiden.core.engine.worker import Setup
 from ekiden.core.models.tables_and_texts import Linear
-from ekiden.core.tasks import Survival, Task, balanced
+from ekiden.core.tasks import Task, balanced
 from ekiden.core.tasks import terms as task_terms
 from ekiden.core.training import frozen
 from ekiden.core.training.network import on_meta
@@ -98,12 +98,6 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
         raise UserError(
             f"the run asks for subgroups by {foreign[0].text()[:80]}, {name} reports "
             f"{', '.join(one.text() for one in allowed) or 'none'} (limits.subgroups in its "
-            "silo.toml)"
-        )
-    if other := [time for time in agreed.times if time not in limits.times]:
-        raise UserError(
-            f"the run asks for survival at {other[0]:g}, {name} reports it at "
-            f"{', '.join(f'{time:g}' for time in limits.times) or 'no time'} (limits.times in its "
             "silo.toml)"
         )
     budget.check(file, agreed)
@@ -391,10 +385,6 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
     task = replace(dataset.task, metric=agreed.labels.metric)
     if agreed.weighted:
         task = balanced(task, file.class_counts, dataset.classes)
-    if isinstance(task, Survival) and isinstance(agreed.labels, Survival):
-        task = replace(
-            task, times=agreed.times, hazard=agreed.labels.hazard
-        )  # of the model that is measured
     if task_terms(task) != agreed.task:
         raise UserError(
             f"{file.name} holds labels of {dataset.task.kind}, the run is for "

@@ -132,9 +132,6 @@ class Limits(Checked):
     """columns by whose subgroups `ekiden evaluate --by` may ask, with the bounds of numbers:
     ["sex", "age:40:65"]. Samples that agree in all of them, and in their class, are told together
     or not at all, so list few"""
-    times: tuple[Positive, ...] = ()
-    """of times and events: times, ascending, at which `ekiden evaluate --at` may compare predicted
-    survival with what was observed"""
     approve: bool = True
     """a run begins only after `ekiden silo approve` has agreed to its plan, and ends with the last
     day of the approval; a table [allow.METHOD] with a last day, until = 2027-01-31, agrees to all
@@ -150,10 +147,6 @@ class Limits(Checked):
 
     def __post_init__(self) -> None:
         divisions(self.subgroups)
-        if list(self.times) != sorted(set(self.times)):
-            raise UserError(
-                f"times = {list(self.times)}: write them in ascending order, such as [365, 730]"
-            )
 
     @property
     def allowed_methods(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from ekiden.core.engine.setup import NamedNetwork, Prepared, of_method
 from ekiden.core.engine.wire import EVERYONE, SERVER
 from ekiden.core.engine.worker import Setup
 from ekiden.core.models.split import check_part
-from ekiden.core.tasks import Survival, Task, task_of_terms
+from ekiden.core.tasks import Task, task_of_terms
 from ekiden.core.training.private import DP, check_honest
 from ekiden.readers import schema as schemas
 from ekiden.readers.kinds import Images, of_terms
@@ -233,12 +233,6 @@ class Agreement:
             return (0,)
         return tuple(sorted({*range(every, total, every), total}))
 
-    @property
-    def times(self) -> tuple[float, ...]:
-        """Return the times at which silos tell survival."""
-        labels = self.labels
-        return labels.times if isinstance(labels, Survival) else ()
-
     def check_noise(self) -> None:
         """Refuse noise that more silos would share than take part."""
         for dp in (DP.parse(self.recipe.dp), self.measured_dp):
@@ -328,11 +322,6 @@ def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
                 "the terms of the run cannot be read: subgroups are for finished models and test "
                 "samples"
             )
-    if agreement.times and (not agreement.measures or agreement.validation or agreement.by):
-        raise UserError(
-            "the terms of the run cannot be read: times are for finished models, and not for "
-            "subgroups"
-        )
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients)
     if not (named and len(keys) == len(clients) and RUN.fullmatch(agreement.run)):
