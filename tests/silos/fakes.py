@@ -223,7 +223,6 @@ def evaluate(
     keys: Mapping[str, str],
     say: Callable[[str], None],
     *,
-    at: Mapping[float, float] = {},
     weights: Path | None = None,
     validation: bool = False,
     by: Sequence[str] = (),
@@ -231,5 +230,5 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure a model of a run at silos."""
     file = str(weights.absolute()) if weights else ""
-    asked = Measuring(str(run), validation, tuple(by), tuple(at.items()), file)
+    asked = Measuring(str(run), validation, tuple(by), file)
     return session.evaluate(asked, names, nodes, out, keys, say, **more)
