@@ -283,7 +283,7 @@ def compare(options: CompareOptions) -> None:
     table = drawing.comparison(runs, devices)
     if options.latex:
         return print(drawing.latex(table))
-    console.print(drawing.fitted(table, console))
+    console.print(table)
 
 
 def data(options: DataOptions) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from math import inf
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -265,30 +264,6 @@ def _result(done: Sequence[Summary], *, alone: bool) -> str:
     if alone or not text:
         return text
     return f"{metric.name} {text}{metric.unit}"
-
-
-def fitted(table: RichTable, console: Console) -> RichTable:
-    """Break long cells between words, and leave out columns of costs, from the last one on, until
-    the rest fits.
-
-    `--json` and `--latex` have all columns.
-    """
-    for column in table.columns:
-        column.no_wrap = True
-        column._cells = [_broken(cell) for cell in column._cells]
-    # measured as if there were room for all
-    wide = console.options.update(width=1000)
-    while console.measure(table, options=wide).maximum > console.width and len(table.columns) > 5:
-        table.columns.pop()
-        table.caption = "a wider window, --json and --latex show all columns"
-    return table
-
-
-def _broken(cell: RenderableType) -> RenderableType:
-    """Break a text into lines of 28 characters, which leave room for five columns in 80."""
-    if not isinstance(cell, str):
-        return cell
-    return fill(cell, 28, break_long_words=False, break_on_hyphens=False)
 
 
 def latex(table: RichTable) -> str:
