@@ -409,19 +409,15 @@ def _monotone(found: Array, n: float) -> Array:
     Their running sums are the nearest ones that never fall. (Nearest counts would move all areas under
     curves towards 1/2, because noise is spread over all bins and scores are not.)
     """
+    # takes a second, and few need it
+    from sklearn.isotonic import isotonic_regression
+
     sums = found.sum(-1)
     share = np.clip((sums[..., 1] + n - sums[..., 0]) / 2, 0, n)
     totals = np.round(np.stack([n - share, share], -1))[..., None]
     found = found + (totals - sums[..., None]) / found.shape[-1]
-    running, bins = found.cumsum(-1), np.arange(found.shape[-1])
-    before = np.concatenate([np.zeros_like(totals), running.cumsum(-1)], -1)
-    above = bins[:, None] <= bins
-    means = (before[..., None, 1:] - before[..., :-1, None]) / np.maximum(
-        bins - bins[:, None] + 1, 1
-    )
-    least = np.minimum.accumulate(np.where(above, means, np.inf)[..., ::-1], -1)[..., ::-1]
-    most = np.maximum.accumulate(np.where(above, least, -np.inf), -2)
-    curve = np.clip(np.round(np.diagonal(most, axis1=-2, axis2=-1)), 0, totals)
+    nearest = np.apply_along_axis(isotonic_regression, -1, found.cumsum(-1))
+    curve = np.clip(np.round(nearest), 0, totals)
     curve[..., -1:] = totals
     return np.asarray(np.diff(curve, prepend=0.0))
 
