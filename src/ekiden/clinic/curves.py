@@ -2,7 +2,7 @@
 agreed times.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -94,11 +94,17 @@ def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
     if not common:
         raise UserError(f"no time of {name} has enough rows at all silos: choose fewer times")
     each = [one.only(common) for one in silos.values()]
-    events, before, at = (
-        tuple(np.sum([getattr(one, what) for one in each], 0).tolist())
-        for what in ("events", "before", "at")
+
+    def total(counts: Iterable[Sequence[int]]) -> tuple[int, ...]:
+        return tuple(map(sum, zip(*counts, strict=True)))
+
+    whole = Followed(
+        tuple(common),
+        total(one.events for one in each),
+        total(one.before for one in each),
+        total(one.at for one in each),
+        sum(one.later for one in each),
     )
-    whole = Followed(tuple(common), events, before, at, sum(one.later for one in each))
     curves = {key: Curve.of(one) for key, one in ({ALL: whole} | dict(silos)).items()}
     happened = np.array([one.events for one in each], dtype=float)
     exposed = np.stack([one.exposed for one in each])

@@ -335,5 +335,5 @@ def _confusion(c: Counts) -> tuple[tuple[int, ...], ...]:
 def _rows(each: Mapping[str, Floats]) -> tuple[Mapping[str, float], ...]:
     """Return the metrics of each class, without those that are not defined."""
     known = {name: values.tolist() for name, values in each.items() if len(values)}
-    count = max(map(len, known.values()), default=0)
-    return tuple(_defined({name: row[k] for name, row in known.items()}) for k in range(count))
+    rows = zip(*known.values(), strict=True)
+    return tuple(_defined(dict(zip(known, row, strict=True))) for row in rows)

@@ -92,18 +92,13 @@ def total(parts: Sequence[Weighed]) -> Weighed:
 
 def heterogeneity(each: Sequence[Figures], task: Task) -> dict[str, Any]:
     """Return each metric over silos, as plain values; nothing for fewer than four."""
-    found = [errors_of(one, task) for one in each if one.samples]
-    of_metric = {
-        metric.name: [one[metric.name] for one in found if metric.name in one]
-        for metric in task.metrics
-    }
-    return plain(
-        {
-            name: between(total([Weighed.of(*one) for one in values]), values)
-            for name, values in of_metric.items()
-            if len(values) >= FEWEST
-        }
-    )
+    silos = [errors_of(one, task) for one in each if one.samples]
+    found = {}
+    for metric in task.metrics:
+        values = [one[metric.name] for one in silos if metric.name in one]
+        if len(values) >= FEWEST:
+            found[metric.name] = between(total([Weighed.of(*one) for one in values]), values)
+    return plain(found)
 
 
 def plain(found: Mapping[str, Between]) -> dict[str, Any]:

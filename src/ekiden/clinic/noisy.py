@@ -180,47 +180,50 @@ class Noisy(Exact):
 
     def _bounded(self, s: Scores) -> dict[str, Tensor]:
         """Return the numbers, to which each sample adds a vector that is no longer than the norm."""
-        k = self.counting.outputs
         bounded = s.loss.double().nan_to_num(MOST_LOSS).clamp(-MOST_LOSS, MOST_LOSS)
         found = {"loss": (bounded * GRID).round().sum() / GRID, "samples": torch.tensor(len(s))}
         match self.counting.task:
-            case Classification():
-                found |= self.counting.measure(s, EXACT)
-                if "table" not in found:
-                    found["each"] = torch.stack([found[name] for name in BY_CLASS])
-                if self.counting.scored:
-                    p = s.answers.double().nan_to_num(0)
-                    # of two classes, the second
-                    kinds = range(k)[-self.counting.scored :]
-                    found["scores"] = torch.stack([_binned(p[:, c], s.y == c) for c in kinds])
-            case MultiLabel():
-                found |= self.counting.measure(s, EXACT)
-                p = s.answers.double().nan_to_num(0)
-                found["scores"] = torch.stack(list(map(_binned, p.T, (s.y > 0.5).T)))
-            case Regression(mean=mean, std=std):
-                centre, scale = torch.tensor([mean, std], dtype=torch.float64)
-                y = (s.y.double().view(s.answers.shape) - centre) / scale
-                errors = ((s.answers.double() - centre) / scale - y).nan_to_num(_REACH)
-                errors, y = errors.clamp(-_REACH, _REACH), y.clamp(-_REACH, _REACH)
-                values = (errors.abs(), errors.square(), y, y.square())
-                sums = [((one * GRID).round() / GRID).sum(0) for one in values]
-                found |= zip(POWERS, sums, strict=True)
+            case Classification() | MultiLabel():
+                return found | self._of_classes(s)
+            case Regression() as task:
+                return found | _of_numbers(s, task)
             case Survival():
                 # A sample is in fewer than n pairs; n, too, is one less without it.
                 ordered, comparable = (one.sum() // 2 / max(len(s), 1) for one in pairs(s))
-                found |= {"ordered": ordered, "comparable": comparable}
-            case _:
-                units = self.counting.task.units(s.y)
-                assert units is not None
-                share = units.double().clamp(max=self.places) / self.places
-                right = (s.right.double() * share * GRID).round().sum() / GRID
-                found |= {"places": (share * GRID).round().sum() / GRID, "right": right}
-                if self.counting.has("table"):
-                    found["table"] = torch.zeros(k, k + 1, dtype=torch.float64)
-                    # cut off, so that a sample's vector gets no longer
-                    for i in range(len(s)):
-                        own = confusion(s.at(torch.tensor([i]))).double() / self.places
-                        found["table"] += (own * GRID).floor() / GRID
+                return found | {"ordered": ordered, "comparable": comparable}
+        return found | self._of_places(s)
+
+    def _of_classes(self, s: Scores) -> dict[str, Tensor]:
+        """Return the counts of classes or labels, with scores in few bins."""
+        found = self.counting.measure(s, EXACT)
+        if "hits" in found:
+            found["each"] = torch.stack([found[name] for name in BY_CLASS])
+        if not self.counting.scored:
+            return found
+        p = s.answers.double().nan_to_num(0)
+        there = s.y > 0.5
+        # one class each, not labels
+        if s.y.ndim == 1:
+            there = s.y[:, None] == torch.arange(p.shape[1])
+        # of all, or of two classes the second
+        shown = slice(p.shape[1] - self.counting.scored, None)
+        columns = zip(p.T[shown], there.T[shown], strict=True)
+        return found | {"scores": torch.stack([_binned(*column) for column in columns])}
+
+    def _of_places(self, s: Scores) -> dict[str, Tensor]:
+        """Return the counts of places, as shares of a sample that has as many as `places`."""
+        k = self.counting.outputs
+        units = self.counting.task.units(s.y)
+        assert units is not None
+        share = units.double().clamp(max=self.places) / self.places
+        right = (s.right.double() * share * GRID).round().sum() / GRID
+        found = {"places": (share * GRID).round().sum() / GRID, "right": right}
+        if self.counting.has("table"):
+            found["table"] = torch.zeros(k, k + 1, dtype=torch.float64)
+            # cut off, so that a sample's vector gets no longer
+            for i in range(len(s)):
+                own = confusion(s.at(torch.tensor([i]))).double() / self.places
+                found["table"] += (own * GRID).floor() / GRID
         return found
 
     def split(self, told: Tensor) -> tuple[int, int, dict[str, Array]]:
@@ -340,6 +343,17 @@ class Noisy(Exact):
         for place, column in zip(at, np.moveaxis(rows, -1, 0), strict=True):
             fine[..., place] += column
         return fine
+
+
+def _of_numbers(s: Scores, task: Regression) -> dict[str, Tensor]:
+    """Return sums of powers of errors and targets, in standard deviations and cut off."""
+    centre, scale = torch.tensor([task.mean, task.std], dtype=torch.float64)
+    y = (s.y.double().view(s.answers.shape) - centre) / scale
+    errors = ((s.answers.double() - centre) / scale - y).nan_to_num(_REACH)
+    errors, y = errors.clamp(-_REACH, _REACH), y.clamp(-_REACH, _REACH)
+    values = (errors.abs(), errors.square(), y, y.square())
+    sums = [((one * GRID).round() / GRID).sum(0) for one in values]
+    return dict(zip(POWERS, sums, strict=True))
 
 
 def _edges() -> Tensor:

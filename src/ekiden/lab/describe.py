@@ -1,6 +1,6 @@
 """Say what was understood of data, and show who holds what as a table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -106,11 +106,15 @@ def _range(dataset: Dataset) -> str:
     if x.dtype == torch.uint8:
         found += ", divided by 255"
     if any(dataset.mean) or any(s != 1 for s in dataset.std):
-        mean, std = (listed((f"{v:.3g}" for v in of), 100) for of in (dataset.mean, dataset.std))
+        mean, std = map(_numbers, (dataset.mean, dataset.std))
         return f"{found}, less mean {mean}, divided by {std}"
     if x.dtype != torch.uint8:
         found += ", used as they are"
     return found
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return listed((f"{value:.3g}" for value in values), 100)
 
 
 def _labels(dataset: Dataset) -> str:

@@ -3,7 +3,7 @@ fails.
 """
 
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,21 +126,21 @@ def _time(groups: Sequence[Group], devices: Devices) -> Axis:
 
 def _line(group: Group, axis: Axis, metric: str) -> Line | None:
     """Return the curve of a method; None if no step is measured in all its runs."""
-    measured = [
-        {row["step"]: row for row in run.metrics if row.get(metric) is not None}
-        for run in group.runs
-    ]
-    steps = [step for step in measured[0] if all(step in rows for rows in measured)]
-    if not steps:
+    points: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for run in group.runs:
+        for row in run.metrics:
+            if row.get(metric) is not None:
+                points[row["step"]].append((axis.measure(run, row), row[metric]))
+    everywhere = [of_step for of_step in points.values() if len(of_step) == len(group.runs)]
+    if not everywhere:
         return None
-    runs = list(zip(group.runs, measured, strict=True))
-    spent = np.array([[axis.measure(run, rows[step]) for step in steps] for run, rows in runs])
-    values = group.shown.scale * np.array(
-        [[rows[step][metric] for step in steps] for rows in measured]
-    )
-    several = len(runs) > 1
-    std = values.std(0, ddof=1) if several else None
-    return Line(group, spent.mean(0), values.mean(0), std)
+    # (t, runs)
+    spent, values = np.moveaxis(np.array(everywhere), -1, 0)
+    values = group.shown.scale * values
+    std = None
+    if len(group.runs) > 1:
+        std = values.std(1, ddof=1)
+    return Line(group, spent.mean(1), values.mean(1), std)
 
 
 def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
@@ -256,7 +256,8 @@ def holders(fed: FederatedData) -> Any:
 def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
     """Write as many names as are readable."""
     across, down = (-(-len(names) // 40) for names in (columns, rows))
-    left, under = ([cut(name, _LONGEST) for name in names] for names in (rows, columns))
+    left = [cut(name, _LONGEST) for name in rows]
+    under = [cut(name, _LONGEST) for name in columns]
     turned = 0
     if max(map(len, under)) > 3:
         turned = 90
@@ -315,7 +316,9 @@ def by_group(
     """Draw the final accuracy of every method on each class or domain."""
     methods = list(accuracies)
     groups = list(accuracies[methods[0]])
-    values = np.array([[metric.scale * accuracies[m][g][1] for g in groups] for m in methods])
+    values = np.full((len(methods), len(groups)), np.nan)
+    for i, rows in enumerate(accuracies.values()):
+        values[i] = [metric.scale * rows[group][1] for group in groups]
     note = f"{_named(metric)} of the final models; of personal models, their mean."
     return metric_map(name, f"By {kind}", note, values, methods, groups, metric)
 

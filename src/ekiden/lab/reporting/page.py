@@ -249,11 +249,10 @@ def report(
         for part in _PARTS[:2]:
             (building / part).mkdir(parents=True)
         with look():
-            sections = [
-                (section, [_view(item, building) for item in section.items])
-                for section in compose(found, details, say, Opener(data, network), devices)
-                if section.items
-            ]
+            sections = []
+            for section in compose(found, details, say, Opener(data, network), devices):
+                if section.items:
+                    sections.append((section, [_view(item, building) for item in section.items]))
         (building / "index.html").write_text(_render(found, sections), encoding="utf-8")
         out.mkdir(exist_ok=True)
         for part in _PARTS:

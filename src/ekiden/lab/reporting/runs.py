@@ -104,27 +104,58 @@ def collect(paths: Sequence[Path]) -> Found:
     if not paths:
         raise UserError("name the run folders and sweep folders to report on")
     left_out: list[tuple[Path, str]] = []
-    runs: dict[Path, Summary] = {}
-    twins: list[tuple[Summary, Summary]] = []
-    alike: dict[str, dict[int, Summary]] = defaultdict(dict)
-    for folder in _distinct(folder for path in paths for folder in find(path)):
-        try:
-            run = _read(folder)
-            twin = alike[_alike(run.config)].setdefault(run.recipe["seed"], run)
-            if twin is not run:
-                twins.append((run, twin))
-            runs[folder.resolve()] = run
-        except UserError as error:
-            left_out.append((folder, str(error)))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            why = f"cannot be read ({type(error).__name__}: {error}): the run folder is damaged"
-            left_out.append((folder, why))
-    if not runs:
+    alike, twins = _finished(paths, left_out)
+    if not alike:
         folder, why = left_out[0]
         more = ""
         if len(left_out) > 1:
             more = f"; {len(left_out) - 1} more are left out too"
         raise UserError(f"no finished run to report: {folder}: {why}{more}")
+    sweeps = _swept_in(paths, left_out)
+    # runs of sweeps come first, in the order of their tables
+    places: dict[Path, int] = {}
+    for _, results in sweeps:
+        for run in verdicts.runs_of(results):
+            places.setdefault(run.folder.resolve(), len(places))
+    for run, twin in twins:
+        if run.folder.resolve() not in places:
+            left_out.append((run.folder, f"the same run as {twin.folder}"))
+    seeded = [tuple(seeds[seed] for seed in sorted(seeds)) for seeds in alike]
+    seeded.sort(key=lambda runs: places.get(runs[0].folder.resolve(), len(places)))
+    columns = {swept.experiment.name for swept, _ in sweeps if not swept.experiment.methods_in_rows}
+    groups = _named(seeded, columns)
+    loose = tuple(g for g in groups if any(run.folder.resolve() not in places for run in g.runs))
+    return Found(groups, tuple(sweeps), loose, tuple(left_out))
+
+
+def _finished(
+    paths: Sequence[Path], left_out: list[tuple[Path, str]]
+) -> tuple[list[dict[int, Summary]], list[tuple[Summary, Summary]]]:
+    """Return the finished runs that differ only in the seed, by their seeds, and runs that were
+    there before; add to `left_out` what cannot be read.
+    """
+    alike: dict[str, dict[int, Summary]] = defaultdict(dict)
+    twins: list[tuple[Summary, Summary]] = []
+    for folder in _distinct(folder for path in paths for folder in find(path)):
+        try:
+            run = _read(folder)
+            key, seed = _alike(run.config), run.recipe["seed"]
+        except UserError as error:
+            left_out.append((folder, str(error)))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            why = f"cannot be read ({type(error).__name__}: {error}): the run folder is damaged"
+            left_out.append((folder, why))
+        else:
+            first = alike[key].setdefault(seed, run)
+            if first is not run:
+                twins.append((run, first))
+    return list(alike.values()), twins
+
+
+def _swept_in(
+    paths: Sequence[Path], left_out: list[tuple[Path, str]]
+) -> list[tuple[Sweep, tuple[CellResult, ...]]]:
+    """Return the sweeps with the results of their cells; add to `left_out` what cannot be read."""
     sweeps = []
     for folder in _distinct(file.parent for path in paths for file in sorted(path.rglob(MARK))):
         try:
@@ -133,18 +164,10 @@ def collect(paths: Sequence[Path]) -> Found:
         except UserError as error:
             left_out.append((folder, f"its table is missing: {error}"))
             continue
-        left_out += [(folder, line) for result in results for line in result.left_out]
+        for result in results:
+            left_out += [(folder, line) for line in result.left_out]
         sweeps.append((swept, results))
-    seeded = [tuple(seeds[s] for s in sorted(seeds)) for seeds in alike.values() if seeds]
-    order = [run.folder.resolve() for _, each in sweeps for result in each for run in result.runs]
-    for run, twin in twins:
-        if run.folder.resolve() not in order:
-            left_out.append((run.folder, f"the same run as {twin.folder}"))
-    seeded.sort(key=lambda runs: [*order, runs[0].folder.resolve()].index(runs[0].folder.resolve()))
-    columns = {swept.experiment.name for swept, _ in sweeps if not swept.experiment.methods_in_rows}
-    groups = _named(seeded, columns)
-    loose = tuple(g for g in groups if any(run.folder.resolve() not in order for run in g.runs))
-    return Found(groups, tuple(sweeps), loose, tuple(left_out))
+    return sweeps
 
 
 def _distinct(folders: Iterable[Path]) -> Iterable[Path]:
@@ -348,7 +371,8 @@ def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
     found: dict[str, Mapping[str, tuple[int, float]]] = {}
     for kind, measure in kinds.items():
         each = [measure(s) for s in scores]
-        found[kind] = {
-            g: (n, float(np.mean([one[g][1] for one in each]))) for g, (n, _) in each[0].items()
-        }
+        means = {}
+        for group, (n, _) in each[0].items():
+            means[group] = n, float(np.mean([one[group][1] for one in each]))
+        found[kind] = means
     return found

@@ -370,10 +370,7 @@ def _cell(
         given = (default, column, row, table(special.get(column["label"], {}), "at"))
         method = _last(given, "method")
         layers = [part for layer in given for part in _parts(layer, method)]
-        note, differs = (
-            "; ".join(filter(None, (text(layer, k) for layer in layers)))
-            for k in ("note", "differs")
-        )
+        note, differs = (_joined(layers, key) for key in ("note", "differs"))
         printed = _printed(row.get("printed"), number, len(columns), printed_runs)
         metric, skip = _last(layers, "metric") or METRICS[0], _last(layers, "skip")
         if metric not in (*METRICS, *_OF_TASKS):
@@ -409,6 +406,11 @@ def _measured(default: Entry, rows: Sequence[Entry]) -> str:
             name = first if task in KINDS or not data or data in NAMED else "headline metric"
         found.add(f"{name}{_OF_TASKS[name].unit}" if name in _OF_TASKS else name)
     return found.pop() if len(found) == 1 else "headline metric"
+
+
+def _joined(layers: Sequence[Entry], key: str) -> str:
+    """Return the texts of all layers that have one."""
+    return "; ".join(filter(None, (text(layer, key) for layer in layers)))
 
 
 def _last(layers: Sequence[Entry], key: str) -> str:

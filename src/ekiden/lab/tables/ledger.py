@@ -18,6 +18,7 @@ from ekiden.lab.tables.verdicts import (
     names,
     obstacle,
     ours,
+    runs_of,
     scaled_down,
     verdict,
 )
@@ -86,30 +87,40 @@ def section(sweep: Sweep, *more: Sweep) -> str:
         )
     else:
         lines.append("No run is finished.")
-    notes: dict[str, list[str]] = {}
-    for result in done:
-        if result.cell.note:
-            notes.setdefault(result.cell.note, []).append(result.cell.label)
-    came = {(result.cell.label, run.recipe["seed"]) for result in results for run in result.runs}
-    failed = [
-        f"- {run.cell.label}, seed {run.seed} failed: {why}"
-        for one in (sweep, *more)
-        for run, why in failures(one)
-        if (run.cell.label, run.seed) not in came
-    ]
-    left_out = [f"- {line}" for result in results for line in result.left_out]
-    noted = [f"- {', '.join(labels)}: {note}" for note, labels in notes.items()]
-    if noted or failed or left_out:
-        lines += ["", *noted, *dict.fromkeys(failed), *left_out]
+    if remarks := _remarks(results, (sweep, *more)):
+        lines += ["", *remarks]
     lines += _intervals(done, experiment)
     for contrast in contrasts(experiment, results):
         lines += ["", *_contrast(contrast)]
     return "\n".join([*lines, ""])
 
 
+def _remarks(results: Sequence[CellResult], sweeps: Sequence[Sweep]) -> list[str]:
+    """Return a line for each note of a cell that was run, each run that failed, and each that does
+    not count.
+    """
+    notes: dict[str, list[str]] = {}
+    left_out: list[str] = []
+    came: set[tuple[str, int]] = set()
+    for result in results:
+        label = result.cell.label
+        if result.runs and result.cell.note:
+            notes.setdefault(result.cell.note, []).append(label)
+        left_out += [f"- {line}" for line in result.left_out]
+        came.update((label, run.recipe["seed"]) for run in result.runs)
+    lines = [f"- {', '.join(labels)}: {note}" for note, labels in notes.items()]
+    for sweep in sweeps:
+        for run, why in failures(sweep):
+            line = f"- {run.cell.label}, seed {run.seed} failed: {why}"
+            if (run.cell.label, run.seed) not in came and line not in lines:
+                lines.append(line)
+    return lines + left_out
+
+
 def _intervals(results: Sequence[CellResult], experiment: Experiment) -> list[str]:
     """Return a table of 95 % intervals of the metric, where runs have them."""
     found: dict[str, dict[str, str]] = {}
+    columns: dict[str, str] = {}
     for result in results:
         name, figures = result.cell.metric, [run.last.get("figures", {}) for run in result.runs]
         tuned = result.cell.plan is not None and result.cell.plan.tune
@@ -119,10 +130,11 @@ def _intervals(results: Sequence[CellResult], experiment: Experiment) -> list[st
             value, low, high = (scale * mean(numbers) for numbers in zip(*each, strict=True))
             row, column = names(result.cell, experiment)
             found.setdefault(row, {})[column] = f"{value:.2f} ({low:.2f} to {high:.2f})"
+            columns[column] = ""
     if not found:
         return []
-    columns = list(dict.fromkeys(column for cells in found.values() for column in cells))
-    rows = [[row, *(cells.get(column, "") for column in columns)] for row, cells in found.items()]
+    # a row lacks some columns
+    rows = [[row, *(columns | cells).values()] for row, cells in found.items()]
     title = "**From counts of silos, with 95 % intervals over test samples; means over the seeds**"
     lines = ["", title, "", *table(["", *columns], rows)]
     if any(result.cell.metric == "c_index" for result in results):
@@ -152,14 +164,14 @@ def line(result: CellResult, experiment: Experiment) -> list[str]:
 
 def _origins(results: Sequence[CellResult]) -> str:
     """Say how many of the runs were made for other experiments."""
-    sweeps = [run.config.get("sweep", {}) for result in results for run in result.runs]
+    sweeps = [run.config.get("sweep", {}) for run in runs_of(results)]
     origins = Counter(sweep["of"] for sweep in sweeps if sweep.get("of"))
     return "".join(f", {n} of them from {of}" for of, n in sorted(origins.items()))
 
 
 def _environment(results: Sequence[CellResult]) -> str:
     """Say on what machine and with what versions they were run, and how long that took."""
-    runs = [run for result in results for run in result.runs]
+    runs = runs_of(results)
     versions = set()
     for run in runs:
         device, torch = "CPU", run.environment.get("torch") or "unknown"

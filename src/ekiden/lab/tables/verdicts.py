@@ -202,6 +202,11 @@ def collect(
     )
 
 
+def runs_of(results: Sequence[CellResult]) -> list[Summary]:
+    """Return the runs of all cells, cell by cell."""
+    return [run for result in results for run in result.runs]
+
+
 def unmeasured(run: Summary, metric: str) -> str:
     """Say why a run has no value of a metric, and which metrics it has; empty if it has a value."""
     if value_of(run, metric) is not None:
@@ -264,7 +269,7 @@ _STYLES = {1: "bold", 2: "underline"}
 
 def heading(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return the lines above the table: what it shows, and what a budget reduced."""
-    shares = all(headline(run).share for r in results for run in r.runs)
+    shares = all(headline(run).share for run in runs_of(results))
     line = f"{experiment.title}: {'% as ' if shares else ''}mean ± std over seeds (printed, difference)"
     if scaled := scaled_down(experiment):
         line += f"\nbudget {experiment.budget}: {scaled}"
