@@ -9,13 +9,10 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from ekiden.data import Dataset, Dirichlet, FederatedData, Iid, Reading, Samples, draw, split, table
-from ekiden.lab.describe import counts, description
+from ekiden.data import Dataset, Dirichlet, FederatedData, Iid, Samples, draw, split, table
+from ekiden.lab.describe import counts
 from ekiden.lab.reporting.figures import holders
-from ekiden.methods import FedSeq
 from ekiden.readers.kinds import of_tensor
-from ekiden.runs.plan import Plan
-from ekiden.runs.recipe import Recipe
 
 
 def toy(classes: int, clients: int, n: int = 2000) -> FederatedData:
@@ -88,16 +85,3 @@ def test_the_picture_has_the_samples_of_each_class_at_each_client() -> None:
     written = [int(text.get_text()) for text in axes.texts]
     assert written == counts(fed).flatten().tolist()
     assert [tick.get_text() for tick in axes.get_yticklabels()] == [c.name for c in fed.clients]
-
-
-def test_a_feature_that_sounds_like_the_silos_is_named_where_the_division_is_made_up(
-    tmp_path: Path,
-) -> None:
-    rows = [f"{7 * k % 61},{'ab'[k % 2]},{'no' if k % 3 else 'yes'}" for k in range(90)]
-    (tmp_path / "a.csv").write_text("\n".join(["age,site_code,died", *rows]))
-    for group, named in (("", True), ("site_code", False)):
-        reading = Reading(label_column=("died",), group_column=group)
-        fed = Plan(
-            Recipe(FedSeq()), str(tmp_path / "a.csv"), clients=2, reading=reading
-        ).federation()
-        assert ("'site_code' is a feature" in description(fed).lines["silos"]) == named
