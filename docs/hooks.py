@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from html import escape
+from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -23,7 +25,9 @@ from torch import nn
 
 import ekiden
 from ekiden import data as datasets
+from ekiden.cli.app import COMMANDS
 from ekiden.cli.flags import flags
+from ekiden.cli.run_options import RunOptions
 from ekiden.commands import available
 from ekiden.core import models
 from ekiden.core.base import checks
@@ -125,6 +129,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         ("METRICS", metrics),
         ("TASKS", tasks),
         ("CONTRACT", contract),
+        ("JSON", printed),
     )
     for mark, made in marks:
         if f"\n{mark}\n" in markdown:
@@ -134,7 +139,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     own = [m for m in METHODS if name == page_of(m)]
     for method in own:
         markdown = markdown.replace(f"\n## {FOLDED}\n", f"\n{facts(method)}\n## {FOLDED}\n", 1)
-        markdown = with_docstring(markdown, method) + settings(method)
+        markdown = opened_page(with_docstring(markdown, method), method) + settings(method)
     markdown = re.sub(
         r"^SIGNATURE ekiden\.(\w+)$",
         lambda m: signature(getattr(ekiden, m[1])),
@@ -253,13 +258,31 @@ def docstring(method: type[Method]) -> list[str]:
 
 
 def with_docstring(markdown: str, method: type[Method]) -> str:
-    """Return a method's page whose section on paper and code begins with the docstring, except its
-    first sentence.
+    """Return a method's page whose section on paper and code begins with what the docstring says
+    and the page's opening does not.
     """
-    told = "\n\n".join(docstring(method)[1:])
+    above = opening(markdown, method)
+    told = "\n\n".join(part for part in docstring(method) if part not in above)
     head = f"\n## {PAPER}\n"
     before, _, after = markdown.partition(head)
     return f"{before}{head}\n{told}\n{after}"
+
+
+def opening(markdown: str, method: type[Method]) -> list[str]:
+    """Return what a method's page begins with: the docstring's first sentence, then the page's own
+    text or, if it has none, what the docstring says between source and departures.
+    """
+    own = markdown.partition("\n## ")[0].partition("\n")[2].strip()
+    what, _, *how = docstring(method)
+    plain = takewhile(lambda part: not part.startswith("Departures"), how)
+    return [what, own] if own else [what, *plain]
+
+
+def opened_page(markdown: str, method: type[Method]) -> str:
+    """Return a method's page with its opening."""
+    title, _, _ = markdown.partition("\n")
+    _, _, sections = markdown.partition("\n## ")
+    return "\n\n".join([title, *opening(markdown, method), f"## {sections}"])
 
 
 def curves(name: str) -> str:
@@ -578,6 +601,26 @@ def tasks() -> str:
 def contract() -> str:
     """Return the lines that every method keeps, as a list."""
     return "\n".join(f"- {line(check)}" for check in CHECKS)
+
+
+def printed() -> str:
+    """Return a table of what each command prints with `--json`, in Markdown."""
+    rows = [
+        f"| `ekiden {name}` | {_meaning(flag.told).removeprefix('print JSON').lstrip(':, ')} |"
+        for name in COMMANDS
+        for flag in flags(options_of(name))
+        if flag.field == "json"
+    ]
+    return "\n".join(["| command | what it prints |", "| --- | --- |", *rows])
+
+
+def options_of(name: str) -> type:
+    """Return the dataclass whose fields are the flags of a command."""
+    if name == "run":
+        return RunOptions
+    module, _, function = COMMANDS[name].partition(":")
+    kind: type = get_type_hints(getattr(import_module(f"ekiden.{module}"), function))["options"]
+    return kind
 
 
 def signature(function: Callable[..., Any]) -> str:

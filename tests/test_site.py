@@ -128,11 +128,15 @@ def test_user_pages_name_no_tests(hooks: Any) -> None:
 def test_tables_of_tasks_and_of_everything_are_made_from_the_code(hooks: Any) -> None:
     assert "| fedelmy | yes | yes | yes | yes | yes | yes | yes |" in hooks.tasks()
     assert "| regression | `rmse` ↓ |" in hooks.metrics()
+    assert (
+        "| `ekiden ps` | a list of runs: `run`, `name`, `state`, `since`, `reason` |"
+        in hooks.printed()
+    )
     catalogue = hooks.catalogue()
     for method in METHODS:
         assert f"| [{method.title()}](methods/" in catalogue
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
-    for mark in ("CATALOGUE", "METRICS", "TASKS", "LEADERBOARD", "CONTRACT"):
+    for mark in ("CATALOGUE", "METRICS", "TASKS", "LEADERBOARD", "CONTRACT", "JSON"):
         assert sum(f"\n{mark}\n" in page for page in pages) == 1, mark
 
 
@@ -171,14 +175,19 @@ def test_a_page_of_a_method_is_closed_from_the_costs_on(hooks: Any) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-def test_a_page_shows_its_docstring_once_where_paper_and_code_are_compared(
-    hooks: Any, method: Any
-) -> None:
-    own = "# X\n\n## Paper and code\n\nTheirs is another.\n"
-    for page in (hooks.with_docstring(own, method), hooks.with_docstring("# X\n", method)):
-        assert page.count("\n## Paper and code\n") == page.count("Departures from the paper:") == 1
+def test_a_page_shows_its_docstring_once(hooks: Any, method: Any) -> None:
+    after = "\n\n## Cost\n\nN bytes.\n\n## Paper and code\n\nTheirs is another.\n"
+    for own in ("", "\n\nIt is fast."):
+        page = hooks.opened_page(hooks.with_docstring(f"# X{own}{after}", method), method)
+        assert page.startswith(f"# X\n\n{hooks.docstring(method)[0]}\n\n")
+        for part in hooks.docstring(method):
+            assert page.count(part) == 1
+        assert page.count("\n## Paper and code\n") == 1
+        assert own.strip() in page.partition("\n## Cost\n")[0]
+        assert page.endswith("\n\nTheirs is another.\n")
         assert not re.search(r"(?<![<(])https://", page), "every address is a link"
-    assert hooks.with_docstring(own, method).endswith("\n\nTheirs is another.\n")
+    bare = hooks.with_docstring("# X\n", method)
+    assert bare.count("Departures from the paper:") == 1
     assert re.search(r"\| paper \| .*\b(19|20)\d\d\b", hooks.facts(method))
 
 
@@ -190,9 +199,8 @@ def test_what_would_end_a_cell_of_a_table_is_escaped(hooks: Any) -> None:
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_above_the_fold_a_page_says_what_when_how_and_one_table(hooks: Any, method: Any) -> None:
     page = ROOT / "docs/methods" / f"{method.__module__.rsplit('.', 1)[1]}.md"
-    what, *sections = (
-        page.read_text(encoding="utf-8").partition(f"\n## {hooks.FOLDED}\n")[0].split("\n## ")
-    )
+    made = hooks.opened_page(page.read_text(encoding="utf-8"), method)
+    what, *sections = made.partition(f"\n## {hooks.FOLDED}\n")[0].split("\n## ")
     assert [section.splitlines()[0] for section in sections] == ["When to use it", "Command"]
     assert len(what.split()) <= 140  # a screen
     assert len(sections[0].split()) <= 145

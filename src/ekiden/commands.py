@@ -241,7 +241,7 @@ def compare(
             is none.
 
     Returns:
-        Rows with the entries that docs/reference/json.md lists; `pandas.DataFrame(ekiden.compare(folders))`
+        Rows with the entries that `ekiden compare --help` lists; `pandas.DataFrame(ekiden.compare(folders))`
         is a table.
 
     Raises:
@@ -520,7 +520,7 @@ def sweep(
             600}.
 
     Returns:
-        A row for each cell, with the entries that docs/reference/json.md lists.
+        A row for each cell, with the entries that `ekiden compare --help` lists.
 
     Raises:
         UserError: the file cannot be read, or runs failed; finished runs are kept.

@@ -17,7 +17,8 @@ class CheckOptions:
     method: Positional[str]
     """FILE.py:CLASS, or the name of a method"""
     json: bool = False
-    """print JSON instead of lines; see docs/reference/json.md"""
+    """print JSON: a list with an object for each line of the contract: `name`, `line`, `broken`
+    (empty if it holds), `tried`"""
 
 
 def check_method(options: CheckOptions) -> None:

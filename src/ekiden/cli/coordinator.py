@@ -48,7 +48,8 @@ class VerifyOptions:
     """folder with the public key NAME.pub of every silo, as you know it; by default the keys that
     the run had"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON: signed tasks (`hops`), what is `wrong`, what stays `unproven`, whether the
+    `result` is what the silos gave"""
 
 
 def verify(options: VerifyOptions) -> None:
@@ -332,7 +333,7 @@ class PsOptions(LinkOptions):
     """List the runs that a SuperLink knows, and whether they are still running."""
 
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON: a list of runs: `run`, `name`, `state`, `since`, `reason`"""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,11 @@ class EvaluateOptions:
     """with --on flower: noise of what silos tell, epsilon=2,delta=1e-5 (see docs/evaluation.md), or
     exact; by default as in the run"""
     json: bool = False
-    """print JSON instead of tables"""
+    """print JSON: the metric by its name, `loss`, `samples`, and samples and value by `client`,
+    `domain` and `class`; with --metric all `metrics`; with --by `groups`, {column: {subgroup:
+    {metric: value}}}, and `subgroups`, the figures from silos' counts, with the `threshold` of
+    their sensitivity, `untold` samples in subgroups too small to show, and `shares`, the
+    figures that tables show in percent"""
 
 
 def evaluate(options: EvaluateOptions) -> None:

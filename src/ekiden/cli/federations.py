@@ -95,7 +95,9 @@ class StatusOptions:
     folder: Positional[Path]
     """folder that `ekiden federation init` made"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON: `running`, last day of the `certificate`, `good`, `state` with the remedy,
+    and `silos` (`name`, `fingerprint`, `state`: `connected`, `away` or `never`, `seen` in
+    seconds)"""
 
 
 @dataclass(frozen=True)

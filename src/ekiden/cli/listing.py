@@ -20,7 +20,8 @@ class ListOptions:
     """Methods, networks and data sets."""
 
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON: `methods`, `networks`, `pretrained`, `data`, and which of these are `local`,
+    in EKIDEN_DATA"""
 
 
 def list_all(options: ListOptions) -> None:
@@ -51,7 +52,9 @@ class TopologyOptions(Checked):
     clients: Annotated[int, Range(least=2, most=1000)] = 10
     """N, number of clients"""
     json: bool = False
-    """print JSON instead of tables, with the mixing matrix; see docs/reference/json.md"""
+    """print JSON: `neighbours`, models `sent` in a round, `drawn`, `symmetric`,
+    `columns_sum_to_1`, `connected`, `spectral_gap`, `left`, what a round leaves of the distance
+    between clients, and the mixing `matrix`"""
 
 
 def show_topology(options: TopologyOptions) -> None:

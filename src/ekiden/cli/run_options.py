@@ -63,7 +63,8 @@ class RunOptions(Generic[P, L]):
     """where the clients are: here, simulated; ray, or ray:ADDRESS: simulated on a Ray cluster, see
     docs/clusters.md; or flower: real silos, see --on flower --help"""
     json: bool = False
-    """print the results as JSON, and all else to standard error; see docs/reference/json.md"""
+    """print JSON, and all else to standard error: a list with an object for each run, as
+    `ekiden show RUN --json` prints it"""
 
 
 BOXES: Boxes = (

@@ -66,7 +66,7 @@ class ResumeOptions:
     laps: Count | None = None
     """laps that a regression may make which has not converged within its own limit"""
     json: bool = False
-    """print the results as JSON, and all else to standard error; see docs/reference/json.md"""
+    """as for `ekiden run`"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,12 @@ class ShowOptions:
     """also show how long it would have taken on these devices: equal, hospitals, phones, or a TOML
     file; see docs/time.md"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON, an object: `folder`, `method`, `data`, `seed`, `settings` (those that differ
+    from the defaults), `clients` (numbers of training, validation and test samples),
+    `finished`, `step`, `steps`, `metric` and its `value` after the last step, `bytes` moved,
+    `forward` and `backward` (samples through a network), `seconds`, `metrics` (the rows of
+    metrics.jsonl); of a regression `coefficients`; with --devices `simulated`, with `seconds`
+    at the end of each step, and the share `computing`, null if the method counts no passes"""
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class LogOptions:
     follow: Annotated[bool, Alias("-f")] = False
     """wait for steps to come, until the run ends or stops"""
     json: bool = False
-    """print each row of metrics.jsonl as it is; see docs/reference/json.md"""
+    """print JSON: one line for each step, the row of metrics.jsonl; with -f until the run ends"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,10 @@ class CompareOptions:
     """also show how long they would have taken on these devices: equal, hospitals, phones, or a
     TOML file; see docs/time.md"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON: a list with an object for all runs that differ only in the seed: `method`,
+    `data`, finished `seeds`, number `unfinished`, `metric`, whether `higher` is better,
+    `values`, `mean`, `std`, means of `bytes`, `forward`, `backward` and `seconds`, number that
+    `diverged`, `folders`; with --devices means of `simulated` and `computing`"""
     latex: bool = False
     """print a LaTeX table, for booktabs"""
 
@@ -137,7 +145,9 @@ class DataOptions(Checked):
     draw: Path | None = None
     """PNG file to draw to; by default who-holds-what.png in this folder"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON: `understood`, the six lines by name, and `clients` with samples for `train`,
+    `val` and `test`, and `labels`; with --table-one `lines`, and with --times `survival`
+    (`curves` and the log-rank test)"""
     draft_schema: Path | None = None
     """new TOML file for a draft of the study's schema, from these data; `--schema` with it then
     checks data"""
@@ -408,7 +418,7 @@ class ForgetOptions:
     """between machines, for methods with secure sums: file in which the silo agrees to that;
     `ekiden silo release` makes it there"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON: an object as in `ekiden show --json`"""
 
 
 @dataclass(frozen=True)
@@ -426,7 +436,7 @@ class JoinOptions:
     release: Path | None = None
     """as for `ekiden forget`"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """as for `ekiden forget`"""
 
 
 @telling

@@ -117,7 +117,8 @@ class AuditOptions:
     """also attack with so many models that the attacker trains (LiRA), at least 4; each takes as
     long as the run"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON: `attacks` (`model`, `members`, `others`, `auc`, `tpr_1`, `tpr_01`,
+    `advantage`, `epsilon`), the ε that was `promised` or null, and who got what (`shown`)"""
 
 
 def predict(options: PredictOptions) -> None:

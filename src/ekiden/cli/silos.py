@@ -74,7 +74,8 @@ class SiloStatusOptions:
     file: Positional[Path]
     """silo.toml"""
     json: bool = False
-    """print JSON instead of lines; see docs/reference/json.md"""
+    """print JSON: `silo`, `connected`, `state` with the remedy, waiting `plans`, `evaluations`
+    and `epsilon` spent, `doubts`"""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,9 @@ class SweepOptions(Checked):
     dry_run: bool = False
     """list the cells and what is done of them, and run nothing"""
     json: bool = False
-    """print the cells as JSON, and all else to standard error; see docs/reference/json.md"""
+    """print JSON, and all else to standard error: a list of cells: `row`, `column`, `method`,
+    `metric`, `printed`, `printed_std`, finished `seeds`, `values`, `mean`, `std`, `difference`,
+    `skip`, `left_out`; values in per cent"""
 
 
 @telling
@@ -205,7 +207,7 @@ class ResultsOptions:
     sweeps: Positional[tuple[Path, ...]]
     """sweep folders, and files that `ekiden sweep --records` made"""
     json: bool = False
-    """print JSON instead of tables; see docs/reference/json.md"""
+    """print JSON: a list of sweeps with their `cells`, as in `ekiden sweep --json`"""
 
 
 def list_results(options: ResultsOptions) -> None:
