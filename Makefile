@@ -16,11 +16,11 @@ demo: $(VENV)/.base
 	@echo && echo "side by side:"
 	$(BIN)/ekiden compare $(DEMO)/*
 
-# The picture of the README: accuracy against bytes of the runs of the demo.
+# The picture of FedSeq, FedELMY and FedTasuki: accuracy against bytes of the runs of the demo.
 picture: demo
 	$(BIN)/pip install --quiet --editable ".[report]"
 	$(BIN)/ekiden report $(DEMO) -o $(DEMO)-report --details 0
-	cp $(DEMO)-report/figures/bytes-1.svg docs/assets/demo.svg
+	cp $(DEMO)-report/figures/bytes-1.svg docs/assets/curves-demo.svg
 
 # Eight hospitals, processes killed at random, and the bits of a run without faults; some minutes on two cores.
 hospital: setup

@@ -290,7 +290,7 @@ def curves(name: str) -> str:
     return (
         f"![Learning curves on digits](../assets/curves-{name}.svg)\n\n"
         "*Digits, ten silos, Dirichlet 0.5, three seeds; nothing is tuned "
-        "(`benchmarks/pictures.sh`).*"
+        "(`benchmarks/pictures.sh`, `make picture`).*"
     )
 
 

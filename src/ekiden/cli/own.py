@@ -278,7 +278,8 @@ def test_it_is_the_other_one_until_it_is_changed() -> None:
 
 _PAGE = """# KIND
 
-Say in two or three sentences what the method does. The site adds the source and the departures from the docstring.
+The site begins this page with the docstring's first sentence, and ends it with the source and the departures. Say here
+what a reader must know in addition, or nothing.
 
 ## When to use it
 

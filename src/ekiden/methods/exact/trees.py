@@ -185,7 +185,8 @@ class Trees(TableMethod):
     and the same in all nodes. A tree has one leaf value for each class, and splits for all of them.
     All nodes of a level are split that gain by it. Samples are not drawn; trees of a round differ
     by their columns. Columns with gaps say so in another column. Rows are grouped by the ranks of
-    their numbers.
+    their numbers. There is no early stopping or pruning. FedForest also splits on which client a
+    row comes from; we read only its abstract.
     """
 
     rounds: Count = 10

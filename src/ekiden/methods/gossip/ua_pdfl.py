@@ -90,7 +90,9 @@ class UAPDFL(PersonalMethod):
     threshold were compared on validation data (experiments/ua-pdfl-threshold.toml). In the paper's
     CNN both fully connected layers are personal, as in `cnn_ua_pdfl`; in the library's other
     networks only the last one is. Local training ends with the epoch that --select names, by
-    default the best on validation data.
+    default the best on validation data. The authors' code (commit 794321d) computes the penalty on
+    the training batch, makes only the last layer personal, keeps momentum, and starts each client
+    from its own model. Widths (32, 64, 128) of `cnn_ua_pdfl` are assumed.
     """
 
     rounds: Count = 150

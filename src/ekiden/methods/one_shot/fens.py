@@ -99,7 +99,8 @@ class FENS(Method):
     code it begins with 0. Models travel as float32, not as int8. The gate that reads the sample
     itself is left out. The ridge is ours; it shrinks towards the mean of the probabilities, which
     is its limit for λ → ∞. Passes through the aggregator are not counted as compute. Local training
-    ends with the epoch that --select names, by default the best on validation data.
+    ends with the epoch that --select names, by default the best on validation data. The code
+    reports the best test accuracy over rounds, ours is that of the last round.
     """
 
     traits = Traits(private=HeldOut, joins_models=True, needs=CLASSES, weighs=False)

@@ -66,7 +66,9 @@ class RegMean(MergingMethod):
     have the same classes. Directions in which no client has inputs stay at the average of the
     models instead of zero (pseudo-inverse) or a singular system. Normalisation layers and all
     others are averaged. Local training ends with the epoch that --select names, by default the best
-    on validation data.
+    on validation data. The code's G_k is a mean over samples (`weighting = "uniform"`). LoRM's code
+    sends G_k in both kinds of rounds and multiplies off-diagonals by 0.5 or less. Only the
+    beginning of both papers' texts was available.
 
     With adapters B·A of which both factors are trained (`--train lora:factors=both`) and several
     rounds it is LoRM: Riccardo Salami, Pietro Buzzega, Matteo Mosconi, Jacopo Bonato, Luigi

@@ -52,7 +52,8 @@ class FedNova(SecureMethod):
 
     Departures from the paper: clients send their model and a_i, and the server divides. a_i counts
     the steps that were actually made, including momentum and proximal term. For Adam it has no
-    closed form, so there it is the number of steps. Running statistics are averaged plainly.
+    closed form, so there it is the number of steps. Running statistics are averaged plainly. With a
+    proximal term the authors' code uses τ_eff = Σ p_i τ_i; here it is Σ p_i a_i throughout.
     """
 
     rounds: Count = 100

@@ -533,7 +533,8 @@ class SPFL(Method):
     misprint. The paper does not say either how hosts with a memory are plugged in. Here control
     variates, drifts and memories stay fixed during a round and change once, by the mean over its
     visits. If a client is missing inside a chain, the run stops and can be resumed; the chain does
-    not skip the client.
+    not skip the client. Epochs, rates, τ and ρ are not published either, and there is no official
+    code; the defaults are proposals.
     """
 
     host: str = "fedavg"

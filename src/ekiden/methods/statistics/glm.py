@@ -138,7 +138,8 @@ class GLM(TableMethod):
     Poisson regression as in R's glm. A step that makes the likelihood smaller, or sums too large,
     is halved. Clients that know that the regression has converged compute nothing more: they hand
     on zeros up to the last lap. A regression that has not converged then waits for more laps
-    (`ekiden resume RUN --laps`).
+    (`ekiden resume RUN --laps`). There are no time-dependent columns, entry times, offsets,
+    weights, or robust standard errors.
     """
 
     family: Family = "logistic"

@@ -5,6 +5,22 @@ the results. These have about the
 same variance and hardly depend on each other, so sums of products need few bits, and a given number
 of them says more than as many patch features do.
 
+1. The seed draws images (`seed_images`): shapes that cover each other, and every second time a few on
+   a plain ground.
+2. Filters q are 5x5 and 8x8 patches of 1,000 such images, whitened by W = (Σxxᵀ/n + 0.1 I)^(-1/2), in
+   int8, s times the whitened filter.
+3. A patch x with deviation σ answers v = ⌊u·(q·x)/√(σ² + 10)⌉. Over 3x3 overlapping regions of the
+   image and its mirror image f = min(⌊127·√(Σ max(±v - ⌊us/2⌉, 0))/t⌉, 127), with t twice what normal
+   answers give: 3,996 features.
+4. V are the first r eigenvectors of the correlations that f has on 4,000 images of the seed, in int8.
+   Then h = ⌊(Vᵀf - c)·k⌉, at most 127, with mean 0 and deviation 32 on these images. For vectors and
+   signals f is u = ⌊127/4·x⌉ and 3,000 units ⌊max(r·u + 127·b, 0)/(2·|r|)⌉, samples of the seed are
+   normal numbers, and h is at most 64: then nothing can wrap.
+5. A silo sends Σ h_i², class sums, counts, and ⌊Σ h_i h_j/q⌉ mod 2^b with q = ⌈n·4·32²/2^(b-1)⌉. Sums
+   that might wrap are refused.
+6. With M = (Σ zzᵀ + λI)⁻¹, z standardised, W = M Σ zyᵀ and errors of rounding of variance s², λ has
+   the least n·(RSS + 2s²(tr M ‖W‖² + tr WᵀMW))/(n - df)².
+
 Related: Yingxue Zhou, Zhiwei Steven Wu, Arindam Banerjee: Bypassing the Ambient Dimension: Private
 SGD with Gradient Subspace Identification. ICLR 2021. https://arxiv.org/abs/2007.03813 (a projection
 from public data). Ali Rahimi, Benjamin Recht: Random Features for Large-Scale Kernel Machines.
