@@ -60,7 +60,7 @@ CURVES = re.compile(r"^CURVES ([\w-]+)$", re.MULTILINE)
 """A line of a page that is replaced by this picture of learning curves."""
 SEEDS = 3
 """With fewer a value is grey and stands below the others."""
-FIRST = ("tutorials/index.md", "own-data.md", "using-the-result.md", "evaluation.md")
+FIRST = ("tutorials/index.md", "own-data.md", "using-the-result.md", "evaluation.md", "own.md")
 LAST = ("clusters.md", "architecture.md", "changelog.md")
 NUMBERS: frozenset[Need] = frozenset({"numbers", "continuous"})
 CLIENTS, SHAPE, CLASSES = 10, (1, 8, 8), 10
@@ -103,12 +103,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=_linked(text, "")))
     files.append(File.generated(config, "assets/leaderboard.csv", content=_as_csv(board())))
     files.append(File.generated(config, "assets/results.csv", content=_as_csv(cells())))
+    files.append(File.generated(config, "assets/stop-words.js", content=stop_words(config)))
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
         text, pictures = shown(notebook)
         files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=text))
         for name, picture in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=picture))
     return files
+
+
+def stop_words(config: MkDocsConfig) -> str:
+    """Return the words that the theme's search leaves out of its index, as a script for
+    `assets/search.js`.
+    """
+    found = [file for folder in config.theme.dirs for file in Path(folder).rglob("search.*.min.js")]
+    listed = re.search(r"generateStopWordFilter\((\[[^]]*\])", found[0].read_text(encoding="utf-8"))
+    assert listed, "the theme's search has another form"
+    return f"const stopWords = new Set({listed[1]});\n"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
